@@ -1,0 +1,42 @@
+# make demo   pretrain a tiny GPST on the embedded text, save it, load it back as a user would, parse and generate
+# make test   the test suite            make lint   style, types and docstrings
+# Everything runs in .venv, which is made and filled when needed. No GPU and no network beyond pip is used.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST_ARGS ?=
+# Two workers with one thread each are faster on small tests than one worker with two threads.
+NUM_WORKERS ?= 2
+
+.PHONY: demo test lint clean
+
+# torch goes first and alone: a pinned version that is already installed is kept by every later call.
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt torch
+	touch $@
+
+$(VENV)/.train: $(VENV)/.torch pyproject.toml constraints.txt
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[train]'
+	touch $@
+
+$(VENV)/.test: $(VENV)/.torch pyproject.toml constraints.txt
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[train,test]'
+	touch $@
+
+demo: $(VENV)/.train
+	$(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
+		training/pretrain_gpst.py --config training/configs/gpst_tiny.yaml --output_dir runs/gpst_tiny
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -q -n $(NUM_WORKERS) -m 'not slow' $(PYTEST_ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_docstrings.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
