@@ -1,0 +1,99 @@
+"""Slow, obvious enumerators of trees and action sequences; what the library computes is compared with them."""
+
+from collections.abc import Sequence
+from itertools import product
+
+
+def all_binary_trees(start: int, end: int) -> list:
+    """List every binary tree over the leaves start, ..., end - 1 as nested pairs."""
+    if end - start == 1:
+        return [start]
+    return [
+        (left, right)
+        for split in range(start + 1, end)
+        for left in all_binary_trees(start, split)
+        for right in all_binary_trees(split, end)
+    ]
+
+
+def all_trees(start: int, end: int) -> list:
+    """List every tree over the leaves start, ..., end - 1 whose inner nodes have two or more children."""
+    if end - start == 1:
+        return [start]
+    return [
+        (first, *rest)
+        for split in range(start + 1, end)
+        for first in all_trees(start, split)
+        for rest in all_forests(split, end)
+    ]
+
+
+def all_forests(start: int, end: int) -> list[tuple]:
+    """List every sequence of trees that together cover the leaves start, ..., end - 1."""
+    if start == end:
+        return [()]
+    return [
+        (first, *rest)
+        for split in range(start + 1, end + 1)
+        for first in all_trees(start, split)
+        for rest in all_forests(split, end)
+    ]
+
+
+def leaves(tree) -> list[int]:
+    """List the leaves of a tree from left to right."""
+    return [tree] if isinstance(tree, int) else [leaf for child in tree for leaf in leaves(child)]
+
+
+def spans_of(tree) -> list[tuple[int, int]]:
+    """List the spans of width >= 2 of a tree in post-order."""
+    if isinstance(tree, int):
+        return []
+    below = [span for child in tree for span in spans_of(child)]
+    return [*below, (leaves(tree)[0], leaves(tree)[-1] + 1)]
+
+
+def actions_of(tree) -> list[int]:
+    """Write a binary tree as GEN (0) and COMP (1) actions in post-order."""
+    return [0] if isinstance(tree, int) else [*actions_of(tree[0]), *actions_of(tree[1]), 1]
+
+
+def tree_of(actions: Sequence[int]):
+    """Run GEN (0) and COMP (1) actions; None if one of them is illegal or not exactly one tree is left."""
+    stack: list = []
+    num_leaves = 0
+    for action in actions:
+        if action == 0:
+            stack.append(num_leaves)
+            num_leaves += 1
+        elif len(stack) < 2:
+            return None
+        else:
+            right, left = stack.pop(), stack.pop()
+            stack.append((left, right))
+    return stack[0] if len(stack) == 1 else None
+
+
+def all_gen_comp_sequences(num_tokens: int, word_ends: Sequence[bool] | None = None) -> list[list[int]]:
+    """List every GEN/COMP derivation of n tokens, by trying all 2 ** (2n - 1) sequences.
+
+    With `word_ends` (True at the last token of each word), only those in which every word is a constituent.
+    """
+    return [
+        list(actions)
+        for actions in product((0, 1), repeat=2 * num_tokens - 1)
+        if sum(actions) == num_tokens - 1
+        and (tree := tree_of(actions)) is not None
+        and (word_ends is None or keeps_words_together(spans_of(tree), word_ends))
+    ]
+
+
+def word_spans(word_ends: Sequence[bool]) -> list[tuple[int, int]]:
+    """List the token spans of the words, those of one token included."""
+    ends = [position + 1 for position, is_end in enumerate(word_ends) if is_end]
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def keeps_words_together(spans: Sequence[tuple[int, int]], word_ends: Sequence[bool]) -> bool:
+    """Say whether every word of two or more tokens is a constituent of a binary tree."""
+    return all(word in spans for word in word_spans(word_ends) if word[1] - word[0] > 1)

@@ -1,0 +1,142 @@
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_synlm.actions import (
+    COMP,
+    GEN,
+    PAD_ACTION,
+    actions_to_spans,
+    count_gen_comp_derivations,
+    gen_comp_is_legal,
+    gen_comp_legal_mask,
+    spans_to_actions,
+)
+from hf_synlm.trees import left_branching, random_tree, right_branching
+from tests.reference.trees import (
+    actions_of,
+    all_binary_trees,
+    all_gen_comp_sequences,
+    keeps_words_together,
+    spans_of,
+)
+
+
+def test_ids_are_those_of_the_checkpoints():
+    assert (GEN, COMP, PAD_ACTION) == (0, 1, -1)
+
+
+@pytest.mark.parametrize("num_tokens", range(1, 8))
+def test_every_binary_tree_survives_actions(num_tokens):
+    for tree in all_binary_trees(0, num_tokens):
+        spans = spans_of(tree)
+        actions = spans_to_actions(random.sample(spans, len(spans)), num_tokens)
+        assert actions == actions_of(tree)
+        assert actions_to_spans(actions) == spans
+        assert actions_to_spans([*actions, PAD_ACTION, PAD_ACTION]) == spans
+
+
+def legal_derivations(num_tokens: int, is_legal) -> list[list[int]]:
+    """Follow every legal action from the empty stack until none is left."""
+    complete, agenda = [], [[]]
+    while agenda:
+        actions = agenda.pop()
+        depth = actions.count(GEN) - actions.count(COMP)
+        legal = [action for action in (GEN, COMP) if is_legal(action, depth, num_tokens - actions.count(GEN))]
+        agenda.extend([*actions, action] for action in legal)
+        if not legal:
+            complete.append(actions)
+    return complete
+
+
+def legal_by_mask(action: int, depth: int, remaining: int) -> bool:
+    return bool(gen_comp_legal_mask(torch.tensor([depth]), torch.tensor([remaining]))[0, action])
+
+
+@pytest.mark.parametrize("is_legal", [gen_comp_is_legal, legal_by_mask])
+@pytest.mark.parametrize("num_tokens", range(1, 7))
+def test_legality_admits_exactly_all_trees(num_tokens, is_legal):
+    found = legal_derivations(num_tokens, is_legal)
+    assert sorted(found) == sorted(all_gen_comp_sequences(num_tokens))
+    assert len(found) == count_gen_comp_derivations(num_tokens) == len(all_binary_trees(0, num_tokens))
+
+
+def test_number_of_derivations():
+    assert [count_gen_comp_derivations(n) for n in range(1, 11)] == [1, 1, 2, 5, 14, 42, 132, 429, 1430, 4862]
+    with pytest.raises(ValueError, match="num_tokens is 0"):
+        count_gen_comp_derivations(0)
+
+
+def test_reference_derivations_keep_words_together():
+    word_ends = [True, False, False, True]
+    found = all_gen_comp_sequences(4, word_ends)
+    assert found == [a for a in all_gen_comp_sequences(4) if keeps_words_together(actions_to_spans(a), word_ends)]
+    assert len(found) == 2
+
+
+def test_legal_mask_broadcasts():
+    depth = torch.tensor([[0, 1], [2, 3]])
+    mask = gen_comp_legal_mask(depth, torch.tensor([[4], [0]]))
+    assert mask.shape == (2, 2, 2)
+    assert mask.dtype == torch.bool
+    assert mask.tolist() == [[[True, False], [True, False]], [[False, True], [False, True]]]
+    assert gen_comp_legal_mask(torch.tensor(1), torch.tensor(0)).tolist() == [False, False]
+
+
+@given(st.integers(1, 60), st.integers(0, 2**32))
+def test_round_trip_of_random_trees(num_tokens, seed):
+    spans = random_tree(num_tokens, random.Random(seed))
+    actions = spans_to_actions(spans, num_tokens)
+    assert len(actions) == 2 * num_tokens - 1
+    assert actions_to_spans(actions) == spans
+    for length in range(len(actions)):
+        prefix = actions_to_spans(actions[:length], forest=True)
+        assert prefix == spans[: len(prefix)]
+
+
+def test_deep_trees():
+    for spans in (left_branching(5000), right_branching(5000)):
+        assert actions_to_spans(spans_to_actions(spans, 5000)) == spans
+
+
+def test_forests():
+    assert actions_to_spans([GEN, GEN, COMP, GEN, GEN], forest=True) == [(0, 2)]
+    assert actions_to_spans([], forest=True) == []
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ([GEN, COMP], r"COMP at position 1 finds 1 item"),
+        ([COMP], r"COMP at position 0 finds 0 item"),
+        ([GEN, GEN, GEN, COMP], "leave 2 items on the stack"),
+        ([], "leave 0 items on the stack"),
+        ([GEN, 2], "action 2 at position 1 is unknown"),
+        ([GEN, PAD_ACTION, GEN, COMP], "action -1 at position 1 is unknown"),
+    ],
+)
+def test_wrong_actions_are_named(actions, message):
+    with pytest.raises(ValueError, match=message):
+        actions_to_spans(actions)
+
+
+@pytest.mark.parametrize(
+    ("spans", "num_tokens", "message"),
+    [
+        ([(0, 3)], 3, "1 spans over 3 tokens are no binary tree, which has 2"),
+        ([(0, 2), (1, 3), (0, 3)], 3, r"\(0, 2\) and \(1, 3\) cross"),
+        ([(0, 2), (0, 4)], 3, r"\(0, 4\) does not fit"),
+        ([], 0, "num_tokens is 0"),
+    ],
+)
+def test_spans_that_are_no_binary_tree_are_named(spans, num_tokens, message):
+    with pytest.raises(ValueError, match=message):
+        spans_to_actions(spans, num_tokens)
+
+
+def test_unknown_actions_have_no_legality():
+    with pytest.raises(ValueError, match="action 2 is unknown"):
+        gen_comp_is_legal(2, 1, 1)

@@ -1,0 +1,279 @@
+import random
+from collections import Counter
+from math import comb
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_synlm.trees import (
+    balanced,
+    binarize,
+    brackets_to_tree,
+    draw_tree,
+    fold_tokens,
+    left_branching,
+    random_tree,
+    right_branching,
+    spans_to_tree,
+    tree_to_brackets,
+    tree_to_spans,
+    validate_spans,
+)
+from tests.reference.trees import all_binary_trees, all_trees, keeps_words_together, spans_of
+
+FLIES = (((0, 1), (2, (3, 4))), ["fruit", "flies", "like", "a", "banana"])
+DEEP = 3000
+
+
+def catalan(n: int) -> int:
+    return comb(2 * n, n) // (n + 1)
+
+
+@st.composite
+def trees(draw, max_tokens: int = 30, binary: bool = False) -> tuple[list[tuple[int, int]], int]:
+    """Spans of a random tree and its number of tokens."""
+    num_tokens = draw(st.integers(1, max_tokens))
+    spans = random_tree(num_tokens, random.Random(draw(st.integers(0, 2**32))))
+    if not binary:
+        keep = draw(st.lists(st.booleans(), min_size=len(spans), max_size=len(spans)))
+        spans = [span for span, kept in zip(spans, keep, strict=True) if kept or span == (0, num_tokens)]
+    return spans, num_tokens
+
+
+@pytest.mark.parametrize("num_tokens", range(1, 9))
+def test_reference_enumerates_catalan_many_binary_trees(num_tokens):
+    found = all_binary_trees(0, num_tokens)
+    assert len(found) == len(set(found)) == catalan(num_tokens - 1)
+
+
+def test_reference_enumerates_schroeder_many_trees():
+    assert [len(all_trees(0, n)) for n in range(1, 7)] == [1, 1, 3, 11, 45, 197]
+
+
+@pytest.mark.parametrize("num_tokens", range(1, 8))
+def test_every_binary_tree_survives_spans_and_brackets(num_tokens):
+    words = [f"w{i}" for i in range(num_tokens)]
+    for tree in all_binary_trees(0, num_tokens):
+        spans = tree_to_spans(tree)
+        assert spans == spans_of(tree)
+        assert spans_to_tree(spans, num_tokens) == tree
+        assert brackets_to_tree(tree_to_brackets(tree, words)) == (tree, words)
+
+
+@pytest.mark.parametrize("num_tokens", range(1, 7))
+def test_every_tree_survives_spans_and_brackets(num_tokens):
+    words = [f"w{i}" for i in range(num_tokens)]
+    for tree in all_trees(0, num_tokens):
+        spans = tree_to_spans(tree)
+        assert spans == spans_of(tree)
+        assert spans_to_tree(spans[::-1], num_tokens) == tree
+        assert brackets_to_tree(tree_to_brackets(tree, words)) == (tree, words)
+
+
+@given(trees(), st.data())
+def test_round_trip_of_random_trees(tree, data):
+    spans, num_tokens = tree
+    word = st.text(st.characters(blacklist_categories=("Z", "C")), min_size=1).filter(lambda text: "RB-" not in text)
+    words = data.draw(st.lists(word, min_size=num_tokens, max_size=num_tokens))
+    shuffled = data.draw(st.permutations(spans))
+    nested = spans_to_tree(shuffled, num_tokens)
+    assert tree_to_spans(nested) == spans
+    assert brackets_to_tree(tree_to_brackets(nested, words)) == (nested, words)
+    assert [line.rsplit("─ ", 1)[1] for line in draw_tree(nested, words).split("\n")] == words
+
+
+@given(trees())
+def test_binarize_keeps_the_spans(tree):
+    spans, num_tokens = tree
+    nested = spans_to_tree(spans, num_tokens)
+    for direction in ("right", "left"):
+        binary = tree_to_spans(binarize(nested, direction))
+        assert len(binary) == num_tokens - 1
+        assert set(spans) <= set(binary)
+
+
+def test_binarize_directions():
+    assert binarize((0, 1, (2, 3, 4), 5)) == (0, (1, ((2, (3, 4)), 5)))
+    assert binarize((0, 1, (2, 3, 4), 5), "left") == (((0, 1), ((2, 3), 4)), 5)
+    assert binarize(0) == 0
+    with pytest.raises(ValueError, match="'up'"):
+        binarize((0, 1), "up")
+    with pytest.raises(ValueError, match=r"1 child"):
+        binarize(((0,), 1))
+
+
+def test_brackets_of_the_example():
+    tree, words = FLIES
+    text = "((fruit flies) (like (a banana)))"
+    assert tree_to_brackets(tree, words) == text
+    assert brackets_to_tree("  ( (fruit\nflies)(like (a banana) ) ) ") == (tree, words)
+    assert tree_to_brackets(0, ["hello"]) == "hello"
+    assert brackets_to_tree("hello") == (0, ["hello"])
+
+
+def test_parentheses_inside_words_are_escaped():
+    text = tree_to_brackets((0, (1, 2)), ["(", ":)", "x"])
+    assert text == "(-LRB- (:-RRB- x))"
+    assert brackets_to_tree(text) == ((0, (1, 2)), ["(", ":)", "x"])
+
+
+def test_drawing():
+    tree, words = FLIES
+    assert draw_tree(tree, words) == ("─┬─┬─ fruit\n │ └─ flies\n └─┬─ like\n   └─┬─ a\n     └─ banana")
+    assert draw_tree((0, (1, 2), 3), list("abcd")) == "─┬─ a\n ├─┬─ b\n │ └─ c\n └─ d"
+    assert draw_tree(0, ["hello"]) == "─ hello"
+
+
+def test_baselines():
+    assert left_branching(4) == [(0, 2), (0, 3), (0, 4)]
+    assert right_branching(4) == [(2, 4), (1, 4), (0, 4)]
+    assert balanced(4) == [(0, 2), (2, 4), (0, 4)]
+    assert balanced(5) == [(0, 2), (3, 5), (2, 5), (0, 5)]
+
+
+@pytest.mark.parametrize("baseline", [left_branching, right_branching, balanced, lambda n: random_tree(n, random)])
+def test_baselines_are_binary_trees_in_post_order(baseline):
+    for num_tokens in range(1, 20):
+        spans = baseline(num_tokens)
+        assert len(spans) == num_tokens - 1
+        assert tree_to_spans(spans_to_tree(spans, num_tokens)) == spans
+    with pytest.raises(ValueError, match="num_tokens is 0"):
+        baseline(0)
+
+
+def test_random_trees_are_uniform_and_repeatable():
+    generator = random.Random(1)
+    draws = 14_000
+    counts = Counter(tuple(random_tree(5, generator)) for _ in range(draws))
+    assert len(counts) == catalan(4) == 14
+    # chi-square with 13 degrees of freedom: 34.5 is the 0.999 quantile.
+    expected = draws / 14
+    assert sum((count - expected) ** 2 / expected for count in counts.values()) < 34.5
+    assert random_tree(20, random.Random(3)) == random_tree(20, random.Random(3))
+
+
+def test_deep_trees_do_not_reach_the_recursion_limit():
+    words = [f"w{i}" for i in range(DEEP)]
+    for spans in (left_branching(DEEP), right_branching(DEEP), random_tree(DEEP, random.Random(0))):
+        tree = spans_to_tree(spans, DEEP)
+        assert tree_to_spans(tree) == spans
+        again, read = brackets_to_tree(tree_to_brackets(tree, words))
+        assert read == words
+        assert tree_to_spans(again) == spans
+        assert tree_to_spans(binarize(tree, "left")) == spans
+        assert draw_tree(tree, words).count("\n") == DEEP - 1
+    flat = spans_to_tree([(0, DEEP)], DEEP)
+    assert tree_to_spans(binarize(flat)) == right_branching(DEEP)
+    assert tree_to_spans(binarize(flat, "left")) == left_branching(DEEP)
+
+
+@pytest.mark.parametrize(
+    ("spans", "num_tokens", "message"),
+    [
+        ([(0, 2), (1, 3), (0, 3)], 3, r"\(0, 2\) and \(1, 3\) cross"),
+        ([(0, 5), (1, 4), (2, 5)], 5, r"\(1, 4\) and \(2, 5\) cross"),
+        ([(0, 3), (1, 4)], 3, r"span \(1, 4\) does not fit into a sentence of 3 tokens"),
+        ([(-1, 3)], 3, r"span \(-1, 3\) does not fit"),
+        ([(2, 1)], 3, r"span \(2, 1\) does not fit"),
+        ([(0, 3), (1, 2)], 3, r"span \(1, 2\) is 1 token"),
+        ([(0, 3), (0, 3)], 3, r"span \(0, 3\) is given twice"),
+        ([(0, 2)], 3, r"whole-sentence span \(0, 3\) is missing"),
+        ([], 2, r"whole-sentence span \(0, 2\) is missing"),
+        ([], 0, r"num_tokens is 0"),
+    ],
+)
+def test_wrong_spans_are_named(spans, num_tokens, message):
+    with pytest.raises(ValueError, match=message):
+        spans_to_tree(spans, num_tokens)
+
+
+def test_validate_spans_options():
+    validate_spans([(1, 3)], 4)
+    validate_spans([(1, 2), (1, 3), (1, 3)], 4, min_width=1, allow_duplicates=True)
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=6, unique=True))
+def test_validate_spans_finds_exactly_the_crossing_ones(spans):
+    spans = [(i, j) for i, j in spans if j - i >= 2]
+    crossing = any(a < c < b < d for a, b in spans for c, d in spans)
+    if crossing:
+        with pytest.raises(ValueError, match="cross"):
+            validate_spans(spans, 8)
+    else:
+        validate_spans(spans, 8)
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ((1, 0), "leaf 1 stands where 0 should"),
+        ((0, 2), "leaf 2 stands where 1 should"),
+        ((0, (1,)), r"1 child"),
+        ((0, ()), r"0 child"),
+        ([0, 1], r"\[0, 1\] is no part of a tree"),
+        ((0, "a"), "'a' is no part of a tree"),
+        ((False, 1), "False is no part of a tree"),
+    ],
+)
+def test_wrong_trees_are_named(tree, message):
+    with pytest.raises(ValueError, match=message):
+        tree_to_spans(tree)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["a"], "1 words for a tree of 2 leaves"), (["a", ""], "word 1 is ''"), (["a b", "c"], "word 0 is 'a b'")],
+)
+def test_wrong_words_are_named(words, message):
+    for write in (tree_to_brackets, draw_tree):
+        with pytest.raises(ValueError, match=message):
+            write((0, 1), words)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no tree in ''"),
+        ("(a b", r"'\(' at character 0 is never closed"),
+        ("(a b))", r"'\)' at character 5 stands after the end"),
+        (") a", r"'\)' at character 0 closes nothing"),
+        ("(a b) c", "'c' at character 6 stands after the end"),
+        ("(a (b))", r"opened at character 3 has 1 child"),
+        ("()", r"opened at character 0 has 0 child"),
+    ],
+)
+def test_wrong_brackets_are_named(text, message):
+    with pytest.raises(ValueError, match=message):
+        brackets_to_tree(text)
+
+
+def test_fold_tokens():
+    # un|believ|able  stories  ab|ound
+    word_ends = [False, False, True, True, False, True]
+    spans = [(1, 3), (0, 3), (0, 4), (4, 6), (0, 6)]
+    assert fold_tokens(spans, word_ends) == [(0, 2), (0, 3)]
+    assert fold_tokens(right_branching(3), [True] * 3) == right_branching(3)
+    assert fold_tokens([(0, 2)], [False, True]) == []
+    with pytest.raises(ValueError, match=r"span \(3, 5\) cuts a word at boundary 5"):
+        fold_tokens([(3, 5)], word_ends)
+    with pytest.raises(ValueError, match=r"span \(2, 4\) cuts a word at boundary 2"):
+        fold_tokens([(2, 4)], word_ends)
+    with pytest.raises(ValueError, match="True at the last token"):
+        fold_tokens([(0, 2)], [True, False])
+    with pytest.raises(ValueError, match=r"span \(0, 3\) does not fit"):
+        fold_tokens([(0, 3)], [True, True])
+
+
+def test_fold_tokens_gives_binary_word_trees_whenever_words_are_kept_together():
+    word_ends = [False, True, True, False, False, True]
+    kept = 0
+    for tree in all_binary_trees(0, 6):
+        spans = spans_of(tree)
+        if keeps_words_together(spans, word_ends):
+            kept += 1
+            folded = fold_tokens(spans, word_ends)
+            assert len(folded) == 2
+            spans_to_tree(folded, 3)
+    # two trees over three words, times one tree over two pieces, times two trees over three pieces
+    assert kept == 4
