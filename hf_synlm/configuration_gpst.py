@@ -1,0 +1,225 @@
+"""Configuration of GPST, the generative pretrained structured transformer (Hu et al., ACL 2024).
+
+One flat dataclass: sizes of the five parts (parser, composition, decomposition, type layers, token layers), the
+training objective with every ablation of the paper, and the special token ids.
+"""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+HEIGHT_LOSSES = ("sentence", "shipped", "paper")
+
+# Sizes published with the paper; the vocabulary is the authors' GPT-2 byte-level BPE with seven extra tokens.
+PRESETS: dict[str, dict[str, Any]] = {
+    "gpst-small": {},
+    "gpst-medium": {
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "num_token_layers": 21,
+        "composition_size": 512,
+        "composition_num_heads": 16,
+        "composition_intermediate_size": 2048,
+        "parser_size": 256,
+        "parser_score_size": 1024,
+    },
+}
+
+
+@strict
+class GPSTConfig(PreTrainedConfig):
+    """Sizes, objective and special tokens of a GPST model; the defaults are the published small model (144 M).
+
+    Sizes:
+        vocab_size: number of token ids (V).
+        hidden_size: width of the type and token layers (D).
+        num_attention_heads: attention heads of the type and token layers.
+        num_type_layers: layers that read the stack top at every action and decide between GEN and COMP.
+        num_token_layers: layers that read one slot per token and predict the token.
+        intermediate_size: feed-forward width of both; `None` means 4 D.
+        max_position_embeddings: longest context in tokens (positions count tokens, not actions).
+        activation_function: of the type and token layers. "gelu_pytorch_tanh" is the same function as the authors'
+            "gelu_new", computed by one fused kernel.
+        composition_size: width of the composition model (d); composition_num_heads, composition_intermediate_size
+            and num_composition_layers / num_decomposition_layers describe its two encoders.
+        score_size: width of the projections whose product scores a split.
+        window_size: pruning window W of the chart: a cell is encoded once it spans at most W super tokens.
+        parser_size, parser_score_size, num_parser_layers, parser_num_heads: the Transformer parser that gives
+            the merge order.
+    Structure:
+        merge_noise: coefficient of the Gumbel noise on split scores in training mode (0 = deterministic order).
+        split_temperature: temperature of the softmax over the splits of a cell.
+        hard_inside: straight-through one-hot split weights instead of the softmax.
+        accumulate_scores: add the children's inside scores (and the parent's and sibling's outside scores) to the
+            split scores, as the paper's equations do. The authors' code scores each split alone (default).
+        surrogate: non-terminals enter the type layers as their inside vector; `False` is the paper's ablation
+            "w/o surrogate" (the embedding of the reduce token instead; the authors then weigh the losses by
+            `token_loss_weight=1.0, action_loss_weight=2.0`).
+        stop_structure_gradient: the auto-regressive losses do not reach the split scores; `False` is the ablation
+            "w/o grad.stop".
+    Objective:
+        height_loss: "sentence" is the mean over sentences of max(h - threshold, 0) / (n - threshold); "shipped"
+            reproduces the authors' broadcast (product of two means); "paper" divides by n.
+        height_threshold: tree height below which a tree costs nothing.
+        auto_encoding_loss_weight, height_loss_weight, parser_loss_weight, token_loss_weight, action_loss_weight:
+            weights of the five parts.
+        document_end_token: documents end in `eos_token_id`, trained as a one-token sentence, and it ends
+            generation. The authors never train one; without it `generate` stops at the length limit only.
+    Dropout: embedding_dropout, residual_dropout, attention_dropout (type and token layers),
+        composition_dropout, composition_attention_dropout, parser_dropout, head_dropout (the three heads).
+    Search:
+        scoring_num_beams: beam of `forward(...).logits` and default beam of `parse`.
+    Raises:
+        ValueError: when a field is out of range or two fields do not fit; the message names the value.
+    """
+
+    model_type = "gpst"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {"n_positions": "max_position_embeddings", "n_embd": "hidden_size", "n_head": "num_attention_heads"}
+
+    vocab_size: int = 50264
+    hidden_size: int = 768
+    num_attention_heads: int = 12
+    num_type_layers: int = 3
+    num_token_layers: int = 9
+    intermediate_size: int | None = None
+    max_position_embeddings: int = 2048
+    activation_function: str = "gelu_pytorch_tanh"
+    layer_norm_epsilon: float = 1e-5
+    initializer_range: float = 0.02
+
+    composition_size: int = 256
+    composition_num_heads: int = 8
+    composition_intermediate_size: int = 1024
+    num_composition_layers: int = 4
+    num_decomposition_layers: int = 1
+    score_size: int = 128
+    window_size: int = 2
+
+    parser_size: int = 128
+    parser_score_size: int = 512
+    num_parser_layers: int = 4
+    parser_num_heads: int = 8
+
+    merge_noise: float = 1.0
+    split_temperature: float = 1.0
+    hard_inside: bool = False
+    accumulate_scores: bool = False
+    surrogate: bool = True
+    stop_structure_gradient: bool = True
+
+    height_loss: str = "sentence"
+    height_threshold: int = 15
+    auto_encoding_loss_weight: float = 1.0
+    height_loss_weight: float = 1.0
+    parser_loss_weight: float = 1.0
+    token_loss_weight: float = 0.5
+    action_loss_weight: float = 1.0
+    document_end_token: bool = False
+
+    embedding_dropout: float = 0.1
+    residual_dropout: float = 0.1
+    attention_dropout: float = 0.1
+    composition_dropout: float = 0.1
+    composition_attention_dropout: float = 0.1
+    parser_dropout: float = 0.1
+    head_dropout: float = 0.2
+
+    scoring_num_beams: int = 10
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    bos_token_id: int | None = 50256
+    eos_token_id: int | None = 50256
+    pad_token_id: int | None = 50258
+    reduce_token_id: int = 50257
+    cls_token_id: int | None = 50259
+    sep_token_id: int | None = 50263
+    auto_map: dict | None = None
+
+    def __post_init__(self, **kwargs):
+        if self.auto_map is None:
+            self.auto_map = {
+                "AutoConfig": "configuration_gpst.GPSTConfig",
+                "AutoModel": "modeling_gpst.GPSTModel",
+                "AutoModelForCausalLM": "modeling_gpst.GPSTForCausalLM",
+                "AutoModelForSequenceClassification": "modeling_gpst.GPSTForSequenceClassification",
+            }
+        # The decorator wraps errors of its own validation round in its own type; users catch a plain ValueError.
+        self.validate_architecture()
+        super().__post_init__(**kwargs)
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Type layers and token layers together: the depth that compares with a GPT-2 of the same size."""
+        return self.num_type_layers + self.num_token_layers
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> "GPSTConfig":
+        """Configuration of a published model size.
+
+        Args:
+            name: "gpst-small" (144.05 M parameters) or "gpst-medium" (403.7 M).
+            **overrides: fields that replace the preset's values.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ValueError: when there is no such preset.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"There is no GPST preset {name!r}. Choose one of {sorted(PRESETS)}.")
+        return cls(**{**PRESETS[name], **overrides})
+
+    def validate_architecture(self):
+        """Check that the fields are in range and fit together (called at construction and before saving)."""
+        self._check_sizes()
+        self._check_divisible("hidden_size", "num_attention_heads")
+        self._check_divisible("composition_size", "composition_num_heads")
+        self._check_divisible("parser_size", "parser_num_heads")
+        if (self.parser_size // self.parser_num_heads) % 2:
+            raise ValueError(
+                f"parser_size {self.parser_size} / parser_num_heads {self.parser_num_heads} must be even "
+                "(rotary positions turn pairs of dimensions). Change one of the two."
+            )
+        if self.height_loss not in HEIGHT_LOSSES:
+            raise ValueError(f"height_loss {self.height_loss!r} is unknown. Choose one of {list(HEIGHT_LOSSES)}.")
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id", "reduce_token_id", "cls_token_id", "sep_token_id"):
+            value = getattr(self, name)
+            if isinstance(value, int) and not 0 <= value < self.vocab_size:
+                raise ValueError(
+                    f"{name} {value} is outside the vocabulary of {self.vocab_size} ids. "
+                    f"Set {name} to an id below vocab_size (or None where it is not used)."
+                )
+        if self.document_end_token and self.eos_token_id is None:
+            raise ValueError("document_end_token=True needs an eos_token_id, and it is None. Set eos_token_id.")
+
+    def _check_sizes(self):
+        at_least_one = (
+            "vocab_size hidden_size num_attention_heads num_type_layers num_token_layers max_position_embeddings "
+            "composition_size composition_num_heads composition_intermediate_size num_composition_layers "
+            "num_decomposition_layers score_size window_size parser_size parser_score_size num_parser_layers "
+            "parser_num_heads scoring_num_beams"
+        ).split()
+        for name in at_least_one:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
+        for name in ("merge_noise", "height_threshold"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative and is {getattr(self, name)}.")
+        if self.split_temperature <= 0:
+            raise ValueError(f"split_temperature must be positive and is {self.split_temperature}.")
+        for name in vars(self):
+            if name.endswith("_dropout") and not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} must be in [0, 1) and is {getattr(self, name)}.")
+
+    def _check_divisible(self, size: str, parts: str):
+        if getattr(self, size) % getattr(self, parts):
+            raise ValueError(
+                f"{size} {getattr(self, size)} is not a multiple of {parts} {getattr(self, parts)}. "
+                "Change one of the two."
+            )
+
+
+__all__ = ["GPSTConfig"]

@@ -1,0 +1,958 @@
+"""GPST: a syntactic language model trained on raw text (Hu et al., ACL 2024).
+
+A Transformer parser orders merges; a pruned inside-outside chart induces a tree and composes span vectors; a
+generative model reads the tree's nodes in post-order (type layers), decides between GEN and COMP, and predicts the
+tokens (token layers). The span vectors stand in for what left-to-right composition would give ("representation
+surrogate"), so all of it trains in one pass over whole contexts.
+
+Shapes: B contexts, T tokens, S sentences, N chart cells, A slots of the node sequence (slot 0 the beginning, slot
+t + 1 node t), R rows, D hidden size, d composition size, V vocabulary. Spans are half-open; losses are in nats.
+
+Source: the authors' `model/generative_r2d2_fast.py`, `r2d2_insideoutside.py`, `fast_parser.py`.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import GPT2Config, GPT2Model, PreTrainedModel
+from transformers import initialization as init
+from transformers.utils import can_return_tuple
+
+from .actions import COMP, GEN
+from .chart import ChartPlan, TreeNodes, best_splits, induced_trees, plan_chart, plan_trees
+from .configuration_gpst import GPSTConfig
+from .inside_outside import InsideChart, inside, outside
+from .linear_cross_entropy import linear_cross_entropy
+from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
+from .syntactic_generation import SyntacticGenerationMixin
+
+LEFT, RIGHT, PARENT_OF_RIGHT = 0, 1, 2  # rows of the role tables; outside, row 0 is the parent
+
+
+# ---------------------------------------------------------------------------------------------- composition
+class GPSTPairLayer(nn.Module):
+    """One post-norm Transformer layer over pairs; its layer norms have no parameters.
+
+    x <- LN(x + W_o attention(x));  x <- LN(x + W_2 gelu(W_1 x))
+
+    Role embeddings enter queries and keys, not values. With two positions, attention is a sigmoid:
+    weight of position 0 = sigmoid(q . (k_0 - k_1) / sqrt(head size)).
+    """
+
+    def __init__(self, config: GPSTConfig):
+        super().__init__()
+        size = config.composition_size
+        self.num_heads = config.composition_num_heads
+        self.dropout, self.attention_dropout = config.composition_dropout, config.composition_attention_dropout
+        self.role_embedding = nn.Embedding(4, size)
+        self.in_proj = nn.Linear(size, 3 * size)
+        self.out_proj = nn.Linear(size, size)
+        self.linear1 = nn.Linear(size, config.composition_intermediate_size)
+        self.linear2 = nn.Linear(config.composition_intermediate_size, size)
+
+    def role_bias(self, roles: list) -> Tensor:
+        """Bias of the q, k, v projection with the role terms of the given (nested) list of roles: [..., 3 d]."""
+        size = self.out_proj.in_features
+        index = torch.tensor(roles, device=self.in_proj.weight.device)
+        role = F.linear(self.role_embedding(index), self.in_proj.weight[: 2 * size])
+        return self.in_proj.bias + F.pad(role, (0, size))
+
+    def attend(self, pair: Tensor, qkv: Tensor, linear: Callable, name: str) -> Tensor:
+        """Finish the layer from its projections: `pair` [..., 2, d] and `qkv` [..., 2, 3 d] -> [..., 2, d]."""
+        size = pair.shape[-1]
+        query, key, value = (part.unflatten(-1, (self.num_heads, -1)) for part in qkv.split(size, -1))
+        key_difference = (key[..., 0, :, :] - key[..., 1, :, :]).unsqueeze(-3)
+        logit = (query * key_difference).sum(-1, keepdim=True) / math.sqrt(size // self.num_heads)
+        weight = logit.sigmoid()
+        first, second = value[..., :1, :, :], value[..., 1:, :, :]
+        if self.training and self.attention_dropout > 0:
+            mixed = self._drop(weight, True) * first + self._drop(1 - weight, True) * second
+        else:
+            mixed = torch.addcmul(second, weight, first - second)
+        pair = F.layer_norm(pair + self._drop(linear(f"{name}.out_proj", mixed.flatten(-2))), (size,))
+        hidden = self._drop(F.gelu(linear(f"{name}.linear1", pair)))
+        return F.layer_norm(pair + self._drop(linear(f"{name}.linear2", hidden)), (size,))
+
+    def _drop(self, tensor: Tensor, attention: bool = False) -> Tensor:
+        return F.dropout(tensor, self.attention_dropout if attention else self.dropout, self.training)
+
+    def maps(self, name: str, in_bias: Tensor | None) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """The layer's linear maps by name; `in_bias` replaces the bias of the q, k, v projection."""
+        maps = {f"{name}.in_proj": (self.in_proj.weight, in_bias)}
+        for part in ("out_proj", "linear1", "linear2"):
+            module = getattr(self, part)
+            maps[f"{name}.{part}"] = (module.weight, module.bias)
+        return maps
+
+
+class GPSTScore(nn.Sequential):
+    """Two-layer projection of a vector for split scores: d -> d, gelu, d -> score size."""
+
+    def __init__(self, config: GPSTConfig):
+        size = config.composition_size
+        super().__init__(nn.Linear(size, size), nn.GELU(), nn.Linear(size, config.score_size))
+
+    def maps(self, name: str) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """The linear maps by name."""
+        return {f"{name}.{x}": (self[x].weight, self[x].bias) for x in (0, 2)}
+
+    @staticmethod
+    def run(linear: Callable, name: str, vector: Tensor) -> Tensor:
+        """Apply the named projection through `linear`."""
+        return linear(f"{name}.2", F.gelu(linear(f"{name}.0", vector)))
+
+
+class GPSTComposition(nn.Module):
+    """Composition function f_alpha and score phi_alpha of the inside pass.
+
+    f(l, r) = LN(sum over both positions of encoder([l, r]));  phi(l, r) = u(l) . v(r) / sqrt(score size)
+    """
+
+    def __init__(self, config: GPSTConfig):
+        super().__init__()
+        self.layers = nn.ModuleList(GPSTPairLayer(config) for _ in range(config.num_composition_layers))
+        self.left_score = GPSTScore(config)
+        self.right_score = GPSTScore(config)
+        self.scale = config.score_size**-0.5
+
+    def chart_tensors(self) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """Linear maps of the composition, with role terms folded into the first biases."""
+        maps = {**self.left_score.maps("left_score"), **self.right_score.maps("right_score")}
+        for index, layer in enumerate(self.layers):
+            maps.update(layer.maps(str(index), layer.role_bias([LEFT, RIGHT])))
+        return maps
+
+    def compose(self, linear: Callable, pair_R2D: Tensor) -> Tensor:
+        """Vectors [R, d] of the parents of R pairs."""
+        for index, layer in enumerate(self.layers):
+            pair_R2D = layer.attend(pair_R2D, linear(f"{index}.in_proj", pair_R2D), linear, str(index))
+        return F.layer_norm(pair_R2D.sum(-2), pair_R2D.shape[-1:])
+
+    def score_splits(self, linear: Callable, left_RD: Tensor, right_RD: Tensor) -> Tensor:
+        """Scores [R] of pairs of children."""
+        left = GPSTScore.run(linear, "left_score", left_RD)
+        right = GPSTScore.run(linear, "right_score", right_RD)
+        return (left * right).sum(-1) * self.scale
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        """Compose single pairs outside of a chart, as the left-to-right search does: [..., d] x 2 -> [..., d]."""
+        maps = self.chart_tensors()
+
+        def linear(name: str, inputs: Tensor) -> Tensor:
+            weight, bias = maps[name]
+            return F.linear(inputs, weight, bias) if bias.dim() == 1 else F.linear(inputs, weight) + bias
+
+        return self.compose(linear, torch.stack([left, right], -2))
+
+
+class GPSTDecomposition(nn.Module):
+    """Decomposition function f_beta and score phi_beta of the outside pass.
+
+    Message to a child: LN(sum of encoder([outside of the parent, inside of the sibling])); its score is
+    p(parent) . u(sibling) / sqrt(score size), with one projection u for right and one for left siblings.
+    """
+
+    def __init__(self, config: GPSTConfig):
+        super().__init__()
+        self.layers = nn.ModuleList(GPSTPairLayer(config) for _ in range(config.num_decomposition_layers))
+        self.parent_score = GPSTScore(config)
+        self.left_score = GPSTScore(config)
+        self.right_score = GPSTScore(config)
+        self.scale = config.score_size**-0.5
+        self.sizes = [config.composition_size, 3 * config.composition_size, config.score_size, config.score_size]
+
+    _ROLES = [[LEFT, RIGHT], [LEFT, PARENT_OF_RIGHT]]  # by child side: roles of parent and sibling
+
+    def chart_tensors(self) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """Linear maps that the level loop applies (the first projection of parents without its bias)."""
+        maps = self.parent_score.maps("parent_score")
+        for index, layer in enumerate(self.layers):
+            maps.update(layer.maps(str(index), layer.role_bias(self._ROLES) if index else None))
+        return maps
+
+    def position_bias(self) -> Tensor:
+        """Bias [2, 2, 3 d] of the first projections by child side and pair position."""
+        return self.layers[0].role_bias(self._ROLES)
+
+    def cell_features(self, vector_ND: Tensor) -> Tensor:
+        """[N, 4 d + 2 score size]: vector, its first projections, and its score projections as left / right sibling."""
+        projections = F.linear(vector_ND, self.layers[0].in_proj.weight)
+        parts = [vector_ND, projections, self.left_score(vector_ND), self.right_score(vector_ND)]
+        return torch.cat([part.to(vector_ND.dtype) for part in parts], -1)
+
+    def messages(self, linear: Callable, bias: Tensor, parent_CD: Tensor, sibling_CM2F: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores [C, M, 2] and vectors [C, M, 2, d] of the messages to left and right children."""
+        num_cells, width = sibling_CM2F.shape[:2]
+        sibling, projections, as_left, as_right = sibling_CM2F.split(self.sizes, -1)
+        parent_score = GPSTScore.run(linear, "parent_score", parent_CD)[:, None]
+        score = torch.stack(
+            [(parent_score * as_right[:, :, 0]).sum(-1), (parent_score * as_left[:, :, 1]).sum(-1)], -1
+        )
+
+        def pairs(parent: Tensor, sibling: Tensor) -> Tensor:
+            return torch.stack([parent[:, None, None].expand(num_cells, width, 2, -1), sibling], -2)
+
+        pair = pairs(parent_CD, sibling)
+        qkv = pairs(linear("0.in_proj", parent_CD), projections) + bias
+        for index, layer in enumerate(self.layers):
+            qkv = qkv if index == 0 else linear(f"{index}.in_proj", pair)
+            pair = layer.attend(pair, qkv, linear, str(index))
+        return score * self.scale, F.layer_norm(pair.sum(-2), pair.shape[-1:])
+
+
+# ---------------------------------------------------------------------------------------------- parser
+class GPSTParserLayer(nn.Module):
+    """Pre-norm Transformer layer with rotary positions and a gated feed-forward network, without biases."""
+
+    def __init__(self, config: GPSTConfig):
+        super().__init__()
+        size = config.parser_size
+        # Width of the authors' layer: two thirds of 4 p, rounded up to a multiple of 256.
+        inner = 256 * math.ceil(int(2 * 4 * size / 3) / 256)
+        self.num_heads, self.dropout = config.parser_num_heads, config.parser_dropout
+        self.attention_norm = nn.RMSNorm(size, eps=1e-5)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(size, size, bias=False) for _ in range(4))
+        self.mlp_norm = nn.RMSNorm(size, eps=1e-5)
+        self.gate_proj, self.up_proj = (nn.Linear(size, inner, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(inner, size, bias=False)
+
+    def forward(self, hidden_BTD: Tensor, mask_B1TT: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """One layer; `mask_B1TT` is True where a token may attend."""
+        normed = self.attention_norm(hidden_BTD)
+        query, key, value = (
+            proj(normed).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query, key = _rotate(query, *rotary), _rotate(key, *rotary)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask_B1TT)
+        hidden_BTD = hidden_BTD + self._drop(self.o_proj(mixed.transpose(1, 2).flatten(-2)))
+        normed = self.mlp_norm(hidden_BTD)
+        return hidden_BTD + self._drop(self.down_proj(F.silu(self.gate_proj(normed)) * self.up_proj(normed)))
+
+    def _drop(self, tensor: Tensor) -> Tensor:
+        return F.dropout(tensor, self.dropout, self.training)
+
+
+def _rotate(tensor: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    first, second = tensor.chunk(2, -1)
+    return tensor * cosine.to(tensor.dtype) + torch.cat([-second, first], -1) * sine.to(tensor.dtype)
+
+
+class GPSTParser(nn.Module):
+    """Scores the boundaries between neighbouring tokens; low scores merge first.
+
+    Tokens attend to their own sentence only and positions are relative, so a sentence's scores do not depend on its
+    neighbours or on where it stands.
+    """
+
+    def __init__(self, config: GPSTConfig):
+        super().__init__()
+        self.head_size = config.parser_size // config.parser_num_heads
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.parser_size)
+        self.layers = nn.ModuleList(GPSTParserLayer(config) for _ in range(config.num_parser_layers))
+        self.norm = nn.RMSNorm(config.parser_size, eps=1e-5)
+        self.score = nn.Sequential(
+            nn.Linear(2 * config.parser_size, config.parser_score_size),
+            nn.GELU(),
+            nn.Dropout(config.parser_dropout),
+            nn.Linear(config.parser_score_size, 1),
+        )
+
+    def forward(self, input_ids: Tensor, sentence_ids: Tensor) -> Tensor:
+        """Scores [B, T - 1] of the boundaries between tokens t and t + 1, in float32."""
+        hidden = self.embed_tokens(input_ids)
+        mask = (sentence_ids[:, :, None] == sentence_ids[:, None, :])[:, None]
+        position = torch.arange(input_ids.shape[1], device=input_ids.device, dtype=torch.float32)
+        steps = torch.arange(0, self.head_size, 2, device=input_ids.device, dtype=torch.float32) / self.head_size
+        angle = torch.outer(position, 10000.0**-steps).repeat(1, 2)
+        rotary = (angle.cos(), angle.sin())
+        for layer in self.layers:
+            hidden = layer(hidden, mask, rotary)
+        hidden = self.norm(hidden)
+        return self.score(torch.cat([hidden[:, :-1], hidden[:, 1:]], -1)).squeeze(-1).float()
+
+
+# ---------------------------------------------------------------------------------------------- input
+class _Text:
+    """A batch of token rows, checked, shifted to the left end and without begin tokens."""
+
+    def __init__(self, ids: Tensor, sentence_ids: Tensor, word_index: Tensor | None, shift_B: Tensor, moved: bool):
+        self.ids, self.sentence_ids, self.word_index = ids, sentence_ids, word_index
+        self.shift_B, self.moved, self.width = shift_B, moved, ids.shape[1]
+
+    @classmethod
+    def read(
+        cls,
+        config: GPSTConfig,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        sentence_ids: Tensor | None,
+        word_ends: Tensor | None,
+    ) -> "_Text":
+        """Check the inputs of `forward` and bring them into this form."""
+        mask = attended_tokens(config, input_ids, attention_mask if sentence_ids is None else sentence_ids != 0)
+        for name, value in (("sentence_ids", sentence_ids), ("word_ends", word_ends)):
+            if value is not None and value.shape != input_ids.shape:
+                raise ValueError(f"{name} has shape {tuple(value.shape)}, input_ids {tuple(input_ids.shape)}. Align them.")
+        length_B, shift_B = mask.sum(1), mask.long().argmax(1)
+        if int(length_B.min()) == 0:
+            row = int(length_B.argmin())
+            raise ValueError(f"Row {row} of input_ids holds no token (besides a begin token). Leave empty texts out.")
+        if int(length_B.max()) >= config.max_position_embeddings:
+            raise ValueError(
+                f"A context of {int(length_B.max())} tokens does not fit max_position_embeddings="
+                f"{config.max_position_embeddings} (at most {config.max_position_embeddings - 1} tokens). Shorten it."
+            )
+        sentence_ids = mask.long() if sentence_ids is None else sentence_ids * mask
+        word_index = None
+        if word_ends is not None:
+            word_index = F.pad(word_ends.long().cumsum(1)[:, :-1], (1, 0))
+        text = cls(input_ids, sentence_ids, word_index, shift_B, bool(shift_B.any()))
+        if text.moved:
+            text.ids, text.sentence_ids = text.align(input_ids), text.align(sentence_ids)
+            text.word_index = None if word_index is None else text.align(word_index)
+        expected = torch.arange(text.width, device=mask.device) < length_B[:, None]
+        if not torch.equal(text.sentence_ids != 0, expected):
+            raise ValueError("attention_mask or sentence_ids leave holes between tokens. Pad at one end only.")
+        text.ids = text.ids.masked_fill(~expected, 0)
+        return text
+
+    def align(self, values_BT: Tensor) -> Tensor:
+        """Shift rows to the left end (values that leave on the left are lost, the right end is filled with 0)."""
+        column = torch.arange(self.width, device=values_BT.device) + self.shift_B[:, None]
+        return values_BT.gather(1, column.clamp_max(self.width - 1)).masked_fill(column >= self.width, 0)
+
+    def align_order(self, merge_order: Tensor) -> Tensor:
+        """A merge order in input positions -> in shifted positions."""
+        if not self.moved:
+            return merge_order
+        shifted = merge_order - self.shift_B.to(merge_order.device)[:, None]
+        return torch.where(shifted < 0, shifted + merge_order.shape[1], shifted)
+
+    def restore(self, values: Tensor) -> Tensor:
+        """Shift [B, T, ...] back to input positions; 0 at padding."""
+        if not self.moved:
+            return values
+        column = torch.arange(self.width, device=values.device) - self.shift_B[:, None]
+        index = column.clamp_min(0).view(*column.shape, *[1] * (values.dim() - 2)).expand_as(values)
+        hidden = (column < 0).view(*column.shape, *[1] * (values.dim() - 2))
+        return values.gather(1, index).masked_fill(hidden, 0)
+
+    def shifts(self) -> list[int]:
+        """Input position of the first token of each row."""
+        return self.shift_B.tolist()
+
+    def list_spans(self, nodes: TreeNodes) -> list[list[tuple[int, int]]]:
+        """Inner nodes of each row in post-order, in input positions."""
+        rows: list[list[tuple[int, int]]] = [[] for _ in range(len(self.ids))]
+        shifts = self.shifts()
+        columns = (nodes.context_A.tolist(), nodes.start_A.tolist(), nodes.end_A.tolist())
+        for row, start, end in zip(*columns, strict=True):
+            if end - start > 1:
+                rows[row].append((start + shifts[row], end + shifts[row]))
+        return rows
+
+
+def attended_tokens(config: GPSTConfig, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Mask [B, T] of the tokens that count: attended, and not the begin token at the start of a row.
+
+    Args:
+        config: for the vocabulary and the begin and padding ids.
+        input_ids: [B, T].
+        attention_mask: [B, T] or `None`: everything but a trailing run of `pad_token_id`.
+
+    Returns:
+        Boolean mask.
+
+    Raises:
+        ValueError: for wrong shapes, types, or ids outside the vocabulary.
+    """
+    if input_ids.dim() != 2 or input_ids.is_floating_point() or input_ids.numel() == 0:
+        raise ValueError(f"input_ids must be integers [batch, tokens], not {input_ids.dtype} {tuple(input_ids.shape)}.")
+    if attention_mask is None:
+        mask = torch.ones_like(input_ids, dtype=torch.bool)
+        if config.pad_token_id is not None:
+            mask = (input_ids != config.pad_token_id).flip(1).long().cummax(1).values.flip(1).bool()
+    elif attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)}. Align them."
+        )
+    else:
+        mask = attention_mask.bool()
+    if not input_ids.is_cuda:  # on a GPU the check would stall every step; there the embedding lookup fails instead
+        outside = ((input_ids < 0) | (input_ids >= config.vocab_size)) & mask
+        if outside.any():
+            value = input_ids[outside][0].item()
+            raise ValueError(f"Token id {value} is outside the vocabulary of {config.vocab_size} ids. Check the tokenizer.")
+    if config.bos_token_id is not None:
+        first = mask & (mask.long().cumsum(1) == 1)
+        mask = mask & ~(first & (input_ids == config.bos_token_id))
+    return mask
+
+
+# ---------------------------------------------------------------------------------------------- base model
+class _NoPositions(nn.Module):
+    """Stands in for a position embedding where positions are added elsewhere or not at all."""
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        return torch.zeros((), device=position_ids.device)
+
+
+def _decoder(config: GPSTConfig, num_layers: int, dropout: float) -> GPT2Model:
+    """A stock GPT-2 stack that is fed with vectors: no token embedding, no positions of its own."""
+    decoder = GPT2Model(
+        GPT2Config(
+            vocab_size=1,
+            n_positions=1,
+            n_embd=config.hidden_size,
+            n_layer=num_layers,
+            n_head=config.num_attention_heads,
+            n_inner=config.intermediate_size,
+            activation_function=config.activation_function,
+            layer_norm_epsilon=config.layer_norm_epsilon,
+            initializer_range=config.initializer_range,
+            embd_pdrop=dropout,
+            resid_pdrop=config.residual_dropout,
+            attn_pdrop=config.attention_dropout,
+            use_cache=False,
+            bos_token_id=None,
+            eos_token_id=None,
+            attn_implementation=config._attn_implementation,
+        )
+    )
+    decoder.wte, decoder.wpe = None, _NoPositions()
+    return decoder
+
+
+class GPSTPreTrainedModel(PreTrainedModel):
+    """Loading, saving and initialization shared by the GPST models."""
+
+    config: GPSTConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = False  # each part of the loss has a normalizer of its own: means over the micro batch
+    _no_split_modules = ["GPT2Block", "GPSTPairLayer", "GPSTParserLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    _input_embed_layer = "embed_tokens"
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialize as the authors do: GPT-2 style where D wide, PyTorch defaults in the composition and the parser."""
+        std = self.config.initializer_range
+        if isinstance(module, nn.Linear):
+            init.kaiming_uniform_(module.weight, a=math.sqrt(5))
+            if module.bias is not None:
+                bound = module.in_features**-0.5
+                init.uniform_(module.bias, -bound, bound)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight)
+        elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+            init.ones_(module.weight)
+            if getattr(module, "bias", None) is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, GPSTPairLayer):
+            init.xavier_uniform_(module.in_proj.weight)
+            init.zeros_(module.in_proj.bias)
+            init.zeros_(module.out_proj.bias)
+        elif isinstance(module, (GPSTComposition, GPSTDecomposition)):
+            for layer in module.layers[1:]:  # all layers of an encoder start as copies of the first
+                for target, source in zip(layer.parameters(), module.layers[0].parameters(), strict=True):
+                    init.copy_(target, source)
+        elif isinstance(module, GPSTModel):
+            init.normal_(module.embed_tokens.weight, std=std)
+            init.normal_(module.position_embedding.weight, std=std)
+            init.normal_(module.bos_embedding, std=std)
+            init.uniform_(module.root_embedding)
+
+
+class GPSTModel(GPSTPreTrainedModel):
+    """The parts of GPST below the heads: whole sentences in, trees and states out.
+
+    The trees are induced from whole sentences, so the states are features; for next-token probabilities use
+    `GPSTForCausalLM`.
+    """
+
+    def __init__(self, config: GPSTConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.bos_embedding = nn.Parameter(torch.empty(config.hidden_size))
+        self.parser = GPSTParser(config)
+        self.down_scale = nn.Linear(config.hidden_size, config.composition_size)
+        self.up_scale = nn.Linear(config.composition_size, config.hidden_size)
+        self.composition = GPSTComposition(config)
+        self.decomposition = GPSTDecomposition(config)
+        self.root_embedding = nn.Parameter(torch.empty(config.composition_size))
+        self.position_embedding = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.type_layers = _decoder(config, config.num_type_layers, config.embedding_dropout)
+        self.type_layers.ln_f = nn.Identity()
+        self.token_layers = _decoder(config, config.num_token_layers, 0.0)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        sentence_ids: Tensor | None = None,
+        word_ends: Tensor | None = None,
+        merge_order: Tensor | None = None,
+        spans: list[list[tuple[int, int]]] | None = None,
+        output_chart: bool = False,
+        output_outside: bool = False,
+        output_spans: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> SyntacticModelOutput:
+        """Induce a tree for every sentence, compose its spans and run the type and token layers over the nodes.
+
+        Args:
+            input_ids: [B, T] token ids. A row that starts with `bos_token_id` has it taken as the beginning itself.
+            attention_mask: [B, T], 1 = token. Padding may stand left or right. Without it, a trailing run of
+                `pad_token_id` is padding.
+            sentence_ids: [B, T] 1, 2, ... for the sentences of a context, 0 = padding. Default: one sentence a row.
+            word_ends: [B, T], True at the last piece of every word: words are not split across constituents.
+            merge_order: [B, T - 1] merge order to replay instead of the parser's (see `plan_chart`).
+            spans: given binary trees, per row the inner nodes; then nothing is induced.
+            output_chart: also return the chart tensors.
+            output_outside: also run the outside pass.
+            output_spans: list the trees in `spans`; default: not in training mode (it costs a host sync).
+            return_dict: False gives a tuple.
+
+        Returns:
+            `SyntacticModelOutput`.
+
+        Raises:
+            ValueError: for empty rows, ids outside the vocabulary, masks with holes, contexts longer than
+                the positions, spans that are no binary trees, and tensors of the wrong shape.
+        """
+        text = _Text.read(self.config, input_ids, attention_mask, sentence_ids, word_ends)
+        scores = self.parser(text.ids, text.sentence_ids)
+        if spans is not None:
+            shifted = [[(i - shift, j - shift) for i, j in row] for row, shift in zip(spans, text.shifts(), strict=True)]
+            plan = plan_trees(shifted, text.sentence_ids)
+        else:
+            order = self._merge_order(scores.detach(), text) if merge_order is None else text.align_order(merge_order)
+            plan = plan_chart(order, text.sentence_ids, self.config.window_size)
+        plan = plan.to(scores.device)
+        leaf_ids = text.ids.flatten()[plan.context_N[: plan.num_leaves] * text.width + plan.start_N[: plan.num_leaves]]
+        leaf_embedding = self.embed_tokens(leaf_ids)
+        chart = inside(
+            plan,
+            self.down_scale(leaf_embedding).to(leaf_embedding.dtype),
+            self.composition,
+            temperature=self.config.split_temperature,
+            hard=self.config.hard_inside,
+            accumulate_scores=self.config.accumulate_scores,
+            stop_structure_gradient=self.config.stop_structure_gradient,
+        )
+        nodes = induced_trees(plan, best_splits(plan, chart.split_score_CM, text.word_index))
+        sequence = self.node_sequence(plan, nodes, chart, leaf_embedding)
+        type_hidden = self.type_layers(inputs_embeds=sequence["inputs"]).last_hidden_state
+        token_inputs = type_hidden.flatten(0, 1)[sequence["token_slots"]]
+        token_hidden = self.token_layers(inputs_embeds=token_inputs).last_hidden_state
+        outside_vectors, notes = None, {}
+        if output_outside or output_chart:
+            outside_vectors, notes = outside(
+                plan,
+                chart,
+                self.root_embedding,
+                self.decomposition,
+                accumulate_scores=self.config.accumulate_scores,
+                return_all=output_chart,
+            )
+        structure = {"text": text, "plan": plan, "nodes": nodes, "leaf_ids": leaf_ids, "height_N": chart.height_N}
+        structure.update(sequence)
+        if output_spans is None:
+            output_spans = not self.training
+        output = SyntacticModelOutput(
+            last_hidden_state=text.restore(token_hidden[:, 1:]),
+            token_hidden_state=token_hidden,
+            type_hidden_state=type_hidden,
+            outside_vectors=outside_vectors,
+            spans=text.list_spans(nodes) if output_spans else None,
+            parser_scores=scores,
+            structure=structure,
+            chart=_chart_tensors(plan, chart, notes) if output_chart else None,
+        )
+        return output.to_tuple() if return_dict is False else output
+
+    def _merge_order(self, score_BP: Tensor, text: "_Text") -> Tensor:
+        """Boundaries by ascending score; word-internal ones first, sentence borders and padding last."""
+        if self.training and self.config.merge_noise > 0:
+            uniform = torch.rand_like(score_BP).clamp_min(torch.finfo(score_BP.dtype).tiny)
+            gumbel = -(-uniform.log()).clamp_min(torch.finfo(score_BP.dtype).tiny).log()
+            score_BP = score_BP + self.config.merge_noise * gumbel
+        if text.word_index is not None and score_BP.numel():
+            within = text.word_index[:, 1:] == text.word_index[:, :-1]
+            score_BP = score_BP - within * (score_BP.max() - score_BP.min() + 1)
+        joined = (text.sentence_ids[:, 1:] == text.sentence_ids[:, :-1]) & (text.sentence_ids[:, 1:] != 0)
+        return score_BP.masked_fill(~joined, torch.inf).sort(dim=-1, stable=True).indices
+
+    def node_sequence(
+        self, plan: ChartPlan, nodes: TreeNodes, chart: InsideChart, leaf_embedding: Tensor
+    ) -> dict[str, Tensor]:
+        """Lay the nodes out as inputs of the type layers.
+
+        Leaves enter as their token embedding, inner nodes as the up-scaled inside vector (or, without the surrogate,
+        as the embedding of the reduce token); the position of a node is the number of tokens generated so far.
+
+        Args:
+            plan: the chart plan.
+            nodes: the nodes of the trees in post-order.
+            chart: the inside chart.
+            leaf_embedding: [num_leaves, D] token embeddings.
+
+        Returns:
+            `inputs` [B, A, D] with positions added; `action_targets` [B, A] (GEN / COMP of the node that follows the
+            slot, GEN after the last node, -1 = padding); `position_ids` [B, A]; `token_slots` [B, T + 1] rows of the
+            flattened slots that predict token t; `leaf_rows` (context, position) of the leaves.
+        """
+        num_leaves, device = plan.num_leaves, leaf_embedding.device
+        num_contexts, num_tokens = plan.leaf_BT.shape
+        num_slots = max(plan.nodes_B) + 1
+        is_inner = nodes.cell_A >= num_leaves
+        # The counts are known, so sorting picks inner nodes and leaves without a host sync.
+        by_cell = torch.where(is_inner, num_leaves, nodes.cell_A).argsort(stable=True)
+        leaf_node, inner_node = by_cell[:num_leaves], by_cell[num_leaves:]
+        if self.config.surrogate:
+            inner_embedding = self.up_scale(chart.language_vector_ND[nodes.cell_A[inner_node]])
+        else:
+            reduce_id = torch.tensor(self.config.reduce_token_id, device=device)
+            inner_embedding = self.embed_tokens(reduce_id).expand(len(inner_node), -1)
+        sources = torch.cat([self.bos_embedding[None], leaf_embedding, inner_embedding.to(leaf_embedding.dtype)])
+        source_A = torch.empty_like(nodes.cell_A)
+        source_A[by_cell] = torch.arange(1, len(source_A) + 1, device=device)
+        slot_A = nodes.context_A * num_slots + nodes.position_A  # the slot before the node
+        source, position = (slot_A.new_zeros(num_contexts * num_slots) for _ in range(2))
+        source[slot_A + 1], position[slot_A + 1] = source_A, nodes.end_A
+        target = slot_A.new_full((num_contexts * num_slots,), -1)
+        target[slot_A] = torch.where(is_inner, COMP, GEN)
+        last_B = torch.arange(num_contexts, device=device) * num_slots + torch.tensor(plan.nodes_B, device=device)
+        target[last_B] = GEN
+        row, column = plan.context_N[:num_leaves], plan.start_N[:num_leaves]
+        token_slots = (torch.arange(num_contexts, device=device) * num_slots)[:, None].repeat(1, num_tokens + 1)
+        token_slots[row, column] = slot_A[leaf_node]
+        token_slots[torch.arange(num_contexts, device=device), torch.tensor(plan.tokens_B, device=device)] = last_B
+        position = position.view(num_contexts, num_slots)
+        inputs = sources.index_select(0, source).view(num_contexts, num_slots, -1)
+        return {
+            "inputs": inputs + self.position_embedding(position),
+            "action_targets": target.view(num_contexts, num_slots),
+            "position_ids": position,
+            "token_slots": token_slots,
+            "leaf_row": row,
+            "leaf_column": column,
+        }
+
+
+def _chart_tensors(plan: ChartPlan, chart: InsideChart, notes: dict) -> dict:
+    """Chart tensors by name, cells and compositions described by integers."""
+    children = {"left": plan.left_CM, "right": plan.right_CM, "split": plan.split_CM}
+    return {
+        "context": plan.context_N,
+        "start": plan.start_N,
+        "end": plan.end_N,
+        "num_leaves": plan.num_leaves,
+        "levels": plan.levels,
+        "root": plan.root_S,
+        **children,
+        "inside": chart.vector_ND,
+        "height": chart.height_N,
+        "score": chart.score_N,
+        "split_score": chart.split_score_CM,
+        "outside": notes["outside_ND"],
+        "outside_log_sum_exp": notes["log_sum_exp_N"],
+    }
+
+
+# ---------------------------------------------------------------------------------------------- heads and objective
+class GPSTHeads(nn.Module):
+    """The heads of the pretraining objective, without the (tied) vocabulary matrix.
+
+    action: LayerNorm, D -> D, gelu, -> 2 (GEN, COMP);  token: D -> 4 D, gelu, -> D;  auto_encoding: d -> 4 d, gelu, -> D.
+    """
+
+    def __init__(self, config: GPSTConfig):
+        super().__init__()
+        wide, narrow, dropout = config.hidden_size, config.composition_size, config.head_dropout
+        self.action = nn.Sequential(
+            nn.LayerNorm(wide, eps=1e-5), nn.Linear(wide, wide), nn.GELU(), nn.Dropout(dropout), nn.Linear(wide, 2)
+        )
+        self.token = nn.Sequential(
+            nn.Linear(wide, 4 * wide), nn.GELU(), nn.Dropout(dropout), nn.Linear(4 * wide, wide)
+        )
+        self.auto_encoding = nn.Sequential(
+            nn.Linear(narrow, 4 * narrow), nn.GELU(), nn.Dropout(dropout), nn.Linear(4 * narrow, wide)
+        )
+
+    def objective(
+        self, config: GPSTConfig, vocabulary_VD: Tensor, output: SyntacticModelOutput, labels: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """The five parts of the pretraining objective and their weighted sum.
+
+        loss = w_ae L_ae + w_h L_h + w_p L_p + w_tok L_tok + w_act L_act, each a mean of its own: L_ae, L_tok over
+        tokens, L_h over sentences, L_p over inner nodes, L_act over slots.
+
+        Args:
+            config: weights and variants.
+            vocabulary_VD: the vocabulary matrix.
+            output: output of the base model with outside vectors.
+            labels: [B, T] target ids in input positions; -100 leaves a token out of the token loss.
+
+        Returns:
+            The loss, its parts (detached), and log p(text, tree) [B] (detached).
+
+        Cost: two vocabulary rows per token, never all logits at once.
+        Source: spec of the authors' `GenerativeR2D2Fast.forward`; the two backward calls there are one here.
+        """
+        structure = output.structure
+        plan, text = structure["plan"], structure["text"]
+        row, column, leaf_ids = structure["leaf_row"], structure["leaf_column"], structure["leaf_ids"]
+        target = text.align(labels)[row, column]
+        counted = target != -100
+        num_counted = counted.sum().clamp_min(1)
+        tokens = self.token(output.token_hidden_state[row, column])
+        states = torch.cat([self.auto_encoding(output.outside_vectors).to(tokens.dtype), tokens])
+        coefficient = torch.cat(
+            [
+                torch.full_like(leaf_ids, config.auto_encoding_loss_weight / plan.num_leaves, dtype=torch.float32),
+                counted * (config.token_loss_weight / num_counted),
+            ]
+        )
+        targets = torch.cat([leaf_ids, torch.where(counted, target, leaf_ids)])
+        vocabulary_loss, loss_R = linear_cross_entropy(states, vocabulary_VD, targets, coefficient)
+        ae_loss, token_loss = loss_R[: plan.num_leaves], loss_R[plan.num_leaves :]
+        action_loss, action_BA = self.action_loss(output)
+        height = _height_loss(config, structure["height_N"][plan.root_S], plan.length_S)
+        parser = _parser_loss(output.parser_scores, structure["nodes"])
+        loss = (
+            vocabulary_loss
+            + config.height_loss_weight * height
+            + config.parser_loss_weight * parser
+            + config.action_loss_weight * action_loss
+        )
+        losses = {
+            "auto_encoding": ae_loss.mean(),
+            "height": height.detach(),
+            "parser": parser.detach(),
+            "token": (token_loss * counted).sum() / num_counted,
+            "action": action_loss.detach(),
+        }
+        joint = -action_BA.sum(1).index_add(0, row, token_loss)
+        return loss, losses, joint
+
+    def action_loss(self, output: SyntacticModelOutput) -> tuple[Tensor, Tensor]:
+        """Mean cross entropy of all action slots, and -log p [B, A] of the tree's actions (0 after the last node)."""
+        target = output.structure["action_targets"]
+        log_prob = self.action(output.type_hidden_state).float().log_softmax(-1)
+        loss_BA = -log_prob.gather(-1, target.clamp_min(0)[..., None]).squeeze(-1).masked_fill(target < 0, 0)
+        after_last = F.pad(target[:, 1:] < 0, (0, 1), value=True)  # the slot after the last node is no action of the tree
+        return loss_BA.sum() / (target >= 0).sum(), loss_BA.detach().masked_fill(after_last, 0)
+
+
+def _height_loss(config: GPSTConfig, height_S: Tensor, length_S: Tensor) -> Tensor:
+    threshold = config.height_threshold
+    excess = (height_S - threshold).clamp_min(0)
+    if config.height_loss == "paper":
+        return (excess / length_S).mean()
+    normalizer = torch.where(length_S > threshold, length_S - threshold, 1)
+    if config.height_loss == "shipped":
+        return excess.mean() * (1 / normalizer).mean()
+    return (excess / normalizer).mean()
+
+
+def _parser_loss(score_BP: Tensor, nodes: TreeNodes) -> Tensor:
+    """Mean over inner nodes (i, j) of the cross entropy of the scores of boundaries i + 1 .. j - 1 at the split.
+
+    The scores of every node are laid out one after the other, so the cost is the sum of the span widths (about
+    n log n), not nodes times context length. 0 if there is no inner node.
+    """
+    inner = nodes.end_A - nodes.start_A > 1
+    row, start, width, split = (x[inner] for x in (nodes.context_A, nodes.start_A, nodes.end_A - nodes.start_A - 1, nodes.split_A))
+    if not len(row):
+        return score_BP.sum() * 0
+    owner = torch.arange(len(row), device=row.device).repeat_interleave(width)
+    offset = torch.arange(len(owner), device=row.device) - (width.cumsum(0) - width)[owner]
+    flat = score_BP.flatten()
+    base = row * score_BP.shape[1]
+    score = flat[base[owner] + start[owner] + offset]
+    largest = score.new_full((len(row),), -torch.inf).scatter_reduce(0, owner, score.detach(), "amax")
+    total = torch.zeros_like(largest).index_add(0, owner, (score - largest[owner]).exp())
+    return (largest + total.log() - flat[base + split - 1]).mean()
+
+
+# ---------------------------------------------------------------------------------------------- language model
+class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
+    """GPST with its language-modeling heads: training objective, marginal next-token distribution, search."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: GPSTConfig):
+        super().__init__(config)
+        self.model = GPSTModel(config)
+        self.heads = GPSTHeads(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        sentence_ids: Tensor | None = None,
+        word_ends: Tensor | None = None,
+        merge_order: Tensor | None = None,
+        spans: list[list[tuple[int, int]]] | None = None,
+        shift_labels: Tensor | None = None,
+        past_key_values=None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        output_chart: bool = False,
+    ) -> SyntacticLMOutput:
+        """Training objective with `labels`, next-token log-probabilities without.
+
+        With `labels` (or `shift_labels`), the paper's objective over the induced (or given) trees. With `spans`,
+        `merge_order` or `output_chart` but without labels, probabilities of that tree: `joint_log_prob`,
+        `action_logits`, `token_logits_given_tree`. Otherwise `logits`: log p(next token | prefix), trees summed out
+        over a beam of `config.scoring_num_beams`; nothing after a position changes its value.
+
+        Args:
+            input_ids: [B, T] token ids. A row that starts with `bos_token_id` has it taken as the beginning itself.
+            attention_mask: [B, T], 1 = token; padding left or right.
+            labels: [B, T] = `input_ids` with -100 where the token loss shall not count.
+            sentence_ids: [B, T] 1, 2, ... for the sentences of a context, 0 = padding; for the objective.
+            word_ends: [B, T], True at the last piece of every word, which keeps word pieces together.
+            merge_order: [B, T - 1] merge order to replay.
+            spans: given binary trees, per row the inner nodes `(i, j)`.
+            shift_labels: [B, T] labels already shifted: position t holds the target of token t + 1.
+            past_key_values: search state to continue from.
+            use_cache: return the search state.
+            logits_to_keep: compute `logits` for the last so many positions only (0 = all).
+            output_chart: return the chart tensors.
+
+        Returns:
+            `SyntacticLMOutput`.
+
+        Raises:
+            ValueError: see `GPSTModel.forward`.
+
+        Cost: objective: one pass over 2 T slots. Logits: T sequential steps, each a few passes over the beam.
+        """
+        if labels is None and shift_labels is not None:
+            labels = torch.cat([input_ids[:, :1], shift_labels[:, :-1]], 1)
+        if labels is None and merge_order is None and spans is None and not output_chart:
+            return self._marginal_forward(input_ids, attention_mask, past_key_values, use_cache, logits_to_keep)
+        if labels is not None and labels.shape != input_ids.shape:
+            raise ValueError(f"labels have shape {tuple(labels.shape)}, input_ids {tuple(input_ids.shape)}. Align them.")
+        output = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            sentence_ids=sentence_ids,
+            word_ends=word_ends,
+            merge_order=merge_order,
+            spans=spans,
+            output_chart=output_chart,
+            output_outside=labels is not None,
+        )
+        result = SyntacticLMOutput(spans=output.spans, chart=output.chart)
+        if labels is not None:
+            result.loss, result.losses, result.joint_log_prob = self.heads.objective(
+                self.config, self.lm_head.weight, output, labels
+            )
+            return result
+        return self._given_tree(result, output)
+
+    def _given_tree(self, result: SyntacticLMOutput, output: SyntacticModelOutput) -> SyntacticLMOutput:
+        """Probabilities of the text under the trees of one pass."""
+        structure = output.structure
+        hidden = output.token_hidden_state[:, :-1]
+        logits = self.lm_head(self.heads.token(hidden))
+        row, column = structure["leaf_row"], structure["leaf_column"]
+        log_prob = logits[row, column].float().log_softmax(-1).gather(-1, structure["leaf_ids"][:, None]).squeeze(-1)
+        _, action_BA = self.heads.action_loss(output)
+        result.joint_log_prob = (-action_BA.sum(1)).index_add(0, row, log_prob)
+        result.action_logits = self.heads.action(output.type_hidden_state)
+        result.token_logits_given_tree = structure["text"].restore(logits)
+        return result
+
+
+# ---------------------------------------------------------------------------------------------- classification
+class GPSTForSequenceClassification(GPSTPreTrainedModel):
+    """GPST with a classifier on the state after the CLS token, trained jointly with the pretraining objective.
+
+    Inputs are laid out as `a <CLS>` or `a <SEP> b <CLS>`; SEP and CLS are sentences of one token.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: GPSTConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = GPSTModel(config)
+        self.heads = GPSTHeads(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        sentence_ids: Tensor | None = None,
+        word_ends: Tensor | None = None,
+    ) -> SyntacticClassifierOutput:
+        """Classify texts; with `labels`, the loss is the classifier's plus the pretraining objective on the inputs.
+
+        Args:
+            input_ids: [B, T] token ids, with SEP and CLS tokens.
+            attention_mask: [B, T], 1 = token.
+            labels: [B] class ids (or targets of a regression, or [B, num_labels] of a multi-label problem).
+            sentence_ids: [B, T] sentence numbers; by default SEP and CLS tokens stand alone and what lies between
+                them is one sentence.
+            word_ends: [B, T], True at the last piece of every word.
+
+        Returns:
+            `SyntacticClassifierOutput`. The state is taken after the last CLS token, or after the last token of a row
+            that holds none.
+
+        Raises:
+            ValueError: see `GPSTModel.forward`.
+
+        Source: GPST section 4.1 and appendix A.3.
+        """
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        if sentence_ids is None:
+            sentence_ids = self.sentence_ids(input_ids, mask)
+        output = self.model(
+            input_ids, sentence_ids=sentence_ids, word_ends=word_ends, output_outside=labels is not None
+        )
+        position = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        is_cls = mask & (input_ids == (-1 if self.config.cls_token_id is None else self.config.cls_token_id))
+        preferred = torch.where(is_cls.any(1, keepdim=True), is_cls, mask)
+        last = torch.where(preferred, position, -1).amax(1)
+        logits = self.score(output.last_hidden_state[torch.arange(len(last), device=last.device), last])
+        result = SyntacticClassifierOutput(logits=logits, spans=output.spans)
+        if labels is not None:
+            classification = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+            loss, losses, _ = self.heads.objective(self.config, self.lm_head.weight, output, input_ids)
+            result.loss = classification + loss
+            result.losses = {"classification": classification.detach(), **losses}
+        return result
+
+    def sentence_ids(self, input_ids: Tensor, mask: Tensor) -> Tensor:
+        """Sentence numbers [B, T] in which every SEP and CLS token is a sentence of its own; 0 where `mask` is False."""
+        special = torch.zeros_like(mask)
+        for token_id in (self.config.sep_token_id, self.config.cls_token_id):
+            if token_id is not None:
+                special |= input_ids == token_id
+        begins = special | F.pad(special[:, :-1], (1, 0))
+        return (begins.long().cumsum(1) + 1) * mask
+
+
+__all__ = ["GPSTForCausalLM", "GPSTForSequenceClassification", "GPSTModel", "GPSTPreTrainedModel"]

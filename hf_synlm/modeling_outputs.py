@@ -1,0 +1,159 @@
+"""Output classes: every value that a caller may read from a model, with its shape and unit.
+
+Shapes: B sentences or contexts, T tokens, A actions, N hypotheses, V vocabulary, D hidden. Log-probabilities and
+losses are in nats; spans are half-open `(i, j)` in token positions of the input row.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers.utils import ModelOutput
+
+from .trees import fold_tokens, spans_to_tree, tree_to_brackets
+
+
+@dataclass
+class SyntacticLMOutput(ModelOutput):
+    """Output of `forward` of the causal language models.
+
+    Fields:
+        loss: scalar training objective (with `labels`); one `backward()` trains everything.
+        logits: [B, T, V] natural-log probability of the next token given the prefix only, trees summed out over the
+            beam (without `labels`).
+        losses: the named parts of `loss`, detached scalars.
+        past_key_values: search state after the last token (with `use_cache`).
+        spans: per row the inner nodes `(i, j)` of the trees, in post-order, leaves left out.
+        joint_log_prob: [B] log p(text, tree) of the trees in `spans`.
+        action_logits: [B, A, 2] GEN and COMP at each slot of the action sequence of the trees.
+        token_logits_given_tree: [B, T, V]; position t predicts token t given the actions before it.
+        chart: dict of chart tensors (with `output_chart`).
+        hidden_states, attentions: kept for compatibility; always `None` for models whose forward is a search.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    losses: dict[str, Tensor] | None = None
+    past_key_values: Any | None = None
+    spans: list[list[tuple[int, int]]] | None = None
+    joint_log_prob: Tensor | None = None
+    action_logits: Tensor | None = None
+    token_logits_given_tree: Tensor | None = None
+    chart: dict[str, Any] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class SyntacticModelOutput(ModelOutput):
+    """Output of the bare GPST model: one pass over given sentences with their induced (or given) trees.
+
+    The trees are induced from whole sentences, so these states see the future through them: features, not a language
+    model.
+
+    Fields:
+        last_hidden_state: [B, T, D] state of the token layers after each token.
+        token_hidden_state: [B, T + 1, D] the same states shifted: slot t predicts token t, slot T follows the text.
+        type_hidden_state: [B, A, D] state of the type layers at each slot (slot 0 = beginning, slot t + 1 = node t).
+        outside_vectors: [tokens, d] outside vectors of all tokens of the batch, row by row.
+        spans: per row the inner nodes `(i, j)` of the trees in post-order.
+        parser_scores: [B, T - 1] split scores of the parser between neighbouring tokens.
+        structure: dict with integer tensors that describe the node sequences, for heads and losses.
+        chart: dict of chart tensors (with `output_chart`).
+        hidden_states, attentions: kept for compatibility.
+    """
+
+    last_hidden_state: Tensor | None = None
+    token_hidden_state: Tensor | None = None
+    type_hidden_state: Tensor | None = None
+    outside_vectors: Tensor | None = None
+    spans: list[list[tuple[int, int]]] | None = None
+    parser_scores: Tensor | None = None
+    structure: dict[str, Any] | None = None
+    chart: dict[str, Any] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class SyntacticClassifierOutput(ModelOutput):
+    """Output of the sequence classifiers.
+
+    Fields:
+        loss: scalar: classification loss plus the weighted language-modeling objective (with `labels`).
+        logits: [B, num_labels] scores of the classes.
+        losses: named parts of `loss`, detached scalars; "classification" is the classifier's own.
+        spans: per row the inner nodes `(i, j)` of the induced trees.
+        hidden_states, attentions: kept for compatibility.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    losses: dict[str, Tensor] | None = None
+    spans: list[list[tuple[int, int]]] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class ParseOutput(ModelOutput):
+    """Output of `parse`: trees of given text with their probabilities, best first.
+
+    Fields:
+        spans: per sentence, per hypothesis the inner nodes `(i, j)` in token positions of the input row, post-order.
+        actions: [B, N, A] action ids (GEN 0, COMP 1), -1 = padding.
+        log_probs: [B, N] log p(text, tree); -inf where a beam holds fewer hypotheses. `None` for methods without
+            probabilities.
+        token_log_probs: [B, T] prefix marginal ratios log p(x_1..t) - log p(x_1..t-1), each marginal summed over the
+            beam; their sum is the beam's log-probability of the text. 0 at padding.
+        stepwise_log_probs: [B, T] log of the normalised next-token distribution at the observed token: what
+            `forward(...).logits` gives (on request).
+        beam_entropy: [B, T] entropy in nats of the beam's posterior after each token.
+        num_actions: [B, T] expected number of structural actions between the previous token and this one.
+        stack_depth: [B, T] expected number of trees on the stack after each token.
+        labels: labels of `spans` (models with labeled trees).
+        offsets: per sentence the position of its first token in the input row (left padding, begin token).
+        lengths: per sentence its number of tokens.
+        word_ends: per sentence the end (exclusive token position) of each word, if words were given.
+    """
+
+    spans: list[list[list[tuple[int, int]]]] | None = None
+    actions: Tensor | None = None
+    log_probs: Tensor | None = None
+    token_log_probs: Tensor | None = None
+    stepwise_log_probs: Tensor | None = None
+    beam_entropy: Tensor | None = None
+    num_actions: Tensor | None = None
+    stack_depth: Tensor | None = None
+    labels: list[list[list[str]]] | None = None
+    offsets: list[int] | None = None
+    lengths: list[int] | None = None
+    word_ends: list[list[int]] | None = None
+
+    def brackets(self, words: list[str], sentence: int = 0, hypothesis: int = 0) -> str:
+        """Bracketed tree of one hypothesis over the caller's words.
+
+        Args:
+            words: one string per token, or per word if `word_ends` were given to `parse`.
+            sentence: row of the batch.
+            hypothesis: rank in the n-best list.
+
+        Returns:
+            For example `((fruit flies) (like (a banana)))`.
+
+        Raises:
+            ValueError: when the number of words does not fit the sentence.
+        """
+        offset, length = self.offsets[sentence], self.lengths[sentence]
+        spans = [(i - offset, j - offset) for i, j in self.spans[sentence][hypothesis]]
+        ends = None if self.word_ends is None else self.word_ends[sentence]
+        if ends is not None and len(words) == len(ends):
+            flags = [position + 1 in {end - offset for end in ends} for position in range(length)]
+            spans, length = fold_tokens(spans, flags), len(ends)
+        if len(words) != length:
+            expected = f"{length} tokens" + (f" or {len(ends)} words" if ends is not None else "")
+            raise ValueError(f"Sentence {sentence} has {expected}; {len(words)} words were given. Pass one per token.")
+        return tree_to_brackets(spans_to_tree(spans, length), words)
+
+
+__all__ = ["ParseOutput", "SyntacticClassifierOutput", "SyntacticLMOutput", "SyntacticModelOutput"]
