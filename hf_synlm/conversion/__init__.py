@@ -1,0 +1,33 @@
+"""Conversion of the authors' checkpoints: `convert_state_dict` and `python -m hf_synlm.conversion`."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_synlm.conversion.gpst import convert_gpst
+
+CONVERTERS: dict[str, Callable[[Mapping[str, Tensor], Mapping[str, Any]], PreTrainedModel]] = {"gpst": convert_gpst}
+
+
+def convert_state_dict(arch: str, state_dict: dict[str, Tensor], original_config: dict) -> PreTrainedModel:
+    """Build a model from a checkpoint of the authors' code.
+
+    Args:
+        arch: architecture, for example "gpst".
+        state_dict: tensors by their original names.
+        original_config: the authors' configuration; see the converter of the architecture.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        ValueError: for an unknown architecture, or when a tensor or a value cannot be accounted for.
+    """
+    if arch not in CONVERTERS:
+        raise ValueError(f"There is no converter for {arch!r}. Choose one of {sorted(CONVERTERS)}.")
+    return CONVERTERS[arch](state_dict, original_config)
+
+
+__all__ = ["CONVERTERS", "convert_state_dict"]

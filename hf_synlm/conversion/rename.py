@@ -1,0 +1,43 @@
+"""Renaming engine for state dicts: every key of the source is accounted for, or it is an error."""
+
+import re
+from collections.abc import Mapping
+
+from torch import Tensor
+
+
+def rename_state_dict(state_dict: Mapping[str, Tensor], rules: Mapping[str, str | None]) -> dict[str, Tensor]:
+    r"""Rename the tensors of a state dict by patterns.
+
+    Args:
+        state_dict: tensors by their original names.
+        rules: regular expression that matches a whole original name -> new name, in which `\1`, `\2`, ... stand for
+            the groups; `None` drops the tensor on purpose.
+
+    Returns:
+        Tensors by their new names.
+
+    Raises:
+        ValueError: when a key matches no rule or two keys get the same new name; the message lists them.
+
+    Cost: keys times rules.
+    """
+    renamed: dict[str, Tensor] = {}
+    unknown = []
+    for key, tensor in state_dict.items():
+        for pattern, target in rules.items():
+            match = re.fullmatch(pattern, key)
+            if match:
+                break
+        else:
+            unknown.append(key)
+            continue
+        if target is None:
+            continue
+        name = match.expand(target)
+        if name in renamed:
+            raise ValueError(f"Two tensors of the checkpoint become {name!r}; the second is {key!r}.")
+        renamed[name] = tensor
+    if unknown:
+        raise ValueError(f"The checkpoint holds {len(unknown)} unknown tensors: {unknown[:10]}. Is it another architecture?")
+    return renamed
