@@ -1,0 +1,427 @@
+"""Reading given text with a beam of derivations: n-best trees, prefix probabilities, next-token distributions.
+
+Shapes: B sentences, T input columns, W words (tokens that count, moved to the left end), K hypotheses, A actions,
+V vocabulary. Log-probabilities in nats, float32.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .actions import COMP, GEN
+from .modeling_outputs import ParseOutput
+from .stack import Nodes
+from .word_beam_search import NEG_INF, Candidates, SearchState, SyntacticCache, WordBeamSearch, WordEdges
+
+
+@dataclass
+class AlignedText:
+    """Tokens of a batch moved to the left end of their rows."""
+
+    tokens: Tensor
+    """[B, W] token ids; arbitrary behind the end."""
+    columns: Tensor
+    """[B, W] input column of each."""
+    present: Tensor
+    """[B, W] which are tokens."""
+    lengths: list[int]
+    """Number of tokens per row, on the host."""
+
+    @classmethod
+    def read(cls, input_ids: Tensor, mask: Tensor) -> "AlignedText":
+        """Align the tokens under `mask` [B, T]."""
+        count = mask.sum(1)
+        lengths = count.tolist()
+        width = max(lengths, default=0)
+        columns = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]
+        present = torch.arange(width, device=mask.device) < count[:, None]
+        return cls(input_ids.gather(1, columns), columns, present, lengths)
+
+    def align(self, values: Tensor) -> Tensor:
+        """Bring [B, T] to [B, W]."""
+        return values.gather(1, self.columns)
+
+    def restore(self, values: Tensor, width: int) -> Tensor:
+        """Bring [B, W] back to `width` input columns, 0 elsewhere."""
+        full = values.new_zeros(len(values), width)
+        return full.scatter(1, self.columns, values.masked_fill(~self.present, 0))
+
+    def active(self, step: int) -> Tensor | None:
+        """Rows that have a token at `step` [B]; None = all."""
+        return None if min(self.lengths) > step else self.present[:, step]
+
+
+def first_token_mask(input_ids: Tensor, mask: Tensor, bos_token_id: int | None) -> Tensor:
+    """Where [B, T] a begin token stands as the first attended token of its row; it is the begin slot, not a word."""
+    if bos_token_id is None:
+        return torch.zeros_like(mask)
+    return mask & (mask.long().cumsum(1) == 1) & (input_ids == bos_token_id)
+
+
+def check_length(adapter: Any, num_tokens: int, what: str) -> None:
+    """Raise ValueError if `num_tokens` (context included) do not fit the model's positions."""
+    if num_tokens > adapter.max_tokens:
+        raise ValueError(
+            f"{what} of {num_tokens} tokens does not fit the {adapter.max_tokens} positions of the model. Shorten it."
+        )
+
+
+def _split_inputs(
+    input_ids: Tensor, attention_mask: Tensor | None, context_sentence_ids: Tensor | None, bos_token_id: int | None
+) -> tuple[Tensor, Tensor | None]:
+    """Mask of the words to read [B, T], and the context's sentence ids without begin tokens."""
+    mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    mask = mask & ~first_token_mask(input_ids, mask, bos_token_id)
+    if context_sentence_ids is None:
+        return mask, None
+    if context_sentence_ids.shape != input_ids.shape:
+        raise ValueError(
+            f"context_sentence_ids has shape {tuple(context_sentence_ids.shape)}, input_ids {tuple(input_ids.shape)}. "
+            "Give one id per token: 1, 2, .. in sentences before the text, 0 in the text."
+        )
+    context_sentence_ids = context_sentence_ids * mask
+    if bool((mask & (context_sentence_ids == 0)).cummax(1).values.logical_and(context_sentence_ids > 0).any()):
+        raise ValueError("context_sentence_ids: the sentences of the context must stand before the text of their row.")
+    return mask & (context_sentence_ids == 0), context_sentence_ids
+
+
+def start_state(
+    search: WordBeamSearch,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    context_sentence_ids: Tensor | None = None,
+    bos_token_id: int | None = None,
+) -> tuple[SearchState, AlignedText]:
+    """State before the first word of a text, and the text.
+
+    Args:
+        search: The search.
+        input_ids: [B, T].
+        attention_mask: [B, T], 1 = token; None = all are tokens. Padding may stand left or right.
+        context_sentence_ids: [B, T], > 0 at tokens of complete sentences before the text.
+        bos_token_id: Taken as the beginning itself where it is a row's first token.
+
+    Returns:
+        The state and the words to read.
+
+    Raises:
+        ValueError: for texts that do not fit the positions of the model, and context behind text.
+    """
+    mask, context = _split_inputs(input_ids, attention_mask, context_sentence_ids, bos_token_id)
+    text = AlignedText.read(input_ids, mask)
+    total = max(text.lengths, default=0)
+    arguments = {}
+    if context is not None and bool((context > 0).any()):
+        total = int((mask.sum(1) + (context > 0).sum(1)).max())
+        arguments = {"input_ids": input_ids, "context_sentence_ids": context}
+    check_length(search.adapter, total, "A text")
+    return search.begin(len(input_ids), input_ids.device, **arguments), text
+
+
+def read_text(search: WordBeamSearch, state: SearchState, text: AlignedText) -> SearchState:
+    """Read all words of a text.
+
+    Args:
+        search: The search.
+        state: State before its first word.
+        text: The words.
+
+    Returns:
+        State after them; rows of different lengths each after their own last word.
+    """
+    for step in range(text.tokens.shape[1]):
+        chosen = search.propose(state, text.tokens[:, step])
+        wanted = text.present[:, step + 1] if step + 1 < text.tokens.shape[1] else None
+        state, _ = search.commit(state, chosen, text.active(step), wanted)
+    return state
+
+
+# ------------------------------------------------------------------------------------------------------- parsing
+@torch.no_grad()
+def parse_with_search(
+    search: WordBeamSearch,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    word_ends: Tensor | None = None,
+    context_sentence_ids: Tensor | None = None,
+    bos_token_id: int | None = None,
+    num_return_sequences: int = 1,
+    synchronous: bool = True,
+    stepwise: bool = False,
+) -> ParseOutput:
+    """n-best trees of given text with their joint probabilities, and prefix probabilities.
+
+    Args:
+        search: The search; its `num_beams` is the width K.
+        input_ids: [B, T].
+        attention_mask: [B, T], 1 = token; None = all.
+        word_ends: [B, T], True at the last piece of every word: no constituent crosses a word. The end of the text
+            always ends a word.
+        context_sentence_ids: [B, T], > 0 at tokens of complete sentences before the text, which are not parsed.
+        bos_token_id: Taken as the beginning itself where it is a row's first token.
+        num_return_sequences: Number N of trees per sentence, at most K.
+        synchronous: False selects among actions instead of words (the paper's "w/o sync"): the K best derivations
+            with equally many actions, COMP forbidden before the softmax. Only `log_probs` and trees are returned then.
+        stepwise: Also compute `stepwise_log_probs`, which needs the distribution over the whole vocabulary.
+
+    Returns:
+        `ParseOutput`; spans are in input columns.
+
+    Raises:
+        ValueError: for texts with holes or that do not fit the model, and N > K.
+
+    Cost: W words, each about one pass of the layers that predict words over up to 4 K rows.
+    Source: `R2D2GenFastBeamSearcher` and `R2D2GenFastEvaluator` of the authors' GPST code. There, the second numbers
+    the positions after the last word one too small; here they are right.
+    """
+    if not 1 <= num_return_sequences <= search.num_beams:
+        raise ValueError(
+            f"num_return_sequences={num_return_sequences} must lie between 1 and num_beams={search.num_beams}"
+        )
+    if stepwise and not synchronous:
+        raise ValueError("stepwise=True needs a word-synchronous beam; leave synchronous=True")
+    state, text = start_state(search, input_ids, attention_mask, context_sentence_ids, bos_token_id)
+    offsets = text.columns[:, 0].tolist() if text.columns.shape[1] else [0] * len(input_ids)
+    expected = torch.tensor(offsets, device=input_ids.device)[:, None] + torch.arange(
+        text.tokens.shape[1], device=input_ids.device
+    )
+    if bool(((text.columns != expected) & text.present).any()):
+        raise ValueError("attention_mask leaves holes inside a text: its tokens must stand side by side")
+    if word_ends is not None:
+        ends = text.align(word_ends.bool()) | ~text.present
+        last = text.present & ~torch.nn.functional.pad(text.present[:, 1:], (0, 1))
+        state.edges = WordEdges.from_ends(ends | last)
+    if not synchronous:
+        state = _action_beam(search, state, text)
+        return _parse_output(search, state, text, offsets, num_return_sequences, word_ends)
+    notes = _Notes(input_ids.shape[1])
+    for step in range(text.tokens.shape[1]):
+        tokens, active = text.tokens[:, step], text.active(step)
+        block = None
+        if stepwise:
+            stepwise_log_prob = search.next_token_log_probs(state).gather(1, tokens[:, None]).squeeze(1)
+            notes.stepwise.append(stepwise_log_prob)
+            block = state.block
+        chosen = search.propose(state, tokens, block)
+        # Level sizes may leave out sentences that are over: `close` counts again.
+        wanted = text.present[:, step + 1] if step + 1 < text.tokens.shape[1] else None
+        state, order = search.commit(state, chosen, active, wanted)
+        notes.add(search, state, chosen, order)
+    output = _parse_output(search, search.close(state), text, offsets, num_return_sequences, word_ends)
+    notes.write(output, text)
+    return output
+
+
+class _Notes:
+    """Statistics of the beam after every word."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.marginal: list[Tensor] = []
+        self.entropy: list[Tensor] = []
+        self.structural: list[Tensor] = []
+        self.depth: list[Tensor] = []
+        self.stepwise: list[Tensor] = []
+
+    def add(self, search: WordBeamSearch, state: SearchState, chosen: Candidates, order: Tensor) -> None:
+        """Note the beam `state` that came from the candidates."""
+        marginal = state.scores.logsumexp(1)
+        # An empty beam has no posterior; its statistics are 0.
+        log_posterior = (state.scores - marginal[:, None]).nan_to_num(nan=NEG_INF)
+        posterior = log_posterior.exp()
+        order = order.clamp(max=chosen.num_structural.shape[1] - 1)
+        self.marginal.append(marginal)
+        self.entropy.append(-(posterior * log_posterior.clamp(min=-1e4)).sum(1))
+        self.structural.append((posterior * chosen.num_structural.gather(1, order)).sum(1))
+        self.depth.append((posterior * state.pool.field("depth", state.nodes)).sum(1))
+
+    def write(self, output: ParseOutput, text: AlignedText) -> None:
+        """Put the statistics into the output, in input columns."""
+
+        def columns(values: list[Tensor]) -> Tensor:
+            if not values:
+                return torch.zeros(len(text.tokens), self.width, device=text.tokens.device)
+            return text.restore(torch.stack(values, 1), self.width)
+
+        before = [torch.zeros_like(self.marginal[0]), *self.marginal[:-1]] if self.marginal else []
+        # After an impossible word both marginals are -inf; the later words then count 0.
+        ratios = [(m - p).nan_to_num(nan=0.0, neginf=NEG_INF) for m, p in zip(self.marginal, before, strict=True)]
+        output.token_log_probs = columns(ratios)
+        output.beam_entropy, output.num_actions = columns(self.entropy), columns(self.structural)
+        output.stack_depth = columns(self.depth)
+        if self.stepwise:
+            output.stepwise_log_probs = columns(self.stepwise)
+
+
+def _parse_output(
+    search: WordBeamSearch,
+    state: SearchState,
+    text: AlignedText,
+    offsets: list[int],
+    num_return_sequences: int,
+    word_ends: Tensor | None,
+) -> ParseOutput:
+    """Trees of the finished beam, best first."""
+    count = num_return_sequences
+    scores, history = state.scores[:, :count], state.history[:, :count]
+    scores = torch.nn.functional.pad(scores, (0, count - scores.shape[1]), value=NEG_INF)
+    history = torch.nn.functional.pad(history, (0, 0, 0, count - history.shape[1]))
+    nodes = state.pool.derivations(history & (scores > NEG_INF)[..., None])
+    spans = [
+        [[(i + offset, j + offset) for i, j in tree] for tree, score in zip(trees, row, strict=True) if score > NEG_INF]
+        for trees, row, offset in zip(node_spans(nodes), scores.tolist(), offsets, strict=True)
+    ]
+    ends = None
+    if word_ends is not None:
+        flags = text.align(word_ends.bool()).tolist()
+        ends = [
+            [offset + t + 1 for t in range(length) if row[t] or t == length - 1]
+            for row, length, offset in zip(flags, text.lengths, offsets, strict=True)
+        ]
+    return ParseOutput(
+        spans=spans, actions=nodes.action, log_probs=scores, offsets=offsets, lengths=text.lengths, word_ends=ends
+    )
+
+
+def node_spans(nodes: Nodes) -> list[list[list[tuple[int, int]]]]:
+    """Spans (start, end) of the composed nodes of derivations [B, K, A], in the order of the actions."""
+    is_comp = nodes.action == COMP
+    end = (nodes.action == GEN).long().cumsum(2)
+    rows = zip(is_comp.tolist(), nodes.start.tolist(), end.tolist(), strict=True)
+    return [
+        [
+            [(i, j) for flag, i, j in zip(flags, starts, ends, strict=True) if flag]
+            for flags, starts, ends in zip(*row, strict=True)
+        ]
+        for row in rows
+    ]
+
+
+def _action_beam(search: WordBeamSearch, state: SearchState, text: AlignedText) -> SearchState:
+    """Beam over single actions: the K best derivations with equally many actions, whatever words they have reached.
+
+    Every derivation of n words has 2n - 1 actions, so a sentence's hypotheses finish together.
+    """
+    adapter, pool, length = search.adapter, state.pool, text.present.sum(1, keepdim=True)
+    nodes, scores, history = state.nodes, state.scores, state.history
+    num_tokens = torch.zeros_like(nodes)
+    for step in range(2 * text.tokens.shape[1] - 1):
+        active = 2 * length - 1 > step
+        log_probs = adapter.action_log_probs(pool, nodes, num_tokens, state.edges, renormalize=True)
+        next_token = text.tokens.gather(1, num_tokens.clamp(max=text.tokens.shape[1] - 1))
+        words = adapter.word_logits(pool, nodes).log_softmax(-1).gather(2, next_token[..., None]).squeeze(2)
+        gen = (scores + log_probs[..., 0] + words).masked_fill(num_tokens >= length, NEG_INF)
+        comp = (scores + log_probs[..., 1]).masked_fill(~active, NEG_INF)
+        stay = torch.where(active, NEG_INF, scores)
+        pool_scores = torch.cat([gen, comp, stay], 1)
+        scores, index = pool_scores.topk(min(search.num_beams, pool_scores.shape[1]))
+        scores = scores[:, : max(1, int((scores > NEG_INF).sum(1).max()))]
+        index = index[:, : scores.shape[1]]
+        row, kind = index % nodes.shape[1], index // nodes.shape[1]
+        parents = nodes.gather(1, row)
+        history = history.gather(1, row[..., None].expand(-1, -1, history.shape[2]))
+        tokens, num_tokens = next_token.gather(1, row), num_tokens.gather(1, row) + (kind == 0)
+        keep = (history & (scores > NEG_INF)[..., None]).any(1)
+        live = max(1, int(keep.sum(1).max()))
+        if pool.size > 2 * live + 32:
+            old, renumber = pool.compact(keep, live)
+            parents = renumber.gather(1, parents).clamp(min=0)
+            history = history.gather(2, old[:, None].expand(-1, history.shape[1], -1))
+        first = adapter.push(pool, parents, history, num_tokens, tokens=tokens, actions=kind.clamp(max=1))
+        new = torch.arange(first, pool.size, device=nodes.device).expand_as(parents)
+        own = torch.eye(parents.shape[1], dtype=torch.bool, device=nodes.device).expand(len(nodes), -1, -1)
+        adapter.score_words(pool, torch.cat([history, own], 2))
+        nodes = torch.where(active, new, parents)
+        history = torch.cat([history, own & active[..., None]], 2)
+    scores, order = scores.sort(dim=1, descending=True, stable=True)
+    history = history.gather(1, order[..., None].expand(-1, -1, history.shape[2]))
+    return SearchState(pool, nodes.gather(1, order), scores, history, length[:, 0], [nodes.shape[1]], state.edges)
+
+
+# -------------------------------------------------------------------------------------------------- distributions
+@torch.no_grad()
+def marginal_logits(
+    search: WordBeamSearch,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    cache: SyntacticCache | None = None,
+    word_ends: Tensor | None = None,
+    bos_token_id: int | None = None,
+    logits_to_keep: int | Tensor = 0,
+) -> tuple[Tensor, SyntacticCache]:
+    """log p(next token | prefix) after every token, derivations summed out over the beam.
+
+    Args:
+        search: The search.
+        input_ids: New columns [B, T].
+        attention_mask: [B, T' >= T], 1 = token, for the new columns or for all columns so far; None = all.
+        cache: State after the columns before; None = start.
+        word_ends: [B, T], True at the last piece of every word.
+        bos_token_id: Taken as the beginning itself where it is a row's first token.
+        logits_to_keep: Compute the last so many columns only (0 = all), or the columns in a tensor.
+
+    Returns:
+        [B, T or fewer, V], each position normalized; uniform at padding. And the state after the last column, which
+        is `cache` itself if one was given.
+
+    Cost: as `parse_with_search`, with all structural successors at the columns that are kept.
+    """
+    batch, width = input_ids.shape
+    cache = SyntacticCache(search.num_beams, search.eos_token_ids) if cache is None else cache
+    mask = torch.ones_like(input_ids, dtype=torch.bool)
+    if attention_mask is not None:
+        mask = attention_mask[:, -width:].bool()
+    text = AlignedText.read(input_ids, mask)
+    if cache.state is None:
+        cache.state, cache.begun = search.begin(batch, input_ids.device), torch.zeros_like(mask[:, 0])
+    state = cache.state
+    check_length(search.adapter, max(text.lengths) + state.max_depth, "A text")
+    begins = text.align(first_token_mask(input_ids, mask, bos_token_id)) & ~cache.begun[:, None]
+    first_begins = bool(begins.any())
+    if word_ends is not None or state.edges is not None:
+        _extend_edges(state, text, begins, word_ends)
+    if state.block is None and state.max_depth:
+        search.refresh(state)
+    kept = torch.arange(width, device=input_ids.device)
+    kept = kept[-logits_to_keep if logits_to_keep else 0 :] if isinstance(logits_to_keep, int) else kept[logits_to_keep]
+    target = torch.full((width,), len(kept), dtype=torch.long, device=input_ids.device)
+    target[kept] = torch.arange(len(kept), device=input_ids.device)
+    wanted = (target[text.columns] < len(kept)) & text.present
+    wanted_steps = wanted.any(0).tolist()
+    size = search.adapter.config.vocab_size
+    # One column more takes what belongs to no kept position.
+    logits = torch.full((batch, len(kept) + 1, size), -torch.tensor(float(size)).log().item(), device=input_ids.device)
+    rows = torch.arange(batch, device=input_ids.device)
+    for step in range(text.tokens.shape[1]):
+        present, active = text.present[:, step], text.active(step)
+        if step == 0 and first_begins:
+            active = present & ~begins[:, 0]
+        if active is None or step > 0 or bool(active.any()):
+            chosen = search.propose(state, text.tokens[:, step], state.block)
+            state, _ = search.commit(state, chosen, active)
+        if wanted_steps[step]:
+            log_probs = search.next_token_log_probs(state)
+            logits[rows, torch.where(wanted[:, step], target[text.columns[:, step]], len(kept))] = log_probs
+    cache.state, cache.begun = state, cache.begun | mask.any(1)
+    cache.num_columns += width
+    return logits[:, : len(kept)], cache
+
+
+def _extend_edges(state: SearchState, text: AlignedText, begins: Tensor, word_ends: Tensor | None) -> None:
+    """Add the word edges of new columns; every token is a word where none are given."""
+    present = text.present & ~begins
+    ends = torch.ones_like(present) if word_ends is None else text.align(word_ends.bool()) | ~present
+    if state.edges is None:
+        size = int(state.num_tokens.max()) if len(state.num_tokens) else 0
+        state.edges = WordEdges.from_ends(ends.new_ones(len(ends), size))
+    # A begin token takes no position in the derivation.
+    shift = begins[:, :1].long()
+    index = (torch.arange(ends.shape[1], device=ends.device) + shift).clamp(max=ends.shape[1] - 1)
+    state.edges = state.edges.extended(ends.gather(1, index), state.num_tokens)
+
+
+__all__ = ["AlignedText", "marginal_logits", "parse_with_search", "read_text", "start_state"]

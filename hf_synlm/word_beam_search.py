@@ -1,0 +1,615 @@
+"""Word-synchronous beam search over the derivations of a syntactic language model.
+
+A derivation builds a tree with the words as it goes: between two words it may take structural actions (COMP for GPST;
+NT and REDUCE for RNNG). The beam holds K derivations that have generated the same words, so that
+
+    m_t = logsumexp_k log p(x_1..t, y_k)
+
+is a lower bound on the prefix log-probability, tight once K exceeds the number of derivations (Stern et al. 2017; for
+GPST the authors' `R2D2GenFastBeamSearcher`).
+
+One word takes few calls of the model. The structural successors of the current states are laid out level by level (a
+*block*: row (c, k) is state k after c structural actions), all rows get their next-word distribution in one pass of
+the expensive layers, and the selection is then replayed on the table of scores, level by level, exactly as if the
+states had been expanded one action at a time. Nodes live in a `NodePool`; nothing is copied when hypotheses branch.
+
+The model side is an *adapter* with
+    num_structural: number S of structural actions; 1 means that a state has one structural successor.
+    begin(batch_size, device, **context) -> (pool, nodes [B, 1], history [B, 1, N])
+    push(pool, parents, history, num_tokens, tokens=None, actions=None) -> id of the first of R new nodes
+    action_log_probs(pool, nodes, num_tokens, edges, renormalize=False) -> [B, R, 1 + S], column 0 generates a word;
+        -inf where illegal
+    chain_bound(pool, nodes) -> [B, R] upper bound of the structural actions before the next word
+    is_complete(pool, nodes) -> [B, R] exactly one tree on the stack
+    score_words(pool, history): run the layers that predict words on the R newest nodes, history [B, R, N]
+    num_unscored(pool) -> how many of the newest nodes these layers have not seen
+    word_logits(pool, nodes) -> [B, R, V] float32
+
+Shapes: B sentences, K hypotheses, R rows of a step, C levels, S structural actions, N nodes, T tokens, V vocabulary.
+All scores are natural logs in float32; -inf marks a hypothesis that does not exist.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from .stack import NodePool
+
+NEG_INF = float("-inf")
+# Closure rows whose whole subtree weighs less than exp(-25) of the mass already collected are left out: 1e-11, far
+# below float32 resolution of a sum.
+NEGLIGIBLE = 25.0
+
+
+@dataclass
+class WordEdges:
+    """Where the words of a text begin and end when tokens are word pieces."""
+
+    is_end: Tensor
+    """[B, T] True at the last piece of a word; T counts tokens of the derivation."""
+    word_start: Tensor
+    """[B, T] position of the first piece of the word that holds the token."""
+
+    @classmethod
+    def from_ends(cls, is_end: Tensor) -> "WordEdges":
+        """Edges from the flags of the last pieces [B, T]."""
+        starts = torch.cat([torch.ones_like(is_end[:, :1]), is_end[:, :-1]], 1)
+        position = torch.arange(is_end.shape[1], device=is_end.device)
+        return cls(is_end, torch.where(starts, position, 0).cummax(1).values)
+
+    def extended(self, is_end: Tensor, num_tokens: Tensor) -> "WordEdges":
+        """Edges with the flags `is_end` [B, W] written from position `num_tokens` [B] on."""
+        width = is_end.shape[1]
+        table = torch.cat([self.is_end, torch.ones_like(is_end)], 1)
+        index = num_tokens[:, None] + torch.arange(width, device=is_end.device)
+        return WordEdges.from_ends(table.scatter(1, index, is_end))
+
+    def select_rows(self, index: Tensor) -> "WordEdges":
+        """Edges of the sentences `index`."""
+        return WordEdges(self.is_end[index], self.word_start[index])
+
+
+@dataclass
+class Block:
+    """States and their structural successors, level by level; row (c, k) is state k after c structural actions."""
+
+    nodes: Tensor
+    """[B, R] node ids."""
+    scores: Tensor
+    """[B, R] joint log-probability of the derivation so far."""
+    log_probs: Tensor
+    """[B, R, 1 + S] log-probabilities of the next action, column 0 = generate a word; -inf if illegal."""
+    history: Tensor
+    """[B, R, N] nodes of the derivation, itself included."""
+    origin: Tensor
+    """[B, R] which state of the beam the row descends from."""
+    bounds: list[tuple[int, int]]
+    """First and last + 1 row of every level."""
+    level: int = 0
+    """Structural actions before the first level."""
+    cut: bool = False
+    """Whether states of the last level may have structural successors that are not laid out."""
+    word_log_probs: Tensor | None = None
+    """[B, R, V], kept if they were computed."""
+
+
+@dataclass
+class SearchState:
+    """Beam of B sentences between two words."""
+
+    pool: NodePool
+    nodes: Tensor
+    """[B, R] last node of every hypothesis, deepest stack first."""
+    scores: Tensor
+    """[B, R] joint log-probabilities; -inf = no hypothesis."""
+    history: Tensor
+    """[B, R, N] nodes of every hypothesis, itself included."""
+    num_tokens: Tensor
+    """[B] tokens generated in the current derivation."""
+    level_sizes: list[int]
+    """Level c of the next block has at most this many rows."""
+    edges: WordEdges | None = None
+    origin: Tensor | None = None
+    """[B, R] state of the beam before this one in the same word; None right after a word."""
+    level: int = 0
+    """Structural actions since the last word."""
+    max_depth: int = 0
+    """Upper bound of all stack depths, known without asking the device."""
+    block: Block | None = None
+    """All structural successors, if they are known already."""
+
+    def select_rows(self, index: Tensor) -> None:
+        """Keep the sentences `index` [B'], in that order, in place."""
+        self.pool.select_rows(index)
+        for name in ("nodes", "scores", "history", "num_tokens"):
+            setattr(self, name, getattr(self, name).index_select(0, index))
+        if self.edges is not None:
+            self.edges = self.edges.select_rows(index)
+        if self.block is not None:
+            for name in ("nodes", "scores", "log_probs", "history", "origin", "word_log_probs"):
+                value = getattr(self.block, name)
+                if value is not None:
+                    setattr(self.block, name, value.index_select(0, index))
+
+
+@dataclass
+class Candidates:
+    """Chosen continuations by one word, best first."""
+
+    scores: Tensor
+    """[B, K] joint log-probability including the word."""
+    parents: Tensor
+    """[B, K] node from which the word is generated."""
+    history: Tensor
+    """[B, K, N] nodes of the derivation up to the parent."""
+    tokens: Tensor
+    """[B, K] the words."""
+    origin: Tensor
+    """[B, K] hypothesis of the beam that is continued."""
+    num_structural: Tensor
+    """[B, K] structural actions before the word."""
+
+
+@dataclass
+class BlockTable:
+    """Rows of all blocks of one word."""
+
+    blocks: list[Block] = field(default_factory=list)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows so far."""
+        return sum(block.nodes.shape[1] for block in self.blocks)
+
+    def candidates(self, scores: Tensor, rows: Tensor, tokens: Tensor) -> Candidates:
+        """Look up rows [B, K] of the table."""
+        width = self.blocks[-1].history.shape[2]
+        history = [torch.nn.functional.pad(block.history, (0, width - block.history.shape[2])) for block in self.blocks]
+        history = history[0] if len(history) == 1 else torch.cat(history, 1)
+        nodes = torch.cat([block.nodes for block in self.blocks], 1)
+        origin = torch.cat([block.origin for block in self.blocks], 1)
+        levels = [block.level + c for block in self.blocks for c, (a, b) in enumerate(block.bounds) for _ in range(a, b)]
+        level = torch.tensor(levels, device=rows.device)
+        return Candidates(
+            scores,
+            nodes.gather(1, rows),
+            history.gather(1, rows[..., None].expand(-1, -1, width)),
+            tokens,
+            origin.gather(1, rows),
+            level[rows],
+        )
+
+
+def chain_history(history: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
+    """Histories of all rows of a block whose new nodes are laid out level by level behind the old ones.
+
+    Args:
+        history: Nodes of the states [B, R, N].
+        sizes: Rows of each level; row k of level c + 1 succeeds row k of level c.
+
+    Returns:
+        Histories [B, sum(sizes), N + sum(sizes[1:])] and the state [sum(sizes)] each row descends from.
+    """
+    device = history.device
+    chain = torch.cat([torch.arange(size, device=device) for size in sizes])
+    level = torch.arange(len(sizes), device=device).repeat_interleave(torch.tensor(sizes, device=device))
+    new_chain, new_level = chain[sizes[0] :], level[sizes[0] :]
+    own = (chain[:, None] == new_chain) & (level[:, None] >= new_level)
+    return torch.cat([history[:, chain], own.expand(history.shape[0], -1, -1)], 2), chain
+
+
+class WordBeamSearch:
+    """Word-synchronous beam search with a model adapter.
+
+    Args:
+        adapter: Model side of the search (see the top of this file).
+        num_beams: Number K of derivations kept per sentence.
+        eos_token_ids: Words that may only be generated when exactly one tree is on the stack [E].
+    """
+
+    def __init__(self, adapter: Any, num_beams: int, eos_token_ids: Tensor | None = None) -> None:
+        if num_beams < 1:
+            raise ValueError(f"num_beams={num_beams}: a beam holds at least one derivation")
+        self.adapter = adapter
+        self.num_beams = num_beams
+        self.eos_token_ids = eos_token_ids
+
+    # ------------------------------------------------------------------------------------------------ one block
+    def begin(self, batch_size: int, device: torch.device, **context: Any) -> SearchState:
+        """State before the first word; `context` goes to the adapter (complete sentences before the text)."""
+        pool, nodes, history = self.adapter.begin(batch_size, device, **context)
+        scores = torch.zeros(nodes.shape, dtype=torch.float32, device=device)
+        return SearchState(pool, nodes, scores, history, torch.zeros_like(nodes[:, 0]), [1])
+
+    def refresh(self, state: SearchState) -> None:
+        """Recount the levels of the next block over all sentences (one host sync)."""
+        chain = self.adapter.chain_bound(state.pool, state.nodes).masked_fill(state.scores == NEG_INF, -1)
+        state.level_sizes = [state.nodes.shape[1], *_level_counts(chain, state.max_depth).tolist()]
+
+    def expand(self, state: SearchState, *, max_rows: int | None = None, negligible: float | None = None) -> Block:
+        """Lay out the states and their structural successors, and run the layers that predict words on them.
+
+        Args:
+            state: Beam between two words (or between two blocks of one word).
+            max_rows: Stop adding levels beyond this number of rows per sentence; None = all levels.
+            negligible: Leave out successors that weigh less than exp(-negligible) of the mass collected in the
+                sentence before them; None = none.
+
+        Returns:
+            The block. Its new nodes stay in the pool.
+        """
+        pool, adapter = state.pool, self.adapter
+        sizes, cut = self._block_sizes(state.level_sizes, max_rows)
+        history, chain = chain_history(state.history, sizes)
+        nodes, scores = [state.nodes], [state.scores]
+        log_probs = [adapter.action_log_probs(pool, state.nodes, state.num_tokens, state.edges)]
+        collected, end = None, sizes[0]
+        for level, size in enumerate(sizes[1:], 1):
+            parents, begin = nodes[-1][:, :size], end - sizes[level - 1]
+            score = scores[-1][:, :size] + log_probs[-1][:, :size, 1]
+            if negligible is not None:
+                mass = (scores[-1] + log_probs[-1][..., 0]).logsumexp(1, keepdim=True)
+                collected = mass if collected is None else torch.logaddexp(collected, mass)
+                score = score.masked_fill(score < collected - negligible, NEG_INF)
+                # Asking the device costs a sync; worth it only where whole levels may be saved.
+                if level % 8 == 0 and not bool((score > NEG_INF).any()):
+                    sizes = sizes[:level]
+                    break
+            first = adapter.push(pool, parents, history[:, begin : begin + size, : pool.size], state.num_tokens)
+            nodes.append(torch.arange(first, first + size, device=score.device).expand(len(score), -1))
+            scores.append(score)
+            log_probs.append(adapter.action_log_probs(pool, nodes[-1], state.num_tokens, state.edges))
+            end += size
+        history, chain = history[:, :end, : pool.size], chain[:end]
+        unscored = adapter.num_unscored(pool)
+        if unscored:
+            adapter.score_words(pool, history[:, end - unscored :])
+        origin = chain.expand(len(history), -1) if state.origin is None else state.origin[:, chain]
+        bounds = [(sum(sizes[:c]), sum(sizes[: c + 1])) for c in range(len(sizes))]
+        nodes, scores, log_probs = torch.cat(nodes, 1), torch.cat(scores, 1), torch.cat(log_probs, 1)
+        return Block(nodes, scores, log_probs, history, origin, bounds, state.level, cut)
+
+    def _block_sizes(self, level_sizes: list[int], max_rows: int | None) -> tuple[list[int], bool]:
+        """Rows per level of the next block, and whether states with successors remain behind it."""
+        if self.adapter.num_structural > 1:
+            return level_sizes[:1], True
+        sizes = level_sizes[:1]
+        for size in level_sizes[1:]:
+            if size == 0:
+                return sizes, False
+            if max_rows is not None and sum(sizes) + size > max_rows:
+                return sizes, True
+            sizes.append(size)
+        return sizes, False
+
+    def word_log_probs(self, state: SearchState, block: Block) -> Tensor:
+        """Next-word log-probabilities of all rows [B, R, V], end tokens only where one tree is on the stack."""
+        log_probs = self.adapter.word_logits(state.pool, block.nodes).log_softmax(-1)
+        return self.mask_end(log_probs, self.adapter.is_complete(state.pool, block.nodes))
+
+    def mask_end(self, log_probs: Tensor, complete: Tensor) -> Tensor:
+        """Forbid end tokens in rows whose stack does not hold exactly one tree (no renormalization), in place."""
+        if self.eos_token_ids is not None:
+            ends = log_probs[..., self.eos_token_ids].masked_fill(~complete[..., None], NEG_INF)
+            log_probs[..., self.eos_token_ids] = ends
+        return log_probs
+
+    def _log_probs_of(self, state: SearchState, block: Block, tokens: Tensor) -> Tensor:
+        """Log-probability [B, R] of the given next word `tokens` [B] in every row."""
+        index = tokens[:, None, None].expand(-1, block.nodes.shape[1], 1)
+        if block.word_log_probs is not None:
+            return block.word_log_probs.gather(2, index).squeeze(2)
+        logits = self.adapter.word_logits(state.pool, block.nodes)
+        return logits.gather(2, index).squeeze(2) - logits.logsumexp(2)
+
+    # ---------------------------------------------------------------------------------------------- selection
+    def select(
+        self, block: Block, generated: Tensor, synced: tuple[Tensor, Tensor], first_id: int
+    ) -> tuple[tuple[Tensor, Tensor], Tensor, tuple[Tensor, Tensor]]:
+        """Replay the synchronous selection on a block.
+
+        At every level the pool is the best K among the continuations by a word that were selected before, the
+        continuations by a word of this level's pending states, and their structural successors; the successors that
+        survive are the pending states of the next level.
+
+        Args:
+            block: Rows with their scores.
+            generated: [B, R, G] scores of the G words considered in each row.
+            synced: Scores and ids [B, k] of the continuations selected in earlier blocks.
+            first_id: Id of the first continuation of this block; row r, word g has id first_id + r G + g.
+
+        Returns:
+            The selected continuations (scores and ids, [B, K'] each, -inf = none), which rows were pending [B, R],
+            and the structural successors that survive the last level: their scores (-inf = none) and their position
+            in [last level's rows x S].
+        """
+        scores, ids = synced
+        structural = block.scores[..., None] + block.log_probs[..., 1:]
+        width, pending, visited = generated.shape[2], block.scores[:, : block.bounds[0][1]] > NEG_INF, []
+        for level, (a, b) in enumerate(block.bounds):
+            visited.append(pending)
+            hidden = ~pending[..., None]
+            words = generated[:, a:b].masked_fill(hidden, NEG_INF).flatten(1)
+            moves = structural[:, a:b].masked_fill(hidden, NEG_INF).flatten(1)
+            pool = torch.cat([scores, words, moves], 1)
+            best, index = pool.topk(min(self.num_beams, pool.shape[1]))
+            new_ids = torch.arange(first_id + a * width, first_id + b * width, device=ids.device)
+            ids = torch.cat([ids, new_ids.expand(len(ids), -1)], 1)
+            is_word = index < ids.shape[1]
+            move = index - ids.shape[1]
+            ids = ids.gather(1, index.clamp(max=ids.shape[1] - 1))
+            scores = best.masked_fill(~is_word, NEG_INF)
+            moved = best.masked_fill(is_word, NEG_INF)
+            if level + 1 < len(block.bounds):
+                size, limit = block.bounds[level + 1][1] - b, b - a
+                target = torch.where(moved > NEG_INF, move, limit)
+                pending = pending.new_zeros(len(best), limit + 1).scatter_(1, target, True)[:, :size]
+        return (scores, ids), torch.cat(visited, 1), (moved, move.clamp(min=0))
+
+    def next_block_state(self, state: SearchState, block: Block, moved: Tensor, move: Tensor) -> SearchState:
+        """Execute the structural actions that survive a block, as the first level of the next one."""
+        num_structural, first_row = self.adapter.num_structural, block.bounds[-1][0]
+        row = first_row + move // num_structural
+        parents = block.nodes.gather(1, row)
+        chain = self.adapter.chain_bound(state.pool, parents).masked_fill(moved == NEG_INF, 0) - 1
+        chain, order = chain.sort(dim=1, descending=True, stable=True)
+        counts = _level_counts(chain, state.max_depth, first=0).tolist()
+        order = order[:, : max(1, counts[0])]
+        row, moved, parents = row.gather(1, order), moved.gather(1, order), parents.gather(1, order)
+        width = block.history.shape[2]
+        history = block.history.gather(1, row[..., None].expand(-1, -1, width))
+        actions = 1 + (move % num_structural).gather(1, order) if num_structural > 1 else None
+        first = self.adapter.push(state.pool, parents, history, state.num_tokens, actions=actions)
+        nodes, history = _append_own(first, history)
+        origin = block.origin.gather(1, row)
+        level = block.level + len(block.bounds)
+        sizes = [nodes.shape[1], *counts[1:]]
+        return SearchState(
+            state.pool, nodes, moved, history, state.num_tokens, sizes, state.edges, origin, level,
+            state.max_depth,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------------ one word
+    def propose(self, state: SearchState, tokens: Tensor, block: Block | None = None) -> Candidates:
+        """The best K derivations that generate one given word per sentence.
+
+        Args:
+            state: Beam between two words.
+            tokens: The word of each sentence [B].
+            block: All structural successors of the beam, if they are laid out already.
+
+        Returns:
+            At most K candidates per sentence.
+        """
+        table, frontier = BlockTable(), state
+        synced = state.scores.new_zeros(len(tokens), 0), tokens.new_zeros(len(tokens), 0)
+        while True:
+            block = block or self.expand(frontier, max_rows=4 * self.num_beams)
+            words = self._log_probs_of(state, block, tokens)
+            generated = block.scores + block.log_probs[..., 0] + words
+            synced, _, (moved, move) = self.select(block, generated[..., None], synced, table.num_rows)
+            table.blocks.append(block)
+            if not block.cut or not bool((moved > NEG_INF).any()):
+                break
+            frontier, block = self.next_block_state(frontier, block, moved, move), None
+        return table.candidates(*synced, tokens[:, None].expand_as(synced[1]))
+
+    def commit(
+        self, state: SearchState, chosen: Candidates, active: Tensor | None = None, wanted: Tensor | None = None
+    ) -> tuple[SearchState, Tensor]:
+        """Generate the chosen words and make them the new beam.
+
+        Args:
+            state: Beam before the word.
+            chosen: Continuations [B, K].
+            active: Sentences that take a word [B]; the others keep their beam. None = all.
+            wanted: Sentences whose next block matters [B]; None = all.
+
+        Returns:
+            The new beam, and for each of its hypotheses the index of the candidate it comes from [B, R].
+        """
+        pool, adapter = state.pool, self.adapter
+        scores, parents, tokens, history = chosen.scores, chosen.parents, chosen.tokens, chosen.history
+        chain = adapter.chain_bound(pool, parents) + 1
+        if active is not None:
+            scores, parents, tokens, history, chain = self._keep_frozen(state, chosen, chain, active)
+        alive = scores > NEG_INF
+        keep = (history & alive[..., None]).any(1)
+        chain, order = chain.masked_fill(~alive, -1).sort(dim=1, descending=True, stable=True)
+        counted = chain if wanted is None else chain.masked_fill(~wanted[:, None], -1)
+        counts = _level_counts(counted, state.max_depth + 1)
+        # The one host sync of a word: number of hypotheses, of nodes in use, and rows of every level of the next block.
+        rows, live, *sizes = torch.cat([alive.sum(1).amax()[None], keep.sum(1).amax()[None], counts]).tolist()
+        order = order[:, : max(1, rows)]
+        scores, parents, tokens = scores.gather(1, order), parents.gather(1, order), tokens.gather(1, order)
+        history = history.gather(1, order[..., None].expand(-1, -1, history.shape[2]))
+        if pool.size > 2 * live + 32:
+            index, renumber = pool.compact(keep, max(1, live))
+            parents = renumber.gather(1, parents).clamp(min=0)
+            history = history.gather(2, index[:, None].expand(-1, history.shape[1], -1))
+        first = adapter.push(pool, parents, history, state.num_tokens + 1, tokens=tokens)
+        nodes, new_history = _append_own(first, history)
+        num_tokens = state.num_tokens + 1
+        if active is not None:
+            nodes = torch.where(active[:, None], nodes, parents)
+            new_history[..., -nodes.shape[1] :] &= active[:, None, None]
+            num_tokens = torch.where(active, num_tokens, state.num_tokens)
+        new = SearchState(
+            pool, nodes, scores, new_history, num_tokens, [nodes.shape[1], *sizes], state.edges,
+            max_depth=state.max_depth + 1,
+        )  # fmt: skip
+        return new, order
+
+    def _keep_frozen(
+        self, state: SearchState, chosen: Candidates, chain: Tensor, active: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Put the old beam in the place of the candidates where a sentence takes no word."""
+        width = max(chosen.scores.shape[1], state.scores.shape[1])
+        size = chosen.history.shape[2]
+        old_chain = self.adapter.chain_bound(state.pool, state.nodes)
+        pad = torch.nn.functional.pad
+        old_history = pad(state.history, (0, size - state.history.shape[2]))
+        merged = []
+        for new, old, fill in (
+            (chosen.scores, state.scores, NEG_INF),
+            (chosen.parents, state.nodes, 0),
+            (chosen.tokens, torch.zeros_like(state.nodes), 0),
+            (chain, old_chain, 0),
+        ):
+            new, old = pad(new, (0, width - new.shape[1]), value=fill), pad(old, (0, width - old.shape[1]), value=fill)
+            merged.append(torch.where(active[:, None], new, old))
+        history = pad(chosen.history, (0, 0, 0, width - chosen.history.shape[1]))
+        old_history = pad(old_history, (0, 0, 0, width - old_history.shape[1]))
+        scores, parents, tokens, chain = merged
+        return scores, parents, tokens, torch.where(active[:, None, None], history, old_history), chain
+
+    def close(self, state: SearchState) -> SearchState:
+        """Take the structural actions that are left until one tree is on the stack; no other action is legal.
+
+        Only for systems with one structural action. Every state has one successor, so nothing is selected.
+
+        Returns:
+            A new state over the same pool, its hypotheses best first.
+        """
+        self.refresh(state)
+        pool, nodes, scores, history = state.pool, state.nodes.clone(), state.scores.clone(), state.history.clone()
+        for size in state.level_sizes[1:]:
+            if size == 0:
+                break
+            parents = nodes[:, :size]
+            open_ = self.adapter.chain_bound(pool, parents) > 0
+            move = self.adapter.action_log_probs(pool, parents, state.num_tokens, state.edges)[..., 1]
+            first = self.adapter.push(pool, parents, history[:, :size], state.num_tokens)
+            own = torch.arange(first, first + size, device=nodes.device)
+            nodes[:, :size] = torch.where(open_, own, parents)
+            scores[:, :size] += torch.where(open_, move, 0.0)
+            history = torch.nn.functional.pad(history, (0, size))
+            history[:, :size, -size:] |= torch.diag_embed(open_)
+        scores, order = scores.sort(dim=1, descending=True, stable=True)
+        history = history.gather(1, order[..., None].expand(-1, -1, history.shape[2]))
+        return SearchState(
+            pool, nodes.gather(1, order), scores, history, state.num_tokens, [nodes.shape[1]],
+            state.edges, max_depth=state.max_depth, origin=order,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------ distributions
+    def closure(self, state: SearchState) -> Block:
+        """All structural successors of the beam, with their next-word log-probabilities."""
+        if state.block is None:
+            state.block = self.expand(state, negligible=NEGLIGIBLE)
+            state.block.word_log_probs = self.word_log_probs(state, state.block)
+        return state.block
+
+    def next_token_log_probs(self, state: SearchState) -> Tensor:
+        """Next-word log-probabilities given the prefix, derivations summed out.
+
+        log p(w | x) = logsumexp_r [ log p(x, y_r) + log p(GEN | y_r) + log p(w | y_r) ] - log Z over all structural
+        successors r of the hypotheses in the beam.
+
+        Args:
+            state: Beam between two words.
+
+        Returns:
+            [B, V], normalized over V. Uniform where the beam is empty.
+        """
+        block = self.closure(state)
+        weights = block.scores + block.log_probs[..., 0]
+        weights = weights - weights.amax(1, keepdim=True).clamp(min=torch.finfo(weights.dtype).min)
+        total = (weights[..., None] + block.word_log_probs).logsumexp(1)
+        return total.masked_fill((total == NEG_INF).all(1, keepdim=True), 0.0).log_softmax(-1)
+
+
+def _append_own(first: int, history: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids [B, R] of R nodes that were just pushed, and their histories [B, R, N + R] from their parents'."""
+    batch, rows, _ = history.shape
+    own = torch.eye(rows, dtype=torch.bool, device=history.device).expand(batch, -1, -1)
+    nodes = torch.arange(first, first + rows, device=history.device).expand(batch, -1)
+    return nodes, torch.cat([history, own], 2)
+
+
+def _level_counts(chain: Tensor, max_depth: int, first: int = 1) -> Tensor:
+    """Largest number of rows per sentence that reach level `first`, `first` + 1, .., [max_depth], from bounds [B, R]."""
+    levels = torch.arange(first, max(max_depth, first) + 1, device=chain.device)
+    return (chain[..., None] >= levels).sum(1).amax(0)
+
+
+class SyntacticCache(Cache):
+    """The beam of derivations after a prefix, as `past_key_values`.
+
+    Stock decoding loops treat it like any other cache: `reorder_cache`, `batch_repeat_interleave` and
+    `batch_select_indices` act on the sentences. It cannot be cropped: a beam forgets what it has dropped.
+
+    Args:
+        num_beams: Number K of derivations.
+        eos_token_ids: Words that may only be generated when exactly one tree is on the stack; None = no such rule.
+    """
+
+    def __init__(self, num_beams: int, eos_token_ids: Tensor | None = None) -> None:
+        super().__init__(layers=[])
+        self.num_beams = num_beams
+        self.eos_token_ids = eos_token_ids
+        self.state: SearchState | None = None
+        self.begun: Tensor | None = None
+        self.num_columns = 0
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Number of input columns read, padding included."""
+        return self.num_columns
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether anything was read."""
+        return self.state is not None
+
+    @property
+    def batch_size(self) -> int:
+        """Number of sentences B; 0 before anything was read."""
+        return 0 if self.state is None else self.state.pool.batch_size
+
+    @property
+    def is_croppable(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def is_compileable(self) -> bool:
+        """False."""
+        return False
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep the sentences `beam_idx` [B'], in that order."""
+        if self.state is not None:
+            index = beam_idx.to(self.state.pool.device, torch.long)
+            self.state.select_rows(index)
+            self.begun = self.begun.index_select(0, index)
+
+    batch_select_indices = reorder_cache
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every sentence `repeats` times."""
+        if self.state is not None:
+            self.reorder_cache(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.state, self.begun, self.num_columns = None, None, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Not possible."""
+        raise ValueError(f"crop({tokens_to_remove}): a beam cannot go back to words that it has read; start a new cache")
+
+
+__all__ = [
+    "NEGLIGIBLE",
+    "Block",
+    "BlockTable",
+    "Candidates",
+    "SearchState",
+    "SyntacticCache",
+    "WordBeamSearch",
+    "WordEdges",
+    "chain_history",
+]
