@@ -319,7 +319,7 @@ class _Inside(torch.autograd.Function):
             main.index_add_(0, flat, vector_in.view(-1, size))
             height.index_add_(0, flat, height_in.view(-1))
             if score_in is not None:
-                score.index_add_(0, flat, score_in.view(-1))
+                score.index_add_(0, flat, score_in.reshape(-1))
             if two_channels:
                 run.channel["structure"] = False
                 (language_in,) = torch.autograd.grad(outputs[0], inputs[:1], language[cells])
@@ -476,7 +476,7 @@ class _Outside(torch.autograd.Function):
             outside[cells] += gradients[0]
             feature.index_add_(0, index.flatten(), gradients[1].view(-1, num_features))
             if gradients[2] is not None:
-                inside_score.index_add_(0, index.flatten(), gradients[2].view(-1))
+                inside_score.index_add_(0, index.flatten(), gradients[2].reshape(-1))
                 score[cells] += gradients[3]
             bias += gradients[4]
             ctx.weights.end_level()
