@@ -1,0 +1,124 @@
+"""Shared test set-up: seeds, one thread, no network, uninitialized memory that shows, the `gpu` marker."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+# Before anything imports huggingface_hub or transformers: both read these once, at import.
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    TRANSFORMERS_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    HF_HUB_DISABLE_PROGRESS_BARS="1",
+    TOKENIZERS_PARALLELISM="false",
+)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+torch.set_num_threads(1)
+
+LOOPBACK = ("127.", "::1", "localhost", "0.0.0.0")
+FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked `gpu` where there is none."""
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+def _is_loopback(address: Any) -> bool:
+    # A Unix socket's address is a path; only (host, port, ...) addresses can leave the machine.
+    return not isinstance(address, tuple) or str(address[0]).startswith(LOOPBACK)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_network() -> Iterator[None]:
+    """Let sockets connect to this machine only."""
+    patch = pytest.MonkeyPatch()
+
+    def guarded(connect: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: socket.socket, address: Any) -> Any:
+            if not _is_loopback(address):
+                raise ConnectionRefusedError(f"tests must not use the network, but something connects to {address!r}")
+            return connect(self, address)
+
+        return call
+
+    patch.setattr(socket.socket, "connect", guarded(socket.socket.connect))
+    patch.setattr(socket.socket, "connect_ex", guarded(socket.socket.connect_ex))
+    yield
+    patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """Start every test from the same random state, whatever ran before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill what `torch.empty` and its relatives return with NaN, so that reading it before writing is seen.
+
+    Fresh memory is mostly zeros in a short test process, which hides exactly this mistake.
+    """
+
+    def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+            tensor = make(*args, **kwargs)
+            if tensor.dtype in FLOAT_DTYPES and tensor.device.type != "meta":
+                with torch.no_grad():
+                    tensor.fill_(float("nan"))
+            return tensor
+
+        return call
+
+    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
+
+
+@pytest.fixture
+def tiny_gpst_config() -> Any:
+    """A GPST of a few thousand parameters with every part present."""
+    from hf_synlm import GPSTConfig
+
+    return GPSTConfig(
+        vocab_size=40,
+        hidden_size=16,
+        num_attention_heads=2,
+        num_type_layers=1,
+        num_token_layers=1,
+        max_position_embeddings=64,
+        composition_size=8,
+        composition_num_heads=2,
+        composition_intermediate_size=16,
+        num_composition_layers=1,
+        score_size=4,
+        parser_size=8,
+        parser_score_size=8,
+        num_parser_layers=1,
+        parser_num_heads=2,
+        scoring_num_beams=3,
+        bos_token_id=1,
+        eos_token_id=1,
+        pad_token_id=0,
+        reduce_token_id=2,
+        cls_token_id=3,
+        sep_token_id=4,
+    )
