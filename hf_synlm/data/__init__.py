@@ -1,0 +1,1 @@
+"""Reading text and treebanks, tokenizers, and batches for training."""

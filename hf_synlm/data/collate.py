@@ -1,0 +1,197 @@
+"""Sentences of token ids -> contexts -> padded batches, and word boundaries of tokens.
+
+Shapes: B contexts, T tokens of the longest context in the batch.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+LABEL_PADDING = -100
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedContexts:
+    """Contexts made of whole sentences.
+
+    Attributes:
+        input_ids: per context its token ids, at most `context_length`.
+        sentence_ids: per context and token the number of its sentence in the context: 1, 2, ...
+        num_cut_sentences: how many sentences were longer than a context and had to be cut.
+    """
+
+    input_ids: list[list[int]]
+    sentence_ids: list[list[int]]
+    num_cut_sentences: int
+
+
+def pack_contexts(
+    documents: Iterable[Sequence[Sequence[int]]], context_length: int, *, end_of_document_id: int | None = None
+) -> PackedContexts:
+    """Pack the sentences of documents into contexts, in order and without cutting a sentence that fits.
+
+    A context is closed when the next sentence does not fit any more; it may hold the end of one document and the
+    beginning of the next. A sentence longer than a context is cut into pieces of `context_length` tokens, each of which
+    counts as a sentence; no token is lost.
+
+    Args:
+        documents: per document its sentences, per sentence its token ids.
+        context_length: largest number of tokens of a context.
+        end_of_document_id: if given, this id follows every document as a sentence of its own.
+
+    Returns:
+        The contexts and the number of sentences cut.
+
+    Raises:
+        ValueError: `context_length` is less than 1, or a sentence has no tokens.
+
+    Cost: O(tokens).
+    """
+    if context_length < 1:
+        raise ValueError(f"context_length is {context_length}: it must be at least 1")
+    input_ids: list[list[int]] = []
+    sentence_ids: list[list[int]] = []
+    num_cut = 0
+    for document_index, document in enumerate(documents):
+        sentences = list(document) if end_of_document_id is None else [*document, [end_of_document_id]]
+        for sentence_index, sentence in enumerate(sentences):
+            if not len(sentence):
+                raise ValueError(
+                    f"sentence {sentence_index} of document {document_index} has no tokens: leave empty sentences out"
+                )
+            num_cut += len(sentence) > context_length
+            for start in range(0, len(sentence), context_length):
+                piece = list(sentence[start : start + context_length])
+                if not input_ids or len(input_ids[-1]) + len(piece) > context_length:
+                    input_ids.append([])
+                    sentence_ids.append([])
+                number = sentence_ids[-1][-1] + 1 if sentence_ids[-1] else 1
+                input_ids[-1].extend(piece)
+                sentence_ids[-1].extend([number] * len(piece))
+    return PackedContexts(input_ids, sentence_ids, num_cut)
+
+
+def _pad(rows: Sequence[Sequence[Any]], value: int | bool, dtype: torch.dtype) -> Tensor:
+    """Stack rows of unequal length to [B, T], padded on the right."""
+    padded_BT = torch.full((len(rows), max(map(len, rows))), value, dtype=dtype)
+    for index, row in enumerate(rows):
+        padded_BT[index, : len(row)] = torch.as_tensor(row, dtype=dtype)
+    return padded_BT
+
+
+def collate_contexts(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, Tensor]:
+    """Collate contexts to a right-padded batch for training a model.
+
+    Args:
+        batch: per context a mapping with `input_ids` (at least one token) and, in all contexts or in none,
+            `sentence_ids` (default: the context is one sentence) and `word_ends` (bools, True at the last piece of
+            each word), all of the same length; other keys are left out.
+        pad_token_id: id that fills `input_ids`.
+
+    Returns:
+        `input_ids`, `attention_mask` (1 = token, 0 = padding), `labels` (the ids, -100 at padding), `sentence_ids` (0
+        at padding), all int64 [B, T]; `word_ends` bool [B, T] (False at padding) if given.
+
+    Raises:
+        ValueError: the batch or a context is empty, lengths within a context differ, or a key is in some contexts only.
+    """
+    if not batch:
+        raise ValueError("the batch is empty: give at least one context")
+    optional = [name for name in ("sentence_ids", "word_ends") if any(name in context for context in batch)]
+    for index, context in enumerate(batch):
+        length = len(context["input_ids"])
+        if length == 0:
+            raise ValueError(f"context {index} has no tokens: leave empty contexts out")
+        for name in optional:
+            if name not in context:
+                raise ValueError(f"context {index} has no {name} but others have: give it in all contexts or in none")
+            if len(context[name]) != length:
+                raise ValueError(f"context {index} has {len(context[name])} {name} for {length} tokens: give one each")
+    rows = [context["input_ids"] for context in batch]
+    ones = [[1] * len(row) for row in rows]
+    has_sentences = "sentence_ids" in optional
+    collated = {
+        "input_ids": _pad(rows, pad_token_id, torch.long),
+        "attention_mask": _pad(ones, 0, torch.long),
+        # Padding is told by position, never by its id: a tokenizer may use a real token for padding.
+        "labels": _pad(rows, LABEL_PADDING, torch.long),
+        "sentence_ids": _pad([context["sentence_ids"] for context in batch] if has_sentences else ones, 0, torch.long),
+    }
+    if "word_ends" in optional:
+        collated["word_ends"] = _pad([context["word_ends"] for context in batch], False, torch.bool)
+    return collated
+
+
+def word_ends_from_offsets(offsets: Sequence[tuple[int, int]], words: Sequence[str]) -> list[bool]:
+    """Find the last token of each word from the character offsets of a fast tokenizer.
+
+    The tokenizer must have encoded `" ".join(words)` without special tokens. The space before a word belongs to the
+    word, whether or not the tokenizer counts it into its offsets.
+
+    Args:
+        offsets: `(start, end)` character offsets of the tokens, as from `return_offsets_mapping=True`.
+        words: the words, without white space inside.
+
+    Returns:
+        One bool per token, True at the last token of each word.
+
+    Raises:
+        ValueError: a token spans two words, or a word has no token; the message names the word.
+
+    Cost: O(tokens + characters).
+    """
+    ends = [end - 1 for end in accumulate(len(word) + 1 for word in words)]
+    word_ids: list[int] = []
+    word = 0
+    for start, end in offsets:
+        # The last character of the token says which word it belongs to.
+        last = max(start, end - 1)
+        while word < len(words) - 1 and ends[word] <= last:
+            word += 1
+        if word > 0 and start < ends[word - 1]:
+            raise ValueError(f"the token at characters {start}..{end} spans {words[word - 1]!r} and {words[word]!r}")
+        word_ids.append(word)
+    missing = sorted(set(range(len(words))) - set(word_ids))
+    if missing:
+        raise ValueError(f"word {missing[0]} ({words[missing[0]]!r}) has no token: remove it or use another tokenizer")
+    return word_ends_from_word_ids(word_ids)
+
+
+def word_ends_from_word_ids(word_ids: Sequence[int | None]) -> list[bool]:
+    """Find the last token of each word from `BatchEncoding.word_ids()`.
+
+    Args:
+        word_ids: per token the index of its word, or None for a special token, which counts as a word of its own.
+
+    Returns:
+        One bool per token, True at the last token of each word.
+    """
+    following = [*word_ids[1:], None]
+    return [word is None or word != after for word, after in zip(word_ids, following, strict=True)]
+
+
+def encode_words(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> tuple[list[int], list[bool]]:
+    """Encode a sentence given as words, and say where its words end.
+
+    The words are joined by single spaces: the first has no leading space, the others keep theirs in their first piece.
+
+    Args:
+        tokenizer: a fast tokenizer.
+        words: the words, non-empty and without white space inside.
+
+    Returns:
+        The token ids without special tokens, and one bool per token, True at the last piece of each word.
+
+    Raises:
+        ValueError: a word is empty or holds white space, has no token, or shares a token with its neighbour.
+    """
+    for index, word in enumerate(words):
+        if not word or any(character.isspace() for character in word):
+            raise ValueError(f"word {index} is {word!r}: words must be non-empty and free of white space")
+    encoding = tokenizer(" ".join(words), add_special_tokens=False, return_offsets_mapping=True)
+    return list(encoding["input_ids"]), word_ends_from_offsets(encoding["offset_mapping"], words)

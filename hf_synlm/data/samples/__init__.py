@@ -1,0 +1,36 @@
+"""The embedded default corpus: State of the Union addresses as raw text and with silver constituency trees.
+
+`raw.{train,valid,test}.txt` hold one sentence per line and a blank line between addresses, and
+`trees.{train,valid,test}.txt` one bracketed tree per line, of other addresses. `NOTICE.txt` is the licence: public
+domain, CC0.
+"""
+
+from importlib import resources
+from pathlib import Path
+
+SAMPLE_NAMES = (
+    "raw.train.txt",
+    "raw.valid.txt",
+    "raw.test.txt",
+    "trees.train.txt",
+    "trees.valid.txt",
+    "trees.test.txt",
+    "NOTICE.txt",
+)
+
+
+def sample_path(name: str) -> Path:
+    """Return where a file of the embedded corpus lies.
+
+    Args:
+        name: one of `SAMPLE_NAMES`, e.g. "raw.train.txt".
+
+    Returns:
+        The path of the installed file.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    if name not in SAMPLE_NAMES:
+        raise ValueError(f"there is no sample {name!r}: choose one of {', '.join(SAMPLE_NAMES)}")
+    return Path(str(resources.files(__name__).joinpath(name)))

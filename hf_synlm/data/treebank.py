@@ -1,0 +1,211 @@
+"""Reading constituency treebanks in the bracket format of the Penn Treebank.
+
+`( (S (NP-SBJ (DT The) (NN cat)) (VP (VBZ sleeps)) (. .)) )` becomes words, part-of-speech tags and labeled spans. Trees
+may stand several on a line or run over several lines. What is cleaned: traces (tag -NONE-) and constituents that hold
+nothing else, function tags (NP-SBJ-1, NP=2, ADVP|PRT become NP, NP, ADVP), the root wrapper. What is kept: unary chains
+among the labeled spans, and words as they stand in the file (-LRB- for a parenthesis).
+"""
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterable, Iterator
+
+from hf_synlm.data.text import PathLike, read_lines
+from hf_synlm.trees import Span
+
+# The 36 part-of-speech tags of the Penn Treebank that words have: everything but punctuation, $, # and empty elements.
+WORD_TAGS = frozenset(
+    "CC CD DT EX FW IN JJ JJR JJS LS MD NN NNS NNP NNPS PDT POS PRP PRP$ RB RBR RBS RP SYM TO UH VB VBD VBG VBN VBP "
+    "VBZ WDT WP WP$ WRB".split()
+)
+PUNCTUATION_TAGS = frozenset((",", ".", ":", "``", "''", "-LRB-", "-RRB-"))
+TRACE_TAG = "-NONE-"
+ROOT_LABELS = frozenset(("", "ROOT", "TOP", "S1", "VROOT"))
+
+_SYMBOL = re.compile(r"[()]|[^\s()]+")
+_LABEL_END = re.compile(r"(?<=.)[-=|]")
+
+
+@dataclasses.dataclass(frozen=True)
+class TreebankSentence:
+    """One sentence of a treebank with its tree.
+
+    Attributes:
+        words: the n words.
+        tags: the part-of-speech tag of each word.
+        labeled_spans: (label, i, j) of every constituent, half-open, in post-order; unary chains from the bottom to
+            the top, constituents over one word included, part-of-speech tags not.
+        source: "file:line" of the tree's opening bracket.
+    """
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+    labeled_spans: tuple[tuple[str, int, int], ...]
+    source: str
+
+    @property
+    def spans(self) -> list[Span]:
+        """The unlabeled spans (i, j) of width >= 2 in post-order, each once."""
+        return list(dict.fromkeys((i, j) for _, i, j in self.labeled_spans if j - i >= 2))
+
+
+@dataclasses.dataclass
+class _Node:
+    """A bracket while it is read: its label, its children or its word, and the line where it opens."""
+
+    label: str
+    line: int
+    children: list["_Node"] = dataclasses.field(default_factory=list)
+    word: str | None = None
+
+
+def clean_label(label: str) -> str:
+    """Cut function tags and indices off a label: at the first -, = or | after its first character.
+
+    Args:
+        label: label of a constituent or word, e.g. "NP-SBJ-1".
+
+    Returns:
+        The bare label, e.g. "NP"; labels that begin with a hyphen (-LRB-, -NONE-) stay as they are.
+    """
+    return label if label.startswith("-") else _LABEL_END.split(label, maxsplit=1)[0]
+
+
+def read_treebank(
+    path: PathLike,
+    *,
+    drop_tags: Collection[str] = (),
+    keep_tags: Collection[str] | None = None,
+    keep_functions: bool = False,
+    encoding: str = "utf-8",
+) -> Iterator[TreebankSentence]:
+    """Read the sentences of a treebank file.
+
+    Args:
+        path: file of bracketed trees.
+        drop_tags: tags of words to remove from the trees, e.g. `PUNCTUATION_TAGS`; constituents that lose all their
+            words go too.
+        keep_tags: if given, all words with other tags are removed, e.g. `WORD_TAGS`.
+        keep_functions: leave function tags and indices on the labels of constituents.
+        encoding: character encoding of the file.
+
+    Yields:
+        One `TreebankSentence` per tree that has words left; trees without any are left out.
+
+    Raises:
+        ValueError: the brackets are malformed, the file holds no tree, or it is not text in this encoding; the
+            message names file and line.
+
+    Cost: O(file size) time, memory for one tree.
+    """
+    yield from parse_treebank(
+        read_lines(path, encoding=encoding),
+        source=str(path),
+        drop_tags=drop_tags,
+        keep_tags=keep_tags,
+        keep_functions=keep_functions,
+    )
+
+
+def parse_treebank(
+    lines: Iterable[str],
+    *,
+    source: str = "<text>",
+    drop_tags: Collection[str] = (),
+    keep_tags: Collection[str] | None = None,
+    keep_functions: bool = False,
+) -> Iterator[TreebankSentence]:
+    """Read the sentences of bracketed trees given as lines of text.
+
+    Args:
+        lines: lines of text, with or without line ends.
+        source: name for error messages.
+        drop_tags: as in `read_treebank`.
+        keep_tags: as in `read_treebank`.
+        keep_functions: as in `read_treebank`.
+
+    Yields:
+        One `TreebankSentence` per tree that has words left.
+
+    Raises:
+        ValueError: as `read_treebank`.
+    """
+    is_empty = True
+    for root in _read_brackets(lines, source):
+        is_empty = False
+        sentence = _flatten(root, source, frozenset(drop_tags) | {TRACE_TAG}, keep_tags, keep_functions)
+        if sentence.words:
+            yield sentence
+    if is_empty:
+        raise ValueError(f"{source} holds no tree: is it a file of bracketed trees?")
+
+
+def _read_brackets(lines: Iterable[str], source: str) -> Iterator[_Node]:
+    """Yield the outermost brackets of the text."""
+    path: list[_Node] = []
+    label_expected = False
+    for number, line in enumerate(lines, start=1):
+        for symbol in _SYMBOL.findall(line):
+            where = f"{source}:{number}"
+            if symbol == "(":
+                if path and path[-1].word is not None:
+                    raise ValueError(f"{where}: '(' after the word {path[-1].word!r}: a word stands alone with its tag")
+                path.append(_Node("", number))
+                label_expected = True
+                continue
+            if symbol == ")":
+                if not path:
+                    raise ValueError(f"{where}: ')' closes nothing: remove it or add its '('")
+                node = path.pop()
+                _check_node(node, source, is_root=not path)
+                if path:
+                    path[-1].children.append(node)
+                else:
+                    yield node
+            elif not path:
+                raise ValueError(f"{where}: {symbol!r} stands outside of all trees: trees begin with '('")
+            elif label_expected:
+                path[-1].label = symbol
+            elif path[-1].children or path[-1].word is not None:
+                raise ValueError(f"{where}: the word {symbol!r} has no bracket of its own: write it as (TAG {symbol})")
+            else:
+                path[-1].word = symbol
+            label_expected = False
+    if path:
+        raise ValueError(f"{source}:{path[-1].line}: '(' is never closed: add its ')'")
+
+
+def _check_node(node: _Node, source: str, *, is_root: bool) -> None:
+    """Raise ValueError for a bracket that is neither a word with its tag nor a constituent."""
+    if node.word is None and not node.children:
+        raise ValueError(f"{source}:{node.line}: ({node.label}) holds neither a word nor a constituent: remove it")
+    if not node.label and not is_root:
+        raise ValueError(f"{source}:{node.line}: a bracket inside the tree has no label: add one")
+
+
+def _flatten(
+    root: _Node, source: str, drop_tags: Collection[str], keep_tags: Collection[str] | None, keep_functions: bool
+) -> TreebankSentence:
+    """List words, tags and labeled spans of a tree, without the words to drop and the root wrapper."""
+    line = root.line
+    while root.label in ROOT_LABELS and len(root.children) == 1:
+        root = root.children[0]
+    words: list[str] = []
+    tags: list[str] = []
+    labeled_spans: list[tuple[str, int, int]] = []
+    agenda: list[tuple[_Node, int | None]] = [(root, None)]
+    while agenda:
+        node, start = agenda.pop()
+        if start is not None:
+            if len(words) > start:
+                label = node.label if keep_functions else clean_label(node.label)
+                labeled_spans.append((label or "ROOT", start, len(words)))
+        elif node.word is not None:
+            tag = clean_label(node.label)
+            if tag not in drop_tags and (keep_tags is None or tag in keep_tags):
+                words.append(node.word)
+                tags.append(tag)
+        else:
+            agenda.append((node, len(words)))
+            agenda.extend((child, None) for child in reversed(node.children))
+    return TreebankSentence(tuple(words), tuple(tags), tuple(labeled_spans), f"{source}:{line}")
