@@ -46,7 +46,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         hidden, weight = hidden_RD.to(dtype), weight_VD.to(dtype)
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
-        grad_weight = torch.zeros_like(weight) if need_weight else None
+        grad_weight = (torch.empty_like if len(hidden) else torch.zeros_like)(weight) if need_weight else None
         loss_R = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         chunk = max(1, _CHUNK_ELEMENTS // weight.shape[0])
         with torch.autocast(device, enabled=False):
@@ -62,7 +62,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 if need_hidden:
                     torch.mm(gradient, weight, out=grad_hidden[rows])
                 if need_weight:
-                    grad_weight.addmm_(gradient.t(), hidden[rows])
+                    # beta=0 writes the first chunk without reading the uninitialized sum
+                    torch.addmm(grad_weight, gradient.t(), hidden[rows], beta=min(first, 1), out=grad_weight)
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.dtypes = hidden_RD.dtype, weight_VD.dtype
         loss = (loss_R * coefficient_R).sum()
