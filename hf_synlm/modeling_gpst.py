@@ -27,6 +27,7 @@ from .configuration_gpst import GPSTConfig
 from .inside_outside import InsideChart, inside, outside
 from .linear_cross_entropy import linear_cross_entropy
 from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
+from .search_gpst import GPSTSearchAdapter
 from .syntactic_generation import SyntacticGenerationMixin
 
 LEFT, RIGHT, PARENT_OF_RIGHT = 0, 1, 2  # rows of the role tables; outside, row 0 is the parent
@@ -789,6 +790,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
     """GPST with its language-modeling heads: training objective, marginal next-token distribution, search."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    search_adapter_class = GPSTSearchAdapter
 
     def __init__(self, config: GPSTConfig):
         super().__init__(config)
