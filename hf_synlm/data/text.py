@@ -12,11 +12,11 @@ from typing import TypeAlias
 
 import sentencex
 
-PathLike: TypeAlias = "str | os.PathLike[str]"
+PathLike: TypeAlias = str | os.PathLike[str]
 
 
 def read_lines(path: PathLike, *, encoding: str = "utf-8") -> Iterator[str]:
-    """Yield the lines of a text file without their ends; \\n, \\r\\n and \\r end a line, a byte order mark is dropped.
+    r"""Yield the lines of a text file without their ends; \n, \r\n and \r end a line, a byte order mark is dropped.
 
     Args:
         path: the file.

@@ -1,0 +1,263 @@
+"""Tokenizers for syntactic language models: training small ones, and completing stock ones.
+
+What is returned is always a stock fast tokenizer of transformers, so that a saved one loads anywhere with
+`AutoTokenizer.from_pretrained(folder)` and needs no code of this library. Besides the usual tokens a syntactic language
+model needs an id for REDUCE, the embedding that stands for "compose the top of the stack".
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+END_OF_TEXT_TOKEN = "<|endoftext|>"
+REDUCE_TOKEN = "<|REDUCE|>"
+PAD_TOKEN = "<|pad|>"
+CLS_TOKEN = "<|CLS|>"
+SEP_TOKEN = "<|SEP|>"
+
+# What GPST's vocabulary has after GPT-2's 50,257 types, ids 50257 to 50263.
+GPST_EXTRA_TOKENS = (REDUCE_TOKEN, PAD_TOKEN, CLS_TOKEN, "<CLSTGT1>", "<CLSTGT2>", "<CLSTGT3>", SEP_TOKEN)
+_GPT2_VOCAB_SIZE = 50_257
+_NUM_BYTES = 256
+_FIRST_INNER = 0x100000  # first code point of the last plane, which is for private use
+
+
+def train_bpe_tokenizer(
+    texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2, model_max_length: int = 1024
+) -> GPT2Tokenizer:
+    """Train a byte-level BPE tokenizer in the style of GPT-2.
+
+    Ids 0 to 4 are <|endoftext|> (bos and eos), <|REDUCE|>, <|pad|>, <|CLS|> and <|SEP|>; the 256 bytes and the merges
+    follow. Encoding adds no special tokens and no leading space.
+
+    Args:
+        texts: the training text, e.g. one string per sentence.
+        vocab_size: size of the vocabulary, special tokens included. Less comes out if the text has too few pairs.
+        min_frequency: a pair must occur this often to be merged.
+        model_max_length: longest input in tokens that users are not warned about.
+
+    Returns:
+        A GPT-2 tokenizer, padding on the left as generation wants it.
+
+    Raises:
+        ValueError: `vocab_size` does not hold the bytes and special tokens, or there is no text.
+    """
+    special = [END_OF_TEXT_TOKEN, REDUCE_TOKEN, PAD_TOKEN, CLS_TOKEN, SEP_TOKEN]
+    smallest = _NUM_BYTES + len(special)
+    if vocab_size < smallest:
+        raise ValueError(
+            f"vocab_size is {vocab_size}: byte-level BPE needs at least {smallest} "
+            f"({_NUM_BYTES} bytes and {len(special)} special tokens)"
+        )
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        special_tokens=special,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    trained.train_from_iterator(_some_text(texts), trainer)
+    model = json.loads(trained.to_str())["model"]
+    return GPT2Tokenizer(
+        vocab=model["vocab"],
+        merges=[tuple(merge) for merge in model["merges"]],
+        unk_token=END_OF_TEXT_TOKEN,
+        bos_token=END_OF_TEXT_TOKEN,
+        eos_token=END_OF_TEXT_TOKEN,
+        pad_token=PAD_TOKEN,
+        cls_token=CLS_TOKEN,
+        sep_token=SEP_TOKEN,
+        extra_special_tokens=[REDUCE_TOKEN],
+        model_max_length=model_max_length,
+        padding_side="left",
+    )
+
+
+def train_wordpiece_tokenizer(
+    texts: Iterable[str],
+    vocab_size: int,
+    *,
+    lowercase: bool = True,
+    min_frequency: int = 2,
+    model_max_length: int = 1024,
+) -> PreTrainedTokenizerFast:
+    """Train a WordPiece tokenizer in the style of BERT: BERT's normalization and splitting, ## before inner pieces.
+
+    Ids 0 to 4 are [PAD], [UNK], [CLS], [SEP] and [MASK] as in BERT, 5 and 6 <|endoftext|> (bos and eos) and <|REDUCE|>.
+    Unlike BERT's own, encoding adds no [CLS] and [SEP], which a language model would have to predict, and no token
+    types.
+
+    Args:
+        texts: the training text, e.g. one string per sentence.
+        vocab_size: size of the vocabulary, special tokens included. Less comes out if the text has too few pieces.
+        lowercase: lower-case the text and strip accents.
+        min_frequency: a pair must occur this often to be merged.
+        model_max_length: longest input in tokens that users are not warned about.
+
+    Returns:
+        A fast tokenizer, padding on the left as generation wants it.
+
+    Raises:
+        ValueError: `vocab_size` does not hold the special tokens and a piece, or there is no text.
+    """
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", END_OF_TEXT_TOKEN, REDUCE_TOKEN]
+    if vocab_size <= len(special):
+        raise ValueError(f"vocab_size is {vocab_size}: it must exceed the {len(special)} special tokens")
+    normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    pieces = _learn_pieces(_some_text(texts), vocab_size - len(special), min_frequency, normalizer)
+    vocab = {token: index for index, token in enumerate([*special, *pieces])}
+    trained = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    trained.normalizer = normalizer
+    trained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trained.decoder = decoders.WordPiece(prefix="##")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=trained,
+        unk_token="[UNK]",
+        bos_token=END_OF_TEXT_TOKEN,
+        eos_token=END_OF_TEXT_TOKEN,
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        extra_special_tokens=[REDUCE_TOKEN],
+        model_input_names=["input_ids", "attention_mask"],
+        model_max_length=model_max_length,
+        padding_side="left",
+    )
+
+
+def _learn_pieces(
+    texts: Iterable[str], num_pieces: int, min_frequency: int, normalizer: normalizers.Normalizer
+) -> list[str]:
+    """Learn the pieces of a WordPiece vocabulary by BPE, inner ones with ## before them.
+
+    The library's own WordPiece trainer numbers inner characters in the order of a hash table and breaks ties by that
+    number, so that its result differs from run to run. Here every inner character is another character of a private
+    use plane, for which plain BPE is deterministic.
+    """
+    inner_of: dict[str, str] = {}
+    splitter = pre_tokenizers.BertPreTokenizer()
+
+    def marked_words() -> Iterator[str]:
+        for text in texts:
+            for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)):
+                inner = (inner_of.setdefault(char, chr(_FIRST_INNER + len(inner_of))) for char in word[1:])
+                yield word[0] + "".join(inner)
+
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.BpeTrainer(vocab_size=num_pieces, min_frequency=min_frequency, show_progress=False)
+    trained.train_from_iterator(marked_words(), trainer)
+    char_of = {inner: char for char, inner in inner_of.items()}
+    vocab = trained.get_vocab()
+    return [
+        ("##" if piece[0] in char_of else "") + "".join(char_of.get(char, char) for char in piece)
+        for piece in sorted(vocab, key=vocab.__getitem__)
+    ]
+
+
+def _some_text(texts: Iterable[str]) -> Iterable[str]:
+    """Pass on texts and raise ValueError if there is nothing in them."""
+    is_empty = True
+    for text in texts:
+        is_empty = is_empty and not text.strip()
+        yield text
+    if is_empty:
+        raise ValueError("there is no text to train a tokenizer on: check the files it comes from")
+
+
+def load_tokenizer(name_or_path: str | os.PathLike[str], **kwargs: object) -> PreTrainedTokenizerBase:
+    """Load a tokenizer and add the special tokens that a syntactic language model needs and it does not have.
+
+    A stock GPT-2 tokenizer (50,257 types) gets GPST's vocabulary: <|REDUCE|> 50257, <|pad|> 50258, <|CLS|> 50259,
+    <CLSTGT1> to <CLSTGT3> 50260 to 50262, <|SEP|> 50263, 50,264 types in all. Any other tokenizer gets <|REDUCE|> and
+    those of <|pad|>, <|CLS|>, <|SEP|>, <|endoftext|> (bos and eos) whose role is not filled. A tokenizer that was
+    completed and saved loads unchanged.
+
+    Args:
+        name_or_path: a folder, or a name on the Hub.
+        **kwargs: for `AutoTokenizer.from_pretrained`.
+
+    Returns:
+        The tokenizer; the model's `vocab_size` is its `len()`, its token ids are those of `special_token_ids`.
+
+    Raises:
+        ValueError: it is not a fast tokenizer.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"{name_or_path} is a {type(tokenizer).__name__}, not a fast tokenizer, so it tells no word boundaries: "
+            "choose one that has a tokenizer.json"
+        )
+    if len(tokenizer) == _GPT2_VOCAB_SIZE and tokenizer.eos_token == END_OF_TEXT_TOKEN:
+        added = list(GPST_EXTRA_TOKENS)
+        roles = {"pad_token": PAD_TOKEN, "cls_token": CLS_TOKEN, "sep_token": SEP_TOKEN}
+        tokenizer.padding_side = "left"
+    else:
+        defaults = {
+            "pad_token": PAD_TOKEN,
+            "cls_token": CLS_TOKEN,
+            "sep_token": SEP_TOKEN,
+            "bos_token": tokenizer.eos_token or END_OF_TEXT_TOKEN,
+            "eos_token": tokenizer.bos_token or END_OF_TEXT_TOKEN,
+        }
+        roles = {role: token for role, token in defaults.items() if getattr(tokenizer, role) is None}
+        vocabulary = tokenizer.get_vocab()
+        added = [token for token in dict.fromkeys((REDUCE_TOKEN, *roles.values())) if token not in vocabulary]
+    # Added one by one in this order, so that the ids come in this order, whatever order the roles are set in.
+    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in added], special_tokens=True)
+    others = [token for token in added if token not in roles.values()]
+    tokenizer.add_special_tokens({**roles, "extra_special_tokens": others}, replace_extra_special_tokens=False)
+    return tokenizer
+
+
+def special_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Collect the fields of a model's configuration that depend on its tokenizer.
+
+    Args:
+        tokenizer: a tokenizer of this module.
+
+    Returns:
+        `vocab_size`, `bos_token_id`, `eos_token_id`, `pad_token_id`, `cls_token_id`, `sep_token_id` and
+        `reduce_token_id`.
+
+    Raises:
+        ValueError: one of these tokens is missing.
+    """
+    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    ids |= {name: getattr(tokenizer, name) for name in ("cls_token_id", "sep_token_id")}
+    ids["reduce_token_id"] = tokenizer.get_vocab().get(REDUCE_TOKEN)
+    missing = [name for name, value in ids.items() if value is None]
+    if missing:
+        raise ValueError(f"the tokenizer has no {', '.join(missing)}: load it with load_tokenizer, which adds them")
+    return {"vocab_size": len(tokenizer), **ids}
+
+
+def encode_sentences(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]) -> list[list[int]]:
+    """Encode sentences one by one, without special tokens, leading space or trailing white space.
+
+    Args:
+        tokenizer: any fast tokenizer.
+        sentences: the sentences.
+
+    Returns:
+        Per sentence its token ids, at least one.
+
+    Raises:
+        ValueError: a sentence has no tokens.
+    """
+    stripped = [sentence.strip() for sentence in sentences]
+    if not stripped:
+        return []
+    # Sentences are cut to contexts later, so the tokenizer's warning about long inputs is out of place here.
+    input_ids = tokenizer(stripped, add_special_tokens=False, verbose=False)["input_ids"]
+    for index, ids in enumerate(input_ids):
+        if not ids:
+            raise ValueError(f"sentence {index} ({sentences[index]!r}) has no tokens: leave empty sentences out")
+    return input_ids
