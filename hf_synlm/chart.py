@@ -134,7 +134,7 @@ def plan_trees(spans: Sequence[Sequence[tuple[int, int]]], sentence_ids: Tensor)
     """
     sentence_ids = sentence_ids.cpu()
     if len(spans) != sentence_ids.shape[0]:
-        raise ValueError(f"spans has {len(spans)} rows and the batch {sentence_ids.shape[0]}. Give one list per context.")
+        raise ValueError(f"spans has {len(spans)} rows, the batch {sentence_ids.shape[0]}. Give one list per context.")
     rows, firsts, lasts, splits = [], [], [], []
     for row, row_spans in enumerate(spans):
         for (start, end), split in _split_points(row_spans, row).items():
@@ -150,7 +150,7 @@ def plan_trees(spans: Sequence[Sequence[tuple[int, int]]], sentence_ids: Tensor)
     lengths = _sentence_lengths(starts_BT, sentence_ids != 0).tolist()
     for (row, start), length in zip(starts_BT.nonzero().tolist(), lengths, strict=True):
         if length > 1 and (start, start + length) not in {(int(i), int(j)) for i, j in spans[row]}:
-            raise ValueError(f"spans of row {row} lack the whole sentence {(start, start + length)}. Add the root span.")
+            raise ValueError(f"spans of row {row} lack the root span {(start, start + length)}. Add it.")
     cells = [(*columns, torch.tensor(splits, dtype=torch.long)[:, None])]
     return _finish_plan(cells, sentence_ids, starts_BT, joined_BP)
 
@@ -213,9 +213,7 @@ def _merge_cells(time_BP: Tensor, window_size: int, num_tokens: int, longest: in
     for num_left in range(window_size):
         num_right = window_size - 1 - num_left
         valid = (
-            finite
-            & (padded.gather(1, left[num_left]) < num_tokens)
-            & (padded.gather(1, right[num_right]) < num_tokens)
+            finite & (padded.gather(1, left[num_left]) < num_tokens) & (padded.gather(1, right[num_right]) < num_tokens)
         )
         row, column = valid.nonzero(as_tuple=True)
         inner = [*left[num_left:0:-1], here, *right[1 : num_right + 1]]

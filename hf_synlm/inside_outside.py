@@ -66,8 +66,9 @@ class WeightGradients:
         if not calls:
             return
         inputs = torch.cat([inputs.reshape(-1, weight.shape[1]) for inputs, _ in calls])
-        outputs = torch.cat([gradient.reshape(-1, *(bias.shape if bias is not None else weight.shape[:1]))
-                             for _, gradient in calls])
+        outputs = torch.cat(
+            [gradient.reshape(-1, *(bias.shape if bias is not None else weight.shape[:1])) for _, gradient in calls]
+        )
         weight_sum = outputs.reshape(-1, weight.shape[0]).t() @ inputs
         bias_sum = None if bias is None else outputs.sum(0)
         if name in self.sums:
@@ -454,7 +455,7 @@ class _Outside(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_leaf):
-        run, plan, state = ctx.run, ctx.run.plan, ctx.state
+        plan, state = ctx.run.plan, ctx.state
         (num_cells, num_features), size = ctx.shapes
         outside = grad_leaf.new_zeros(num_cells, size)
         outside[: plan.num_leaves] = grad_leaf

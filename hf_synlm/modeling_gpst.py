@@ -12,7 +12,6 @@ Source: the authors' `model/generative_r2d2_fast.py`, `r2d2_insideoutside.py`, `
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -21,377 +20,17 @@ from transformers import GPT2Config, GPT2Model, PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import can_return_tuple
 
-from .actions import COMP, GEN
+from .actions import COMP, GEN, PAD_ACTION, spans_to_actions
 from .chart import ChartPlan, TreeNodes, best_splits, induced_trees, plan_chart, plan_trees
+from .composition_gpst import GPSTComposition, GPSTDecomposition, GPSTPairLayer, GPSTParser
 from .configuration_gpst import GPSTConfig
+from .incremental_parsing import parse_with_search
 from .inside_outside import InsideChart, inside, outside
 from .linear_cross_entropy import linear_cross_entropy
 from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
 from .search_gpst import GPSTSearchAdapter
 from .syntactic_generation import SyntacticGenerationMixin
-
-LEFT, RIGHT, PARENT_OF_RIGHT = 0, 1, 2  # rows of the role tables; outside, row 0 is the parent
-
-
-# ---------------------------------------------------------------------------------------------- composition
-class GPSTPairLayer(nn.Module):
-    """One post-norm Transformer layer over pairs; its layer norms have no parameters.
-
-    x <- LN(x + W_o attention(x));  x <- LN(x + W_2 gelu(W_1 x))
-
-    Role embeddings enter queries and keys, not values. With two positions, attention is a sigmoid:
-    weight of position 0 = sigmoid(q . (k_0 - k_1) / sqrt(head size)).
-    """
-
-    def __init__(self, config: GPSTConfig):
-        super().__init__()
-        size = config.composition_size
-        self.num_heads = config.composition_num_heads
-        self.dropout, self.attention_dropout = config.composition_dropout, config.composition_attention_dropout
-        self.role_embedding = nn.Embedding(4, size)
-        self.in_proj = nn.Linear(size, 3 * size)
-        self.out_proj = nn.Linear(size, size)
-        self.linear1 = nn.Linear(size, config.composition_intermediate_size)
-        self.linear2 = nn.Linear(config.composition_intermediate_size, size)
-
-    def role_bias(self, roles: list) -> Tensor:
-        """Bias of the q, k, v projection with the role terms of the given (nested) list of roles: [..., 3 d]."""
-        size = self.out_proj.in_features
-        index = torch.tensor(roles, device=self.in_proj.weight.device)
-        role = F.linear(self.role_embedding(index), self.in_proj.weight[: 2 * size])
-        return self.in_proj.bias + F.pad(role, (0, size))
-
-    def attend(self, pair: Tensor, qkv: Tensor, linear: Callable, name: str) -> Tensor:
-        """Finish the layer from its projections: `pair` [..., 2, d] and `qkv` [..., 2, 3 d] -> [..., 2, d]."""
-        size = pair.shape[-1]
-        query, key, value = (part.unflatten(-1, (self.num_heads, -1)) for part in qkv.split(size, -1))
-        key_difference = (key[..., 0, :, :] - key[..., 1, :, :]).unsqueeze(-3)
-        logit = (query * key_difference).sum(-1, keepdim=True) / math.sqrt(size // self.num_heads)
-        weight = logit.sigmoid()
-        first, second = value[..., :1, :, :], value[..., 1:, :, :]
-        if self.training and self.attention_dropout > 0:
-            mixed = self._drop(weight, True) * first + self._drop(1 - weight, True) * second
-        else:
-            mixed = torch.addcmul(second, weight, first - second)
-        pair = F.layer_norm(pair + self._drop(linear(f"{name}.out_proj", mixed.flatten(-2))), (size,))
-        hidden = self._drop(F.gelu(linear(f"{name}.linear1", pair)))
-        return F.layer_norm(pair + self._drop(linear(f"{name}.linear2", hidden)), (size,))
-
-    def _drop(self, tensor: Tensor, attention: bool = False) -> Tensor:
-        return F.dropout(tensor, self.attention_dropout if attention else self.dropout, self.training)
-
-    def maps(self, name: str, in_bias: Tensor | None) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """The layer's linear maps by name; `in_bias` replaces the bias of the q, k, v projection."""
-        maps = {f"{name}.in_proj": (self.in_proj.weight, in_bias)}
-        for part in ("out_proj", "linear1", "linear2"):
-            module = getattr(self, part)
-            maps[f"{name}.{part}"] = (module.weight, module.bias)
-        return maps
-
-
-class GPSTScore(nn.Sequential):
-    """Two-layer projection of a vector for split scores: d -> d, gelu, d -> score size."""
-
-    def __init__(self, config: GPSTConfig):
-        size = config.composition_size
-        super().__init__(nn.Linear(size, size), nn.GELU(), nn.Linear(size, config.score_size))
-
-    def maps(self, name: str) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """The linear maps by name."""
-        return {f"{name}.{x}": (self[x].weight, self[x].bias) for x in (0, 2)}
-
-    @staticmethod
-    def run(linear: Callable, name: str, vector: Tensor) -> Tensor:
-        """Apply the named projection through `linear`."""
-        return linear(f"{name}.2", F.gelu(linear(f"{name}.0", vector)))
-
-
-class GPSTComposition(nn.Module):
-    """Composition function f_alpha and score phi_alpha of the inside pass.
-
-    f(l, r) = LN(sum over both positions of encoder([l, r]));  phi(l, r) = u(l) . v(r) / sqrt(score size)
-    """
-
-    def __init__(self, config: GPSTConfig):
-        super().__init__()
-        self.layers = nn.ModuleList(GPSTPairLayer(config) for _ in range(config.num_composition_layers))
-        self.left_score = GPSTScore(config)
-        self.right_score = GPSTScore(config)
-        self.scale = config.score_size**-0.5
-
-    def chart_tensors(self) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """Linear maps of the composition, with role terms folded into the first biases."""
-        maps = {**self.left_score.maps("left_score"), **self.right_score.maps("right_score")}
-        for index, layer in enumerate(self.layers):
-            maps.update(layer.maps(str(index), layer.role_bias([LEFT, RIGHT])))
-        return maps
-
-    def compose(self, linear: Callable, pair_R2D: Tensor) -> Tensor:
-        """Vectors [R, d] of the parents of R pairs."""
-        for index, layer in enumerate(self.layers):
-            pair_R2D = layer.attend(pair_R2D, linear(f"{index}.in_proj", pair_R2D), linear, str(index))
-        return F.layer_norm(pair_R2D.sum(-2), pair_R2D.shape[-1:])
-
-    def score_splits(self, linear: Callable, left_RD: Tensor, right_RD: Tensor) -> Tensor:
-        """Scores [R] of pairs of children."""
-        left = GPSTScore.run(linear, "left_score", left_RD)
-        right = GPSTScore.run(linear, "right_score", right_RD)
-        return (left * right).sum(-1) * self.scale
-
-    def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        """Compose single pairs outside of a chart, as the left-to-right search does: [..., d] x 2 -> [..., d]."""
-        maps = self.chart_tensors()
-
-        def linear(name: str, inputs: Tensor) -> Tensor:
-            weight, bias = maps[name]
-            return F.linear(inputs, weight, bias) if bias.dim() == 1 else F.linear(inputs, weight) + bias
-
-        return self.compose(linear, torch.stack([left, right], -2))
-
-
-class GPSTDecomposition(nn.Module):
-    """Decomposition function f_beta and score phi_beta of the outside pass.
-
-    Message to a child: LN(sum of encoder([outside of the parent, inside of the sibling])); its score is
-    p(parent) . u(sibling) / sqrt(score size), with one projection u for right and one for left siblings.
-    """
-
-    def __init__(self, config: GPSTConfig):
-        super().__init__()
-        self.layers = nn.ModuleList(GPSTPairLayer(config) for _ in range(config.num_decomposition_layers))
-        self.parent_score = GPSTScore(config)
-        self.left_score = GPSTScore(config)
-        self.right_score = GPSTScore(config)
-        self.scale = config.score_size**-0.5
-        self.sizes = [config.composition_size, 3 * config.composition_size, config.score_size, config.score_size]
-
-    _ROLES = [[LEFT, RIGHT], [LEFT, PARENT_OF_RIGHT]]  # by child side: roles of parent and sibling
-
-    def chart_tensors(self) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """Linear maps that the level loop applies (the first projection of parents without its bias)."""
-        maps = self.parent_score.maps("parent_score")
-        for index, layer in enumerate(self.layers):
-            maps.update(layer.maps(str(index), layer.role_bias(self._ROLES) if index else None))
-        return maps
-
-    def position_bias(self) -> Tensor:
-        """Bias [2, 2, 3 d] of the first projections by child side and pair position."""
-        return self.layers[0].role_bias(self._ROLES)
-
-    def cell_features(self, vector_ND: Tensor) -> Tensor:
-        """[N, 4 d + 2 score size]: vector, its first projections, and its score projections as left / right sibling."""
-        projections = F.linear(vector_ND, self.layers[0].in_proj.weight)
-        parts = [vector_ND, projections, self.left_score(vector_ND), self.right_score(vector_ND)]
-        return torch.cat([part.to(vector_ND.dtype) for part in parts], -1)
-
-    def messages(self, linear: Callable, bias: Tensor, parent_CD: Tensor, sibling_CM2F: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores [C, M, 2] and vectors [C, M, 2, d] of the messages to left and right children."""
-        num_cells, width = sibling_CM2F.shape[:2]
-        sibling, projections, as_left, as_right = sibling_CM2F.split(self.sizes, -1)
-        parent_score = GPSTScore.run(linear, "parent_score", parent_CD)[:, None]
-        score = torch.stack(
-            [(parent_score * as_right[:, :, 0]).sum(-1), (parent_score * as_left[:, :, 1]).sum(-1)], -1
-        )
-
-        def pairs(parent: Tensor, sibling: Tensor) -> Tensor:
-            return torch.stack([parent[:, None, None].expand(num_cells, width, 2, -1), sibling], -2)
-
-        pair = pairs(parent_CD, sibling)
-        qkv = pairs(linear("0.in_proj", parent_CD), projections) + bias
-        for index, layer in enumerate(self.layers):
-            qkv = qkv if index == 0 else linear(f"{index}.in_proj", pair)
-            pair = layer.attend(pair, qkv, linear, str(index))
-        return score * self.scale, F.layer_norm(pair.sum(-2), pair.shape[-1:])
-
-
-# ---------------------------------------------------------------------------------------------- parser
-class GPSTParserLayer(nn.Module):
-    """Pre-norm Transformer layer with rotary positions and a gated feed-forward network, without biases."""
-
-    def __init__(self, config: GPSTConfig):
-        super().__init__()
-        size = config.parser_size
-        # Width of the authors' layer: two thirds of 4 p, rounded up to a multiple of 256.
-        inner = 256 * math.ceil(int(2 * 4 * size / 3) / 256)
-        self.num_heads, self.dropout = config.parser_num_heads, config.parser_dropout
-        self.attention_norm = nn.RMSNorm(size, eps=1e-5)
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(size, size, bias=False) for _ in range(4))
-        self.mlp_norm = nn.RMSNorm(size, eps=1e-5)
-        self.gate_proj, self.up_proj = (nn.Linear(size, inner, bias=False) for _ in range(2))
-        self.down_proj = nn.Linear(inner, size, bias=False)
-
-    def forward(self, hidden_BTD: Tensor, mask_B1TT: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-        """One layer; `mask_B1TT` is True where a token may attend."""
-        normed = self.attention_norm(hidden_BTD)
-        query, key, value = (
-            proj(normed).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for proj in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        query, key = _rotate(query, *rotary), _rotate(key, *rotary)
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask_B1TT)
-        hidden_BTD = hidden_BTD + self._drop(self.o_proj(mixed.transpose(1, 2).flatten(-2)))
-        normed = self.mlp_norm(hidden_BTD)
-        return hidden_BTD + self._drop(self.down_proj(F.silu(self.gate_proj(normed)) * self.up_proj(normed)))
-
-    def _drop(self, tensor: Tensor) -> Tensor:
-        return F.dropout(tensor, self.dropout, self.training)
-
-
-def _rotate(tensor: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    first, second = tensor.chunk(2, -1)
-    return tensor * cosine.to(tensor.dtype) + torch.cat([-second, first], -1) * sine.to(tensor.dtype)
-
-
-class GPSTParser(nn.Module):
-    """Scores the boundaries between neighbouring tokens; low scores merge first.
-
-    Tokens attend to their own sentence only and positions are relative, so a sentence's scores do not depend on its
-    neighbours or on where it stands.
-    """
-
-    def __init__(self, config: GPSTConfig):
-        super().__init__()
-        self.head_size = config.parser_size // config.parser_num_heads
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.parser_size)
-        self.layers = nn.ModuleList(GPSTParserLayer(config) for _ in range(config.num_parser_layers))
-        self.norm = nn.RMSNorm(config.parser_size, eps=1e-5)
-        self.score = nn.Sequential(
-            nn.Linear(2 * config.parser_size, config.parser_score_size),
-            nn.GELU(),
-            nn.Dropout(config.parser_dropout),
-            nn.Linear(config.parser_score_size, 1),
-        )
-
-    def forward(self, input_ids: Tensor, sentence_ids: Tensor) -> Tensor:
-        """Scores [B, T - 1] of the boundaries between tokens t and t + 1, in float32."""
-        hidden = self.embed_tokens(input_ids)
-        mask = (sentence_ids[:, :, None] == sentence_ids[:, None, :])[:, None]
-        position = torch.arange(input_ids.shape[1], device=input_ids.device, dtype=torch.float32)
-        steps = torch.arange(0, self.head_size, 2, device=input_ids.device, dtype=torch.float32) / self.head_size
-        angle = torch.outer(position, 10000.0**-steps).repeat(1, 2)
-        rotary = (angle.cos(), angle.sin())
-        for layer in self.layers:
-            hidden = layer(hidden, mask, rotary)
-        hidden = self.norm(hidden)
-        return self.score(torch.cat([hidden[:, :-1], hidden[:, 1:]], -1)).squeeze(-1).float()
-
-
-# ---------------------------------------------------------------------------------------------- input
-class _Text:
-    """A batch of token rows, checked, shifted to the left end and without begin tokens."""
-
-    def __init__(self, ids: Tensor, sentence_ids: Tensor, word_index: Tensor | None, shift_B: Tensor, moved: bool):
-        self.ids, self.sentence_ids, self.word_index = ids, sentence_ids, word_index
-        self.shift_B, self.moved, self.width = shift_B, moved, ids.shape[1]
-
-    @classmethod
-    def read(
-        cls,
-        config: GPSTConfig,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        sentence_ids: Tensor | None,
-        word_ends: Tensor | None,
-    ) -> "_Text":
-        """Check the inputs of `forward` and bring them into this form."""
-        mask = attended_tokens(config, input_ids, attention_mask if sentence_ids is None else sentence_ids != 0)
-        for name, value in (("sentence_ids", sentence_ids), ("word_ends", word_ends)):
-            if value is not None and value.shape != input_ids.shape:
-                raise ValueError(f"{name} has shape {tuple(value.shape)}, input_ids {tuple(input_ids.shape)}. Align them.")
-        length_B, shift_B = mask.sum(1), mask.long().argmax(1)
-        if int(length_B.min()) == 0:
-            row = int(length_B.argmin())
-            raise ValueError(f"Row {row} of input_ids holds no token (besides a begin token). Leave empty texts out.")
-        if int(length_B.max()) >= config.max_position_embeddings:
-            raise ValueError(
-                f"A context of {int(length_B.max())} tokens does not fit max_position_embeddings="
-                f"{config.max_position_embeddings} (at most {config.max_position_embeddings - 1} tokens). Shorten it."
-            )
-        sentence_ids = mask.long() if sentence_ids is None else sentence_ids * mask
-        word_index = None
-        if word_ends is not None:
-            word_index = F.pad(word_ends.long().cumsum(1)[:, :-1], (1, 0))
-        text = cls(input_ids, sentence_ids, word_index, shift_B, bool(shift_B.any()))
-        if text.moved:
-            text.ids, text.sentence_ids = text.align(input_ids), text.align(sentence_ids)
-            text.word_index = None if word_index is None else text.align(word_index)
-        expected = torch.arange(text.width, device=mask.device) < length_B[:, None]
-        if not torch.equal(text.sentence_ids != 0, expected):
-            raise ValueError("attention_mask or sentence_ids leave holes between tokens. Pad at one end only.")
-        text.ids = text.ids.masked_fill(~expected, 0)
-        return text
-
-    def align(self, values_BT: Tensor) -> Tensor:
-        """Shift rows to the left end (values that leave on the left are lost, the right end is filled with 0)."""
-        column = torch.arange(self.width, device=values_BT.device) + self.shift_B[:, None]
-        return values_BT.gather(1, column.clamp_max(self.width - 1)).masked_fill(column >= self.width, 0)
-
-    def align_order(self, merge_order: Tensor) -> Tensor:
-        """A merge order in input positions -> in shifted positions."""
-        if not self.moved:
-            return merge_order
-        shifted = merge_order - self.shift_B.to(merge_order.device)[:, None]
-        return torch.where(shifted < 0, shifted + merge_order.shape[1], shifted)
-
-    def restore(self, values: Tensor) -> Tensor:
-        """Shift [B, T, ...] back to input positions; 0 at padding."""
-        if not self.moved:
-            return values
-        column = torch.arange(self.width, device=values.device) - self.shift_B[:, None]
-        index = column.clamp_min(0).view(*column.shape, *[1] * (values.dim() - 2)).expand_as(values)
-        hidden = (column < 0).view(*column.shape, *[1] * (values.dim() - 2))
-        return values.gather(1, index).masked_fill(hidden, 0)
-
-    def shifts(self) -> list[int]:
-        """Input position of the first token of each row."""
-        return self.shift_B.tolist()
-
-    def list_spans(self, nodes: TreeNodes) -> list[list[tuple[int, int]]]:
-        """Inner nodes of each row in post-order, in input positions."""
-        rows: list[list[tuple[int, int]]] = [[] for _ in range(len(self.ids))]
-        shifts = self.shifts()
-        columns = (nodes.context_A.tolist(), nodes.start_A.tolist(), nodes.end_A.tolist())
-        for row, start, end in zip(*columns, strict=True):
-            if end - start > 1:
-                rows[row].append((start + shifts[row], end + shifts[row]))
-        return rows
-
-
-def attended_tokens(config: GPSTConfig, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Mask [B, T] of the tokens that count: attended, and not the begin token at the start of a row.
-
-    Args:
-        config: for the vocabulary and the begin and padding ids.
-        input_ids: [B, T].
-        attention_mask: [B, T] or `None`: everything but a trailing run of `pad_token_id`.
-
-    Returns:
-        Boolean mask.
-
-    Raises:
-        ValueError: for wrong shapes, types, or ids outside the vocabulary.
-    """
-    if input_ids.dim() != 2 or input_ids.is_floating_point() or input_ids.numel() == 0:
-        raise ValueError(f"input_ids must be integers [batch, tokens], not {input_ids.dtype} {tuple(input_ids.shape)}.")
-    if attention_mask is None:
-        mask = torch.ones_like(input_ids, dtype=torch.bool)
-        if config.pad_token_id is not None:
-            mask = (input_ids != config.pad_token_id).flip(1).long().cummax(1).values.flip(1).bool()
-    elif attention_mask.shape != input_ids.shape:
-        raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)}. Align them."
-        )
-    else:
-        mask = attention_mask.bool()
-    if not input_ids.is_cuda:  # on a GPU the check would stall every step; there the embedding lookup fails instead
-        outside = ((input_ids < 0) | (input_ids >= config.vocab_size)) & mask
-        if outside.any():
-            value = input_ids[outside][0].item()
-            raise ValueError(f"Token id {value} is outside the vocabulary of {config.vocab_size} ids. Check the tokenizer.")
-    if config.bos_token_id is not None:
-        first = mask & (mask.long().cumsum(1) == 1)
-        mask = mask & ~(first & (input_ids == config.bos_token_id))
-    return mask
+from .token_batch import TokenBatch, attended_tokens
 
 
 # ---------------------------------------------------------------------------------------------- base model
@@ -443,7 +82,7 @@ class GPSTPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize as the authors do: GPT-2 style where D wide, PyTorch defaults in the composition and the parser."""
+        """Initialize as the authors do: GPT-2 style in the decoders, PyTorch defaults in composition and parser."""
         std = self.config.initializer_range
         if isinstance(module, nn.Linear):
             init.kaiming_uniform_(module.weight, a=math.sqrt(5))
@@ -529,27 +168,10 @@ class GPSTModel(GPSTPreTrainedModel):
             ValueError: for empty rows, ids outside the vocabulary, masks with holes, contexts longer than
                 the positions, spans that are no binary trees, and tensors of the wrong shape.
         """
-        text = _Text.read(self.config, input_ids, attention_mask, sentence_ids, word_ends)
+        text = TokenBatch.read(self.config, input_ids, attention_mask, sentence_ids, word_ends)
         scores = self.parser(text.ids, text.sentence_ids)
-        if spans is not None:
-            shifted = [[(i - shift, j - shift) for i, j in row] for row, shift in zip(spans, text.shifts(), strict=True)]
-            plan = plan_trees(shifted, text.sentence_ids)
-        else:
-            order = self._merge_order(scores.detach(), text) if merge_order is None else text.align_order(merge_order)
-            plan = plan_chart(order, text.sentence_ids, self.config.window_size)
-        plan = plan.to(scores.device)
-        leaf_ids = text.ids.flatten()[plan.context_N[: plan.num_leaves] * text.width + plan.start_N[: plan.num_leaves]]
-        leaf_embedding = self.embed_tokens(leaf_ids)
-        chart = inside(
-            plan,
-            self.down_scale(leaf_embedding).to(leaf_embedding.dtype),
-            self.composition,
-            temperature=self.config.split_temperature,
-            hard=self.config.hard_inside,
-            accumulate_scores=self.config.accumulate_scores,
-            stop_structure_gradient=self.config.stop_structure_gradient,
-        )
-        nodes = induced_trees(plan, best_splits(plan, chart.split_score_CM, text.word_index))
+        plan = self._plan(text, scores, merge_order, spans)
+        leaf_ids, leaf_embedding, chart, nodes = self._induce(text, plan)
         sequence = self.node_sequence(plan, nodes, chart, leaf_embedding)
         type_hidden = self.type_layers(inputs_embeds=sequence["inputs"]).last_hidden_state
         token_inputs = type_hidden.flatten(0, 1)[sequence["token_slots"]]
@@ -580,7 +202,62 @@ class GPSTModel(GPSTPreTrainedModel):
         )
         return output.to_tuple() if return_dict is False else output
 
-    def _merge_order(self, score_BP: Tensor, text: "_Text") -> Tensor:
+    @torch.no_grad()
+    def whole_sentence_trees(
+        self, input_ids: Tensor, attention_mask: Tensor, word_ends: Tensor | None = None, *, by_merges: bool = False
+    ) -> list[list[tuple[int, int]]]:
+        """Inner nodes per row of the tree of the inside pass, or of the parser's merges alone.
+
+        Args:
+            input_ids: [B, T].
+            attention_mask: [B, T].
+            word_ends: [B, T] or `None`.
+            by_merges: the tree in which the merges happen (the chart with window 1), without the inside pass.
+
+        Returns:
+            Spans in input positions, in post-order.
+
+        Raises:
+            ValueError: see `forward`.
+        """
+        text = TokenBatch.read(self.config, input_ids, attention_mask, None, word_ends)
+        scores = self.parser(text.ids, text.sentence_ids)
+        if by_merges:
+            plan = plan_chart(self._merge_order(scores, text), text.sentence_ids, window_size=1)
+            return text.list_spans(induced_trees(plan, plan.left_CM.new_zeros(len(plan.left_CM))))
+        return text.list_spans(self._induce(text, self._plan(text, scores, None, None))[3])
+
+    def _plan(
+        self, text: TokenBatch, scores: Tensor, merge_order: Tensor | None, spans: list[list[tuple[int, int]]] | None
+    ) -> ChartPlan:
+        """Chart of the given trees, of a given merge order, or of the parser's."""
+        if spans is not None:
+            if len(spans) != len(text.ids):
+                raise ValueError(f"spans has {len(spans)} rows and the batch {len(text.ids)}. Give one list per row.")
+            shifts = text.shifts()
+            moved = [[(i - shift, j - shift) for i, j in row] for row, shift in zip(spans, shifts, strict=True)]
+            return plan_trees(moved, text.sentence_ids).to(scores.device)
+        order = self._merge_order(scores.detach(), text) if merge_order is None else text.align_order(merge_order)
+        return plan_chart(order, text.sentence_ids, self.config.window_size).to(scores.device)
+
+    def _induce(self, text: TokenBatch, plan: ChartPlan) -> tuple[Tensor, Tensor, InsideChart, TreeNodes]:
+        """Token ids and embeddings of the leaves, the inside chart, and the nodes of the best trees."""
+        leaf = plan.context_N[: plan.num_leaves] * text.width + plan.start_N[: plan.num_leaves]
+        leaf_ids = text.ids.flatten()[leaf]
+        leaf_embedding = self.embed_tokens(leaf_ids)
+        chart = inside(
+            plan,
+            self.down_scale(leaf_embedding).to(leaf_embedding.dtype),
+            self.composition,
+            temperature=self.config.split_temperature,
+            hard=self.config.hard_inside,
+            accumulate_scores=self.config.accumulate_scores,
+            stop_structure_gradient=self.config.stop_structure_gradient,
+        )
+        nodes = induced_trees(plan, best_splits(plan, chart.split_score_CM, text.word_index))
+        return leaf_ids, leaf_embedding, chart, nodes
+
+    def _merge_order(self, score_BP: Tensor, text: TokenBatch) -> Tensor:
         """Boundaries by ascending score; word-internal ones first, sentence borders and padding last."""
         if self.training and self.config.merge_noise > 0:
             uniform = torch.rand_like(score_BP).clamp_min(torch.finfo(score_BP.dtype).tiny)
@@ -673,7 +350,8 @@ def _chart_tensors(plan: ChartPlan, chart: InsideChart, notes: dict) -> dict:
 class GPSTHeads(nn.Module):
     """The heads of the pretraining objective, without the (tied) vocabulary matrix.
 
-    action: LayerNorm, D -> D, gelu, -> 2 (GEN, COMP);  token: D -> 4 D, gelu, -> D;  auto_encoding: d -> 4 d, gelu, -> D.
+    action: LayerNorm, D -> D, gelu, -> 2 (GEN, COMP);
+    token: D -> 4 D, gelu, -> D;  auto_encoding: d -> 4 d, gelu, -> D.
     """
 
     def __init__(self, config: GPSTConfig):
@@ -682,9 +360,7 @@ class GPSTHeads(nn.Module):
         self.action = nn.Sequential(
             nn.LayerNorm(wide, eps=1e-5), nn.Linear(wide, wide), nn.GELU(), nn.Dropout(dropout), nn.Linear(wide, 2)
         )
-        self.token = nn.Sequential(
-            nn.Linear(wide, 4 * wide), nn.GELU(), nn.Dropout(dropout), nn.Linear(4 * wide, wide)
-        )
+        self.token = nn.Sequential(nn.Linear(wide, 4 * wide), nn.GELU(), nn.Dropout(dropout), nn.Linear(4 * wide, wide))
         self.auto_encoding = nn.Sequential(
             nn.Linear(narrow, 4 * narrow), nn.GELU(), nn.Dropout(dropout), nn.Linear(4 * narrow, wide)
         )
@@ -750,7 +426,8 @@ class GPSTHeads(nn.Module):
         target = output.structure["action_targets"]
         log_prob = self.action(output.type_hidden_state).float().log_softmax(-1)
         loss_BA = -log_prob.gather(-1, target.clamp_min(0)[..., None]).squeeze(-1).masked_fill(target < 0, 0)
-        after_last = F.pad(target[:, 1:] < 0, (0, 1), value=True)  # the slot after the last node is no action of the tree
+        # The slot after the last node is trained (GEN), but it is no action of the tree.
+        after_last = F.pad(target[:, 1:] < 0, (0, 1), value=True)
         return loss_BA.sum() / (target >= 0).sum(), loss_BA.detach().masked_fill(after_last, 0)
 
 
@@ -772,7 +449,8 @@ def _parser_loss(score_BP: Tensor, nodes: TreeNodes) -> Tensor:
     n log n), not nodes times context length. 0 if there is no inner node.
     """
     inner = nodes.end_A - nodes.start_A > 1
-    row, start, width, split = (x[inner] for x in (nodes.context_A, nodes.start_A, nodes.end_A - nodes.start_A - 1, nodes.split_A))
+    row, start, split = nodes.context_A[inner], nodes.start_A[inner], nodes.split_A[inner]
+    width = nodes.end_A[inner] - start - 1
     if not len(row):
         return score_BP.sum() * 0
     owner = torch.arange(len(row), device=row.device).repeat_interleave(width)
@@ -849,7 +527,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         if labels is None and merge_order is None and spans is None and not output_chart:
             return self._marginal_forward(input_ids, attention_mask, past_key_values, use_cache, logits_to_keep)
         if labels is not None and labels.shape != input_ids.shape:
-            raise ValueError(f"labels have shape {tuple(labels.shape)}, input_ids {tuple(input_ids.shape)}. Align them.")
+            raise ValueError(f"labels have shape {tuple(labels.shape)}, input_ids {tuple(input_ids.shape)}.")
         output = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -880,6 +558,93 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         result.action_logits = self.heads.action(output.type_hidden_state)
         result.token_logits_given_tree = structure["text"].restore(logits)
         return result
+
+    @torch.no_grad()
+    def parse(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        word_ends: Tensor | None = None,
+        num_beams: int | None = None,
+        num_return_sequences: int = 1,
+        method: str = "search",
+        context_sentence_ids: Tensor | None = None,
+        synchronous: bool = True,
+        stepwise: bool = False,
+    ) -> ParseOutput:
+        """Parse given text.
+
+        Args:
+            input_ids: [B, T], one sentence per row. A leading `bos_token_id` is the beginning, not a token.
+            attention_mask: [B, T], 1 = token; padding left or right.
+            word_ends: [B, T], True at the last piece of every word: words stay whole.
+            num_beams: width of the search; default `config.scoring_num_beams`.
+            num_return_sequences: number of trees per sentence (search only).
+            method: "search" parses left to right by word-synchronous search over the generative model; "inside" takes
+                the tree of the inside pass over the whole sentence; "merge_order" the tree in which the parser's
+                merges happen.
+            context_sentence_ids: [B, T], 1, 2, ... at the tokens of complete sentences before the one to parse
+                (search only).
+            synchronous: `False` searches action by action instead of word by word (the paper's "w/o sync" rows).
+            stepwise: also return `stepwise_log_probs`.
+
+        Returns:
+            `ParseOutput`; "inside" and "merge_order" fill in trees and actions, not probabilities.
+
+        Raises:
+            ValueError: for an unknown method, options that the method does not have, and bad input (see `forward`).
+
+        Source: GPST section 3.3; `R2D2GenFastBeamSearcher` of the authors' code.
+        """
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        if not bool(mask.any(1).all()):
+            row = int((~mask.any(1)).nonzero()[0])
+            raise ValueError(f"Row {row} of input_ids holds no token (besides a begin token). Leave empty texts out.")
+        if method == "search":
+            return parse_with_search(
+                self.word_search(num_beams),
+                input_ids,
+                mask,
+                word_ends=word_ends,
+                context_sentence_ids=context_sentence_ids,
+                num_return_sequences=num_return_sequences,
+                synchronous=synchronous,
+                stepwise=stepwise,
+            )
+        if method not in ("inside", "merge_order"):
+            raise ValueError(f"method {method!r} is unknown. Choose 'search', 'inside' or 'merge_order'.")
+        if num_beams is not None or num_return_sequences != 1 or context_sentence_ids is not None or stepwise:
+            raise ValueError(f"method {method!r} takes no search options; it gives one tree per sentence.")
+        return self._parse_whole(input_ids, mask, word_ends, by_merges=method == "merge_order")
+
+    def _parse_whole(self, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None, by_merges: bool) -> ParseOutput:
+        """Trees that need whole sentences: of the inside pass, or of the parser's merges alone."""
+        training = self.training
+        self.eval()  # no noise on the merge order, no dropout
+        try:
+            spans = self.model.whole_sentence_trees(input_ids, mask, word_ends, by_merges=by_merges)
+        finally:
+            self.train(training)
+        lengths, offsets = mask.sum(1).tolist(), mask.long().argmax(1).tolist()
+        ends = None
+        if word_ends is not None:
+            last = (
+                torch.arange(mask.shape[1], device=mask.device)
+                == (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1, keepdim=True) - 1
+            )
+            ends = [(row.nonzero().squeeze(1) + 1).tolist() for row in (word_ends.bool() | last) & mask]
+        actions = torch.full((len(spans), 1, 2 * max(lengths) - 1), PAD_ACTION)
+        for row, (row_spans, offset, length) in enumerate(zip(spans, offsets, lengths, strict=True)):
+            local = [(i - offset, j - offset) for i, j in row_spans]
+            actions[row, 0, : 2 * length - 1] = torch.tensor(spans_to_actions(local, length))
+        return ParseOutput(
+            spans=[[row] for row in spans],
+            actions=actions.to(input_ids.device),
+            offsets=offsets,
+            lengths=lengths,
+            word_ends=ends,
+        )
 
 
 # ---------------------------------------------------------------------------------------------- classification
@@ -948,7 +713,7 @@ class GPSTForSequenceClassification(GPSTPreTrainedModel):
         return result
 
     def sentence_ids(self, input_ids: Tensor, mask: Tensor) -> Tensor:
-        """Sentence numbers [B, T] in which every SEP and CLS token is a sentence of its own; 0 where `mask` is False."""
+        """Sentence numbers [B, T]: every SEP and CLS token is a sentence of its own; 0 where `mask` is False."""
         special = torch.zeros_like(mask)
         for token_id in (self.config.sep_token_id, self.config.cls_token_id):
             if token_id is not None:

@@ -39,5 +39,7 @@ def rename_state_dict(state_dict: Mapping[str, Tensor], rules: Mapping[str, str 
             raise ValueError(f"Two tensors of the checkpoint become {name!r}; the second is {key!r}.")
         renamed[name] = tensor
     if unknown:
-        raise ValueError(f"The checkpoint holds {len(unknown)} unknown tensors: {unknown[:10]}. Is it another architecture?")
+        raise ValueError(
+            f"The checkpoint holds {len(unknown)} unknown tensors: {unknown[:10]}. Is it another architecture?"
+        )
     return renamed

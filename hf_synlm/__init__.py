@@ -1,0 +1,40 @@
+"""hf_synlm: syntactic language models, which write a sentence together with its parse tree, for Hugging Face.
+
+Importing the package registers its architectures with the Auto classes of transformers, and makes `save_pretrained`
+and `push_to_hub` write repositories that load without it.
+"""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from .configuration_gpst import GPSTConfig
+from .modeling_gpst import GPSTForCausalLM, GPSTForSequenceClassification, GPSTModel, GPSTPreTrainedModel
+from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
+
+__version__ = "0.1.0.dev0"
+
+_AUTO_CLASSES = {
+    GPSTConfig: {
+        AutoModel: GPSTModel,
+        AutoModelForCausalLM: GPSTForCausalLM,
+        AutoModelForSequenceClassification: GPSTForSequenceClassification,
+    },
+}
+
+for _config_class, _models in _AUTO_CLASSES.items():
+    AutoConfig.register(_config_class.model_type, _config_class, exist_ok=True)
+    _config_class.register_for_auto_class()
+    for _auto_class, _model_class in _models.items():
+        _auto_class.register(_config_class, _model_class, exist_ok=True)
+        _model_class.register_for_auto_class(_auto_class.__name__)
+
+__all__ = [
+    "GPSTConfig",
+    "GPSTForCausalLM",
+    "GPSTForSequenceClassification",
+    "GPSTModel",
+    "GPSTPreTrainedModel",
+    "ParseOutput",
+    "SyntacticClassifierOutput",
+    "SyntacticLMOutput",
+    "SyntacticModelOutput",
+]
