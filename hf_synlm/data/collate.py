@@ -171,8 +171,8 @@ def word_ends_from_word_ids(word_ids: Sequence[int | None]) -> list[bool]:
     Returns:
         One bool per token, True at the last token of each word.
     """
-    following = [*word_ids[1:], None]
-    return [word is None or word != after for word, after in zip(word_ids, following, strict=True)]
+    last = len(word_ids) - 1
+    return [word is None or t == last or word != word_ids[t + 1] for t, word in enumerate(word_ids)]
 
 
 def encode_words(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> tuple[list[int], list[bool]]:

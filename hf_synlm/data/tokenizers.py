@@ -177,11 +177,11 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], **kwargs: object) -> Pr
     A stock GPT-2 tokenizer (50,257 types) gets GPST's vocabulary: <|REDUCE|> 50257, <|pad|> 50258, <|CLS|> 50259,
     <CLSTGT1> to <CLSTGT3> 50260 to 50262, <|SEP|> 50263, 50,264 types in all. Any other tokenizer gets <|REDUCE|> and
     those of <|pad|>, <|CLS|>, <|SEP|>, <|endoftext|> (bos and eos) whose role is not filled. A tokenizer that was
-    completed and saved loads unchanged.
+    completed and saved loads unchanged. Padding is on the left, as generation wants it.
 
     Args:
         name_or_path: a folder, or a name on the Hub.
-        **kwargs: for `AutoTokenizer.from_pretrained`.
+        **kwargs: for `AutoTokenizer.from_pretrained`, e.g. `padding_side="right"`.
 
     Returns:
         The tokenizer; the model's `vocab_size` is its `len()`, its token ids are those of `special_token_ids`.
@@ -189,7 +189,7 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], **kwargs: object) -> Pr
     Raises:
         ValueError: it is not a fast tokenizer.
     """
-    tokenizer = AutoTokenizer.from_pretrained(name_or_path, **kwargs)
+    tokenizer = AutoTokenizer.from_pretrained(name_or_path, **{"padding_side": "left", **kwargs})
     if not tokenizer.is_fast:
         raise ValueError(
             f"{name_or_path} is a {type(tokenizer).__name__}, not a fast tokenizer, so it tells no word boundaries: "
@@ -198,7 +198,6 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], **kwargs: object) -> Pr
     if len(tokenizer) == _GPT2_VOCAB_SIZE and tokenizer.eos_token == END_OF_TEXT_TOKEN:
         added = list(GPST_EXTRA_TOKENS)
         roles = {"pad_token": PAD_TOKEN, "cls_token": CLS_TOKEN, "sep_token": SEP_TOKEN}
-        tokenizer.padding_side = "left"
     else:
         defaults = {
             "pad_token": PAD_TOKEN,

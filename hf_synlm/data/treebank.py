@@ -51,12 +51,12 @@ class TreebankSentence:
 
 @dataclasses.dataclass
 class _Node:
-    """A bracket while it is read: its label, its children or its word, and the line where it opens."""
+    """A bracket while it is read: its label, its children or its words, and the line where it opens."""
 
     label: str
     line: int
     children: list["_Node"] = dataclasses.field(default_factory=list)
-    word: str | None = None
+    words: list[str] = dataclasses.field(default_factory=list)
 
 
 def clean_label(label: str) -> str:
@@ -77,6 +77,7 @@ def read_treebank(
     drop_tags: Collection[str] = (),
     keep_tags: Collection[str] | None = None,
     keep_functions: bool = False,
+    split_leaves: bool = False,
     encoding: str = "utf-8",
 ) -> Iterator[TreebankSentence]:
     """Read the sentences of a treebank file.
@@ -87,6 +88,8 @@ def read_treebank(
             words go too.
         keep_tags: if given, all words with other tags are removed, e.g. `WORD_TAGS`.
         keep_functions: leave function tags and indices on the labels of constituents.
+        split_leaves: read a leaf of several words, (NN New York), as so many words with that tag; otherwise it is an
+            error, because it may as well be a constituent whose words have no tags.
         encoding: character encoding of the file.
 
     Yields:
@@ -104,6 +107,7 @@ def read_treebank(
         drop_tags=drop_tags,
         keep_tags=keep_tags,
         keep_functions=keep_functions,
+        split_leaves=split_leaves,
     )
 
 
@@ -114,6 +118,7 @@ def parse_treebank(
     drop_tags: Collection[str] = (),
     keep_tags: Collection[str] | None = None,
     keep_functions: bool = False,
+    split_leaves: bool = False,
 ) -> Iterator[TreebankSentence]:
     """Read the sentences of bracketed trees given as lines of text.
 
@@ -123,6 +128,7 @@ def parse_treebank(
         drop_tags: as in `read_treebank`.
         keep_tags: as in `read_treebank`.
         keep_functions: as in `read_treebank`.
+        split_leaves: as in `read_treebank`.
 
     Yields:
         One `TreebankSentence` per tree that has words left.
@@ -131,7 +137,7 @@ def parse_treebank(
         ValueError: as `read_treebank`.
     """
     is_empty = True
-    for root in _read_brackets(lines, source):
+    for root in _read_brackets(lines, source, split_leaves):
         is_empty = False
         sentence = _flatten(root, source, frozenset(drop_tags) | {TRACE_TAG}, keep_tags, keep_functions)
         if sentence.words:
@@ -140,7 +146,7 @@ def parse_treebank(
         raise ValueError(f"{source} holds no tree: is it a file of bracketed trees?")
 
 
-def _read_brackets(lines: Iterable[str], source: str) -> Iterator[_Node]:
+def _read_brackets(lines: Iterable[str], source: str, split_leaves: bool) -> Iterator[_Node]:
     """Yield the outermost brackets of the text."""
     path: list[_Node] = []
     label_expected = False
@@ -148,8 +154,10 @@ def _read_brackets(lines: Iterable[str], source: str) -> Iterator[_Node]:
         for symbol in _SYMBOL.findall(line):
             where = f"{source}:{number}"
             if symbol == "(":
-                if path and path[-1].word is not None:
-                    raise ValueError(f"{where}: '(' after the word {path[-1].word!r}: a word stands alone with its tag")
+                if path and path[-1].words:
+                    raise ValueError(
+                        f"{where}: '(' after the word {path[-1].words[-1]!r}: give the word its own (TAG )"
+                    )
                 path.append(_Node("", number))
                 label_expected = True
                 continue
@@ -166,10 +174,13 @@ def _read_brackets(lines: Iterable[str], source: str) -> Iterator[_Node]:
                 raise ValueError(f"{where}: {symbol!r} stands outside of all trees: trees begin with '('")
             elif label_expected:
                 path[-1].label = symbol
-            elif path[-1].children or path[-1].word is not None:
-                raise ValueError(f"{where}: the word {symbol!r} has no bracket of its own: write it as (TAG {symbol})")
+            elif path[-1].children or (path[-1].words and not split_leaves):
+                raise ValueError(
+                    f"{where}: the word {symbol!r} has no bracket of its own: write it as (TAG {symbol}), "
+                    "or pass split_leaves=True if it belongs to the leaf before it"
+                )
             else:
-                path[-1].word = symbol
+                path[-1].words.append(symbol)
             label_expected = False
     if path:
         raise ValueError(f"{source}:{path[-1].line}: '(' is never closed: add its ')'")
@@ -177,7 +188,7 @@ def _read_brackets(lines: Iterable[str], source: str) -> Iterator[_Node]:
 
 def _check_node(node: _Node, source: str, *, is_root: bool) -> None:
     """Raise ValueError for a bracket that is neither a word with its tag nor a constituent."""
-    if node.word is None and not node.children:
+    if not node.words and not node.children:
         raise ValueError(f"{source}:{node.line}: ({node.label}) holds neither a word nor a constituent: remove it")
     if not node.label and not is_root:
         raise ValueError(f"{source}:{node.line}: a bracket inside the tree has no label: add one")
@@ -200,11 +211,11 @@ def _flatten(
             if len(words) > start:
                 label = node.label if keep_functions else clean_label(node.label)
                 labeled_spans.append((label or "ROOT", start, len(words)))
-        elif node.word is not None:
+        elif node.words:
             tag = clean_label(node.label)
             if tag not in drop_tags and (keep_tags is None or tag in keep_tags):
-                words.append(node.word)
-                tags.append(tag)
+                words.extend(node.words)
+                tags.extend([tag] * len(node.words))
         else:
             agenda.append((node, len(words)))
             agenda.extend((child, None) for child in reversed(node.children))
