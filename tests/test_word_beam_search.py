@@ -1,0 +1,397 @@
+"""The search against enumeration, a one-action-at-a-time beam, and the authors' beams."""
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_synlm import GPSTForCausalLM
+from hf_synlm.conversion import convert_state_dict
+from hf_synlm.incremental_parsing import marginal_logits, parse_with_search
+from hf_synlm.word_beam_search import SyntacticCache
+from tests.reference import exhaustive_search as reference
+
+GOLDENS = Path(__file__).parent / "goldens" / "gpst"
+COMP = 1
+
+
+def make_model(config: Any, *, gen_bias: float = 0.0, seed: int = 0) -> GPSTForCausalLM:
+    """A tiny model whose parameters all differ; `gen_bias` makes deep stacks likely."""
+    torch.manual_seed(seed)
+    model = GPSTForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        model.heads.action[-1].bias += torch.tensor([gen_bias, 0.0])
+    return model
+
+
+@pytest.fixture
+def model(tiny_gpst_config: Any) -> GPSTForCausalLM:
+    """A tiny model."""
+    return make_model(tiny_gpst_config)
+
+
+def parse(model: GPSTForCausalLM, ids: list[int] | torch.Tensor, num_beams: int, mask: Any = None, **kwargs: Any) -> Any:
+    """All trees of the beam."""
+    ids = torch.tensor([ids]) if isinstance(ids, list) else ids
+    return parse_with_search(model.word_search(num_beams), ids, mask, num_return_sequences=num_beams, **kwargs)
+
+
+def hypotheses(output: Any, row: int = 0) -> list[tuple[float, tuple[int, ...]]]:
+    """Scores and actions of the trees that exist."""
+    pairs = zip(output.log_probs[row].tolist(), output.actions[row].tolist(), strict=True)
+    return [(score, tuple(a for a in actions if a >= 0)) for score, actions in pairs if score > -math.inf]
+
+
+def padded(rows: list[list[int]], left: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows padded with a token that means something, and their mask."""
+    width = max(map(len, rows))
+    ids, mask = torch.full((len(rows), width), 7), torch.zeros(len(rows), width, dtype=torch.long)
+    for row, values in enumerate(rows):
+        place = slice(width - len(values), width) if left else slice(0, len(values))
+        ids[row, place], mask[row, place] = torch.tensor(values), 1
+    return ids, mask
+
+
+# ---------------------------------------------------------------------------------------------------- authors' beams
+@pytest.fixture(scope="module", params=["08_beam", "09_beam_atoms"])
+def golden(request: pytest.FixtureRequest) -> tuple[GPSTForCausalLM, dict]:
+    """A model of the authors and what their search found."""
+    folder = GOLDENS / request.param
+    meta = json.loads((folder / "meta.json").read_text())
+    return convert_state_dict("gpst", load_file(folder / "state.safetensors"), meta).eval(), meta
+
+
+def golden_word_ends(sentence: dict) -> torch.Tensor | None:
+    """Flags of the last pieces from the authors' (first, last) spans of words with several pieces."""
+    if not sentence["atom_spans"]:
+        return None
+    ends = torch.ones(1, len(sentence["ids"]), dtype=torch.bool)
+    for first, last in sentence["atom_spans"]:
+        ends[0, first:last] = False
+    return ends
+
+
+def check_golden(output: Any, row: int, beam: dict) -> None:
+    """The n-best list of one sentence."""
+    found, expected = hypotheses(output, row), beam["hypotheses"]
+    assert ["".join("SR"[a] for a in actions) for _, actions in found] == [h["actions"] for h in expected]
+    assert [score for score, _ in found] == pytest.approx([h["log_prob"] for h in expected], abs=1e-4)
+    for spans, hypothesis in zip(output.spans[row], expected, strict=True):
+        offset = output.offsets[row]
+        shifted = [(i - offset, j - offset) for i, j in spans]
+        assert shifted == [(i, j + 1) for i, j in hypothesis["post_order_spans"] if i < j]
+
+
+@pytest.mark.parametrize("num_beams", [1, 2, 5, 20])
+def test_goldens_one_by_one(golden: tuple[GPSTForCausalLM, dict], num_beams: int) -> None:
+    """n-best lists, trees, scores and prefix marginals equal those of the authors' search."""
+    model, meta = golden
+    for sentence in meta["sentences"]:
+        beam = sentence["beams"][str(num_beams)]
+        output = parse(model, sentence["ids"], num_beams, word_ends=golden_word_ends(sentence))
+        check_golden(output, 0, beam)
+        marginals = output.token_log_probs[0].cumsum(0)
+        assert marginals.tolist() == pytest.approx(beam["prefix_log_marginal"], abs=1e-4)
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("num_beams", [1, 5, 20])
+def test_goldens_in_one_batch(golden: tuple[GPSTForCausalLM, dict], num_beams: int, left: bool) -> None:
+    """The same from one padded batch, with or without the distributions of the next token."""
+    model, meta = golden
+    ids, mask = padded([sentence["ids"] for sentence in meta["sentences"]], left)
+    ends = None
+    if any(sentence["atom_spans"] for sentence in meta["sentences"]):
+        ends = torch.zeros_like(mask, dtype=torch.bool)
+        for row, sentence in enumerate(meta["sentences"]):
+            ends[row, mask[row].bool()] = golden_word_ends(sentence)[0]
+    for stepwise in (False, True):
+        output = parse(model, ids, num_beams, mask, word_ends=ends, stepwise=stepwise)
+        for row, sentence in enumerate(meta["sentences"]):
+            beam = sentence["beams"][str(num_beams)]
+            check_golden(output, row, beam)
+            assert (output.token_log_probs[row][mask[row] == 0] == 0).all()
+            marginals = output.token_log_probs[row][mask[row].bool()].cumsum(0)
+            assert marginals.tolist() == pytest.approx(beam["prefix_log_marginal"], abs=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------------ enumeration
+@pytest.mark.parametrize("surrogate", [True, False])
+def test_wide_beam_is_exact(tiny_gpst_config: Any, surrogate: bool) -> None:
+    """A beam wider than the number of derivations finds all of them, with the scores of a pass without caches."""
+    tiny_gpst_config.surrogate = surrogate
+    model = make_model(tiny_gpst_config)
+    tokens = [9, 12, 9, 30, 5]
+    output = parse(model, tokens, 64)
+    found = dict((actions, score) for score, actions in hypotheses(output))
+    expected = {actions: reference.log_prob(model, tokens, actions) for actions in reference.complete_derivations(5)}
+    assert found.keys() == expected.keys() and len(expected) == 14
+    for actions, score in expected.items():
+        assert found[actions] == pytest.approx(score, abs=1e-4)
+    prefixes = [
+        reference.log_sum_exp(
+            [reference.log_prob(model, tokens, actions) for actions in reference.prefix_derivations(count)]
+        )
+        for count in range(1, 6)
+    ]
+    assert output.token_log_probs[0].cumsum(0).tolist() == pytest.approx(prefixes, abs=1e-4)
+
+
+@pytest.mark.parametrize("gen_bias", [0.0, 4.0, 9.0])
+@pytest.mark.parametrize("num_beams", [1, 2, 3, 7])
+def test_selection_equals_one_action_at_a_time(tiny_gpst_config: Any, num_beams: int, gen_bias: float) -> None:
+    """Blocks of several levels (and of several blocks per word, with deep stacks) change nothing."""
+    model = make_model(tiny_gpst_config, gen_bias=gen_bias)
+    tokens = [9, 12, 9, 30, 5, 21, 8]
+    output = parse(model, tokens, num_beams)
+    beam, marginals = reference.synchronous_beam(model, tokens, num_beams)
+    assert [actions for _, actions in hypotheses(output)] == [actions for _, actions in beam]
+    assert [score for score, _ in hypotheses(output)] == pytest.approx([score for score, _ in beam], abs=1e-4)
+    assert output.token_log_probs[0].cumsum(0).tolist() == pytest.approx(marginals, abs=1e-4)
+
+
+def test_deep_stacks_rescore(tiny_gpst_config: Any) -> None:
+    """Long sentences with deep stacks, many blocks and compactions still score as a pass without caches."""
+    model = make_model(tiny_gpst_config, gen_bias=8.0)
+    tokens = torch.randint(5, 40, (40,)).tolist()
+    for num_beams in (1, 4):
+        output = parse(model, tokens, num_beams)
+        assert output.stack_depth.max() > 8
+        for score, actions in hypotheses(output):
+            assert score == pytest.approx(reference.log_prob(model, tokens, actions), abs=1e-3)
+
+
+def test_next_token_distribution_is_exact(model: GPSTForCausalLM) -> None:
+    """With a wide beam the logits are the exact marginals; stepwise scores read them at the observed token."""
+    tokens = [9, 12, 9, 30]
+    logits, _ = marginal_logits(model.word_search(64), torch.tensor([[1, *tokens]]), bos_token_id=1)
+    for count in range(5):
+        assert torch.allclose(logits[0, count], reference.next_word_log_probs(model, tokens[:count]), atol=1e-4)
+    stepwise = parse(model, tokens, 64, stepwise=True).stepwise_log_probs
+    expected = logits[0, :4].gather(1, torch.tensor(tokens)[:, None]).squeeze(1)
+    assert torch.allclose(stepwise[0], expected, atol=1e-5)
+
+
+def test_beam_statistics(model: GPSTForCausalLM) -> None:
+    """Entropy, actions per word and stack depth agree with an enumeration of the posterior."""
+    tokens = [9, 12, 9, 30]
+    output = parse(model, tokens, 64)
+    for count in range(1, 5):
+        prefixes = list(reference.prefix_derivations(count))
+        scores = torch.tensor([reference.log_prob(model, tokens, actions) for actions in prefixes])
+        posterior = scores.softmax(0)
+        entropy = -(posterior * posterior.log()).sum()
+        depth = sum(p * reference.stack_depth(actions) for p, actions in zip(posterior, prefixes, strict=True))
+        before = [len(actions) - 2 - max((t for t, a in enumerate(actions[:-1]) if a == 0), default=-1) for actions in prefixes]
+        structural = sum(p * n for p, n in zip(posterior, before, strict=True))
+        assert float(output.beam_entropy[0, count - 1]) == pytest.approx(float(entropy), abs=1e-4)
+        assert float(output.stack_depth[0, count - 1]) == pytest.approx(float(depth), abs=1e-4)
+        assert float(output.num_actions[0, count - 1]) == pytest.approx(float(structural), abs=1e-4)
+
+
+def keeps_words(actions: tuple[int, ...], ends: list[bool]) -> bool:
+    """Whether no constituent of a derivation crosses a word."""
+    bounds = {0} | {t + 1 for t, end in enumerate(ends) if end}
+    stack, generated = [], 0
+    for action in actions:
+        if action == COMP:
+            stack.pop()
+        else:
+            stack.append(generated)
+            generated += 1
+        start = stack[-1]
+        inside = not any(start < bound < generated for bound in bounds)
+        if not inside and (start not in bounds or generated not in bounds):
+            return False
+    return True
+
+
+def test_word_ends_admit_exactly_the_trees_that_keep_words(model: GPSTForCausalLM) -> None:
+    """All derivations that cross no word, and no other."""
+    tokens, ends = [9, 12, 9, 30, 5, 8], [False, True, True, False, False, True]
+    output = parse(model, tokens, 64, word_ends=torch.tensor([ends]))
+    expected = {actions for actions in reference.complete_derivations(6) if keeps_words(actions, ends)}
+    assert {actions for _, actions in hypotheses(output)} == expected
+    assert output.brackets(["a", "b", "c"]) in {"((a b) c)", "(a (b c))"}
+    unfinished = parse(model, tokens, 64, word_ends=torch.tensor([[*ends[:-1], False]]))
+    assert {actions for _, actions in hypotheses(unfinished)} == expected
+
+
+def test_action_beam(model: GPSTForCausalLM) -> None:
+    """Wide enough, the asynchronous beam finds all derivations; its scores renormalize forced words."""
+    tokens = [9, 12, 9, 30, 5]
+    output = parse(model, tokens, 64, synchronous=False)
+    found = dict((actions, score) for score, actions in hypotheses(output))
+    assert found.keys() == set(reference.complete_derivations(5))
+    for actions, score in found.items():
+        gens, _ = reference.run(model, tokens, actions)
+        forced = [slot for slot in range(len(actions)) if reference.stack_depth(actions[:slot]) < 2]
+        expected = reference.log_prob(model, tokens, actions) - sum(float(gens[slot, 0]) for slot in forced)
+        assert score == pytest.approx(expected, abs=1e-4)
+    ids, mask = padded([tokens, [9], [8, 30]], left=True)
+    batch = parse(model, ids, 6, mask, synchronous=False)
+    for row, single in enumerate([tokens, [9], [8, 30]]):
+        expected = hypotheses(parse(model, single, 6, synchronous=False))
+        assert [a for _, a in hypotheses(batch, row)] == [a for _, a in expected]
+        assert [s for s, _ in hypotheses(batch, row)] == pytest.approx([s for s, _ in expected], abs=1e-4)
+
+
+# ------------------------------------------------------------------------------------------- batches, prefixes, caches
+@pytest.mark.parametrize("left", [False, True])
+def test_batch_equals_one_by_one(model: GPSTForCausalLM, left: bool) -> None:
+    """Neither padding nor batch mates change trees, scores, statistics or distributions."""
+    rows = [[9, 12, 9, 30, 5, 8, 8], [6], [30, 21, 22], [1, 11, 12, 13, 14]]
+    ids, mask = padded(rows, left)
+    output = parse(model, ids, 4, mask, stepwise=True, bos_token_id=1)
+    logits = model(ids, attention_mask=mask).logits
+    for row, tokens in enumerate(rows):
+        single = parse(model, tokens, 4, stepwise=True, bos_token_id=1)
+        assert [a for _, a in hypotheses(output, row)] == [a for _, a in hypotheses(single)]
+        columns = mask[row].bool()
+        for name in ("token_log_probs", "stepwise_log_probs", "beam_entropy", "num_actions", "stack_depth"):
+            assert torch.allclose(getattr(output, name)[row][columns], getattr(single, name)[0], atol=1e-4), name
+        expected = model(torch.tensor([tokens])).logits[0]
+        assert torch.allclose(logits[row][columns], expected, atol=1e-4)
+        shifts = {i - j for tree, other in zip(output.spans[row], single.spans[0], strict=True)
+                  for (i, _), (j, _) in zip(tree, other, strict=True)}
+        assert shifts <= {int(columns.long().argmax())}
+
+
+def test_logits_are_causal_distributions(model: GPSTForCausalLM) -> None:
+    """They sum to one at every position, padding included, and later tokens change nothing before them."""
+    ids = torch.randint(5, 40, (2, 8))
+    logits = model(ids).logits
+    assert torch.allclose(logits.exp().sum(-1), torch.ones(2, 8), atol=1e-5)
+    changed = ids.clone()
+    changed[:, 5:] = torch.randint(5, 40, (2, 3))
+    assert torch.allclose(model(changed).logits[:, :5], logits[:, :5], atol=1e-5)
+    masked = model(ids, attention_mask=torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0, 0]])).logits
+    assert torch.allclose(masked.exp().sum(-1), torch.ones(2, 8), atol=1e-5)
+    assert torch.allclose(model(ids, logits_to_keep=3).logits, logits[:, -3:], atol=1e-5)
+
+
+@pytest.mark.parametrize("cut", range(1, 7))
+def test_split_prefix_equals_full(model: GPSTForCausalLM, cut: int) -> None:
+    """Continuing from the cache at any position, with rows that begin, end and pause in either part."""
+    ids = torch.randint(5, 40, (4, 7))
+    ids[1, 0] = 1
+    mask = torch.ones_like(ids)
+    mask[2, :4], mask[3, 2:] = 0, 0
+    full = model(ids, attention_mask=mask).logits
+    first = model(ids[:, :cut], attention_mask=mask[:, :cut], use_cache=True)
+    second = model(ids[:, cut:], attention_mask=mask, past_key_values=first.past_key_values)
+    assert second.past_key_values.get_seq_length() == 7
+    assert torch.allclose(torch.cat([first.logits, second.logits], 1), full, atol=1e-4)
+
+
+def test_cache_rows_can_be_reordered_repeated_and_copied(model: GPSTForCausalLM) -> None:
+    """Reordered rows continue as reordered inputs do; a deep copy is independent."""
+    ids = torch.randint(5, 40, (3, 6))
+    cache = model(ids[:, :4], use_cache=True).past_key_values
+    twin = copy.deepcopy(cache)
+    order = torch.tensor([2, 0, 0])
+    cache.reorder_cache(order)
+    expected = model(ids[order]).logits[:, 4:]
+    assert torch.allclose(model(ids[order, 4:], past_key_values=cache).logits, expected, atol=1e-4)
+    twin.batch_repeat_interleave(2)
+    assert twin.batch_size == 6
+    expected = model(ids.repeat_interleave(2, 0)).logits[:, 4:]
+    assert torch.allclose(model(ids[:, 4:].repeat_interleave(2, 0), past_key_values=twin).logits, expected, atol=1e-4)
+    with pytest.raises(ValueError, match="cannot go back"):
+        twin.crop(-1)
+    twin.reset()
+    assert twin.get_seq_length() == 0 and not twin.is_initialized and not twin.is_croppable
+    assert torch.allclose(model(ids, past_key_values=SyntacticCache(3)).logits, model(ids).logits)
+
+
+def test_word_ends_continue_across_caches(model: GPSTForCausalLM) -> None:
+    """Word edges of a text in two parts equal those of the whole, with and without a begin token."""
+    ids = torch.tensor([[1, 9, 12, 9, 30, 5, 8], [7, 9, 12, 9, 30, 5, 8]])
+    ends = torch.tensor([[True, False, True, True, False, False, True], [True, True, False, False, True, True, True]])
+    search = model.word_search(8)
+    full, _ = marginal_logits(search, ids, word_ends=ends, bos_token_id=1)
+    first, cache = marginal_logits(search, ids[:, :4], word_ends=ends[:, :4], bos_token_id=1)
+    second, _ = marginal_logits(search, ids[:, 4:], word_ends=ends[:, 4:], cache=cache, bos_token_id=1)
+    assert torch.allclose(torch.cat([first, second], 1), full, atol=1e-4)
+    without, _ = marginal_logits(search, ids, bos_token_id=1)
+    assert not torch.allclose(without, full, atol=1e-3)
+
+
+def test_one_word_and_empty_texts(model: GPSTForCausalLM) -> None:
+    """A lone token is its own tree; a lone begin token is the empty text."""
+    output = parse(model, [9], 3)
+    assert hypotheses(output) == [(pytest.approx(reference.log_prob(model, [9], (0,)), abs=1e-5), (0,))]
+    assert output.spans == [[[]]]
+    empty = parse(model, [1], 3, bos_token_id=1)
+    assert empty.log_probs[0, 0] == 0 and empty.spans == [[[]]] and empty.actions.shape == (1, 3, 0)
+
+
+def test_wrong_inputs_are_refused(model: GPSTForCausalLM) -> None:
+    """Messages name the value and the remedy."""
+    with pytest.raises(ValueError, match="num_beams=0"):
+        model.word_search(0)
+    with pytest.raises(ValueError, match="num_return_sequences=4"):
+        parse_with_search(model.word_search(3), torch.tensor([[9, 9]]), num_return_sequences=4)
+    with pytest.raises(ValueError, match="holes"):
+        parse(model, [9, 9, 9], 2, torch.tensor([[1, 0, 1]]))
+    with pytest.raises(ValueError, match="64 tokens does not fit the 63 positions"):
+        parse(model, [9] * 64, 2)
+    with pytest.raises(ValueError, match="before the text"):
+        parse(model, [9, 9, 9], 2, context_sentence_ids=torch.tensor([[0, 1, 0]]))
+    with pytest.raises(ValueError, match="DynamicCache"):
+        from transformers import DynamicCache
+
+        model(torch.tensor([[9]]), past_key_values=DynamicCache())
+
+
+def test_context_rows_are_independent(model: GPSTForCausalLM) -> None:
+    """Contexts of different lengths in one batch, one of them empty, equal single rows."""
+    rows = [([11, 12, 13, 14, 15], [1, 1, 2, 2, 2]), ([21], [1]), ([], [])]
+    texts = [[9, 12, 9], [30, 5], [8, 9, 10, 11]]
+    full = [context + text for (context, _), text in zip(rows, texts, strict=True)]
+    ids, mask = padded(full, left=True)
+    context = torch.zeros_like(ids)
+    for row, (_, sentences) in enumerate(rows):
+        start = int(mask[row].argmax())
+        context[row, start : start + len(sentences)] = torch.tensor(sentences, dtype=torch.long)
+    output = parse(model, ids, 4, mask, context_sentence_ids=context)
+    for row, tokens in enumerate(full):
+        single_context = torch.tensor([rows[row][1] + [0] * len(texts[row])])
+        single = parse(model, tokens, 4, context_sentence_ids=single_context)
+        assert [a for _, a in hypotheses(output, row)] == [a for _, a in hypotheses(single)]
+        assert [s for s, _ in hypotheses(output, row)] == pytest.approx([s for s, _ in hypotheses(single)], abs=1e-4)
+    plain = parse(model, texts[2], 4)
+    assert [s for s, _ in hypotheses(output, 2)] == pytest.approx([s for s, _ in hypotheses(plain)], abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_precisions(model: GPSTForCausalLM, dtype: torch.dtype) -> None:
+    """bfloat16 weights, autocast and float64 weights run and give float32 log-probabilities."""
+    ids = torch.randint(5, 40, (2, 6))
+    exact = parse(model, ids, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        auto = parse(model, ids, 4)
+        assert model(ids).logits.dtype == torch.float32
+    output = parse(model.to(dtype), ids, 4)
+    assert output.log_probs.dtype == auto.log_probs.dtype == torch.float32
+    tolerance = 1e-4 if dtype == torch.float64 else 1.0
+    assert torch.allclose(output.log_probs[:, 0], exact.log_probs[:, 0], atol=tolerance)
+    assert torch.allclose(auto.log_probs[:, 0], exact.log_probs[:, 0], atol=1.0)
+
+
+def test_eager_attention_equals_sdpa(tiny_gpst_config: Any) -> None:
+    """The masks mean the same to both back ends."""
+    model = make_model(tiny_gpst_config)
+    ids = torch.randint(5, 40, (2, 9))
+    expected = parse(model, ids, 4).log_probs
+    model.set_attn_implementation("eager")
+    for layers in (model.model.type_layers, model.model.token_layers):
+        layers.config._attn_implementation = "eager"
+    assert torch.allclose(parse(model, ids, 4).log_probs, expected, atol=1e-4)
