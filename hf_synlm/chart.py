@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .trees import validate_spans
+
 
 @dataclasses.dataclass(frozen=True)
 class ChartPlan:
@@ -137,6 +139,7 @@ def plan_trees(spans: Sequence[Sequence[tuple[int, int]]], sentence_ids: Tensor)
         raise ValueError(f"spans has {len(spans)} rows, the batch {sentence_ids.shape[0]}. Give one list per context.")
     rows, firsts, lasts, splits = [], [], [], []
     for row, row_spans in enumerate(spans):
+        validate_spans(row_spans, sentence_ids.shape[1])
         for (start, end), split in _split_points(row_spans, row).items():
             rows.append(row), firsts.append(start), lasts.append(end), splits.append(split)
     joined_BP = (sentence_ids[:, 1:] == sentence_ids[:, :-1]) & (sentence_ids[:, 1:] != 0)

@@ -83,12 +83,17 @@ class WeightGradients:
             if rows >= _DEFERRED_ROWS:
                 self.flush(name)
 
-    def results(self) -> list[Tensor | None]:
-        """Gradients of weight and bias of every map, in the order of `tensors`."""
-        gradients: list[Tensor | None] = []
-        for name, (_, bias) in self.tensors.items():
+    def results(self) -> list[Tensor]:
+        """Gradients of weight and bias of every map, in the order of `tensors`.
+
+        A map that no cell used gets zeros, so that every parameter has a gradient whatever the sentences are.
+        """
+        gradients: list[Tensor] = []
+        for name, (weight, bias) in self.tensors.items():
             self.flush(name)
-            weight_sum, bias_sum = self.sums.get(name, (None, None))
+            if name not in self.sums:
+                self.sums[name] = (torch.zeros_like(weight), None if bias is None else torch.zeros_like(bias))
+            weight_sum, bias_sum = self.sums[name]
             gradients.append(weight_sum)
             if bias is not None:
                 gradients.append(bias_sum)

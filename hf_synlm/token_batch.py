@@ -122,7 +122,7 @@ def attended_tokens(config: PreTrainedConfig, input_ids: Tensor, attention_mask:
         if outside.any():
             value = input_ids[outside][0].item()
             raise ValueError(
-                f"Token id {value} is outside the vocabulary ({config.vocab_size} ids). Check the tokenizer."
+                f"Token id {value} is outside the vocabulary ({config.vocab_size} ids)."
             )
     if config.bos_token_id is not None:
         first = mask & (mask.long().cumsum(1) == 1)

@@ -25,11 +25,9 @@ def rename_state_dict(state_dict: Mapping[str, Tensor], rules: Mapping[str, str 
     renamed: dict[str, Tensor] = {}
     unknown = []
     for key, tensor in state_dict.items():
-        for pattern, target in rules.items():
-            match = re.fullmatch(pattern, key)
-            if match:
-                break
-        else:
+        matches = ((re.fullmatch(pattern, key), target) for pattern, target in rules.items())
+        match, target = next(((match, target) for match, target in matches if match), (None, None))
+        if match is None:
             unknown.append(key)
             continue
         if target is None:
@@ -40,6 +38,6 @@ def rename_state_dict(state_dict: Mapping[str, Tensor], rules: Mapping[str, str 
         renamed[name] = tensor
     if unknown:
         raise ValueError(
-            f"The checkpoint holds {len(unknown)} unknown tensors: {unknown[:10]}. Is it another architecture?"
+            f"The checkpoint holds {len(unknown)} unknown tensors: {unknown[:9]}. Is it another model?"
         )
     return renamed
