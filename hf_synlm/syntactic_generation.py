@@ -250,7 +250,8 @@ class FinishedSequences:
         lengths = self.lengths[:, :count].flatten()
         sequences = self.sequences[:, :count].flatten(0, 1)[:, : int(lengths.max())]
         action, start = self.nodes[:, :count].flatten(0, 1).unbind(-1)
-        action = action[:, : int((action >= 0).sum(1).max())]
+        width = int((action >= 0).sum(1).max())
+        action, start = action[:, :width], start[:, :width]
         fields = [action[:, None] if name == "action" else start[:, None] for name in Nodes._fields]
         spans = [row[0] for row in node_spans(Nodes(*fields))]
         return sequences, self.scores[:, :count].flatten(), action, spans
