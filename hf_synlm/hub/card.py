@@ -1,0 +1,153 @@
+"""Model cards: the README.md of a published model, filled from what is known about it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
+from transformers import PreTrainedConfig
+
+TEMPLATE_FILE = Path(__file__).with_name("card_template.md")
+TAGS = ("custom_code", "hf_synlm", "syntactic-language-model")
+
+PAPERS: dict[str, dict[str, str]] = {
+    "gpst": {
+        "architecture": "GPST (generative pretrained structured transformer)",
+        "summary": (
+            "It reads and writes sentences together with a binary parse tree: after every token it may compose the two "
+            "topmost constituents of a stack. The trees are learned from raw text; no treebank is used."
+        ),
+        "citation": (
+            "Xiang Hu, Pengyu Ji, Qingyang Zhu, Wei Wu, Kewei Tu. Generative Pretrained Structured Transformers: "
+            "Unsupervised Syntactic Language Models at Scale. ACL 2024."
+        ),
+    },
+}
+# Numbers that depend on how the sum over trees was approximated.
+ESTIMATED_METRICS = {"perplexity", "surprisal", "log_likelihood", "accuracy", "f1"}
+REQUIRED_RESULT_KEYS = ("task", "dataset", "split", "metric", "value")
+RESULT_KEYS = {*REQUIRED_RESULT_KEYS, "num_beams", "estimator", "command"}
+DEFAULT_FACTS: dict[str, Any] = {
+    "license": "apache-2.0",
+    "language": "en",
+    "datasets": [],
+    "training_data": "Not stated by the publisher of this repository.",
+    "training_procedure": "Not stated by the publisher of this repository.",
+    "results": [],
+    "limits": "",
+}
+
+
+def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
+    """Text of a model card, front matter included.
+
+    Args:
+        config: configuration of the model.
+        facts: what to state. `repo_id` (required): name on the Hub. `license`, `language`: of the weights and the
+            text. `datasets`: Hub names of training data. `training_data`, `training_procedure`, `limits`: paragraphs.
+            `results`: list of dicts with `task`, `dataset`, `split`, `metric`, `value` and, for numbers that depend
+            on the beam, `num_beams` and `estimator` ("stepwise" or "beam marginal" for probabilities, "search" or
+            "inside" for trees); optionally `command`, which reproduces the number.
+
+    Returns:
+        The card in Markdown.
+
+    Raises:
+        ValueError: when a fact is unknown or missing, or when a number lacks its beam width or estimator.
+    """
+    if config.model_type not in PAPERS:
+        raise ValueError(f"There is no card for model_type {config.model_type!r}. Known: {sorted(PAPERS)}.")
+    unknown = set(facts) - set(DEFAULT_FACTS) - {"repo_id"}
+    if unknown or "repo_id" not in facts:
+        known = ["repo_id", *DEFAULT_FACTS]
+        raise ValueError(f"A card needs a repo_id and does not know {sorted(unknown)}. Facts it knows: {known}.")
+    stated = {**DEFAULT_FACTS, **facts}
+    for result in stated["results"]:
+        _check_result(result)
+    paper = PAPERS[config.model_type]
+    values = {
+        "front_matter": _front_matter(config, stated),
+        "name": stated["repo_id"].rpartition("/")[2],
+        "repo_id": stated["repo_id"],
+        "architecture": paper["architecture"],
+        "summary": paper["summary"],
+        "training_data": stated["training_data"],
+        "training_procedure": stated["training_procedure"],
+        "results": _results_table(stated["results"]),
+        "limits": stated["limits"],
+        "num_beams": str(config.scoring_num_beams),
+        "citation": paper["citation"],
+    }
+    template = TEMPLATE_FILE.read_text(encoding="utf-8")
+    text = re.sub(r"{{ (\w+) }}", lambda match: values[match.group(1)], template)
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+
+def _check_result(result: Mapping[str, Any]) -> None:
+    unknown, missing = set(result) - RESULT_KEYS, set(REQUIRED_RESULT_KEYS) - set(result)
+    if unknown or missing:
+        raise ValueError(f"Result {dict(result)} lacks {sorted(missing)} and has unknown {sorted(unknown)}.")
+    if result["metric"].lower() in ESTIMATED_METRICS and not {"num_beams", "estimator"} <= set(result):
+        raise ValueError(
+            f"Result {dict(result)} depends on the beam. State `num_beams` and `estimator` "
+            "(None where it was computed without a beam)."
+        )
+
+
+def _front_matter(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
+    results = [
+        EvalResult(
+            task_type="text-generation",
+            task_name=result["task"],
+            dataset_type=re.sub(r"[^\w/.-]+", "-", result["dataset"]).lower(),
+            dataset_name=result["dataset"],
+            dataset_split=result["split"],
+            metric_type=result["metric"].lower(),
+            metric_name=_metric_name(result),
+            metric_value=result["value"],
+        )
+        for result in facts["results"]
+    ]
+    data = ModelCardData(
+        license=facts["license"],
+        language=facts["language"],
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=[*TAGS, config.model_type],
+        datasets=list(facts["datasets"]) or None,
+        metrics=sorted({result["metric"].lower() for result in facts["results"]}) or None,
+        model_name=facts["repo_id"].rpartition("/")[2],
+        eval_results=results or None,
+    )
+    return data.to_yaml()
+
+
+def _metric_name(result: Mapping[str, Any]) -> str:
+    how = []
+    if result.get("num_beams") is not None:
+        how.append(f"beam {result['num_beams']}")
+    if result.get("estimator") is not None:
+        how.append(result["estimator"])
+    return f"{result['metric']} ({', '.join(how)})" if how else result["metric"]
+
+
+def _results_table(results: Sequence[Mapping[str, Any]]) -> str:
+    if not results:
+        return "No results are published with this model."
+    lines = [
+        "| task | data | split | metric | value | beam | estimator |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for result in results:
+        value = f"{result['value']:.4g}" if isinstance(result["value"], float) else str(result["value"])
+        beam, estimator = result.get("num_beams"), result.get("estimator")
+        cells = [result["task"], result["dataset"], result["split"], result["metric"], value, beam, estimator]
+        lines.append("| " + " | ".join("" if cell is None else str(cell) for cell in cells) + " |")
+    commands = [result["command"] for result in results if result.get("command")]
+    if commands:
+        lines += ["", "Commands:", "", "```bash", *dict.fromkeys(commands), "```"]
+    return "\n".join(lines)
+
+
+__all__ = ["fill_card"]

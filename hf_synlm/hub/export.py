@@ -1,0 +1,198 @@
+"""Write a model as a folder that is complete: weights, tokenizer, the code that runs them, and a card.
+
+A folder appears under its name only once all of it is written. An interrupted export leaves nothing that loads.
+"""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.dynamic_module_utils import get_relative_imports
+
+from hf_synlm.hub.card import fill_card
+
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def export_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    output_dir: str | os.PathLike,
+    card: str | None = None,
+    overwrite: bool = False,
+    state_dict: Mapping[str, Tensor] | None = None,
+) -> Path:
+    """Write a self-contained Hub repository into a folder.
+
+    Stock `save_pretrained` writes weights (safetensors), configuration and code; the tokenizer and the card follow.
+    Everything goes to a hidden sibling of `output_dir` that is renamed at the end. In a distributed run, call it on
+    one process, with the gathered `state_dict`.
+
+    Args:
+        model: a model of this package, or one that was loaded from the Hub with its own code.
+        tokenizer: its tokenizer.
+        output_dir: folder to make; its parent folders are made as needed.
+        card: text of README.md; by default a card that states what the configuration tells (see `fill_card`).
+        overwrite: replace an existing folder. The old one stays until the new one is complete.
+        state_dict: weights to save instead of `model.state_dict()`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: when the folder exists, when the model would be saved without its code, or when tokenizer and
+            model do not fit together. Nothing is written then.
+    """
+    output_dir = Path(output_dir).absolute()
+    _check_target(output_dir, overwrite)
+    _check_code(model)
+    _check_tokenizer(model, tokenizer)
+    text = fill_card(model.config, {"repo_id": output_dir.name}) if card is None else card
+
+    def write(folder: Path) -> None:
+        model.save_pretrained(folder, **({} if state_dict is None else {"state_dict": dict(state_dict)}))
+        tokenizer.save_pretrained(folder)
+        (folder / "README.md").write_text(text, encoding="utf-8")
+        check_complete(folder)
+
+    _write_then_rename(output_dir, write)
+    return output_dir
+
+
+def push_to_hub(
+    folder: str | os.PathLike,
+    repo_id: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    token: str | None = None,
+    commit_message: str = "Upload model",
+) -> str:
+    """Upload an exported folder as one commit.
+
+    Args:
+        folder: what `export_model` wrote.
+        repo_id: name on the Hub, as in "organization/name"; the repository is made if it does not exist.
+        private: visibility of a new repository.
+        revision: branch; by default the main one.
+        token: access token; by default the one that `hf auth login` stored.
+        commit_message: message of the commit.
+
+    Returns:
+        The hash of the commit, for `from_pretrained(..., revision=...)`.
+
+    Raises:
+        ValueError: when the folder is not complete. Nothing is uploaded then.
+    """
+    check_complete(folder)
+    api = HfApi(token=token)
+    api.create_repo(repo_id, private=private, exist_ok=True)
+    commit = api.upload_folder(
+        repo_id=repo_id, folder_path=os.fspath(folder), revision=revision, commit_message=commit_message
+    )
+    return str(commit.oid)
+
+
+def check_complete(folder: str | os.PathLike) -> dict[str, str]:
+    """Check that a folder holds a configuration, weights, and every file of code that its Auto classes need.
+
+    Args:
+        folder: a model folder.
+
+    Returns:
+        The `auto_map` of its configuration: Auto class name -> "file.Class".
+
+    Raises:
+        ValueError: naming what is missing.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"There is no folder {str(folder)!r}. Pass one that export_model or save_pretrained wrote.")
+    config_file = folder / "config.json"
+    if not config_file.is_file():
+        raise ValueError(f"{str(folder)!r} has no config.json, so it holds no saved model. Export the model again.")
+    auto_map = json.loads(config_file.read_text(encoding="utf-8")).get("auto_map")
+    if not auto_map:
+        raise ValueError(
+            f"{str(config_file)!r} has no auto_map, so the folder cannot be loaded without this package. "
+            "Import hf_synlm before saving the model, then save it again."
+        )
+    for auto_class, reference in auto_map.items():
+        missing = sorted(file.name for file in _code_files(folder, reference) if not file.is_file())
+        if missing:
+            raise ValueError(f"{auto_class} of {str(folder)!r} needs {missing}, not in the folder. Export it again.")
+    if not any(folder.glob("*.safetensors")):
+        raise ValueError(f"{str(folder)!r} has no *.safetensors file, so it holds no weights. Export the model again.")
+    return dict(auto_map)
+
+
+def _code_files(folder: Path, reference: str) -> set[Path]:
+    """Files that "file.Class" of an `auto_map` needs, as the loader finds them, whether they exist or not."""
+    files, unread = set(), {folder / f"{reference.partition('.')[0]}.py"}
+    while unread:
+        files |= unread
+        found = {folder / f"{name}.py" for file in unread if file.is_file() for name in get_relative_imports(file)}
+        unread = found - files
+    return files
+
+
+def _check_target(output_dir: Path, overwrite: bool) -> None:
+    if output_dir.is_file():
+        raise ValueError(f"{str(output_dir)!r} is a file. Choose another name for the folder.")
+    if output_dir.exists() and not overwrite:
+        raise ValueError(f"{str(output_dir)!r} exists. Choose another folder, or pass overwrite=True to replace it.")
+
+
+def _check_code(model: Any) -> None:
+    if getattr(type(model), "_auto_class", None) is None:
+        raise ValueError(
+            f"{type(model).__name__} is registered with no Auto class, so its code would not be saved. "
+            "Pass a model of hf_synlm, unwrapped (accelerator.unwrap_model), or call register_for_auto_class first."
+        )
+
+
+def _check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    if len(tokenizer) > model.config.vocab_size:
+        raise ValueError(
+            f"The tokenizer has {len(tokenizer)} tokens and the model {model.config.vocab_size}. "
+            "Call model.resize_token_embeddings, or pass the tokenizer that the model was trained with."
+        )
+    for name in SPECIAL_IDS:
+        of_model, of_tokenizer = getattr(model.config, name, None), getattr(tokenizer, name, None)
+        if of_model is not None and of_tokenizer is not None and of_model != of_tokenizer:
+            raise ValueError(
+                f"{name} is {of_model} in the model's configuration and {of_tokenizer} in the tokenizer. "
+                "Set one of them to the other."
+            )
+
+
+def _write_then_rename(target: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a hidden sibling folder of `target`, then give it its name."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    mark = secrets.token_hex(4)
+    new, old = (target.with_name(f".{target.name}.{mark}.{kind}") for kind in ("new", "old"))
+    try:
+        new.mkdir()
+        write(new)
+        if not target.exists():
+            new.rename(target)
+            return
+        target.rename(old)
+        try:
+            new.rename(target)
+        except BaseException:
+            old.rename(target)
+            raise
+        shutil.rmtree(old)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+__all__ = ["check_complete", "export_model", "push_to_hub"]

@@ -1,0 +1,264 @@
+"""Check that an exported folder does without this package what it does with it.
+
+`python -m hf_synlm.hub.verify FOLDER` loads the folder twice, here and in a clean process where `import hf_synlm`
+fails, and compares configuration, tokenizer, logits, parses and generated text with their trees.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import hf_synlm
+from hf_synlm.hub import _probe
+from hf_synlm.hub.export import check_complete
+
+PACKAGE = Path(hf_synlm.__file__).parent
+DEFAULT_TEXTS = ("fruit flies like a banana", "the keys to the cabinet are on the table")
+# Lengths of the rows of the default input: unequal, so that padding is part of the comparison.
+DEFAULT_LENGTHS = (6, 4)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of a report: what was compared, whether it agrees, and the numbers."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+@dataclass
+class VerificationReport:
+    """Result of `verify_export`.
+
+    Fields:
+        folder: the folder that was checked.
+        checks: what was compared, in order.
+    """
+
+    folder: Path
+    checks: list[Check] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """True if every check passed."""
+        return all(check.passed for check in self.checks)
+
+    def table(self) -> str:
+        """The checks as a table for a terminal, one per line, and a closing line."""
+        width = max(len(check.name) for check in self.checks)
+        lines = [
+            f"{'ok' if check.passed else 'DIFFERS':8} {check.name:{width}}  {check.detail}" for check in self.checks
+        ]
+        count = sum(check.passed for check in self.checks)
+        verdict = "loads and computes the same without hf_synlm" if self.passed else "is NOT the same without hf_synlm"
+        return "\n".join([*lines, f"{self.folder}: {count} of {len(self.checks)} checks passed; it {verdict}."])
+
+
+def verify_export(
+    folder: str | os.PathLike,
+    *,
+    input_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    texts: Sequence[str] = DEFAULT_TEXTS,
+    num_beams: int | None = None,
+    max_new_tokens: int = 8,
+    tolerance: float = 0.0,
+    timeout_seconds: float = 600.0,
+) -> VerificationReport:
+    """Compare a model folder with and without this package.
+
+    The clean process runs `python -I` in an empty working folder, with `import hf_synlm` blocked, no network, and
+    its own cache of remote code.
+
+    Args:
+        folder: what `export_model` or `save_pretrained` wrote.
+        input_ids: [B, T] tokens for the models; by default two rows of unequal length, padded on the left.
+        attention_mask: [B, T], 1 = token; by default 1 wherever `input_ids` are given.
+        texts: texts for the tokenizer.
+        num_beams: beam of `parse`; by default the model's own.
+        max_new_tokens: length of the greedy generation.
+        tolerance: largest absolute difference of a number that still passes; 0 asks for equal bits. Trees and
+            tokens must always be equal.
+        timeout_seconds: limit for the clean process.
+
+    Returns:
+        The report. Differences are in it; they do not raise.
+
+    Raises:
+        ValueError: when there is no such folder, or it has no config.json, no auto_map, or lacks code or weights.
+        RuntimeError: when the clean process itself fails, with the end of what it wrote.
+    """
+    folder = Path(folder).absolute()
+    auto_map = check_complete(folder)
+    if input_ids is None:
+        input_ids, attention_mask = _default_inputs(folder)
+    elif attention_mask is None:
+        attention_mask = torch.ones_like(input_ids)
+    request = {
+        "auto_map": auto_map,
+        "texts": list(texts),
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "num_beams": num_beams,
+        "max_new_tokens": max_new_tokens,
+        "seed": 0,
+        "num_threads": torch.get_num_threads(),
+    }
+    without = _probe_in_clean_process(folder, request, timeout_seconds)
+    with torch.random.fork_rng(devices=[]):
+        own = _probe.probe_folder(str(folder), request)
+    report = VerificationReport(folder, [_check_files(folder)])
+    report.checks += [_compare(name, own[name], without[name], tolerance) for name in own]
+    return report
+
+
+def _default_inputs(folder: Path) -> tuple[Tensor, Tensor]:
+    """Token ids [B, T] spread over the vocabulary, special tokens left out, and their mask."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    special = {value for name, value in config.to_dict().items() if name.endswith("_token_id")}
+    ordinary = [token for token in range(config.vocab_size) if token not in special]
+    longest, count = max(DEFAULT_LENGTHS), sum(DEFAULT_LENGTHS)
+    chosen = [ordinary[(7 * index + 3) * len(ordinary) // (7 * count + 3)] for index in range(count)]
+    ids = torch.full((len(DEFAULT_LENGTHS), longest), config.pad_token_id or 0)
+    mask = torch.zeros_like(ids)
+    for row, length in enumerate(DEFAULT_LENGTHS):
+        start = sum(DEFAULT_LENGTHS[:row])
+        ids[row, longest - length :] = torch.tensor(chosen[start : start + length])
+        mask[row, longest - length :] = 1
+    return ids, mask
+
+
+def _probe_in_clean_process(folder: Path, request: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="hf_synlm_verify_") as temporary:
+        place = Path(temporary)
+        request_file, result_file = place / "request.pt", place / "result.pt"
+        torch.save(request, request_file)
+        environment = {
+            **os.environ,
+            "HF_HOME": str(place / "home"),
+            "HF_MODULES_CACHE": str(place / "modules"),
+            "HF_HUB_OFFLINE": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        # -I: neither the current folder nor PYTHONPATH nor the user's own packages are on the path.
+        command = [sys.executable, "-I", str(Path(_probe.__file__)), str(folder), str(request_file), str(result_file)]
+        run = subprocess.run(
+            command,
+            cwd=place,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_seconds,
+        )
+        if run.returncode or not result_file.is_file():
+            raise RuntimeError(f"The process without hf_synlm ended with {run.returncode}:\n{run.stderr[-4000:]}")
+        return torch.load(result_file, weights_only=True)
+
+
+def _check_files(folder: Path) -> Check:
+    """Weights are safetensors only; code is compared with the installed package's."""
+    pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.pkl") for file in folder.glob(pattern))
+    code = sorted(folder.glob("*.py"))
+    changed = [
+        file.name
+        for file in code
+        if not (PACKAGE / file.name).is_file() or file.read_bytes() != (PACKAGE / file.name).read_bytes()
+    ]
+    detail = f"{len(code)} files of code, "
+    detail += f"not those of hf_synlm {hf_synlm.__version__}: {changed}" if changed else "equal to the package's"
+    detail += f"; pickled weights: {pickled}" if pickled else "; weights in safetensors only"
+    # Code of another release is no fault: what counts is that it computes the same.
+    return Check("files", not pickled, detail)
+
+
+def _compare(name: str, own: dict[str, Any], without: dict[str, Any], tolerance: float) -> Check:
+    for place, result in (("with", own), ("without", without)):
+        if "error" in result:
+            return Check(name, False, f"fails {place} hf_synlm: {result['error'].strip().splitlines()[-1]}")
+    passed, details = True, []
+    for key, value in own["values"].items():
+        other = without["values"][key]
+        if key == "class":
+            equal, detail = _compare_origin(value, other)
+        elif isinstance(value, Tensor) and value.is_floating_point():
+            equal, detail = _compare_numbers(value, other, tolerance)
+        else:
+            equal = torch.equal(value, other) if isinstance(value, Tensor) else value == other
+            detail = "equal" if equal else "different"
+        passed &= equal
+        details.append(f"{key} {detail}")
+    return Check(name, passed, ", ".join(details))
+
+
+def _compare_origin(own: str, without: str) -> tuple[bool, str]:
+    """The two sides must really have run different copies of the code."""
+    apart = own.startswith("hf_synlm.") and without.startswith("transformers_modules.")
+    return apart, "from package / from folder" if apart else f"{own} / {without}"
+
+
+def _compare_numbers(own: Tensor, without: Tensor, tolerance: float) -> tuple[bool, str]:
+    if own.shape != without.shape:
+        return False, f"has shape {list(own.shape)} with and {list(without.shape)} without hf_synlm"
+    same = (own == without) | (own.isnan() & without.isnan())
+    difference = torch.where(same, torch.zeros_like(own), (own - without).abs()).double()
+    # A number on one side and NaN on the other is a difference, however large the tolerance.
+    largest = difference.nan_to_num(nan=float("inf")).max().item() if own.numel() else 0.0
+    return largest <= tolerance, f"max difference {largest:.3g}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line: print the report.
+
+    Args:
+        arguments: words after the command; by default those of the process.
+
+    Returns:
+        Exit code: 0 if all checks passed, 1 if something differs. An unusable folder exits with 2.
+    """
+    parser = argparse.ArgumentParser(prog="python -m hf_synlm.hub.verify", description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", help="exported model folder")
+    parser.add_argument("--text", action="append", help="text to tokenize, parse and continue (repeatable)")
+    parser.add_argument("--num_beams", type=int, help="beam of the parser (default: the model's)")
+    parser.add_argument("--max_new_tokens", type=int, default=8, help="length of the greedy generation")
+    parser.add_argument("--tolerance", type=float, default=0.0, help="largest allowed difference (default: none)")
+    parsed = parser.parse_args(arguments)
+    try:
+        inputs = _tokenize(parsed.folder, parsed.text) if parsed.text else {}
+        report = verify_export(
+            parsed.folder,
+            num_beams=parsed.num_beams,
+            max_new_tokens=parsed.max_new_tokens,
+            tolerance=parsed.tolerance,
+            **inputs,
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    sys.stdout.write(report.table() + "\n")
+    return 0 if report.passed else 1
+
+
+def _tokenize(folder: str, texts: list[str]) -> dict[str, Any]:
+    from transformers import AutoTokenizer
+
+    check_complete(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True, padding_side="left")
+    batch = tokenizer(texts, return_tensors="pt", padding=len(texts) > 1)
+    return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "texts": texts}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,343 @@
+"""Export, load without the package, save again: what users of a published model do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from safetensors import safe_open
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTForSequenceClassification, GPSTModel
+from hf_synlm.hub import export
+from hf_synlm.hub.card import fill_card
+from hf_synlm.hub.export import check_complete, export_model, push_to_hub
+from hf_synlm.hub.verify import PACKAGE, main, verify_export
+
+SPECIAL = ["<pad>", "<s>", "<reduce>", "<cls>", "<sep>", "<unk>"]
+WORDS = "fruit flies like a banana the keys to cabinet are on table".split()
+CHANGE = """
+_forward = GPSTForCausalLM.forward
+
+
+def _changed(self, *args, **kwargs):
+    output = _forward(self, *args, **kwargs)
+    output.logits = output.logits + 1e-3
+    return output
+
+
+GPSTForCausalLM.forward = _changed
+"""
+ALL_CHECKS = {
+    "files",
+    "AutoConfig",
+    "AutoTokenizer",
+    "AutoModel",
+    "AutoModelForCausalLM",
+    "AutoModelForSequenceClassification",
+    "parse",
+    "generate",
+}
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    vocabulary = {token: index for index, token in enumerate(SPECIAL + WORDS)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="<s>", unk_token="<unk>"
+    )
+
+
+@pytest.fixture
+def model(tiny_gpst_config: GPSTConfig) -> GPSTForCausalLM:
+    return GPSTForCausalLM(tiny_gpst_config).eval()
+
+
+@pytest.fixture
+def exported(model, tokenizer, tmp_path: Path) -> Path:
+    return export_model(model, tokenizer, tmp_path / "gpst-tiny")
+
+
+def run_without_package(code: str, *arguments: str, cache: Path) -> str:
+    """Run code in a clean process where `import hf_synlm` fails; return what it prints."""
+    block = "import sys; sys.modules['hf_synlm'] = None\n"
+    command = [sys.executable, "-I", "-c", block + code, *arguments]
+    environment = {"HF_HOME": str(cache), "HF_HUB_OFFLINE": "1", "PATH": "", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+class TestExport:
+    def test_same_without_the_package(self, exported: Path):
+        report = verify_export(exported)
+        assert report.passed, report.table()
+        assert {check.name for check in report.checks} == ALL_CHECKS
+
+    @pytest.mark.parametrize("model_class", [GPSTModel, GPSTForSequenceClassification])
+    def test_every_class_exports_all_auto_classes(self, model_class, tiny_gpst_config, tokenizer, tmp_path: Path):
+        folder = export_model(model_class(tiny_gpst_config), tokenizer, tmp_path / "part")
+        assert check_complete(folder) == GPSTConfig().auto_map
+        report = verify_export(folder)
+        assert report.passed, report.table()
+
+    def test_code_is_byte_identical_to_the_package(self, exported: Path):
+        files = {file.name for file in exported.glob("*.py")}
+        assert {"modeling_gpst.py", "configuration_gpst.py", "trees.py", "actions.py", "chart.py"} <= files
+        for name in files:
+            assert (exported / name).read_bytes() == (PACKAGE / name).read_bytes(), name
+
+    def test_weights_are_safetensors_only(self, exported: Path, model: GPSTForCausalLM):
+        assert not [file.name for file in exported.iterdir() if file.suffix in {".bin", ".pt", ".pth", ".pkl"}]
+        with safe_open(exported / "model.safetensors", "pt") as weights:
+            assert weights.metadata()["format"] == "pt"
+            saved = {name: weights.get_tensor(name) for name in weights.keys()}  # noqa: SIM118
+        own = model.state_dict()
+        assert set(saved) <= set(own)
+        assert all(torch.equal(tensor, own[name]) for name, tensor in saved.items())
+
+    def test_nothing_but_the_folder_is_left(self, exported: Path):
+        assert [path.name for path in exported.parent.iterdir()] == [exported.name]
+
+    def test_state_dict_is_used(self, model, tokenizer, tmp_path: Path):
+        other = GPSTForCausalLM(model.config)
+        folder = export_model(model, tokenizer, tmp_path / "given", state_dict=other.state_dict())
+        loaded = GPSTForCausalLM.from_pretrained(folder)
+        assert all(torch.equal(loaded.state_dict()[name], value) for name, value in other.state_dict().items())
+
+    def test_existing_folder_is_an_error(self, exported: Path, model, tokenizer):
+        before = {file.name: file.read_bytes() for file in exported.iterdir()}
+        with pytest.raises(ValueError, match="exists.*overwrite=True"):
+            export_model(model, tokenizer, exported)
+        assert {file.name: file.read_bytes() for file in exported.iterdir()} == before
+
+    def test_file_in_the_way_is_an_error(self, model, tokenizer, tmp_path: Path):
+        (tmp_path / "taken").write_text("something else")
+        with pytest.raises(ValueError, match="is a file"):
+            export_model(model, tokenizer, tmp_path / "taken", overwrite=True)
+
+    def test_overwrite_replaces_all_of_it(self, exported: Path, model, tokenizer):
+        (exported / "stale.txt").write_text("from before")
+        export_model(model, tokenizer, exported, card="# New\n", overwrite=True)
+        assert not (exported / "stale.txt").exists()
+        assert (exported / "README.md").read_text() == "# New\n"
+        assert [path.name for path in exported.parent.iterdir()] == [exported.name]
+
+    @pytest.mark.parametrize("step", ["model", "tokenizer", "check"])
+    @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+    def test_interrupted_export_leaves_nothing(self, step, error, model, tokenizer, tmp_path: Path, monkeypatch):
+        def fail(*args, **kwargs):
+            raise error("interrupted")
+
+        owner, name = {
+            "model": (type(model.config), "save_pretrained"),
+            "tokenizer": (type(tokenizer), "save_pretrained"),
+            "check": (export, "check_complete"),
+        }[step]
+        monkeypatch.setattr(owner, name, fail)
+        with pytest.raises(error):
+            export_model(model, tokenizer, tmp_path / "broken")
+        assert not list(tmp_path.iterdir())
+
+    def test_interrupted_overwrite_keeps_the_old_folder(self, exported: Path, model, tokenizer, monkeypatch):
+        before = {file.name: file.read_bytes() for file in exported.iterdir()}
+        rename = Path.rename
+
+        def fail_last(self: Path, target: Path) -> Path:
+            if self.name.endswith(".new"):
+                raise OSError("interrupted")
+            return rename(self, target)
+
+        monkeypatch.setattr(Path, "rename", fail_last)
+        with pytest.raises(OSError, match="interrupted"):
+            export_model(model, tokenizer, exported, overwrite=True)
+        assert {file.name: file.read_bytes() for file in exported.iterdir()} == before
+        assert [path.name for path in exported.parent.iterdir()] == [exported.name]
+
+    def test_tokenizer_that_does_not_fit_is_an_error(self, model, tokenizer, tmp_path: Path):
+        tokenizer.pad_token = "<unk>"
+        with pytest.raises(ValueError, match="pad_token_id is 0 in the model's configuration and 5 in the tokenizer"):
+            export_model(model, tokenizer, tmp_path / "bad")
+        tokenizer.add_tokens([f"extra{index}" for index in range(60)])
+        with pytest.raises(ValueError, match="The tokenizer has 78 tokens and the model 40"):
+            export_model(model, tokenizer, tmp_path / "bad")
+        assert not list(tmp_path.iterdir())
+
+    def test_model_without_code_is_an_error(self, model, tokenizer, tmp_path: Path):
+        with pytest.raises(ValueError, match="its code would not be saved"):
+            export_model(torch.nn.DataParallel(model), tokenizer, tmp_path / "bad")
+
+
+class TestRemote:
+    def test_saving_the_remote_model_again_keeps_its_code(self, exported: Path, tmp_path: Path):
+        code = """
+import sys
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+source, target, classifier = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(source, trust_remote_code=True)
+assert type(model).__module__.startswith("transformers_modules."), type(model)
+model.save_pretrained(target)
+AutoTokenizer.from_pretrained(source, trust_remote_code=True).save_pretrained(target)
+head = AutoModelForSequenceClassification.from_pretrained(target, trust_remote_code=True, num_labels=3)
+head.save_pretrained(classifier)
+"""
+        again, classifier = tmp_path / "again", tmp_path / "classifier"
+        run_without_package(code, str(exported), str(again), str(classifier), cache=tmp_path / "cache")
+        for folder in (again, classifier):
+            assert check_complete(folder) == GPSTConfig().auto_map
+            for file in exported.glob("*.py"):
+                assert (folder / file.name).read_bytes() == file.read_bytes(), file.name
+        report = verify_export(again)
+        assert report.passed, report.table()
+        assert (again / "model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
+        assert len(json.loads((classifier / "config.json").read_text())["id2label"]) == 3
+
+    def test_refusal_without_trust_is_clear(self, exported: Path, tmp_path: Path):
+        code = """
+import sys
+from transformers import AutoModelForCausalLM
+try:
+    AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=False)
+except ValueError as error:
+    print(error)
+"""
+        assert "trust_remote_code=True" in run_without_package(code, str(exported), cache=tmp_path / "cache")
+
+    def test_text_generation_pipeline(self, exported: Path, tmp_path: Path):
+        code = """
+import sys
+from transformers import pipeline
+generate = pipeline("text-generation", model=sys.argv[1], trust_remote_code=True)
+print(generate("fruit flies", max_new_tokens=3, do_sample=False)[0]["generated_text"])
+"""
+        assert run_without_package(code, str(exported), cache=tmp_path / "cache").startswith("fruit flies")
+
+
+class TestVerify:
+    def test_given_input_and_width(self, exported: Path):
+        report = verify_export(exported, input_ids=torch.tensor([[6, 7, 8, 9, 10]]), num_beams=7, max_new_tokens=3)
+        assert report.passed, report.table()
+
+    def test_command_line(self, exported: Path, capsys):
+        assert main([str(exported), "--text", "fruit flies like a banana", "--text", "the keys are"]) == 0
+        printed = capsys.readouterr().out
+        assert all(name in printed for name in ALL_CHECKS)
+        assert "8 of 8 checks passed" in printed
+
+    def test_changed_code_is_found(self, exported: Path, capsys):
+        file = exported / "modeling_gpst.py"
+        file.write_text(file.read_text() + CHANGE)
+        assert main([str(exported), "--max_new_tokens", "2"]) == 1
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[1] for line in lines if line.startswith("DIFFERS")] == ["AutoModelForCausalLM"]
+        assert "modeling_gpst.py" in lines[0]
+        assert main([str(exported), "--max_new_tokens", "2", "--tolerance", "0.01"]) == 0
+
+    def test_code_that_needs_the_package_is_found(self, exported: Path):
+        file = exported / "trees.py"
+        file.write_text(file.read_text() + "\nimport hf_synlm\n")
+        failed = {check.name: check.detail for check in verify_export(exported).checks if not check.passed}
+        assert "AutoModelForCausalLM" in failed
+        assert "hf_synlm" in failed["AutoModelForCausalLM"]
+
+    def test_pickled_weights_are_found(self, exported: Path):
+        torch.save({}, exported / "pytorch_model.bin")
+        failed = [check for check in verify_export(exported).checks if not check.passed]
+        assert [check.name for check in failed] == ["files"]
+        assert "pytorch_model.bin" in failed[0].detail
+
+    def test_unusable_folders(self, exported: Path, tmp_path: Path):
+        with pytest.raises(ValueError, match="There is no folder"):
+            verify_export(tmp_path / "nowhere")
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(ValueError, match="has no config.json"):
+            verify_export(tmp_path / "empty")
+        (exported / "chart.py").unlink()
+        with pytest.raises(ValueError, match=r"needs \['chart.py'\]"):
+            verify_export(exported)
+        config = json.loads((exported / "config.json").read_text())
+        (exported / "config.json").write_text(json.dumps({**config, "auto_map": None}))
+        with pytest.raises(ValueError, match="has no auto_map"):
+            verify_export(exported)
+
+    def test_unusable_folder_on_the_command_line(self, tmp_path: Path, capsys):
+        with pytest.raises(SystemExit) as exit_info:
+            main([str(tmp_path / "nowhere")])
+        assert exit_info.value.code == 2
+        assert "There is no folder" in capsys.readouterr().err
+
+
+class TestCard:
+    RESULT = {
+        "task": "language modeling",
+        "dataset": "State of the Union",
+        "split": "test",
+        "metric": "perplexity",
+        "value": 123.456,
+        "num_beams": 20,
+        "estimator": "beam marginal",
+        "command": "python -m hf_synlm.evaluation perplexity --model org/gpst-tiny",
+    }
+
+    def test_front_matter(self, tiny_gpst_config: GPSTConfig):
+        facts = {"repo_id": "org/gpst-tiny", "datasets": ["org/sotu"], "license": "cc0-1.0", "results": [self.RESULT]}
+        data = ModelCard(fill_card(tiny_gpst_config, facts)).data
+        assert (data.license, data.language, data.library_name) == ("cc0-1.0", "en", "transformers")
+        assert data.pipeline_tag == "text-generation"
+        assert {"custom_code", "hf_synlm", "gpst", "syntactic-language-model"} <= set(data.tags)
+        assert data.datasets == ["org/sotu"]
+        assert data.metrics == ["perplexity"]
+        assert data.eval_results[0].metric_name == "perplexity (beam 20, beam marginal)"
+
+    def test_every_place_is_filled(self, tiny_gpst_config: GPSTConfig):
+        facts = {
+            "repo_id": "org/gpst-tiny",
+            "training_data": "Speeches.",
+            "training_procedure": "Two minutes on a laptop.",
+            "limits": "- Knows presidents only.",
+            "results": [self.RESULT],
+        }
+        text = fill_card(tiny_gpst_config, facts)
+        assert "{{" not in text
+        for part in (
+            "Speeches.",
+            "Two minutes on a laptop.",
+            "- Knows presidents only.",
+            "| 123.5 | 20 | beam marginal |",
+        ):
+            assert part in text
+        assert text.count('from_pretrained("org/gpst-tiny", trust_remote_code=True)') == 2
+        assert self.RESULT["command"] in text
+
+    def test_a_number_needs_its_beam(self, tiny_gpst_config: GPSTConfig):
+        result = {key: value for key, value in self.RESULT.items() if key != "num_beams"}
+        with pytest.raises(ValueError, match="depends on the beam"):
+            fill_card(tiny_gpst_config, {"repo_id": "org/x", "results": [result]})
+
+    @pytest.mark.parametrize("facts", [{}, {"repo_id": "org/x", "licence": "mit"}])
+    def test_unknown_and_missing_facts(self, tiny_gpst_config: GPSTConfig, facts: dict):
+        with pytest.raises(ValueError, match="repo_id"):
+            fill_card(tiny_gpst_config, facts)
+
+    def test_card_snippet_runs(self, exported: Path):
+        text = (exported / "README.md").read_text()
+        code = text.split("```python\n")[1].split("```")[0].replace('"gpst-tiny"', f'"{exported}"')
+        exec(compile(code, "README.md", "exec"), {"print": lambda *args: None})  # noqa: S102
+
+    def test_template_is_the_one_in_model_cards(self):
+        template = PACKAGE.parent / "model_cards" / "TEMPLATE.md"
+        assert template.read_bytes() == (PACKAGE / "hub" / "card_template.md").read_bytes()
+
+
+def test_incomplete_folder_is_not_pushed(exported: Path):
+    (exported / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="no weights"):
+        push_to_hub(exported, "org/gpst-tiny")
