@@ -1,0 +1,677 @@
+"""What the training scripts share, as plain functions over accelerate.
+
+Arguments from YAML and flags, the step-indexed sampler, parameter groups, schedule, the optimizer step loop, atomic
+checkpoints and exact resume.
+
+Terms: a micro step is one forward and backward pass of one process; a step is one optimizer update, made of
+`gradient_accumulation_steps` micro steps on every process. A run resumes bit for bit (on CPU) because nothing depends
+on history: sample ids are a function of (seed, consumed samples), and the random state of a micro step is a function
+of (seed, micro step, rank).
+"""
+
+import argparse
+import dataclasses
+import difflib
+import hashlib
+import json
+import os
+import random
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from accelerate import Accelerator
+from accelerate.logging import get_logger
+from accelerate.utils import ProjectConfiguration
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Sampler
+from tqdm.auto import tqdm
+from transformers import HfArgumentParser, get_scheduler
+
+logger = get_logger(__name__)
+
+STATE_FILE = "training_state.json"
+PARTIAL_SUFFIX = ".partial"
+
+
+# ---------------------------------------------------------------------------------------------- arguments
+@dataclass
+class TrainingArguments:
+    """Optimization, checkpoints and logging; the flags are those of the official `no_trainer` scripts."""
+
+    output_dir: str = field(default="", metadata={"help": "Folder for checkpoints, logs and the final model."})
+    overwrite_output_dir: bool = field(
+        default=False, metadata={"help": "Delete what a previous run left in the output folder."}
+    )
+    seed: int = field(default=404, metadata={"help": "Seed of initialization, data order, dropout and noise."})
+    per_device_train_batch_size: int = field(default=8, metadata={"help": "Contexts per process and micro step."})
+    per_device_eval_batch_size: int = field(default=8, metadata={"help": "Contexts per process in evaluation."})
+    gradient_accumulation_steps: int = field(default=1, metadata={"help": "Micro steps per optimizer step."})
+    max_train_steps: int = field(default=1000, metadata={"help": "Optimizer steps of the whole run."})
+    learning_rate: float = field(default=5e-5, metadata={"help": "Peak learning rate."})
+    adam_beta1: float = field(default=0.9, metadata={"help": "AdamW: decay of the first moment."})
+    adam_beta2: float = field(default=0.999, metadata={"help": "AdamW: decay of the second moment."})
+    adam_epsilon: float = field(default=1e-6, metadata={"help": "AdamW: term in the denominator."})
+    weight_decay: float = field(default=0.0, metadata={"help": "AdamW: decay of weights (not of biases and norms)."})
+    max_grad_norm: float = field(default=1.0, metadata={"help": "Gradients are clipped to this norm."})
+    lr_scheduler_type: str = field(
+        default="linear", metadata={"help": "Decay after the warm-up: linear or cosine (both to 0), or constant."}
+    )
+    warmup_ratio: float = field(default=0.01, metadata={"help": "Share of the steps with a rising learning rate."})
+    num_warmup_steps: int | None = field(default=None, metadata={"help": "Warm-up in steps; overrides the ratio."})
+    gradient_checkpointing: bool = field(
+        default=False, metadata={"help": "Recompute layer activations in backward: less memory, more time."}
+    )
+    dataloader_num_workers: int = field(default=0, metadata={"help": "Processes that prepare batches."})
+    logging_steps: int = field(default=10, metadata={"help": "Steps between readings of the losses."})
+    evaluation_steps: int = field(default=0, metadata={"help": "Steps between evaluations; 0: only at both ends."})
+    checkpointing_steps: int = field(default=0, metadata={"help": "Steps between checkpoints; 0: none."})
+    checkpoints_total_limit: int = field(default=2, metadata={"help": "Number of newest checkpoints to keep."})
+    resume_from_checkpoint: str | None = field(
+        default=None, metadata={"help": "A checkpoint folder, or 'latest' for the newest complete one, if any."}
+    )
+    with_tracking: bool = field(default=False, metadata={"help": "Log to the trackers of --report_to."})
+    report_to: str = field(default="tensorboard", metadata={"help": "A tracker that accelerate knows, or 'all'."})
+    push_to_hub: bool = field(default=False, metadata={"help": "Push the final model to the Hub."})
+    hub_model_id: str | None = field(default=None, metadata={"help": "Repository of --push_to_hub."})
+    hub_token: str | None = field(default=None, metadata={"help": "Token of --push_to_hub; default: the login's."})
+
+    def __post_init__(self):
+        """Check the values, so that a wrong one fails before any work is done."""
+        if not self.output_dir:
+            raise ValueError("output_dir is not set. Pass --output_dir FOLDER or set it in the config file.")
+        for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
+                     "max_train_steps", "logging_steps", "checkpoints_total_limit"):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
+        for name in ("evaluation_steps", "checkpointing_steps", "learning_rate", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative and is {getattr(self, name)}.")
+        if not 0 <= self.warmup_ratio <= 1:
+            raise ValueError(f"warmup_ratio must be in [0, 1] and is {self.warmup_ratio}.")
+        if self.lr_scheduler_type not in ("linear", "cosine", "constant"):
+            raise ValueError(
+                f"lr_scheduler_type {self.lr_scheduler_type!r} is unknown. Choose linear, cosine, constant."
+            )
+        if self.push_to_hub and not self.hub_model_id:
+            raise ValueError("push_to_hub needs a repository. Pass --hub_model_id OWNER/NAME.")
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps of the warm-up."""
+        if self.num_warmup_steps is not None:
+            return self.num_warmup_steps
+        return round(self.warmup_ratio * self.max_train_steps)
+
+
+def read_mapping(text: str, name: str) -> dict[str, Any]:
+    """Read a mapping given on the command line: JSON, or `key=value,key=value` with YAML values.
+
+    Args:
+        text: for example `hidden_size=64,merge_noise=0.5` or `{"hidden_size": 64}`.
+        name: the flag, for messages.
+
+    Returns:
+        The mapping.
+
+    Raises:
+        ValueError: when the text is neither form.
+    """
+    if text.lstrip().startswith("{"):
+        value = yaml.safe_load(text)
+        if not isinstance(value, dict):
+            raise ValueError(f"--{name} {text!r} is not a JSON object.")
+        return value
+    pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
+    for key, equals, _ in pairs:
+        if not equals:
+            raise ValueError(f"--{name}: {key!r} has no value. Write key=value,key=value or a JSON object.")
+    return {key.strip(): yaml.safe_load(value) for key, _, value in pairs}
+
+
+def read_config(path: str, known: Sequence[str]) -> dict[str, Any]:
+    """Read a YAML or JSON file of arguments.
+
+    Args:
+        path: the file.
+        known: names of all arguments.
+
+    Returns:
+        Argument name -> value.
+
+    Raises:
+        ValueError: when there is no such file, it holds no mapping, or a key is no argument.
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"There is no config file {path!r}.")
+    values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} does not hold a mapping of argument names to values.")
+    for key in values:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else " Run the script with --help for all names."
+            raise ValueError(f"{path}: {key!r} is not an argument of this script.{hint}")
+    return values
+
+
+def _as_flags(values: dict[str, Any]) -> list[str]:
+    flags: list[str] = []
+    for key, value in values.items():
+        if value is not None and not isinstance(value, dict):
+            items = value if isinstance(value, list) else [value]
+            flags += [f"--{key}", *(str(item) for item in items)]
+    return flags
+
+
+def parse_arguments(
+    types: Sequence[type], argv: Sequence[str] | None = None, mappings: Sequence[str] = ()
+) -> tuple[Any, ...]:
+    """Read dataclasses of arguments from `--config FILE` and from flags; flags win.
+
+    A field named in `mappings` arrives as a dict: the file's mapping, updated key by key with the flag's, which has
+    the form of `read_mapping`.
+
+    Args:
+        types: the dataclasses.
+        argv: command line without the program name; default: the process's.
+        mappings: names of string fields that hold mappings.
+
+    Returns:
+        One instance per dataclass.
+
+    Raises:
+        ValueError: see `read_config`; also for flags that no dataclass has.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config")
+    known, rest = first.parse_known_args(argv)
+    names = [f.name for cls in types for f in dataclasses.fields(cls) if f.init]
+    values = read_config(known.config, names) if known.config else {}
+    parser = HfArgumentParser(list(types), allow_abbrev=False)
+    parser.add_argument("--config", help="YAML or JSON file with values for any of the arguments; flags win.")
+    flags = [*_as_flags(values), *rest]
+    # What belongs to no dataclass (--config itself) comes last, as a namespace.
+    parsed = parser.parse_args_into_dataclasses(args=flags, look_for_args_file=False)[: len(types)]
+    for arguments in parsed:
+        for f in dataclasses.fields(arguments):
+            value = getattr(arguments, f.name)
+            if f.name in mappings:
+                given = read_mapping(value, f.name) if isinstance(value, str) else {}
+                setattr(arguments, f.name, {**(values.get(f.name) or {}), **given})
+            elif isinstance(values.get(f.name), dict):
+                raise ValueError(f"{known.config}: {f.name!r} takes a single value, not a mapping.")
+    return tuple(parsed)
+
+
+# ---------------------------------------------------------------------------------------------- accelerator
+def make_accelerator(arguments: TrainingArguments) -> Accelerator:
+    """Accelerator of a run: precision and devices come from `accelerate launch`, the rest from the arguments."""
+    return Accelerator(
+        gradient_accumulation_steps=arguments.gradient_accumulation_steps,
+        # The schedule counts optimizer steps: it must not run faster with more processes.
+        step_scheduler_with_optimizer=False,
+        log_with=arguments.report_to if arguments.with_tracking else None,
+        project_config=ProjectConfiguration(
+            project_dir=arguments.output_dir, logging_dir=str(Path(arguments.output_dir) / "logs")
+        ),
+    )
+
+
+def prepare_output_dir(accelerator: Accelerator, arguments: TrainingArguments) -> Path | None:
+    """Check the output folder, create it, and find the checkpoint to resume from.
+
+    Args:
+        accelerator: of the run.
+        arguments: of the run.
+
+    Returns:
+        The checkpoint to resume from, or `None` for a fresh start.
+
+    Raises:
+        ValueError: when the folder is in use and the run neither overwrites nor resumes, or the named checkpoint is
+            missing or half-written.
+    """
+    output_dir = Path(arguments.output_dir)
+    if arguments.resume_from_checkpoint:
+        checkpoint = find_checkpoint(output_dir, arguments.resume_from_checkpoint)
+        if checkpoint is None:
+            logger.warning(f"{output_dir} holds no complete checkpoint: training starts from step 0.")
+    else:
+        checkpoint = None
+        if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
+            if not arguments.overwrite_output_dir:
+                raise ValueError(
+                    f"Output folder {str(output_dir)!r} exists and is not empty. Choose another --output_dir, continue "
+                    "its run with --resume_from_checkpoint latest, or delete its content with --overwrite_output_dir."
+                )
+            accelerator.wait_for_everyone()  # every process has looked before the first deletes
+            if accelerator.is_main_process:
+                _clear_run(output_dir)
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        output_dir.mkdir(parents=True, exist_ok=True)
+    accelerator.wait_for_everyone()
+    return checkpoint
+
+
+def _clear_run(folder: Path) -> None:
+    """Delete the content of an output folder; refuse where a wrong path would lose more than a run."""
+    if folder.resolve() in (Path.home().resolve(), Path.cwd().resolve(), Path(folder.resolve().anchor)):
+        raise ValueError(f"--overwrite_output_dir would delete {str(folder)!r}. Choose a folder for runs only.")
+    if (folder / ".git").exists():
+        raise ValueError(f"--overwrite_output_dir would delete the repository {str(folder)!r}. Choose another folder.")
+    for item in folder.iterdir():
+        shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
+
+
+def start_tracking(accelerator: Accelerator, name: str, *arguments: Any) -> None:
+    """Open the trackers and record all arguments."""
+    if accelerator.log_with:
+        settings = {key: value for item in arguments for key, value in dataclasses.asdict(item).items()}
+        settings.pop("hub_token", None)
+        simple = {k: v if isinstance(v, (bool, int, float, str)) else json.dumps(v) for k, v in settings.items()}
+        accelerator.init_trackers(name, config=simple)
+
+
+# ---------------------------------------------------------------------------------------------- randomness and order
+def seed_micro_step(seed: int, micro_step: int, rank: int) -> None:
+    """Set all random states from (seed, micro step, rank), so that a resumed run draws what the first would have.
+
+    Args:
+        seed: of the run.
+        micro_step: number of the micro step since the start of training.
+        rank: of the process; the ranks draw different noise.
+    """
+    numpy_seed, torch_seed = np.random.SeedSequence([seed, micro_step, rank]).generate_state(2)
+    random.seed(int(numpy_seed))
+    np.random.seed(int(numpy_seed))
+    torch.manual_seed(int(torch_seed))
+
+
+class StepSampler(Sampler[list[int]]):
+    """Endless micro batches whose sample ids are a pure function of (seed, consumed samples).
+
+    Sample k of the run is entry k mod n of the permutation of epoch k // n. A micro step consumes one batch per
+    process, in the order of the ranks. There is no other state, and the samples of a micro step over all processes
+    do not depend on how many processes share them.
+
+    Args:
+        num_samples: n, size of the data set.
+        batch_size: samples per process and micro step.
+        seed: of the permutations.
+        rank: of this process.
+        world_size: number of processes.
+        consumed: samples that all processes together have consumed.
+        shuffle: `False` keeps the order of the data set.
+
+    Raises:
+        ValueError: when the data set is empty.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        consumed: int = 0,
+        shuffle: bool = True,
+    ):
+        if num_samples < 1:
+            raise ValueError("The training data are empty. Check the files and the sentence splitting.")
+        self.num_samples, self.batch_size, self.seed = num_samples, batch_size, seed
+        self.rank, self.world_size, self.consumed, self.shuffle = rank, world_size, consumed, shuffle
+        self._epoch, self._order = -1, np.arange(num_samples)
+
+    def sample_id(self, k: int) -> int:
+        """Data set index of sample k of the run."""
+        epoch, position = divmod(k, self.num_samples)
+        if self.shuffle and epoch != self._epoch:
+            self._epoch = epoch
+            self._order = np.random.default_rng([self.seed, epoch]).permutation(self.num_samples)
+        return int(self._order[position])
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield this process's share of one micro batch after the other."""
+        consumed = self.consumed
+        while True:
+            first = consumed + self.rank * self.batch_size
+            yield [self.sample_id(k) for k in range(first, first + self.batch_size)]
+            consumed += self.batch_size * self.world_size
+
+
+def make_loader(
+    accelerator: Accelerator,
+    dataset: Dataset,
+    collate: Callable[[list[Any]], dict[str, Tensor]],
+    arguments: TrainingArguments,
+    consumed: int,
+) -> DataLoader:
+    """Endless loader of training batches from sample `consumed` on; it is not to be prepared by accelerate."""
+    sampler = StepSampler(
+        len(dataset),
+        arguments.per_device_train_batch_size,
+        arguments.seed,
+        accelerator.process_index,
+        accelerator.num_processes,
+        consumed,
+    )
+    return DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        collate_fn=collate,
+        num_workers=arguments.dataloader_num_workers,
+        pin_memory=accelerator.device.type == "cuda",
+        # Without a generator of its own, a loader draws from the global one, and a resumed run would differ.
+        generator=torch.Generator(),
+    )
+
+
+# ---------------------------------------------------------------------------------------------- optimizer
+def parameter_groups(
+    model: nn.Module, learning_rate: float, module_rates: dict[str, float], weight_decay: float
+) -> list[dict[str, Any]]:
+    """Parameter groups by learning rate and weight decay.
+
+    Args:
+        model: the model.
+        learning_rate: of everything that `module_rates` does not name.
+        module_rates: module name (a component of the parameter's name, such as "parser") -> its learning rate.
+        weight_decay: of matrices; biases, norms and single vectors are never decayed.
+
+    Returns:
+        Groups for a torch optimizer.
+
+    Raises:
+        ValueError: when a named module has no parameters.
+    """
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    unused = set(module_rates)
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        owner = next((module for module in module_rates if module in name.split(".")), None)
+        unused.discard(owner)
+        rate = learning_rate if owner is None else module_rates[owner]
+        groups.setdefault((rate, weight_decay if parameter.dim() > 1 else 0.0), []).append(parameter)
+    if unused:
+        raise ValueError(f"No parameter of the model belongs to a module named {sorted(unused)[0]!r}.")
+    return [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
+
+
+def make_optimizer(
+    model: nn.Module, arguments: TrainingArguments, module_rates: dict[str, float] | None = None
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """AdamW with parameter groups, and its schedule: linear warm-up, then decay to 0 at `max_train_steps`."""
+    groups = parameter_groups(model, arguments.learning_rate, module_rates or {}, arguments.weight_decay)
+    optimizer = torch.optim.AdamW(
+        groups, betas=(arguments.adam_beta1, arguments.adam_beta2), eps=arguments.adam_epsilon
+    )
+    name = "constant_with_warmup" if arguments.lr_scheduler_type == "constant" else arguments.lr_scheduler_type
+    schedule = get_scheduler(name, optimizer, arguments.warmup_steps, arguments.max_train_steps)
+    return optimizer, schedule
+
+
+# ---------------------------------------------------------------------------------------------- checkpoints
+@dataclass
+class TrainingState:
+    """What a checkpoint holds besides weights and optimizer; small, readable, and enough to continue.
+
+    Fields:
+        step: optimizer steps done.
+        consumed: samples that all processes together have consumed.
+        fingerprint: hash of everything that decides the course of the run; a resumed run must have the same.
+        notes: what a script wants to remember (JSON), such as evaluations.
+    """
+
+    step: int = 0
+    consumed: int = 0
+    fingerprint: str = ""
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+def fingerprint(**settings: Any) -> str:
+    """Short hash of JSON-like settings."""
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically: into a temporary file, then rename."""
+    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    partial.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def list_checkpoints(output_dir: Path) -> list[Path]:
+    """Complete checkpoints of an output folder, oldest first; half-written ones are left out."""
+    found = []
+    for folder in output_dir.glob("step_*"):
+        number = folder.name.removeprefix("step_")
+        if number.isdigit() and (folder / STATE_FILE).is_file():
+            found.append((int(number), folder))
+    return [folder for _, folder in sorted(found)]
+
+
+def find_checkpoint(output_dir: Path, name: str) -> Path | None:
+    """The checkpoint that `--resume_from_checkpoint` names.
+
+    Args:
+        output_dir: of the run.
+        name: "latest" or a checkpoint folder.
+
+    Returns:
+        The folder; `None` when "latest" is asked for and there is none.
+
+    Raises:
+        ValueError: when the named folder is no complete checkpoint.
+    """
+    if name == "latest":
+        complete = list_checkpoints(output_dir)
+        return complete[-1] if complete else None
+    folder = Path(name)
+    if not (folder / STATE_FILE).is_file() or folder.name.endswith(PARTIAL_SUFFIX):
+        complete = [str(path) for path in list_checkpoints(output_dir)]
+        raise ValueError(f"{name!r} is not a complete checkpoint. Complete ones in {str(output_dir)!r}: {complete}.")
+    return folder
+
+
+def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: TrainingState, keep: int) -> Path:
+    """Write the checkpoint `step_N` under a temporary name, rename it when complete, delete old ones.
+
+    Args:
+        accelerator: with model, optimizer and schedule prepared. Every process has to call.
+        output_dir: of the run.
+        state: of the run.
+        keep: number of newest checkpoints to keep.
+
+    Returns:
+        The checkpoint folder.
+    """
+    folder = output_dir / f"step_{state.step}"
+    partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
+    if accelerator.is_main_process:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+    accelerator.wait_for_everyone()
+    accelerator.save_state(str(partial))
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        write_json(partial / STATE_FILE, dataclasses.asdict(state))
+        if folder.exists():  # left by a run that was resumed from an earlier checkpoint
+            shutil.rmtree(folder)
+        os.replace(partial, folder)
+        for old in list_checkpoints(output_dir)[:-keep]:
+            shutil.rmtree(old)
+    accelerator.wait_for_everyone()
+    return folder
+
+
+def load_checkpoint(accelerator: Accelerator, folder: Path, expected_fingerprint: str) -> TrainingState:
+    """Restore model, optimizer and schedule, and return the state of the run.
+
+    Args:
+        accelerator: with model, optimizer and schedule prepared.
+        folder: a complete checkpoint.
+        expected_fingerprint: of the current settings.
+
+    Returns:
+        The state.
+
+    Raises:
+        ValueError: when the settings or the data are not those of the checkpoint.
+    """
+    state = TrainingState(**json.loads((folder / STATE_FILE).read_text(encoding="utf-8")))
+    if state.fingerprint != expected_fingerprint:
+        raise ValueError(
+            f"{folder} was written with other settings or data (model, optimizer, batch size, number of steps, seed or "
+            "corpus). Resume with the same ones, or start afresh with another --output_dir."
+        )
+    accelerator.load_state(str(folder))
+    return state
+
+
+# ---------------------------------------------------------------------------------------------- the loop
+def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Move the tensors of a batch."""
+    return {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
+
+
+@dataclass
+class StepReport:
+    """What one optimizer step leaves: tensors on the device, read only at logging intervals.
+
+    Fields:
+        losses: name -> mean over the micro steps of this process; "loss" is the objective.
+        gradient_norm: before clipping.
+    """
+
+    losses: dict[str, Tensor]
+    gradient_norm: Tensor
+
+
+def optimizer_steps(
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: Any,
+    batches: Iterable[dict[str, Any]],
+    arguments: TrainingArguments,
+    state: TrainingState,
+    compute_loss: Callable[[nn.Module, dict[str, Any]], tuple[Tensor, dict[str, Tensor]]],
+) -> Iterator[StepReport]:
+    """Train until `max_train_steps`, yielding after every optimizer step.
+
+    The objective of a step is the mean over its micro steps of a loss that is itself a mean over the micro batch.
+
+    Args:
+        accelerator: of the run.
+        model: prepared.
+        optimizer: prepared.
+        schedule: prepared.
+        batches: of `make_loader`.
+        arguments: of the run.
+        state: of the run; `step` and `consumed` are advanced.
+        compute_loss: (model, batch) -> the scalar objective and its named parts, detached.
+
+    Yields:
+        `StepReport`, after `state` has been advanced.
+    """
+    model.train()
+    sums: dict[str, Tensor] = {}
+    accumulation = arguments.gradient_accumulation_steps
+    samples = arguments.per_device_train_batch_size * accelerator.num_processes
+    iterator = iter(batches)
+    micro_step = state.step * accumulation
+    while state.step < arguments.max_train_steps:
+        batch = to_device(next(iterator), accelerator.device)
+        seed_micro_step(arguments.seed, micro_step, accelerator.process_index)
+        with accelerator.accumulate(model):
+            loss, parts = compute_loss(model, batch)
+            accelerator.backward(loss)
+            for name, value in {"loss": loss.detach(), **parts}.items():
+                sums[name] = sums[name] + value / accumulation if name in sums else value / accumulation
+            norm = torch.zeros(())
+            if accelerator.sync_gradients:
+                norm = accelerator.clip_grad_norm_(model.parameters(), arguments.max_grad_norm)
+            optimizer.step()
+            if accelerator.sync_gradients:
+                schedule.step()
+            optimizer.zero_grad()
+        micro_step += 1
+        state.consumed += samples
+        if accelerator.sync_gradients:
+            state.step += 1
+            report, sums = StepReport(sums, norm), {}
+            yield report
+            model.train()
+
+
+class LossMeter:
+    """Sums step reports on the device and reads them (one host sync, one reduction) when asked."""
+
+    def __init__(self, accelerator: Accelerator):
+        self.accelerator = accelerator
+        self.names: list[str] = []
+        self.total: Tensor | None = None
+        self.count = 0
+
+    def add(self, report: StepReport) -> None:
+        """Add a step."""
+        self.names = [*report.losses, "gradient_norm"]
+        device = self.accelerator.device
+        values = torch.stack([v.detach().float().to(device) for v in (*report.losses.values(), report.gradient_norm)])
+        self.total = values if self.total is None else self.total + values
+        self.count += 1
+
+    def read(self, step: int) -> dict[str, float]:
+        """Means over the steps since the last reading and over all processes.
+
+        Args:
+            step: last step that was added, for messages.
+
+        Returns:
+            Name -> mean; empty when nothing was added.
+
+        Raises:
+            FloatingPointError: when a loss or the gradient norm was not finite.
+        """
+        if self.total is None:
+            return {}
+        values = self.accelerator.reduce(self.total / self.count, "mean").tolist()
+        first = step - self.count + 1
+        self.total, self.count = None, 0
+        means = dict(zip(self.names, values, strict=True))
+        broken = [name for name, value in means.items() if not np.isfinite(value)]
+        if broken:
+            raise FloatingPointError(
+                f"{', '.join(broken)} became NaN or infinite between steps {first} and {step}. Lower the learning "
+                "rate, lengthen the warm-up or train in float32; then resume from the last checkpoint or start again."
+            )
+        return means
+
+
+def progress_bar(accelerator: Accelerator, arguments: TrainingArguments, state: TrainingState) -> tqdm:
+    """Progress bar over all steps of the run, starting where the run resumes."""
+    return tqdm(
+        total=arguments.max_train_steps,
+        initial=state.step,
+        unit="step",
+        dynamic_ncols=True,
+        mininterval=0.5,
+        disable=not accelerator.is_local_main_process,
+    )
+
+
+def is_due(step: int, interval: int, last: int) -> bool:
+    """Whether something that happens every `interval` steps (0 = never) and not after the last step is due."""
+    return interval > 0 and step % interval == 0 and step < last

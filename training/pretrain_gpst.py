@@ -1,0 +1,410 @@
+"""Pretrain GPST on raw text.
+
+    accelerate launch training/pretrain_gpst.py --config training/configs/gpst_tiny.yaml --output_dir runs/gpst_tiny
+
+Text comes from files, from a data set of the Hub, or (default) from the embedded corpus. It is split into sentences,
+encoded, and packed into contexts of whole sentences; every sentence gets a tree of its own. No trees are read for
+training: treebanks only serve evaluation. Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024).
+"""
+
+import dataclasses
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, set_seed
+from common import (
+    LossMeter,
+    TrainingArguments,
+    TrainingState,
+    fingerprint,
+    is_due,
+    load_checkpoint,
+    make_accelerator,
+    make_loader,
+    make_optimizer,
+    optimizer_steps,
+    parse_arguments,
+    prepare_output_dir,
+    progress_bar,
+    save_checkpoint,
+    start_tracking,
+    to_device,
+    write_json,
+)
+from final_report import FinalReport, report_saved_model
+from text_contexts import ContextDataset, DataArguments, load_contexts, make_tokenizer, training_text
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+from tree_evaluation import (
+    Treebank,
+    load_treebank,
+    parse_words,
+    score_baselines,
+    score_numbers,
+    score_table,
+    score_trees,
+)
+
+from hf_synlm import GPSTConfig, GPSTForCausalLM
+from hf_synlm.data.collate import collate_contexts
+from hf_synlm.data.samples import sample_path
+from hf_synlm.data.tokenizers import special_token_ids
+from hf_synlm.hub.card import fill_card
+from hf_synlm.hub.export import export_model, push_to_hub
+
+
+@dataclass
+class ModelArguments:
+    """The model to train."""
+
+    model_preset: str = field(default="gpst-small", metadata={"help": "Published size to start from."})
+    config_overrides: str | None = field(
+        default=None,
+        metadata={
+            "help": "Fields of GPSTConfig that differ from the preset: key=value,key=value or a JSON object; in a "
+            "config file a mapping.",
+        },
+    )
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Continue from the weights and configuration of this model instead."}
+    )
+    document_end_token: bool = field(
+        default=False,
+        metadata={"help": "End every document with the end token, so that the model learns when to stop."},
+    )
+    parser_learning_rate: float | None = field(
+        default=1e-3, metadata={"help": "Peak learning rate of the parser, which gives the merge order."}
+    )
+
+
+@dataclass
+class EvaluationArguments:
+    """What is measured during training and at its end."""
+
+    validation_trees: str | None = field(
+        default="embedded", metadata={"help": "Treebank file for F1 during training; 'embedded', or 'none'."}
+    )
+    test_trees: str | None = field(
+        default="embedded", metadata={"help": "Treebank file for the final report; 'embedded', or 'none'."}
+    )
+    punctuation: str = field(
+        default="remove",
+        metadata={"help": "Punctuation in treebanks: remove it before parsing, ignore it in the score, or keep it."},
+    )
+    max_tree_sentences: int | None = field(default=None, metadata={"help": "Read only so many trees of a treebank."})
+    search_num_beams: int = field(
+        default=20, metadata={"help": "Beam of left-to-right parsing in evaluation; 0 leaves it out."}
+    )
+    final_report: bool = field(
+        default=False,
+        metadata={"help": "At the end, load the saved model in a process without hf_synlm; parse and generate there."},
+    )
+
+    def __post_init__(self):
+        """Resolve the names of the embedded treebanks."""
+        for name, embedded in (("validation_trees", "trees.valid.txt"), ("test_trees", "trees.test.txt")):
+            value = getattr(self, name)
+            if value == "embedded":
+                setattr(self, name, str(sample_path(embedded)))
+            elif value in ("none", ""):
+                setattr(self, name, None)
+        if self.search_num_beams < 0:
+            raise ValueError(f"search_num_beams must not be negative and is {self.search_num_beams}.")
+
+
+# ---------------------------------------------------------------------------------------------- model
+def make_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, context_length: int) -> GPSTConfig:
+    """Configuration of the model: preset, overrides, and what depends on tokenizer and data.
+
+    Args:
+        arguments: of the command line.
+        tokenizer: whose special tokens and size the configuration takes over.
+        context_length: longest context in tokens.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ValueError: for overrides that are no fields of `GPSTConfig`, or positions that do not hold a context.
+    """
+    overrides: dict[str, Any] = dict(arguments.config_overrides or {})
+    known = {f.name for f in dataclasses.fields(GPSTConfig)}
+    for name in overrides:
+        if name not in known:
+            raise ValueError(f"config_overrides: GPSTConfig has no field {name!r}.")
+    config = GPSTConfig.from_preset(
+        arguments.model_preset,
+        **{**special_token_ids(tokenizer), "document_end_token": arguments.document_end_token, **overrides},
+    )
+    if context_length >= config.max_position_embeddings:
+        raise ValueError(
+            f"context_length {context_length} needs max_position_embeddings of at least {context_length + 1}, and "
+            f"it is {config.max_position_embeddings}. Change one of the two."
+        )
+    return config
+
+
+def make_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, context_length: int) -> GPSTForCausalLM:
+    """A fresh model, or the one to continue from, checked against the tokenizer."""
+    if arguments.model_name_or_path is None:
+        return GPSTForCausalLM(make_config(arguments, tokenizer, context_length))
+    model = GPSTForCausalLM.from_pretrained(arguments.model_name_or_path, dtype=torch.float32)
+    if arguments.config_overrides or arguments.document_end_token != model.config.document_end_token:
+        raise ValueError("config_overrides and document_end_token cannot change the model of model_name_or_path.")
+    if len(tokenizer) > model.config.vocab_size:
+        raise ValueError(
+            f"The tokenizer has {len(tokenizer)} tokens and the model {model.config.vocab_size}. "
+            "Pass --tokenizer_name with the model's own tokenizer."
+        )
+    return model
+
+
+def compute_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """The objective of a micro batch and its detached parts."""
+    output = model(**batch)
+    return output.loss, output.losses
+
+
+# ---------------------------------------------------------------------------------------------- evaluation
+@torch.no_grad()
+def evaluate_losses(
+    accelerator: Accelerator, model: nn.Module, contexts: ContextDataset, pad_token_id: int, batch_size: int
+) -> dict[str, float]:
+    """Mean validation losses in nats, weighted by tokens; without noise on the merge order and without dropout.
+
+    Every process takes its share of the batches and calls the model equally often.
+    """
+    model.eval()
+    starts = list(range(0, len(contexts), batch_size))
+    rank, world = accelerator.process_index, accelerator.num_processes
+    names: list[str] = []
+    total = torch.zeros(0)
+    for first in range(0, len(starts), world):
+        index = first + rank
+        start = starts[index] if index < len(starts) else 0
+        rows = [contexts[row] for row in range(start, min(start + batch_size, len(contexts)))]
+        loss, parts = compute_loss(model, to_device(collate_contexts(rows, pad_token_id), accelerator.device))
+        weight = float(sum(len(row["input_ids"]) for row in rows)) if index < len(starts) else 0.0
+        names = ["loss", *parts]
+        values = torch.stack([loss.float(), *(part.float() for part in parts.values()), torch.ones_like(loss).float()])
+        total = values * weight if not len(total) else total + values * weight
+    total = accelerator.reduce(total, "sum")
+    model.train()
+    return dict(zip(names, (total[:-1] / total[-1]).tolist(), strict=True))
+
+
+class Evaluator:
+    """Measures losses on validation text and F1 on validation trees, and keeps what it measured."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        arguments: EvaluationArguments,
+        tokenizer: PreTrainedTokenizerBase,
+        contexts: ContextDataset,
+        batch_size: int,
+    ):
+        self.accelerator, self.arguments, self.tokenizer = accelerator, arguments, tokenizer
+        self.contexts, self.batch_size = contexts, batch_size
+        self.treebank: Treebank | None = None
+        if arguments.validation_trees is not None:
+            if accelerator.distributed_type == DistributedType.FSDP:
+                raise ValueError(
+                    "Trees cannot be evaluated on the shards of FSDP. Pass --validation_trees none and evaluate the "
+                    "saved model, or train with DDP."
+                )
+            self.treebank = load_treebank(
+                arguments.validation_trees, arguments.punctuation, arguments.max_tree_sentences
+            )
+            self.baselines = score_baselines(self.treebank)
+
+    def run(self, model: nn.Module, step: int) -> dict[str, Any]:
+        """Evaluate; the main process prints the result. Every process has to call."""
+        losses = evaluate_losses(self.accelerator, model, self.contexts, self.tokenizer.pad_token_id, self.batch_size)
+        result: dict[str, Any] = {"step": step, "losses": losses}
+        text = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
+        self.accelerator.print(f"step {step}: validation text: {text}")
+        if self.treebank is not None and self.accelerator.is_main_process:
+            scores = {}
+            plain = self.accelerator.unwrap_model(model)
+            trees = parse_words(plain, self.tokenizer, self.treebank.words, method="inside")
+            scores["induced (inside)"] = score_trees(trees, self.treebank)
+            if self.arguments.search_num_beams:
+                beams = self.arguments.search_num_beams
+                trees = parse_words(plain, self.tokenizer, self.treebank.words, method="search", num_beams=beams)
+                scores[f"left to right (beam {beams})"] = score_trees(trees, self.treebank)
+            self.accelerator.print(score_table({**scores, **self.baselines}, self.treebank))
+            result["trees"] = score_numbers({**scores, **self.baselines})
+        self.accelerator.wait_for_everyone()
+        self.accelerator.log(_flat(result), step=step)
+        return result
+
+
+def _flat(result: dict[str, Any]) -> dict[str, float]:
+    """Scalars of an evaluation by tracker name."""
+    flat = {f"validation/{name}": value for name, value in result["losses"].items()}
+    for name, scores in result.get("trees", {}).items():
+        flat[f"validation_f1/{name}"] = scores["sentence_f1"]
+    return flat
+
+
+# ---------------------------------------------------------------------------------------------- the run
+@dataclass
+class Run:
+    """All parts of a run."""
+
+    accelerator: Accelerator
+    arguments: TrainingArguments
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: Any
+    state: TrainingState
+
+
+def train(run: Run, contexts: ContextDataset, evaluator: Evaluator, pad_token_id: int) -> None:
+    """Train to the last step, with logging, evaluation and checkpoints on the way."""
+    accelerator, arguments, state = run.accelerator, run.arguments, run.state
+    loader = make_loader(
+        accelerator, contexts, lambda rows: collate_contexts(rows, pad_token_id), arguments, state.consumed
+    )
+    meter = LossMeter(accelerator)
+    steps = optimizer_steps(accelerator, run.model, run.optimizer, run.schedule, loader, arguments, state, compute_loss)
+    with progress_bar(accelerator, arguments, state) as bar:
+        for report in steps:
+            meter.add(report)
+            bar.update()
+            save = is_due(state.step, arguments.checkpointing_steps, arguments.max_train_steps)
+            if save or state.step % arguments.logging_steps == 0 or state.step == arguments.max_train_steps:
+                means = meter.read(state.step)
+                bar.set_postfix({name: f"{value:.3f}" for name, value in means.items()})
+                rates = {f"learning_rate/{i}": rate for i, rate in enumerate(run.schedule.get_last_lr())}
+                accelerator.log({**{f"train/{k}": v for k, v in means.items()}, **rates}, step=state.step)
+                state.notes.setdefault("train", []).append({"step": state.step, **means})
+            if is_due(state.step, arguments.evaluation_steps, arguments.max_train_steps):
+                state.notes["evaluations"].append(evaluator.run(run.model, state.step))
+            if save:
+                save_checkpoint(accelerator, Path(arguments.output_dir), state, arguments.checkpoints_total_limit)
+
+
+def save_model(run: Run, tokenizer: PreTrainedTokenizerBase, data: DataArguments) -> Path:
+    """Export model, tokenizer, code and card to `output_dir/model`; every process has to call."""
+    accelerator = run.accelerator
+    folder = Path(run.arguments.output_dir) / "model"
+    weights = accelerator.get_state_dict(run.model)
+    if accelerator.is_main_process:
+        plain = accelerator.unwrap_model(run.model)
+        name = run.arguments.hub_model_id or Path(run.arguments.output_dir).resolve().name
+        facts = {
+            "repo_id": name,
+            "training_data": data.describe(),
+            "training_procedure": f"{run.state.step} steps of `training/pretrain_gpst.py`, "
+            f"{run.state.consumed} contexts of up to {data.context_length} tokens, seed {run.arguments.seed}.",
+        }
+        export_model(plain, tokenizer, folder, card=fill_card(plain.config, facts), overwrite=True, state_dict=weights)
+        if run.arguments.push_to_hub:
+            push_to_hub(folder, run.arguments.hub_model_id, token=run.arguments.hub_token)
+    accelerator.wait_for_everyone()
+    return folder
+
+
+def write_results(run: Run, seconds: float, report: FinalReport | None) -> None:
+    """Write `all_results.json` and print the closing line."""
+    evaluations = run.state.notes["evaluations"]
+    before, after = evaluations[0], evaluations[-1]
+    results: dict[str, Any] = {
+        "step": run.state.step,
+        "contexts": run.state.consumed,
+        "seconds_of_this_process": round(seconds, 1),
+        "train": run.state.notes.get("train", []),
+        "evaluations": evaluations,
+    }
+    line = f"validation loss {before['losses']['loss']:.4f} -> {after['losses']['loss']:.4f}"
+    if report is not None:
+        results["test"] = report.numbers()
+        line += f"; {report.summary()}"
+    elif "trees" in after:
+        f1 = after["trees"]
+        line += (
+            f"; validation sentence F1 {f1['induced (inside)']['sentence_f1']:.2f}, "
+            f"right branching {f1['right']['sentence_f1']:.2f}"
+        )
+    write_json(Path(run.arguments.output_dir) / "all_results.json", results)
+    run.accelerator.print(line)
+
+
+def start_or_resume(run: Run, checkpoint: Path | None, evaluator: Evaluator, settings: dict[str, Any]) -> None:
+    """Load the checkpoint, or evaluate the untrained model."""
+    mark = fingerprint(**settings)
+    if checkpoint is not None:
+        run.state = load_checkpoint(run.accelerator, checkpoint, mark)
+        run.accelerator.print(f"resumed from {checkpoint} at step {run.state.step}")
+    else:
+        run.state.fingerprint = mark
+        run.state.notes["evaluations"] = [evaluator.run(run.model, 0)]
+
+
+def course_settings(arguments: TrainingArguments, config: GPSTConfig, contexts: ContextDataset, world: int) -> dict:
+    """Everything that decides the course of a run; folders and intervals do not."""
+    names = (
+        "seed max_train_steps learning_rate adam_beta1 adam_beta2 adam_epsilon weight_decay max_grad_norm "
+        "lr_scheduler_type warmup_steps per_device_train_batch_size gradient_accumulation_steps"
+    ).split()
+    return {
+        **{name: getattr(arguments, name) for name in names},
+        "config": config.to_dict(),
+        "contexts": contexts.fingerprint(),
+        "num_processes": world,
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the script."""
+    model_arguments, data, evaluation, arguments = parse_arguments(
+        (ModelArguments, DataArguments, EvaluationArguments, TrainingArguments), argv, mappings=["config_overrides"]
+    )
+    started = time.monotonic()
+    accelerator = make_accelerator(arguments)
+    checkpoint = prepare_output_dir(accelerator, arguments)
+    start_tracking(accelerator, "pretrain_gpst", model_arguments, data, evaluation, arguments)
+    set_seed(arguments.seed)
+
+    documents, validation_documents = training_text(accelerator, data)
+    source = data.tokenizer_name or model_arguments.model_name_or_path
+    tokenizer = make_tokenizer(accelerator, data, documents, source, Path(arguments.output_dir))
+    end_id = tokenizer.eos_token_id if model_arguments.document_end_token else None
+    contexts = load_contexts(accelerator, data, documents, tokenizer, end_id)
+    validation = load_contexts(accelerator, data, validation_documents, tokenizer, end_id)
+    accelerator.print(f"training text: {contexts.describe()}\nvalidation text: {validation.describe()}")
+
+    set_seed(arguments.seed)
+    model = make_model(model_arguments, tokenizer, data.context_length)
+    accelerator.print(f"model: {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}")
+    if arguments.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    rates = {} if model_arguments.parser_learning_rate is None else {"parser": model_arguments.parser_learning_rate}
+    optimizer, schedule = make_optimizer(model, arguments, rates)
+    settings = course_settings(arguments, model.config, contexts, accelerator.num_processes)
+    settings["parser_learning_rate"] = model_arguments.parser_learning_rate
+    run = Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
+
+    evaluator = Evaluator(accelerator, evaluation, tokenizer, validation, arguments.per_device_eval_batch_size)
+    start_or_resume(run, checkpoint, evaluator, settings)
+    train(run, contexts, evaluator, tokenizer.pad_token_id)
+    if run.state.notes["evaluations"][-1]["step"] != run.state.step:
+        run.state.notes["evaluations"].append(evaluator.run(run.model, run.state.step))
+    folder = save_model(run, tokenizer, data)
+    if accelerator.is_main_process:
+        report = None
+        if evaluation.final_report and evaluation.test_trees is not None:
+            treebank = load_treebank(evaluation.test_trees, evaluation.punctuation, evaluation.max_tree_sentences)
+            report = report_saved_model(folder, tokenizer, treebank, evaluation.search_num_beams, arguments.seed)
+        write_results(run, time.monotonic() - started, report)
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()
