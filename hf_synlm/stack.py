@@ -192,7 +192,7 @@ class NodePool:
 
         Args:
             nodes: Their fields, each [B, R].
-            **features: Their vectors [B, R, D], by name.
+            **features: Their vectors [B, R, D], by name; those left out are not set.
 
         Returns:
             Id of the first one; the others follow.

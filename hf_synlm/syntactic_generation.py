@@ -204,9 +204,7 @@ def _take(chosen: Candidates, index: Tensor) -> Candidates:
 def keep_best(search: WordBeamSearch, state: SearchState, count: int) -> None:
     """Drop all but the best `count` hypotheses of a beam, in place."""
     if state.nodes.shape[1] > count:
-        # The newest nodes must be read by the layers that predict words while they stand in the order of the beam.
-        if search.adapter.num_unscored(state.pool):
-            search.adapter.score_words(state.pool, state.history)
+        search.settle(state)
         scores, index = state.scores.topk(count)
         chain = search.adapter.chain_bound(state.pool, state.nodes.gather(1, index))
         order = chain.masked_fill(scores == NEG_INF, -1).argsort(dim=1, descending=True, stable=True)

@@ -9,20 +9,21 @@ is a lower bound on the prefix log-probability, tight once K exceeds the number 
 GPST the authors' `R2D2GenFastBeamSearcher`).
 
 One word takes few calls of the model. The structural successors of the current states are laid out level by level (a
-*block*: row (c, k) is state k after c structural actions), all rows get their next-word distribution in one pass of
-the expensive layers, and the selection is then replayed on the table of scores, level by level, exactly as if the
-states had been expanded one action at a time. Nodes live in a `NodePool`; nothing is copied when hypotheses branch.
+*block*: row (c, k) is state k after c structural actions); all rows get the probabilities of their next action in one
+pass, and those of their next word in another; and the selection is then replayed on the table of scores, level by
+level, exactly as if the states had been expanded one action at a time. Nodes live in a `NodePool`; nothing is copied when hypotheses branch.
 
 The model side is an *adapter* with
     num_structural: number S of structural actions; 1 means that a state has one structural successor.
     begin(batch_size, device, **context) -> (pool, nodes [B, 1], history [B, 1, N])
-    push(pool, parents, history, num_tokens, tokens=None, actions=None) -> id of the first of R new nodes
+    push(pool, parents, num_tokens, tokens=None, actions=None) -> id of the first of R new nodes
+    read_actions(pool, history): run the layers that predict actions on the R newest nodes, history [B, R, N]
+    num_unread(pool) -> how many of the newest nodes these layers have not seen
     action_log_probs(pool, nodes, num_tokens, edges, renormalize=False) -> [B, R, 1 + S], column 0 generates a word;
         -inf where illegal
     chain_bound(pool, nodes) -> [B, R] upper bound of the structural actions before the next word
     is_complete(pool, nodes) -> [B, R] exactly one tree on the stack
-    score_words(pool, history): run the layers that predict words on the R newest nodes, history [B, R, N]
-    num_unscored(pool) -> how many of the newest nodes these layers have not seen
+    score_words(pool, history), num_unscored(pool): the same for the layers that predict words
     word_logits(pool, nodes) -> [B, R, V] float32
 
 Shapes: B sentences, K hypotheses, R rows of a step, C levels, S structural actions, N nodes, T tokens, V vocabulary.
@@ -229,14 +230,22 @@ class WordBeamSearch:
         chain = self.adapter.chain_bound(state.pool, state.nodes).masked_fill(state.scores == NEG_INF, -1)
         state.level_sizes = [state.nodes.shape[1], *_level_counts(chain, state.max_depth).tolist()]
 
-    def expand(self, state: SearchState, *, max_rows: int | None = None, negligible: float | None = None) -> Block:
-        """Lay out the states and their structural successors, and run the layers that predict words on them.
+    def expand(
+        self,
+        state: SearchState,
+        *,
+        max_rows: int | None = None,
+        negligible: float | None = None,
+        words: bool = True,
+    ) -> Block:
+        """Lay out the states and their structural successors, and run the layers on them.
 
         Args:
             state: Beam between two words (or between two blocks of one word).
             max_rows: Stop adding levels beyond this number of rows per sentence; None = all levels.
             negligible: Leave out successors that weigh less than exp(-negligible) of the mass collected in the
                 sentence before them; None = none.
+            words: Whether the rows need next-word probabilities.
 
         Returns:
             The block. Its new nodes stay in the pool.
@@ -244,33 +253,55 @@ class WordBeamSearch:
         pool, adapter = state.pool, self.adapter
         sizes, cut = self._block_sizes(state.level_sizes, max_rows)
         history, chain = chain_history(state.history, sizes)
-        nodes, scores = [state.nodes], [state.scores]
-        log_probs = [adapter.action_log_probs(pool, state.nodes, state.num_tokens, state.edges)]
-        collected, end = None, sizes[0]
-        for level, size in enumerate(sizes[1:], 1):
-            parents, begin = nodes[-1][:, :size], end - sizes[level - 1]
-            score = scores[-1][:, :size] + log_probs[-1][:, :size, 1]
-            if negligible is not None:
-                mass = (scores[-1] + log_probs[-1][..., 0]).logsumexp(1, keepdim=True)
-                collected = mass if collected is None else torch.logaddexp(collected, mass)
-                score = score.masked_fill(score < collected - negligible, NEG_INF)
-                # Asking the device costs a sync; worth it only where whole levels may be saved.
-                if level % 8 == 0 and not bool((score > NEG_INF).any()):
-                    sizes = sizes[:level]
-                    break
-            first = adapter.push(pool, parents, history[:, begin : begin + size, : pool.size], state.num_tokens)
-            nodes.append(torch.arange(first, first + size, device=score.device).expand(len(score), -1))
-            scores.append(score)
-            log_probs.append(adapter.action_log_probs(pool, nodes[-1], state.num_tokens, state.edges))
-            end += size
+        nodes, scores, log_probs, mass = [state.nodes], [state.scores], [], None
+        for first, last in self._chunks(sizes, negligible is not None):
+            for size in sizes[max(first, 1) : last]:
+                start = adapter.push(pool, nodes[-1][:, :size], state.num_tokens)
+                nodes.append(torch.arange(start, start + size, device=history.device).expand(len(history), -1))
+            end, unread = sum(sizes[:last]), adapter.num_unread(pool)
+            if unread:
+                adapter.read_actions(pool, history[:, end - unread : end, : pool.size])
+            ids = torch.cat(nodes[first:last], 1)
+            log_probs += adapter.action_log_probs(pool, ids, state.num_tokens, state.edges).split(sizes[first:last], 1)
+            for level in range(first, last):
+                if level:
+                    scores.append(scores[-1][:, : sizes[level]] + log_probs[level - 1][:, : sizes[level], 1])
+                if negligible is not None:
+                    if mass is not None:
+                        scores[-1] = scores[-1].masked_fill(scores[-1] < mass - negligible, NEG_INF)
+                    more = (scores[-1] + log_probs[level][..., 0]).logsumexp(1, keepdim=True)
+                    mass = more if mass is None else torch.logaddexp(mass, more)
+            if last < len(sizes) and not bool((scores[-1] > NEG_INF).any()):
+                sizes = sizes[:last]
+                break
+        end = sum(sizes)
         history, chain = history[:, :end, : pool.size], chain[:end]
         unscored = adapter.num_unscored(pool)
-        if unscored:
+        if words and unscored:
             adapter.score_words(pool, history[:, end - unscored :])
         origin = chain.expand(len(history), -1) if state.origin is None else state.origin[:, chain]
         bounds = [(sum(sizes[:c]), sum(sizes[: c + 1])) for c in range(len(sizes))]
         nodes, scores, log_probs = torch.cat(nodes, 1), torch.cat(scores, 1), torch.cat(log_probs, 1)
         return Block(nodes, scores, log_probs, history, origin, bounds, state.level, cut)
+
+    def _chunks(self, sizes: list[int], may_stop: bool) -> list[tuple[int, int]]:
+        """Levels that are run together, as (first, last + 1): all, or runs of about 4 K rows if one may stop early."""
+        if not may_stop:
+            return [(0, len(sizes))]
+        stops, rows = [0], 0
+        for level, size in enumerate(sizes):
+            if rows + size > 4 * self.num_beams and rows:
+                stops.append(level)
+                rows = 0
+            rows += size
+        return list(zip(stops, [*stops[1:], len(sizes)], strict=True))
+
+    def settle(self, state: SearchState) -> None:
+        """Run the layers on the newest nodes while they stand in the order of the beam (before it is reordered)."""
+        if self.adapter.num_unread(state.pool):
+            self.adapter.read_actions(state.pool, state.history)
+        if self.adapter.num_unscored(state.pool):
+            self.adapter.score_words(state.pool, state.history)
 
     def _block_sizes(self, level_sizes: list[int], max_rows: int | None) -> tuple[list[int], bool]:
         """Rows per level of the next block, and whether states with successors remain behind it."""
@@ -362,7 +393,7 @@ class WordBeamSearch:
         width = block.history.shape[2]
         history = block.history.gather(1, row[..., None].expand(-1, -1, width))
         actions = 1 + (move % num_structural).gather(1, order) if num_structural > 1 else None
-        first = self.adapter.push(state.pool, parents, history, state.num_tokens, actions=actions)
+        first = self.adapter.push(state.pool, parents, state.num_tokens, actions=actions)
         nodes, history = _append_own(first, history)
         origin = block.origin.gather(1, row)
         level = block.level + len(block.bounds)
@@ -430,7 +461,7 @@ class WordBeamSearch:
             index, renumber = pool.compact(keep, max(1, live))
             parents = renumber.gather(1, parents).clamp(min=0)
             history = history.gather(2, index[:, None].expand(-1, history.shape[1], -1))
-        first = adapter.push(pool, parents, history, state.num_tokens + 1, tokens=tokens)
+        first = adapter.push(pool, parents, state.num_tokens + 1, tokens=tokens)
         nodes, new_history = _append_own(first, history)
         num_tokens = state.num_tokens + 1
         if active is not None:
@@ -475,24 +506,18 @@ class WordBeamSearch:
             A new state over the same pool, its hypotheses best first.
         """
         self.refresh(state)
-        pool, nodes, scores, history = state.pool, state.nodes.clone(), state.scores.clone(), state.history.clone()
-        for size in state.level_sizes[1:]:
-            if size == 0:
-                break
-            parents = nodes[:, :size]
-            open_ = self.adapter.chain_bound(pool, parents) > 0
-            move = self.adapter.action_log_probs(pool, parents, state.num_tokens, state.edges)[..., 1]
-            first = self.adapter.push(pool, parents, history[:, :size], state.num_tokens)
-            own = torch.arange(first, first + size, device=nodes.device)
-            nodes[:, :size] = torch.where(open_, own, parents)
-            scores[:, :size] += torch.where(open_, move, 0.0)
-            history = torch.nn.functional.pad(history, (0, size))
-            history[:, :size, -size:] |= torch.diag_embed(open_)
+        block = self.expand(state, words=False)
+        chain = self.adapter.chain_bound(state.pool, state.nodes).clamp(min=0, max=len(block.bounds) - 1)
+        first_row = torch.tensor([a for a, _ in block.bounds], device=chain.device)
+        row = first_row[chain] + torch.arange(chain.shape[1], device=chain.device)
+        row = row.clamp(max=block.nodes.shape[1] - 1)
+        scores = block.scores.gather(1, row).masked_fill(state.scores == NEG_INF, NEG_INF)
         scores, order = scores.sort(dim=1, descending=True, stable=True)
-        history = history.gather(1, order[..., None].expand(-1, -1, history.shape[2]))
+        row = row.gather(1, order)
+        history = block.history.gather(1, row[..., None].expand(-1, -1, block.history.shape[2]))
         return SearchState(
-            pool, nodes.gather(1, order), scores, history, state.num_tokens, [nodes.shape[1]],
-            state.edges, max_depth=state.max_depth, origin=order,
+            state.pool, block.nodes.gather(1, row), scores, history, state.num_tokens, [row.shape[1]], state.edges,
+            order, max_depth=state.max_depth,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------ distributions
