@@ -6,18 +6,18 @@
 Every case builds both sides with the same width, layers, vocabulary and tokens, checks that the measured side computes
 the right thing (and refuses to report if it does not), then times the two sides alternately: A B A B. The ratio is the
 median of the pairs, so a machine that changes its speed changes it little. Times are wall-clock; peak memory is the
-resident set of a process that runs the measured side alone, minus what it held before the first run.
+highest resident set of a fresh process that runs one step of one side, minus what it held before the step (Linux).
 """
 
 import argparse
 import dataclasses
 import json
 import multiprocessing
-import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -226,16 +226,20 @@ def _seconds(step: Step) -> float:
     return time.perf_counter() - begin
 
 
-def _resident_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def _memory_mib(field: str) -> float:
+    """A field of this process's memory status: VmRSS (now) or VmHWM (highest so far)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) / 1024
+    raise OSError(f"/proc/self/status has no field {field}; memory is measured on Linux only")
 
 
 def _peak_memory(name: str, side: int, threads: int, results: multiprocessing.Queue) -> None:
     torch.set_num_threads(threads)
     step = CASES[name].build()[side]
-    before = _resident_mib()
+    before = _memory_mib("VmRSS")
     step()
-    results.put(_resident_mib() - before)
+    results.put(_memory_mib("VmHWM") - before)
 
 
 def peak_memory(name: str, side: int = 0) -> float:
