@@ -141,7 +141,10 @@ def plan_trees(spans: Sequence[Sequence[tuple[int, int]]], sentence_ids: Tensor)
     for row, row_spans in enumerate(spans):
         validate_spans(row_spans, sentence_ids.shape[1])
         for (start, end), split in _split_points(row_spans, row).items():
-            rows.append(row), firsts.append(start), lasts.append(end), splits.append(split)
+            rows.append(row)
+            firsts.append(start)
+            lasts.append(end)
+            splits.append(split)
     joined_BP = (sentence_ids[:, 1:] == sentence_ids[:, :-1]) & (sentence_ids[:, 1:] != 0)
     if len(rows) != int(joined_BP.sum()):
         raise ValueError(
@@ -187,7 +190,7 @@ def _run_lengths(joined_BP: Tensor) -> Tensor:
 
 def _initial_cells(joined_BP: Tensor, starts_BT: Tensor, window_size: int) -> list[tuple[Tensor, ...]]:
     """Spans of 2..W tokens with all their inner boundaries as splits."""
-    cells = []
+    cells: list[tuple[Tensor, ...]] = []
     num_boundaries = joined_BP.shape[1]
     inside = joined_BP
     for width in range(2, window_size + 1):
@@ -212,7 +215,7 @@ def _merge_cells(time_BP: Tensor, window_size: int, num_tokens: int, longest: in
         left.append(_next_later(padded, table, time_BP, left[-1], num_tokens, step=-1))
         right.append(_next_later(padded, table, time_BP, right[-1], num_tokens, step=1))
     finite = time_BP < num_tokens
-    cells = []
+    cells: list[tuple[Tensor, ...]] = []
     for num_left in range(window_size):
         num_right = window_size - 1 - num_left
         valid = (

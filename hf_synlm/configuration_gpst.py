@@ -70,6 +70,7 @@ class GPSTConfig(PreTrainedConfig):
         composition_dropout, composition_attention_dropout, parser_dropout, head_dropout (the three heads).
     Search:
         scoring_num_beams: beam of `forward(...).logits` and default beam of `parse`.
+
     Raises:
         ValueError: when a field is out of range or two fields do not fit; the message names the value.
     """
@@ -172,7 +173,7 @@ class GPSTConfig(PreTrainedConfig):
             raise ValueError(f"There is no GPST preset {name!r}. Choose one of {sorted(PRESETS)}.")
         return cls(**{**PRESETS[name], **overrides})
 
-    def validate_architecture(self):
+    def validate_architecture(self) -> None:
         """Check that the fields are in range and fit together (called at construction and before saving)."""
         self._check_sizes()
         self._check_divisible("hidden_size", "num_attention_heads")

@@ -417,7 +417,7 @@ class _Outside(torch.autograd.Function):
         log_sum_exp_N = feature_NF.new_zeros(plan.num_cells)
         outside_ND[plan.root_S] = root_D
         state = _Messages(plan, feature_NF, size)
-        saved = []
+        saved: list[tuple] = []
 
         def pull(first: int, last: int, part: int) -> None:
             """Combine the messages that the cells first..last (ids) have received."""
@@ -426,7 +426,7 @@ class _Outside(torch.autograd.Function):
                 return
             numbers, cell = plan.message_order[begin:end], plan.message_child[begin:end] - first
             inputs = [table[numbers].requires_grad_(run.train) for table in (state.score, state.vector)]
-            outputs = _combine(*inputs, cell, last - first)
+            outputs = _combine(inputs[0], inputs[1], cell, last - first)
             received = torch.zeros(last - first, dtype=torch.bool, device=cell.device).index_fill_(0, cell, True)
             for table, value in zip((outside_ND, score_N, log_sum_exp_N), outputs, strict=True):
                 keep = received.view(-1, *[1] * (value.dim() - 1))

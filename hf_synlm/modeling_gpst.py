@@ -12,6 +12,7 @@ Source: the authors' `model/generative_r2d2_fast.py`, `r2d2_insideoutside.py`, `
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -176,7 +177,8 @@ class GPSTModel(GPSTPreTrainedModel):
         type_hidden = self.type_layers(inputs_embeds=sequence["inputs"]).last_hidden_state
         token_inputs = type_hidden.flatten(0, 1)[sequence["token_slots"]]
         token_hidden = self.token_layers(inputs_embeds=token_inputs).last_hidden_state
-        outside_vectors, notes = None, {}
+        outside_vectors: Tensor | None = None
+        notes: dict[str, Any] = {}
         if output_outside or output_chart:
             outside_vectors, notes = outside(
                 plan,
@@ -488,7 +490,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         merge_order: Tensor | None = None,
         spans: list[list[tuple[int, int]]] | None = None,
         shift_labels: Tensor | None = None,
-        past_key_values=None,
+        past_key_values: Any | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         output_chart: bool = False,
@@ -713,7 +715,15 @@ class GPSTForSequenceClassification(GPSTPreTrainedModel):
         return result
 
     def sentence_ids(self, input_ids: Tensor, mask: Tensor) -> Tensor:
-        """Sentence numbers [B, T]: every SEP and CLS token is a sentence of its own; 0 where `mask` is False."""
+        """Sentence numbers of `input_ids`: every SEP and CLS token is a sentence of its own; 0 where `mask` is False.
+
+        Args:
+            input_ids: [B, T] token ids.
+            mask: [B, T], True at tokens.
+
+        Returns:
+            [B, T] sentence numbers 1, 2, ... from left to right.
+        """
         special = torch.zeros_like(mask)
         for token_id in (self.config.sep_token_id, self.config.cls_token_id):
             if token_id is not None:

@@ -121,9 +121,7 @@ def attended_tokens(config: PreTrainedConfig, input_ids: Tensor, attention_mask:
         outside = ((input_ids < 0) | (input_ids >= config.vocab_size)) & mask
         if outside.any():
             value = input_ids[outside][0].item()
-            raise ValueError(
-                f"Token id {value} is outside the vocabulary ({config.vocab_size} ids)."
-            )
+            raise ValueError(f"Token id {value} is outside the vocabulary ({config.vocab_size} ids).")
     if config.bos_token_id is not None:
         first = mask & (mask.long().cumsum(1) == 1)
         mask = mask & ~(first & (input_ids == config.bos_token_id))

@@ -37,7 +37,9 @@ def test_chart_equals_replayed_merges(window):
     for _ in range(120):
         n = generator.randint(1, 24)
         order = generator.sample(range(n - 1), n - 1)
-        plan = plan_chart(torch.tensor([order], dtype=torch.long).view(1, n - 1), torch.ones(1, n, dtype=torch.long), window)
+        plan = plan_chart(
+            torch.tensor([order], dtype=torch.long).view(1, n - 1), torch.ones(1, n, dtype=torch.long), window
+        )
         splits, levels = plan_cells(plan)
         expected_splits, expected_levels = replay_chart(order, window)
         assert {s: sorted(k) for s, k in splits.items()} == {s: sorted(k) for s, k in expected_splits.items()}

@@ -64,9 +64,7 @@ def test_values_and_gradients_equal_the_specification(window, stop, layers, accu
     for row, order in enumerate(orders):
         n = len(order) + 1
         splits, _ = replay_chart(order, window)
-        main, language, height, score, _ = naive_inside(
-            splits, leaves[start : start + n], composition, 0.7, accumulate
-        )
+        main, language, height, score, _ = naive_inside(splits, leaves[start : start + n], composition, 0.7, accumulate)
         for span, vector in main.items():
             torch.testing.assert_close(chart.vector_ND[cells[row, span]], vector)
             expected = expected + ((language if stop else main)[span] * mix[cells[row, span]]).sum()

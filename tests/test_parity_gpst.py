@@ -93,9 +93,7 @@ def test_chart_trees_and_states(case):
         torch.testing.assert_close(chart[name], io[f"chart/{name}"][order], **TOLERANCE)
     inner = torch.ones(len(order), dtype=torch.bool)
     inner[chart["root"]] = False
-    torch.testing.assert_close(
-        chart["outside_log_sum_exp"][inner], io["chart/outside_lse"][order][inner], **TOLERANCE
-    )
+    torch.testing.assert_close(chart["outside_log_sum_exp"][inner], io["chart/outside_lse"][order][inner], **TOLERANCE)
     _compare_splits(chart, order, io)
     _compare_trees(output, io, row, first)
     _compare_states(model, output, io)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import importlib.resources
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +29,6 @@ PUBLIC_NAMES = {
     "SyntacticClassifierOutput",
     "SyntacticLMOutput",
     "SyntacticModelOutput",
-    "__version__",
 }
 AUTO_CLASSES = {
     "AutoModel": (AutoModel, "GPSTModel"),
@@ -48,8 +47,9 @@ def test_names_exist(name: str):
     assert hasattr(hf_synlm, name)
 
 
-def test_version_is_the_installed_one():
-    assert hf_synlm.__version__ == importlib.metadata.version("hf_synlm")
+def test_version_is_the_one_of_the_project():
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert hf_synlm.__version__ == project["version"]
 
 
 def test_package_carries_its_type_marker_and_samples():

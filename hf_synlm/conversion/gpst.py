@@ -102,9 +102,7 @@ def gpst_config(original_config: Mapping[str, Any], surrogate: bool = True) -> G
             raise ValueError(f"The original configuration lacks {section!r}; it has {sorted(original_config)}.")
     chart, gpt = original_config["r2d2_config"], original_config["gpt_config"]
     if chart.get("ext_vocab_size", -1) > 0:
-        raise ValueError(
-            f"ext_vocab_size {chart['ext_vocab_size']}: the span vocabulary has no counterpart here."
-        )
+        raise ValueError(f"ext_vocab_size {chart['ext_vocab_size']}: the span vocabulary has no counterpart here.")
     activation = gpt.get("activation_function", "gelu_new")
     ids = {f"{name}_token_id": chart.get(f"{name}_token_id") for name in ("pad", "cls")}
     return GPSTConfig(

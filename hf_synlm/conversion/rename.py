@@ -37,7 +37,5 @@ def rename_state_dict(state_dict: Mapping[str, Tensor], rules: Mapping[str, str 
             raise ValueError(f"Two tensors of the checkpoint become {name!r}; the second is {key!r}.")
         renamed[name] = tensor
     if unknown:
-        raise ValueError(
-            f"The checkpoint holds {len(unknown)} unknown tensors: {unknown[:9]}. Is it another model?"
-        )
+        raise ValueError(f"The checkpoint holds {len(unknown)} unknown tensors: {unknown[:9]}. Is it another model?")
     return renamed
