@@ -12,8 +12,9 @@ from torch import Tensor
 
 from .actions import COMP, GEN
 from .modeling_outputs import ParseOutput
+from .search_state import NEG_INF, Candidates, SearchState, SyntacticCache, WordEdges
 from .stack import Nodes
-from .word_beam_search import NEG_INF, Candidates, SearchState, SyntacticCache, WordBeamSearch, WordEdges
+from .word_beam_search import WordBeamSearch
 
 
 @dataclass
@@ -54,14 +55,32 @@ class AlignedText:
 
 
 def first_token_mask(input_ids: Tensor, mask: Tensor, bos_token_id: int | None) -> Tensor:
-    """Where [B, T] a begin token stands as the first attended token of its row; it is the begin slot, not a word."""
+    """Where a begin token stands as the first token of its row; it is the begin slot, not a word.
+
+    Args:
+        input_ids: [B, T].
+        mask: [B, T], True = token.
+        bos_token_id: The begin token; None = there is none.
+
+    Returns:
+        [B, T], True at the begin tokens.
+    """
     if bos_token_id is None:
         return torch.zeros_like(mask)
     return mask & (mask.long().cumsum(1) == 1) & (input_ids == bos_token_id)
 
 
 def check_length(adapter: Any, num_tokens: int, what: str) -> None:
-    """Raise ValueError if `num_tokens` (context included) do not fit the model's positions."""
+    """Check that a text fits the positions of the model.
+
+    Args:
+        adapter: Model side of the search.
+        num_tokens: Tokens of the text, context included.
+        what: What the text is, for the message.
+
+    Raises:
+        ValueError: if it does not.
+    """
     if num_tokens > adapter.max_tokens:
         raise ValueError(
             f"{what} of {num_tokens} tokens does not fit the {adapter.max_tokens} positions of the model. Shorten it."
@@ -354,7 +373,7 @@ def marginal_logits(
     bos_token_id: int | None = None,
     logits_to_keep: int | Tensor = 0,
 ) -> tuple[Tensor, SyntacticCache]:
-    """log p(next token | prefix) after every token, derivations summed out over the beam.
+    """Log p(next token | prefix) after every token, derivations summed out over the beam.
 
     Args:
         search: The search.

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from .actions import COMP, GEN
+from .search_state import NEG_INF, WordEdges
 from .stack import NodePool, Nodes
-from .word_beam_search import NEG_INF, WordEdges
 
 TYPE_CACHE, TOKEN_CACHE = 0, 1
 

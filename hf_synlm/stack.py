@@ -104,7 +104,7 @@ class SlotLayer(DynamicLayer):
             self.length = length
             self._set_views()
 
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Keep the sentences `beam_idx` [B'], in that order."""
         if self.is_initialized:
             self.storage = self.storage[:, :, :, : self.length].index_select(1, beam_idx.to(self.device))

@@ -6,14 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor, LogitsProcessorList
-from transformers import StoppingCriteria, StoppingCriteriaList, TextIteratorStreamer
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TextIteratorStreamer,
+)
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
 from hf_synlm import GPSTForCausalLM
-from hf_synlm.syntactic_generation import draw_word, propose_words
-from hf_synlm.word_beam_search import SyntacticCache
+from hf_synlm.joint_decoding import draw_word, propose_words
+from hf_synlm.search_state import SyntacticCache
 from tests.reference import exhaustive_search as reference
 from tests.test_word_beam_search import golden, make_model, padded  # noqa: F401
 
@@ -84,7 +91,9 @@ def test_scores_are_joint_given_the_prompt(model: GPSTForCausalLM, num_beams: in
     """Rescoring without caches gives log p(prompt, words, tree) - log p(prompt); trees are complete."""
     prompt = [9, 12, 30]
     penalty = {"length_penalty": 1.0} if num_beams > 1 else {}
-    output = generate(model, [prompt], num_beams=num_beams, num_return_sequences=num_beams, action_beam_size=32, **penalty)
+    output = generate(
+        model, [prompt], num_beams=num_beams, num_return_sequences=num_beams, action_beam_size=32, **penalty
+    )
     for row in range(num_beams):
         tokens, actions = output.sequences[row].tolist(), actions_of(output, row)
         assert len(actions) == 2 * len(tokens) - 1 and len(output.spans[row]) == len(tokens) - 1
@@ -160,7 +169,7 @@ def test_end_token_only_on_one_tree(ending_model: GPSTForCausalLM) -> None:
 
 
 def test_early_stopping_and_length_penalty(ending_model: GPSTForCausalLM) -> None:
-    """`early_stopping` stops at K finished sequences, "never" finds at least as good ones; long texts can be favored."""
+    """`early_stopping` stops at K finished sequences, "never" finds no worse ones; long texts can be favored."""
     common = {"eos_token_id": EOS, "num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 10}
     scores = {
         stop: generate(ending_model, [[9, 12]], early_stopping=stop, length_penalty=0.0, **common).sequences_scores
@@ -265,7 +274,7 @@ def test_sampling_repeats_under_a_seed(model: GPSTForCausalLM, num_beams: int) -
     assert results[0] == results[1] != results[2]
 
 
-# ------------------------------------------------------------------------------------------- processors, criteria, streams
+# ------------------------------------------------------------------------------------ processors, criteria, streams
 class Recorder(LogitsProcessor):
     """Remembers what it is called with, and forbids a word."""
 
@@ -367,7 +376,9 @@ class ListStreamer(BaseStreamer):
 def test_streamer_gets_prompt_and_words(ending_model: GPSTForCausalLM, options: dict) -> None:
     """First the prompt, then word by word, then the end; with beams it is refused as in transformers."""
     streamer = ListStreamer()
-    output = generate(ending_model, [[9, 12], [8, 30]], streamer=streamer, eos_token_id=EOS, max_new_tokens=7, **options)
+    output = generate(
+        ending_model, [[9, 12], [8, 30]], streamer=streamer, eos_token_id=EOS, max_new_tokens=7, **options
+    )
     assert streamer.ended and streamer.values[0].tolist() == [[9, 12], [8, 30]]
     assert torch.equal(torch.stack(streamer.values[1:], 1), output.sequences[:, 2:])
     with pytest.raises(ValueError, match="streamer"):
@@ -383,7 +394,13 @@ def test_marginal_mode_is_stock_decoding_on_logits(model: GPSTForCausalLM) -> No
     assert torch.equal(logits[:, 2:-1].argmax(-1), output.sequences[:, 3:])
     assert torch.equal(generate(model, ids, structure_mode="marginal", use_cache=False).sequences, output.sequences)
     beams = generate(
-        model, ids, structure_mode="marginal", num_beams=3, num_return_sequences=3, output_scores=True, length_penalty=0.0
+        model,
+        ids,
+        structure_mode="marginal",
+        num_beams=3,
+        num_return_sequences=3,
+        output_scores=True,
+        length_penalty=0.0,
     )
     for row in range(3):
         logits = model(beams.sequences[row : row + 1]).logits[0, 2:-1]
@@ -391,6 +408,23 @@ def test_marginal_mode_is_stock_decoding_on_logits(model: GPSTForCausalLM) -> No
         assert float(total) == pytest.approx(float(beams.sequences_scores[row]), abs=1e-3)
     again = generate(model, ids, structure_mode="marginal", action_beam_size=1)
     assert again.past_key_values.num_beams == 1 and isinstance(again.past_key_values, SyntacticCache)
+
+
+def test_marginal_mode_ends_only_complete_trees(ending_model: GPSTForCausalLM) -> None:
+    """The end token has only the probability of derivations with one tree."""
+    cache = SyntacticCache(32, torch.tensor([EOS]))
+    logits = ending_model(torch.tensor([[9, 12, 30]]), past_key_values=cache).logits[0, -1]
+    prompt, parts = [9, 12, 30], []
+    for prefix in reference.prefix_derivations(3):
+        for count in range(reference.stack_depth(prefix)):
+            actions = (*prefix, *[1] * count)
+            gens, words = reference.run(ending_model, prompt, actions)
+            row = reference.log_prob(ending_model, prompt, actions) + float(gens[-1, 0]) + words[-1]
+            row[EOS] = row[EOS] if reference.stack_depth(actions) == 1 else -math.inf
+            parts.append(row)
+    assert torch.allclose(logits, torch.stack(parts).logsumexp(0).log_softmax(-1), atol=1e-4)
+    free = ending_model(torch.tensor([[9, 12, 30]]), past_key_values=SyntacticCache(32)).logits[0, -1]
+    assert free[EOS] > logits[EOS]
 
 
 def test_marginal_mode_continues_from_a_cache(model: GPSTForCausalLM) -> None:
@@ -401,7 +435,7 @@ def test_marginal_mode_continues_from_a_cache(model: GPSTForCausalLM) -> None:
     assert torch.equal(generate(model, ids, structure_mode="marginal", past_key_values=cache).sequences, expected)
 
 
-# ---------------------------------------------------------------------------------------------------- outputs and options
+# ------------------------------------------------------------------------------------------ outputs and options
 def test_output_types(model: GPSTForCausalLM) -> None:
     """Stock types, and plain tensors without `return_dict_in_generate`."""
     assert isinstance(generate(model, [[9]]), GenerateDecoderOnlyOutput)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from hf_synlm import GPSTForCausalLM
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.incremental_parsing import marginal_logits, parse_with_search
-from hf_synlm.word_beam_search import SyntacticCache
+from hf_synlm.search_state import SyntacticCache
 from tests.reference import exhaustive_search as reference
 
 GOLDENS = Path(__file__).parent / "goldens" / "gpst"
@@ -37,7 +37,9 @@ def model(tiny_gpst_config: Any) -> GPSTForCausalLM:
     return make_model(tiny_gpst_config)
 
 
-def parse(model: GPSTForCausalLM, ids: list[int] | torch.Tensor, num_beams: int, mask: Any = None, **kwargs: Any) -> Any:
+def parse(
+    model: GPSTForCausalLM, ids: list[int] | torch.Tensor, num_beams: int, mask: Any = None, **kwargs: Any
+) -> Any:
     """All trees of the beam."""
     ids = torch.tensor([ids]) if isinstance(ids, list) else ids
     return parse_with_search(model.word_search(num_beams), ids, mask, num_return_sequences=num_beams, **kwargs)
@@ -179,6 +181,23 @@ def test_next_token_distribution_is_exact(model: GPSTForCausalLM) -> None:
     assert torch.allclose(stepwise[0], expected, atol=1e-5)
 
 
+def test_negligible_successors_change_nothing(tiny_gpst_config: Any) -> None:
+    """Very deep stacks: leaving out successors below exp(-25) of the mass saves rows, not probability."""
+    model = make_model(tiny_gpst_config, gen_bias=12.0)
+    search = model.word_search(2)
+    state = search.begin(2, torch.device("cpu"))
+    with torch.no_grad():
+        for token in torch.randint(5, 40, (30, 2)):
+            state, _ = search.commit(state, search.propose(state, token))
+        full = search.expand(state)
+        state.block = full
+        full.word_log_probs = search.word_log_probs(state, full)
+        exact = search.next_token_log_probs(state)
+        state.block = None
+        assert torch.allclose(search.next_token_log_probs(state), exact, atol=1e-5)
+    assert state.block.nodes.shape[1] < full.nodes.shape[1]
+
+
 def test_beam_statistics(model: GPSTForCausalLM) -> None:
     """Entropy, actions per word and stack depth agree with an enumeration of the posterior."""
     tokens = [9, 12, 9, 30]
@@ -189,7 +208,10 @@ def test_beam_statistics(model: GPSTForCausalLM) -> None:
         posterior = scores.softmax(0)
         entropy = -(posterior * posterior.log()).sum()
         depth = sum(p * reference.stack_depth(actions) for p, actions in zip(posterior, prefixes, strict=True))
-        before = [len(actions) - 2 - max((t for t, a in enumerate(actions[:-1]) if a == 0), default=-1) for actions in prefixes]
+        before = [
+            len(actions) - 2 - max((t for t, a in enumerate(actions[:-1]) if a == 0), default=-1)
+            for actions in prefixes
+        ]
         structural = sum(p * n for p, n in zip(posterior, before, strict=True))
         assert float(output.beam_entropy[0, count - 1]) == pytest.approx(float(entropy), abs=1e-4)
         assert float(output.stack_depth[0, count - 1]) == pytest.approx(float(depth), abs=1e-4)
@@ -259,8 +281,11 @@ def test_batch_equals_one_by_one(model: GPSTForCausalLM, left: bool) -> None:
             assert torch.allclose(getattr(output, name)[row][columns], getattr(single, name)[0], atol=1e-4), name
         expected = model(torch.tensor([tokens])).logits[0]
         assert torch.allclose(logits[row][columns], expected, atol=1e-4)
-        shifts = {i - j for tree, other in zip(output.spans[row], single.spans[0], strict=True)
-                  for (i, _), (j, _) in zip(tree, other, strict=True)}
+        shifts = {
+            i - j
+            for tree, other in zip(output.spans[row], single.spans[0], strict=True)
+            for (i, _), (j, _) in zip(tree, other, strict=True)
+        }
         assert shifts <= {int(columns.long().argmax())}
 
 

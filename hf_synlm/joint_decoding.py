@@ -1,0 +1,422 @@
+"""Decoding over derivation and words together: beam search, exact sampling, and the authors' sampling.
+
+One step is one word; structural actions are inner steps.
+
+Shapes: B prompts, K hypotheses, M candidates, R rows of a block, L columns of a sequence, A actions, N nodes,
+V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+
+from .incremental_parsing import check_length, node_spans, read_text, start_state
+from .search_state import NEG_INF, Block, BlockTable, Candidates, SearchState
+from .stack import Nodes
+from .word_beam_search import NEGLIGIBLE, WordBeamSearch
+
+Process = Callable[[Tensor, Tensor], Tensor]
+
+
+# -------------------------------------------------------------------------------------------------- steps by a word
+def propose_words(
+    search: WordBeamSearch, state: SearchState, process: Process | None, keep_scores: bool = False
+) -> tuple[Candidates, Candidates | None, Tensor | None]:
+    """The best K derivations that generate one more word, whatever word it is.
+
+    The selection is that of `WordBeamSearch.propose`, with the K best words of every row as its continuations. End
+    tokens do not compete for places in the beam; they are returned apart.
+
+    Args:
+        search: The search, of width K.
+        state: Beam between two words.
+        process: Maps hypotheses [B, R] and their word log-probabilities [B, R, V] to word scores; None = identity.
+        keep_scores: Also return the word scores of every hypothesis.
+
+    Returns:
+        At most K candidates; at most K candidates that end (None without end tokens); and log p(word | hypothesis)
+        [B, K', V] with the structural actions before the word summed out.
+    """
+    table, frontier, ends = BlockTable(), state, search.eos_token_ids
+    synced = state.scores.new_zeros(len(state.scores), 0), state.nodes.new_zeros(len(state.nodes), 0)
+    tokens, ended, summed = [], [], None
+    while True:
+        block = search.expand(frontier, max_rows=4 * search.num_beams)
+        words = search.word_log_probs(frontier, block)
+        if process is not None:
+            levels = [process(block.origin[:, a:b], words[:, a:b]) for a, b in block.bounds]
+            words = search.mask_end(torch.cat(levels, 1), search.adapter.is_complete(state.pool, block.nodes))
+        base = block.scores + block.log_probs[..., 0]
+        if keep_scores:
+            summed = _add_words(summed, state, block, base, words)
+        if ends is not None:
+            ended.append(base[..., None] + words[..., ends])
+            words[..., ends] = NEG_INF
+        best, token = words.topk(min(search.num_beams, words.shape[2]), 2)
+        width = best.shape[2]
+        tokens.append(token.flatten(1))
+        generated = base[..., None] + best
+        synced, pending, (moved, move) = search.select(block, generated, synced, table.num_rows * width)
+        if ends is not None:
+            ended[-1] = ended[-1].masked_fill(~pending[..., None], NEG_INF).flatten(1)
+        table.blocks.append(block)
+        if not block.cut or not bool((moved > NEG_INF).any()):
+            break
+        frontier = search.next_block_state(frontier, block, moved, move)
+    scores, ids = synced
+    chosen = table.candidates(scores, ids // width, torch.cat(tokens, 1).gather(1, ids))
+    if ends is None:
+        return chosen, None, summed
+    all_ended = torch.cat(ended, 1)
+    scores, ids = all_ended.topk(min(search.num_beams, all_ended.shape[1]))
+    return chosen, table.candidates(scores, ids // len(ends), ends[ids % len(ends)]), summed
+
+
+def _add_words(summed: Tensor | None, state: SearchState, block: Block, base: Tensor, words: Tensor) -> Tensor:
+    """Add the rows of a block to log p(word | hypothesis) [B, K, V]."""
+    if summed is None:
+        summed = words.new_full((*state.scores.shape, words.shape[2]), NEG_INF)
+    relative = base - state.scores.gather(1, block.origin)
+    relative = relative.masked_fill(base == NEG_INF, NEG_INF)
+    # One row more takes the rows that no hypothesis needs.
+    summed = F.pad(summed, (0, 0, 0, 1), value=NEG_INF)
+    for a, b in block.bounds:
+        origin = block.origin[:, a:b].masked_fill(base[:, a:b] == NEG_INF, summed.shape[1] - 1)
+        index = origin[..., None].expand(-1, -1, words.shape[2])
+        more = relative[:, a:b, None] + words[:, a:b]
+        summed = summed.scatter(1, index, torch.logaddexp(summed.gather(1, index), more))
+    return summed[:, :-1]
+
+
+def draw_word(search: WordBeamSearch, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
+    """Draw one derivation and its next word per sentence.
+
+    First a structural successor r of the hypotheses is drawn with probability proportional to
+    p(x, y_r) p(GEN | y_r), then the word from p(w | y_r) under the processors. Without processors, words follow
+    `WordBeamSearch.next_token_log_probs` exactly.
+
+    Args:
+        search: The search.
+        state: Beam between two words.
+        process: As in `propose_words`.
+
+    Returns:
+        One candidate per sentence, its score the log-probability under the model (without the processors), and the
+        word scores [B, V] it was drawn from.
+    """
+    block = search.expand(state, negligible=NEGLIGIBLE)
+    words = search.word_log_probs(state, block)
+    base = block.scores + block.log_probs[..., 0]
+    weights = base if search.eos_token_ids is None else base + words.logsumexp(2)
+    weights = weights.masked_fill((weights == NEG_INF).all(1, keepdim=True), 0.0)
+    row = torch.multinomial(weights.softmax(1), 1)
+    log_probs = words.gather(1, row[..., None].expand(-1, -1, words.shape[2]))
+    scores = log_probs
+    if process is not None:
+        complete = search.adapter.is_complete(state.pool, block.nodes.gather(1, row))
+        scores = search.mask_end(process(block.origin.gather(1, row), log_probs.clone()), complete)
+    token = torch.multinomial(scores[:, 0].softmax(1), 1)
+    score = base.gather(1, row) + log_probs[:, 0].gather(1, token)
+    return BlockTable([block]).candidates(score, row, token), scores[:, 0]
+
+
+def draw_candidate(chosen: Candidates, ended: Candidates | None, num_beams: int) -> Candidates:
+    """Draw one of the best K candidates of each sentence in proportion to its probability.
+
+    Args:
+        chosen: Candidates [B, M] that go on.
+        ended: Candidates that end, or None.
+        num_beams: The number K that are drawn from.
+
+    Returns:
+        One candidate per sentence [B, 1].
+    """
+    if ended is not None:
+        chosen = Candidates(*(torch.cat([getattr(c, name) for c in (chosen, ended)], 1) for name in vars(chosen)))
+    scores, order = chosen.scores.topk(min(num_beams, chosen.scores.shape[1]))
+    scores = scores.masked_fill((scores == NEG_INF).all(1, keepdim=True), 0.0)
+    pick = order.gather(1, torch.multinomial(scores.softmax(1), 1))
+    return _take(chosen, pick)
+
+
+def _take(chosen: Candidates, index: Tensor) -> Candidates:
+    """Candidates `index` [B, K]."""
+    values = {name: value.gather(1, index) for name, value in vars(chosen).items() if name != "history"}
+    width = chosen.history.shape[2]
+    return Candidates(history=chosen.history.gather(1, index[..., None].expand(-1, -1, width)), **values)
+
+
+def keep_best(search: WordBeamSearch, state: SearchState, count: int) -> None:
+    """Drop all but the best hypotheses of a beam, in place.
+
+    Args:
+        search: The search.
+        state: Beam between two words.
+        count: How many to keep per sentence.
+    """
+    if state.nodes.shape[1] > count:
+        search.settle(state)
+        scores, index = state.scores.topk(count)
+        chain = search.adapter.chain_bound(state.pool, state.nodes.gather(1, index))
+        order = chain.masked_fill(scores == NEG_INF, -1).argsort(dim=1, descending=True, stable=True)
+        index = index.gather(1, order)
+        state.scores, state.nodes = state.scores.gather(1, index), state.nodes.gather(1, index)
+        state.history = state.history.gather(1, index[..., None].expand(-1, -1, state.history.shape[2]))
+    search.refresh(state)
+
+
+# ------------------------------------------------------------------------------------------------- finished sequences
+class FinishedSequences:
+    """The best K finished sequences of every prompt, with their derivations."""
+
+    def __init__(self, batch_size: int, num_beams: int, length: int, pad: int, device: torch.device) -> None:
+        self.pad, self.length = pad, length
+        self.scores = torch.full((batch_size, num_beams), NEG_INF, device=device)
+        self.sequences = torch.full((batch_size, num_beams, length), pad, device=device)
+        self.nodes = torch.full((batch_size, num_beams, 0, 2), -1, device=device)
+        self.lengths = torch.zeros_like(self.scores, dtype=torch.long)
+
+    def add(self, scores: Tensor, sequences: Tensor, nodes: Nodes) -> None:
+        """Offer sequences [B, M, L] with scores [B, M] (-inf = none) and derivations [B, M, A]."""
+        count = self.scores.shape[1]
+        length = torch.full_like(scores, sequences.shape[2], dtype=torch.long)
+        sequences = F.pad(sequences, (0, self.length - sequences.shape[2]), value=self.pad)
+        pairs = torch.stack([nodes.action, nodes.start], -1)
+        width = max(pairs.shape[2], self.nodes.shape[2])
+        merged = [
+            torch.cat([self.scores, scores], 1),
+            torch.cat([self.sequences, sequences], 1),
+            torch.cat([F.pad(x, (0, 0, 0, width - x.shape[2]), value=-1) for x in (self.nodes, pairs)], 1),
+            torch.cat([self.lengths, length], 1),
+        ]
+        index = merged[0].topk(count).indices
+        self.scores, self.sequences, self.nodes, self.lengths = (
+            torch.take_along_dim(x, index.view(*index.shape, *[1] * (x.dim() - 2)), 1) for x in merged
+        )
+
+    def best(self, count: int) -> tuple[Tensor, Tensor, Tensor, list[list[tuple[int, int]]]]:
+        """The best `count` of every prompt: sequences [B count, L], scores, actions [B count, A] and spans."""
+        lengths = self.lengths[:, :count].flatten()
+        sequences = self.sequences[:, :count].flatten(0, 1)[:, : int(lengths.max())]
+        action, start = self.nodes[:, :count].flatten(0, 1).unbind(-1)
+        width = int((action >= 0).sum(1).max())
+        action, start = action[:, :width], start[:, :width]
+        fields = [action[:, None] if name == "action" else start[:, None] for name in Nodes._fields]
+        spans = [row[0] for row in node_spans(Nodes(*fields))]
+        return sequences, self.scores[:, :count].flatten(), action, spans
+
+
+class JointDecoder:
+    """One call of `generate` with `structure_mode="joint"`.
+
+    Args:
+        model: The language model.
+        config: Prepared generation config.
+        processors: Logits processors and warpers, applied to word scores.
+        criteria: Stopping criteria.
+        input_ids: Prompts [B * expansion, L], expanded as transformers does.
+        streamer: Gets the words of num_beams=1.
+        attention_mask: [B * expansion, L], 1 = token; None = all.
+        context_sentence_ids: [B * expansion, L], > 0 at tokens of complete sentences before the prompt.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        config: GenerationConfig,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        input_ids: Tensor,
+        streamer: Any = None,
+        attention_mask: Tensor | None = None,
+        context_sentence_ids: Tensor | None = None,
+    ) -> None:
+        self.config, self.processors, self.criteria, self.streamer = config, processors, criteria, streamer
+        self.num_beams, self.prompt_length = config.num_beams, input_ids.shape[1]
+        # Rows that transformers repeated are read once.
+        stride = max(config.num_beams, config.num_return_sequences)
+        ids = input_ids[::stride]
+        mask = None if attention_mask is None else attention_mask[::stride]
+        context = None if context_sentence_ids is None else context_sentence_ids[::stride]
+        width = max(config.action_beam_size or model.config.scoring_num_beams, config.num_beams)
+        prompt_search = model.word_search(width)
+        state, text = start_state(prompt_search, ids, mask, context, model.config.bos_token_id)
+        longest = int((state.pool.num_context + text.present.sum(1)).max()) if text.lengths else 0
+        check_length(
+            prompt_search.adapter, longest + config.max_length - self.prompt_length, "Prompt and generated text"
+        )
+        self.state = read_text(prompt_search, state, text)
+        self.state.scores -= self.state.scores.logsumexp(1, keepdim=True)
+        self.search = model.word_search(config.num_beams, config._eos_token_tensor)
+        self.sequences = ids[:, None]
+        pad = config._pad_token_tensor
+        self.pad = int(pad) if pad is not None else 0
+        self.scores: tuple[Tensor, ...] = ()
+
+    def _process(self, origin: Tensor, words: Tensor) -> Tensor:
+        """Processors on the word log-probabilities [B, R, V] of rows that descend from hypotheses `origin` [B, R].
+
+        They get K rows per prompt, as in stock beam search: some find the prompt of a row by its number.
+        """
+        batch, rows, size = words.shape
+        extra = self.num_beams - rows if self.num_beams > rows else 0
+        length = self.sequences.shape[2]
+        ids = self.sequences.gather(1, F.pad(origin, (0, extra))[..., None].expand(-1, -1, length))
+        words = F.pad(words, (0, 0, 0, extra))
+        return self.processors(ids.flatten(0, 1), words.flatten(0, 1)).view(batch, -1, size)[:, :rows]
+
+    @property
+    def process(self) -> Process | None:
+        """`_process`, or None if there is nothing to do."""
+        return self._process if len(self.processors) else None
+
+    def _extended(self, chosen: Candidates) -> Tensor:
+        """Sequences [B, M, L + 1] of candidates."""
+        index = chosen.origin[..., None].expand(-1, -1, self.sequences.shape[2])
+        return torch.cat([self.sequences.gather(1, index), chosen.tokens[..., None]], 2)
+
+    def _stops(self, sequences: Tensor) -> Tensor:
+        """Which sequences [B, M, L] meet a stopping criterion [B, M]."""
+        return self.criteria(sequences.flatten(0, 1), self.scores or None).view(sequences.shape[:2])
+
+    def _closed(self, state: SearchState) -> tuple[Tensor, Nodes]:
+        """Scores [B, K] and derivations [B, K, A] of the hypotheses with their trees closed; the state stays as is."""
+        if not self.config.close_tree:
+            return state.scores, state.pool.derivations(state.history)
+        size = state.pool.size
+        closed = self.search.close(state)
+        back = closed.origin.argsort(1)
+        history = closed.history.gather(1, back[..., None].expand(-1, -1, closed.history.shape[2]))
+        nodes = state.pool.derivations(history)
+        state.pool.truncate(size)
+        return closed.scores.gather(1, back), nodes
+
+    def _penalized(self, scores: Tensor, length: int) -> Tensor:
+        """Scores of sequences with `length` columns, new ones counted."""
+        return scores / max(1, length - self.prompt_length) ** self.config.length_penalty
+
+    # ------------------------------------------------------------------------------------------------- beam search
+    def run_beam(self) -> FinishedSequences:
+        """Word-synchronous beam search; greedy search is the beam of one."""
+        config, search, count = self.config, self.search, self.num_beams
+        keep_best(search, self.state, count)
+        self.sequences = self.sequences.expand(-1, self.state.nodes.shape[1], -1)
+        batch, device = len(self.sequences), self.sequences.device
+        finished = FinishedSequences(batch, count, config.max_length, self.pad, device)
+        done = torch.zeros(batch, dtype=torch.bool, device=device)
+        while not bool(done.all()):
+            was_done = done
+            chosen, ended, words = propose_words(search, self.state, self.process, config.output_scores)
+            if config.output_scores:
+                words = F.pad(words, (0, 0, 0, count - words.shape[1]), value=NEG_INF)
+                self.scores += (words.flatten(0, 1),)
+            extended = self._extended(chosen)
+            scores = chosen.scores if ended is None else torch.cat([chosen.scores, ended.scores], 1)
+            bar = scores.topk(min(count, scores.shape[1])).values[:, -1:]
+            if ended is not None:
+                length = extended.shape[2]
+                valid = ended.scores.masked_fill(ended.scores < bar, NEG_INF)
+                nodes = self.state.pool.derivations(ended.history & (valid > NEG_INF)[..., None])
+                finished.add(self._final(valid, length), self._extended(ended), nodes)
+            stops = self._stops(extended)
+            self.state, order = search.commit(self.state, chosen)
+            order3 = order[..., None].expand(-1, -1, extended.shape[2])
+            self.sequences, stops = extended.gather(1, order3), stops.gather(1, order)
+            if bool(stops.any()):
+                self._finish_stopped(finished, stops & (self.state.scores >= bar))
+                self.state.scores = self.state.scores.masked_fill(stops, NEG_INF)
+            done = was_done | self._is_done(finished)
+            self.state.scores = self.state.scores.masked_fill(done[:, None], NEG_INF)
+            self._stream(chosen, ended, bar, was_done)
+        return finished
+
+    def _final(self, scores: Tensor, length: int) -> Tensor:
+        """Final scores: penalized by length in beam search, as they are in greedy search."""
+        return scores if self.num_beams == 1 else self._penalized(scores, length)
+
+    def _finish_stopped(self, finished: FinishedSequences, stops: Tensor) -> None:
+        """Close the trees of the hypotheses that meet a criterion and file them."""
+        scores, nodes = self._closed(self.state)
+        scores = scores.masked_fill(~stops, NEG_INF)
+        finished.add(self._final(scores, self.sequences.shape[2]), self.sequences, nodes)
+
+    def _is_done(self, finished: FinishedSequences) -> Tensor:
+        """Which prompts need no more words [B]: the stock rules of `early_stopping`."""
+        config, length = self.config, self.sequences.shape[2]
+        full = (finished.scores > NEG_INF).all(1)
+        best = self.state.scores.amax(1)
+        if self.num_beams > 1 and config.early_stopping is not True:
+            if config.early_stopping == "never" and config.length_penalty > 0:
+                length = config.max_length
+            full = full & (self._penalized(best, length) <= finished.scores.amin(1))
+        return full | (best == NEG_INF)
+
+    def _stream(self, chosen: Candidates, ended: Candidates | None, bar: Tensor, was_done: Tensor) -> None:
+        """Hand the new word of every row to the streamer (num_beams=1 only)."""
+        if self.streamer is None:
+            return
+        tokens = chosen.tokens[:, 0]
+        if ended is not None:
+            tokens = torch.where(ended.scores[:, 0] >= bar[:, 0], ended.tokens[:, 0], tokens)
+        self.streamer.put(tokens.masked_fill(was_done, self.pad).cpu())
+
+    # ---------------------------------------------------------------------------------------------------- sampling
+    def run_sampling(self) -> FinishedSequences:
+        """Draw one sequence per row; `num_return_sequences` rows per prompt."""
+        config, search, repeats = self.config, self.search, self.config.num_return_sequences
+        search.refresh(self.state)
+        rows = torch.arange(len(self.sequences), device=self.sequences.device).repeat_interleave(repeats)
+        self.state.select_rows(rows)
+        self.sequences = self.sequences[rows].expand(-1, self.state.nodes.shape[1], -1)
+        finished = FinishedSequences(len(rows), 1, config.max_length, self.pad, rows.device)
+        done, total = torch.zeros_like(rows, dtype=torch.bool), torch.zeros(len(rows), 1, device=rows.device)
+        if self.num_beams > 1:  # draw the prompt's derivation once, then restart from it at every word
+            best = self.state.scores.argmax(1, keepdim=True)
+            best = torch.multinomial(self.state.scores.softmax(1), 1) if self.state.scores.shape[1] > 1 else best
+            keep = torch.zeros_like(self.state.scores, dtype=torch.bool).scatter(1, best, True)
+            total = self.state.scores.gather(1, best)
+            self.state.scores = torch.where(keep, 0.0, NEG_INF)
+        while not bool(done.all()):
+            chosen = self._draw()
+            extended = self._extended(chosen)
+            extended[done, :, -1] = self.pad
+            is_end = torch.zeros_like(chosen.tokens, dtype=torch.bool)
+            if search.eos_token_ids is not None:
+                is_end = torch.isin(chosen.tokens, search.eos_token_ids) & ~done[:, None]
+                if bool(is_end.any()):
+                    nodes = self.state.pool.derivations(chosen.history & is_end[..., None])
+                    finished.add((total + chosen.scores).masked_fill(~is_end, NEG_INF), extended, nodes)
+            self.state, order = search.commit(self.state, chosen)
+            self.sequences = extended
+            stops = self._stops(extended) & ~is_end & ~done[:, None]
+            if bool(stops.any()):
+                scores, nodes = self._closed(self.state)
+                finished.add((total + scores).masked_fill(~stops, NEG_INF), extended, nodes)
+            if self.streamer is not None:
+                self.streamer.put(extended[:, 0, -1].cpu())
+            done = done | (is_end | stops)[:, 0]
+            if self.num_beams > 1:
+                total = total + self.state.scores
+                self.state.scores = torch.zeros_like(self.state.scores)
+            self.state.scores = self.state.scores.masked_fill(done[:, None], NEG_INF)
+        return finished
+
+    def _draw(self) -> Candidates:
+        """Draw the next word of every row."""
+        if self.num_beams == 1:
+            chosen, words = draw_word(self.search, self.state, self.process)
+        else:
+            keep = self.config.output_scores
+            chosen, ended, words = propose_words(self.search, self.state, self.process, keep)
+            words = words.logsumexp(1) if keep else None
+            chosen = draw_candidate(chosen, ended, self.num_beams)
+        if self.config.output_scores:
+            self.scores += (words,)
+        return chosen
+
+
+__all__ = ["FinishedSequences", "JointDecoder", "draw_candidate", "draw_word", "keep_best", "propose_words"]

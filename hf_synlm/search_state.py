@@ -1,0 +1,235 @@
+"""What a beam search over derivations keeps: word edges, blocks of states, the beam, and the beam as a cache.
+
+Shapes: B sentences, K hypotheses, R rows of a block, C levels, S structural actions, N nodes, T tokens, V vocabulary.
+All scores are natural logs in float32; -inf marks a hypothesis that does not exist.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from .stack import NodePool
+
+NEG_INF = float("-inf")
+
+
+@dataclass
+class WordEdges:
+    """Where the words of a text begin and end when tokens are word pieces."""
+
+    is_end: Tensor
+    """[B, T] True at the last piece of a word; T counts tokens of the derivation."""
+    word_start: Tensor
+    """[B, T] position of the first piece of the word that holds the token."""
+
+    @classmethod
+    def from_ends(cls, is_end: Tensor) -> "WordEdges":
+        """Edges from the flags of the last pieces [B, T]."""
+        starts = torch.cat([torch.ones_like(is_end[:, :1]), is_end[:, :-1]], 1)
+        position = torch.arange(is_end.shape[1], device=is_end.device)
+        return cls(is_end, torch.where(starts, position, 0).cummax(1).values)
+
+    def extended(self, is_end: Tensor, num_tokens: Tensor) -> "WordEdges":
+        """Edges with the flags `is_end` [B, W] written from position `num_tokens` [B] on."""
+        width = is_end.shape[1]
+        table = torch.cat([self.is_end, torch.ones_like(is_end)], 1)
+        index = num_tokens[:, None] + torch.arange(width, device=is_end.device)
+        return WordEdges.from_ends(table.scatter(1, index, is_end))
+
+    def select_rows(self, index: Tensor) -> "WordEdges":
+        """Edges of the sentences `index`."""
+        return WordEdges(self.is_end[index], self.word_start[index])
+
+
+@dataclass
+class Block:
+    """States and their structural successors, level by level; row (c, k) is state k after c structural actions."""
+
+    nodes: Tensor
+    """[B, R] node ids."""
+    scores: Tensor
+    """[B, R] joint log-probability of the derivation so far."""
+    log_probs: Tensor
+    """[B, R, 1 + S] log-probabilities of the next action, column 0 = generate a word; -inf if illegal."""
+    history: Tensor
+    """[B, R, N] nodes of the derivation, itself included."""
+    origin: Tensor
+    """[B, R] which state of the beam the row descends from."""
+    bounds: list[tuple[int, int]]
+    """First and last + 1 row of every level."""
+    level: int = 0
+    """Structural actions before the first level."""
+    cut: bool = False
+    """Whether states of the last level may have structural successors that are not laid out."""
+    word_log_probs: Tensor | None = None
+    """[B, R, V], kept if they were computed."""
+
+
+@dataclass
+class SearchState:
+    """Beam of B sentences between two words."""
+
+    pool: NodePool
+    nodes: Tensor
+    """[B, R] last node of every hypothesis, deepest stack first."""
+    scores: Tensor
+    """[B, R] joint log-probabilities; -inf = no hypothesis."""
+    history: Tensor
+    """[B, R, N] nodes of every hypothesis, itself included."""
+    num_tokens: Tensor
+    """[B] tokens generated in the current derivation."""
+    level_sizes: list[int]
+    """Level c of the next block has at most this many rows."""
+    edges: WordEdges | None = None
+    origin: Tensor | None = None
+    """[B, R] state of the beam before this one in the same word; None right after a word."""
+    level: int = 0
+    """Structural actions since the last word."""
+    max_depth: int = 0
+    """Upper bound of all stack depths, known without asking the device."""
+    block: Block | None = None
+    """All structural successors, if they are known already."""
+
+    def select_rows(self, index: Tensor) -> None:
+        """Keep the sentences `index` [B'], in that order, in place."""
+        self.pool.select_rows(index)
+        for name in ("nodes", "scores", "history", "num_tokens"):
+            setattr(self, name, getattr(self, name).index_select(0, index))
+        if self.edges is not None:
+            self.edges = self.edges.select_rows(index)
+        if self.block is not None:
+            for name in ("nodes", "scores", "log_probs", "history", "origin", "word_log_probs"):
+                value = getattr(self.block, name)
+                if value is not None:
+                    setattr(self.block, name, value.index_select(0, index))
+
+
+@dataclass
+class Candidates:
+    """Chosen continuations by one word, best first."""
+
+    scores: Tensor
+    """[B, K] joint log-probability including the word."""
+    parents: Tensor
+    """[B, K] node from which the word is generated."""
+    history: Tensor
+    """[B, K, N] nodes of the derivation up to the parent."""
+    tokens: Tensor
+    """[B, K] the words."""
+    origin: Tensor
+    """[B, K] hypothesis of the beam that is continued."""
+    num_structural: Tensor
+    """[B, K] structural actions before the word."""
+
+
+@dataclass
+class BlockTable:
+    """Rows of all blocks of one word."""
+
+    blocks: list[Block] = field(default_factory=list)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows so far."""
+        return sum(block.nodes.shape[1] for block in self.blocks)
+
+    def candidates(self, scores: Tensor, rows: Tensor, tokens: Tensor) -> Candidates:
+        """Look up rows [B, K] of the table."""
+        width = self.blocks[-1].history.shape[2]
+        parts = [torch.nn.functional.pad(block.history, (0, width - block.history.shape[2])) for block in self.blocks]
+        history = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        nodes = torch.cat([block.nodes for block in self.blocks], 1)
+        origin = torch.cat([block.origin for block in self.blocks], 1)
+        levels = [
+            block.level + c for block in self.blocks for c, (a, b) in enumerate(block.bounds) for _ in range(a, b)
+        ]
+        level = torch.tensor(levels, device=rows.device)
+        return Candidates(
+            scores,
+            nodes.gather(1, rows),
+            history.gather(1, rows[..., None].expand(-1, -1, width)),
+            tokens,
+            origin.gather(1, rows),
+            level[rows],
+        )
+
+
+class SyntacticCache(Cache):
+    """The beam of derivations after a prefix, as `past_key_values`.
+
+    Stock decoding loops treat it like any other cache: `reorder_cache`, `batch_repeat_interleave` and
+    `batch_select_indices` act on the sentences. It cannot be cropped: a beam forgets what it has dropped.
+
+    Args:
+        num_beams: Number K of derivations.
+        eos_token_ids: Words that may only be generated when exactly one tree is on the stack; None = no such rule.
+    """
+
+    def __init__(self, num_beams: int, eos_token_ids: Tensor | None = None) -> None:
+        super().__init__(layers=[])
+        self.num_beams = num_beams
+        self.eos_token_ids = eos_token_ids
+        self.state: SearchState | None = None
+        self.begun: Tensor | None = None
+        self.num_columns = 0
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Number of input columns read, padding included."""
+        return self.num_columns
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether anything was read."""
+        return self.state is not None
+
+    @property
+    def batch_size(self) -> int:
+        """Number of sentences B; 0 before anything was read."""
+        return 0 if self.state is None else self.state.pool.batch_size
+
+    @property
+    def is_croppable(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def is_compileable(self) -> bool:
+        """False."""
+        return False
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep the sentences `beam_idx` [B'], in that order."""
+        if self.state is not None:
+            index = beam_idx.to(self.state.pool.device, torch.long)
+            self.state.select_rows(index)
+            self.begun = self.begun.index_select(0, index)
+
+    batch_select_indices = reorder_cache
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every sentence `repeats` times."""
+        if self.state is not None:
+            self.reorder_cache(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.state, self.begun, self.num_columns = None, None, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Not possible."""
+        raise ValueError(
+            f"crop({tokens_to_remove}): a beam cannot go back to words that it has read; start a new cache"
+        )
+
+
+__all__ = [
+    "NEG_INF",
+    "Block",
+    "BlockTable",
+    "Candidates",
+    "SearchState",
+    "SyntacticCache",
+    "WordEdges",
+]
