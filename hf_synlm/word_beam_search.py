@@ -111,7 +111,9 @@ class WordBeamSearch:
         """
         pool, adapter = state.pool, self.adapter
         sizes, cut = self._block_sizes(state.level_sizes, max_rows)
-        history, chain = chain_history(state.history, sizes)
+        # The pool may hold nodes of an earlier expansion of this state.
+        history = torch.nn.functional.pad(state.history, (0, pool.size - state.history.shape[2]))
+        history, chain = chain_history(history, sizes)
         nodes, scores, log_probs, mass = [state.nodes], [state.scores], [], None
         for first, last in self._chunks(sizes, negligible is not None):
             for size in sizes[max(first, 1) : last]:
