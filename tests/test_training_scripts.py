@@ -78,7 +78,9 @@ def test_two_steps_with_trees_and_final_report(corpus: dict[str, str], tmp_path:
     results = run(corpus, tmp_path / "out", *flags, "--search_num_beams", "2", "--final_report", "True")
     assert results["step"] == 2 and len(results["train"]) == 2
     assert set(results["train"][0]) >= {"loss", "auto_encoding", "height", "parser", "token", "action"}
-    for trees in (results["evaluations"][0]["trees"], results["test"]["trees"]):
+    tested = results["test"]["trees"]
+    assert list(tested) == ["keep", "remove"]
+    for trees in (results["evaluations"][0]["trees"], *(x["sentence_and_corpus_f1"] for x in tested.values())):
         assert {"induced (inside)", "left to right (beam 2)", "left", "right", "balanced", "random"} <= set(trees)
     assert "without hf_synlm (transformers_modules." in results["stdout"]
     last = results["stdout"].strip().splitlines()[-1]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
-from tree_evaluation import Treebank, score_baselines, score_numbers, score_table, score_trees
+from tree_evaluation import PUNCTUATION, Treebank, score_baselines, score_numbers, score_table, score_trees
 
 from hf_synlm.data.collate import encode_words
 from hf_synlm.evaluation.parsing import ParsingScores
@@ -26,38 +26,42 @@ class FinalReport:
     """Scores of a saved model on held-out trees, and a sentence of its own.
 
     Fields:
-        scores: by kind of tree, the model's first.
-        generated: words of the generated sentence.
+        scores: by treatment of punctuation, by kind of tree; the model's trees first.
+        conventions: by treatment of punctuation, what is counted.
+        generated: text of the generated sentence.
     """
 
-    scores: dict[str, ParsingScores]
-    generated: list[str]
+    scores: dict[str, dict[str, ParsingScores]]
+    conventions: dict[str, str]
+    generated: str
 
     def numbers(self) -> dict[str, Any]:
         """For JSON."""
-        first = next(iter(self.scores.values()))
-        return {
-            "trees": score_numbers(self.scores),
-            "num_sentences": first.num_sentences,
-            "convention": first.convention,
-            "generated": " ".join(self.generated),
+        trees = {
+            name: {"convention": self.conventions[name], "sentence_and_corpus_f1": score_numbers(scores)}
+            for name, scores in self.scores.items()
         }
+        return {"trees": trees, "generated": self.generated}
 
     def summary(self) -> str:
-        """The main comparison in one line."""
-        parts = [f"{name} {100 * score.sentence_f1:.2f}" for name, score in self.scores.items() if "gold" not in name]
-        return "test sentence F1: " + ", ".join(parts)
+        """The comparison with right branching in one line."""
+        parts = []
+        for name, scores in self.scores.items():
+            kinds = [kind for kind in scores if kind not in ("left", "balanced", "random", "binarized gold")]
+            numbers = ", ".join(f"{kind} {100 * scores[kind].sentence_f1:.2f}" for kind in kinds)
+            parts.append(f"{PUNCTUATION[name]}: {numbers}")
+        return "test sentence F1: " + "; ".join(parts)
 
 
 def report_saved_model(
-    folder: Path, tokenizer: PreTrainedTokenizerBase, treebank: Treebank, num_beams: int, seed: int
+    folder: Path, tokenizer: PreTrainedTokenizerBase, treebanks: dict[str, Treebank], num_beams: int, seed: int
 ) -> FinalReport:
     """Load a saved model in a clean process, print its scores and a generated sentence with its tree.
 
     Args:
         folder: the exported model.
         tokenizer: its tokenizer.
-        treebank: held-out trees.
+        treebanks: by treatment of punctuation, held-out trees.
         num_beams: beam of left-to-right parsing; 0 leaves it out.
         seed: of the generated sentence.
 
@@ -67,33 +71,34 @@ def report_saved_model(
     Raises:
         RuntimeError: when the clean process fails, with the end of what it wrote.
     """
-    encoded = [encode_words(tokenizer, words) for words in treebank.words]
+    word_ends = {
+        name: [encode_words(tokenizer, words)[1] for words in treebank.words] for name, treebank in treebanks.items()
+    }
     request = {
         "folder": str(folder.resolve()),
-        "texts": [" ".join(words) for words in treebank.words],
-        "word_ends": [ends for _, ends in encoded],
+        "texts": {name: [" ".join(words) for words in treebank.words] for name, treebank in treebanks.items()},
+        "word_ends": word_ends,
         "num_beams": num_beams,
-        "prompt": treebank.words[0][0],
+        "prompt": next(iter(treebanks.values())).words[0][0],
         "seed": seed,
     }
     answer = _run_clean_process(request)
-    scores = {}
-    for name, trees in answer["trees"].items():
-        folded = [
-            fold_tokens([tuple(span) for span in tree], ends) for tree, (_, ends) in zip(trees, encoded, strict=True)
-        ]
-        scores[name] = score_trees(folded, treebank)
-    scores.update(score_baselines(treebank))
+    print(f"loaded {folder} without hf_synlm ({answer['class']})")
+    scores: dict[str, dict[str, ParsingScores]] = {}
+    for name, treebank in treebanks.items():
+        scores[name] = {}
+        for kind, trees in answer["trees"][name].items():
+            pairs = zip(trees, word_ends[name], strict=True)
+            folded = [fold_tokens([(i, j) for i, j in tree], ends) for tree, ends in pairs]
+            scores[name][kind] = score_trees(folded, treebank)
+        scores[name].update(score_baselines(treebank))
+        print(score_table(scores[name], treebank))
     generated = answer["generated"]
-    print(f"loaded {folder} without hf_synlm ({answer['class']}); {len(encoded)} held-out sentences:")
-    print(score_table(scores, treebank))
     print(f"generated: {generated['text']}")
-    print(
-        draw_tree(
-            spans_to_tree([tuple(span) for span in generated["spans"]], len(generated["tokens"])), generated["tokens"]
-        )
-    )
-    return FinalReport(scores, generated["tokens"])
+    tree = spans_to_tree([(i, j) for i, j in generated["spans"]], len(generated["tokens"]))
+    print(draw_tree(tree, generated["tokens"]))
+    conventions = {name: next(iter(table.values())).convention for name, table in scores.items()}
+    return FinalReport(scores, conventions, generated["text"])
 
 
 def _run_clean_process(request: dict[str, Any]) -> dict[str, Any]:

@@ -20,9 +20,11 @@ BATCH_SIZE = 32
 NEW_TOKENS = 14
 
 
-def parse_texts(model: Any, tokenizer: Any, request: dict[str, Any], **options: Any) -> list[list[tuple[int, int]]]:
-    """Spans over tokens of the best tree of each text."""
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in request["texts"]]
+def parse_texts(
+    model: Any, tokenizer: Any, texts: list[str], ends: list[list[bool]], **options: Any
+) -> list[list[tuple[int, int]]]:
+    """Spans over tokens of the best tree of each text; `ends` marks the last token of every word."""
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
     trees: list[list[tuple[int, int]]] = [[] for _ in ids]
     for start in range(0, len(order), BATCH_SIZE):
@@ -30,9 +32,9 @@ def parse_texts(model: Any, tokenizer: Any, request: dict[str, Any], **options: 
         batch = tokenizer.pad({"input_ids": [ids[row] for row in rows]}, padding_side="right", return_tensors="pt")
         word_ends = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
         for line, row in enumerate(rows):
-            if len(ids[row]) != len(request["word_ends"][row]):
-                raise ValueError(f"The saved tokenizer encodes {request['texts'][row]!r} differently.")
-            word_ends[line, : len(ids[row])] = torch.tensor(request["word_ends"][row])
+            if len(ids[row]) != len(ends[row]):
+                raise ValueError(f"The saved tokenizer encodes {texts[row]!r} differently.")
+            word_ends[line, : len(ids[row])] = torch.tensor(ends[row])
         output = model.parse(batch["input_ids"], attention_mask=batch["attention_mask"], word_ends=word_ends, **options)
         for row, hypotheses in zip(rows, output.spans, strict=True):
             trees[row] = hypotheses[0]
@@ -66,10 +68,14 @@ def main(request_file: str, answer_file: str) -> None:
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
     tokenizer = AutoTokenizer.from_pretrained(request["folder"], trust_remote_code=True)
     model = AutoModelForCausalLM.from_pretrained(request["folder"], trust_remote_code=True).eval()
-    trees = {"induced (inside)": parse_texts(model, tokenizer, request, method="inside")}
     beams = request["num_beams"]
-    if beams:
-        trees[f"left to right (beam {beams})"] = parse_texts(model, tokenizer, request, num_beams=beams)
+    trees: dict[str, dict[str, list]] = {}
+    for name, texts in request["texts"].items():
+        ends = request["word_ends"][name]
+        trees[name] = {"induced (inside)": parse_texts(model, tokenizer, texts, ends, method="inside")}
+        if beams:
+            kind = f"left to right (beam {beams})"
+            trees[name][kind] = parse_texts(model, tokenizer, texts, ends, num_beams=beams)
     answer = {
         "class": f"{type(model).__module__}.{type(model).__qualname__}",
         "trees": trees,

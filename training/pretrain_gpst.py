@@ -40,6 +40,7 @@ from text_contexts import ContextDataset, DataArguments, load_contexts, make_tok
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 from tree_evaluation import (
+    PUNCTUATION,
     Treebank,
     load_treebank,
     parse_words,
@@ -95,6 +96,10 @@ class EvaluationArguments:
         default="remove",
         metadata={"help": "Punctuation in treebanks: remove it before parsing, ignore it in the score, or keep it."},
     )
+    report_punctuation: list[str] = field(
+        default_factory=lambda: ["keep", "remove"],
+        metadata={"help": "Treatments of punctuation that the final report scores, each with its own baselines."},
+    )
     max_tree_sentences: int | None = field(default=None, metadata={"help": "Read only so many trees of a treebank."})
     search_num_beams: int = field(
         default=20, metadata={"help": "Beam of left-to-right parsing in evaluation; 0 leaves it out."}
@@ -112,6 +117,9 @@ class EvaluationArguments:
                 setattr(self, name, str(sample_path(embedded)))
             elif value in ("none", ""):
                 setattr(self, name, None)
+        for value in (self.punctuation, *self.report_punctuation):
+            if value not in PUNCTUATION:
+                raise ValueError(f"punctuation {value!r} is unknown. Choose among {', '.join(PUNCTUATION)}.")
         if self.search_num_beams < 0:
             raise ValueError(f"search_num_beams must not be negative and is {self.search_num_beams}.")
 
@@ -400,8 +408,11 @@ def main(argv: list[str] | None = None) -> None:
     if accelerator.is_main_process:
         report = None
         if evaluation.final_report and evaluation.test_trees is not None:
-            treebank = load_treebank(evaluation.test_trees, evaluation.punctuation, evaluation.max_tree_sentences)
-            report = report_saved_model(folder, tokenizer, treebank, evaluation.search_num_beams, arguments.seed)
+            treebanks = {
+                name: load_treebank(evaluation.test_trees, name, evaluation.max_tree_sentences)
+                for name in evaluation.report_punctuation
+            }
+            report = report_saved_model(folder, tokenizer, treebanks, evaluation.search_num_beams, arguments.seed)
         write_results(run, time.monotonic() - started, report)
     accelerator.end_training()
 
