@@ -23,7 +23,7 @@ from transformers.utils import can_return_tuple
 
 from .actions import COMP, GEN, PAD_ACTION, spans_to_actions
 from .chart import ChartPlan, TreeNodes, best_splits, induced_trees, plan_chart, plan_trees
-from .composition_gpst import GPSTComposition, GPSTDecomposition, GPSTPairLayer, GPSTParser
+from .composition_gpst import GPSTComposition, GPSTDecomposition, GPSTParser
 from .configuration_gpst import GPSTConfig
 from .incremental_parsing import parse_with_search
 from .inside_outside import InsideChart, inside, outside
@@ -96,19 +96,46 @@ class GPSTPreTrainedModel(PreTrainedModel):
             init.ones_(module.weight)
             if getattr(module, "bias", None) is not None:
                 init.zeros_(module.bias)
-        elif isinstance(module, GPSTPairLayer):
-            init.xavier_uniform_(module.in_proj.weight)
-            init.zeros_(module.in_proj.bias)
-            init.zeros_(module.out_proj.bias)
-        elif isinstance(module, (GPSTComposition, GPSTDecomposition)):
-            for layer in module.layers[1:]:  # all layers of an encoder start as copies of the first
-                for target, source in zip(layer.parameters(), module.layers[0].parameters(), strict=True):
-                    init.copy_(target, source)
         elif isinstance(module, GPSTModel):
+            # Containers without parameters of their own are not visited in code from outside transformers, so the
+            # pair encoders are finished here, after all their parts.
+            for encoder in (module.composition, module.decomposition):
+                self._init_pair_layers(encoder.layers)
             init.normal_(module.embed_tokens.weight, std=std)
             init.normal_(module.position_embedding.weight, std=std)
             init.normal_(module.bos_embedding, std=std)
             init.uniform_(module.root_embedding)
+
+
+    @staticmethod
+    def _init_pair_layers(layers: nn.ModuleList) -> None:
+        """Attention as in `nn.MultiheadAttention`; all layers of an encoder start as copies of the first."""
+        init.xavier_uniform_(layers[0].in_proj.weight)
+        init.zeros_(layers[0].in_proj.bias)
+        init.zeros_(layers[0].out_proj.bias)
+        for layer in layers[1:]:
+            for target, source in zip(layer.parameters(), layers[0].parameters(), strict=True):
+                init.copy_(target, source)
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Resize the vocabulary of the model, its tied head and the parser's own embedding.
+
+        Args:
+            new_num_tokens: new number of ids; `None` leaves it.
+            pad_to_multiple_of: round the number up.
+            mean_resizing: draw new rows around the mean of the old ones.
+
+        Returns:
+            The resized input embedding.
+        """
+        embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        parser = self.base_model.parser
+        parser.embed_tokens = self._get_resized_embeddings(
+            parser.embed_tokens, embedding.weight.shape[0], mean_resizing=mean_resizing
+        )
+        return embedding
 
 
 class GPSTModel(GPSTPreTrainedModel):

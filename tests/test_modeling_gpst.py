@@ -1,0 +1,375 @@
+"""GPST as a model of transformers: the contract of `forward`, bad input, options, saving."""
+
+import math
+
+import pytest
+import torch
+
+from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTForSequenceClassification, GPSTModel
+from hf_synlm.trees import right_branching
+from tests.reference.inside_outside import naive_parser_loss
+
+TINY = {
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "num_attention_heads": 2,
+    "num_type_layers": 1,
+    "num_token_layers": 2,
+    "composition_size": 12,
+    "composition_num_heads": 2,
+    "composition_intermediate_size": 16,
+    "num_composition_layers": 2,
+    "score_size": 6,
+    "parser_size": 8,
+    "parser_score_size": 8,
+    "num_parser_layers": 1,
+    "parser_num_heads": 2,
+    "max_position_embeddings": 64,
+    "scoring_num_beams": 4,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "reduce_token_id": 3,
+    "cls_token_id": 4,
+    "sep_token_id": 5,
+    "merge_noise": 0.0,
+}
+NO_DROPOUT = {
+    f"{name}_dropout": 0.0
+    for name in ("embedding", "residual", "attention", "composition", "composition_attention", "parser", "head")
+}
+
+
+def tiny(cls=GPSTForCausalLM, **overrides):
+    torch.manual_seed(0)
+    model = cls(GPSTConfig(**{**TINY, **overrides}))
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def ids_of(*lengths, width=None, left=False):
+    torch.manual_seed(3)
+    width = width or max(lengths)
+    ids = torch.full((len(lengths), width), 2)
+    mask = torch.zeros_like(ids)
+    for row, n in enumerate(lengths):
+        where = slice(width - n, width) if left else slice(0, n)
+        ids[row, where] = torch.randint(6, 40, (n,))
+        mask[row, where] = 1
+    return ids, mask
+
+
+def test_published_sizes():
+    with torch.device("meta"):
+        small = GPSTForCausalLM(GPSTConfig.from_preset("gpst-small"))
+        medium = GPSTForCausalLM(GPSTConfig.from_preset("gpst-medium"))
+    assert round(small.num_parameters() / 1e6, 2) == 144.05
+    assert round(medium.num_parameters() / 1e6, 1) == 403.7
+
+
+def test_all_parts_get_gradients_in_one_call():
+    model = tiny().train()
+    ids, mask = ids_of(9, 4, 1)
+    output = model(ids, attention_mask=mask, labels=ids)
+    assert set(output.losses) == {"auto_encoding", "height", "parser", "token", "action"}
+    assert not any(loss.requires_grad for loss in output.losses.values()) and output.logits is None
+    output.loss.backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_only_one_token_sentences_give_a_finite_loss():
+    model = tiny().train()
+    ids = torch.tensor([[7], [8]])
+    output = model(ids, labels=ids)
+    output.loss.backward()
+    assert math.isfinite(output.loss.item()) and output.losses["parser"].item() == 0
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_padding_and_batching_change_nothing(left):
+    model = tiny()
+    lengths = (9, 4, 1)
+    ids, mask = ids_of(*lengths, width=12, left=left)
+    together = model(ids, attention_mask=mask, spans=None, output_chart=True)
+    for row, n in enumerate(lengths):
+        own = ids[row][mask[row].bool()][None]
+        alone = model(own, output_chart=True)
+        start = 12 - n if left else 0
+        assert together.spans[row] == [(i + start, j + start) for i, j in alone.spans[0]]
+        torch.testing.assert_close(together.joint_log_prob[row], alone.joint_log_prob[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            together.token_logits_given_tree[row, start : start + n], alone.token_logits_given_tree[0]
+        )
+
+
+def test_leading_begin_token_is_the_beginning():
+    model = tiny()
+    ids, _ = ids_of(6)
+    with_begin = torch.cat([torch.ones_like(ids[:, :1]), ids], 1)
+    mine, other = model(with_begin, output_chart=True), model(ids, output_chart=True)
+    torch.testing.assert_close(mine.joint_log_prob, other.joint_log_prob)
+    assert mine.spans == [[(i + 1, j + 1) for i, j in other.spans[0]]]
+    assert torch.equal(model(with_begin, labels=with_begin).loss, model(ids, labels=ids).loss)
+
+
+def test_trailing_padding_without_mask_is_seen():
+    model = tiny()
+    ids, mask = ids_of(5, width=8)
+    assert model(ids, output_chart=True).spans == model(ids, attention_mask=mask, output_chart=True).spans
+
+
+def test_labels_mask_the_token_loss_only():
+    model = tiny()
+    ids, _ = ids_of(8)
+    labels = ids.clone()
+    labels[0, :5] = -100
+    part, whole = model(ids, labels=labels).losses, model(ids, labels=ids).losses
+    assert part["token"] != whole["token"]
+    for name in ("auto_encoding", "height", "parser", "action"):
+        assert part[name] == whole[name]
+    given = model(ids, output_chart=True).token_logits_given_tree.log_softmax(-1)
+    expected = -given[0, torch.arange(5, 8), ids[0, 5:]].mean()
+    torch.testing.assert_close(part["token"], expected)
+
+
+def test_shifted_labels():
+    model = tiny()
+    ids, _ = ids_of(8)
+    shifted = torch.cat([ids[:, 1:], torch.full((1, 1), -100)], 1)
+    assert torch.equal(model(ids, shift_labels=shifted).loss, model(ids, labels=ids).loss)
+
+
+def test_joint_log_prob_is_actions_plus_tokens():
+    model = tiny()
+    ids, _ = ids_of(6)
+    output = model(ids, spans=[right_branching(6)])
+    assert output.spans[0] == sorted(right_branching(6), key=lambda s: (s[1], -s[0]))
+    tokens = output.token_logits_given_tree.log_softmax(-1)[0, torch.arange(6), ids[0]].sum()
+    actions = output.action_logits.log_softmax(-1)[0]
+    taken = [0] * 6 + [1] * 5  # right branching: all tokens, then all compositions
+    total = tokens + sum(actions[slot, action] for slot, action in enumerate(taken))
+    torch.testing.assert_close(output.joint_log_prob[0], total)
+    trained = model(ids, labels=ids, spans=[right_branching(6)])
+    torch.testing.assert_close(trained.joint_log_prob, output.joint_log_prob)
+
+
+def test_parser_loss_equals_the_specification():
+    model = tiny()
+    ids, _ = ids_of(10)
+    output = model.model(ids)
+    nodes = output.structure["nodes"]
+    splits = [
+        (i, j, k)
+        for i, j, k in zip(nodes.start_A.tolist(), nodes.end_A.tolist(), nodes.split_A.tolist(), strict=True)
+        if j - i > 1
+    ]
+    expected = naive_parser_loss(output.parser_scores[0], splits)
+    torch.testing.assert_close(model(ids, labels=ids).losses["parser"], expected.detach())
+
+
+def test_packed_sentences_get_the_trees_they_have_alone():
+    model = tiny()
+    ids, _ = ids_of(9)
+    sentence_ids = torch.tensor([[1] * 4 + [2] + [3] * 4])
+    spans = model.model(ids, sentence_ids=sentence_ids).spans[0]
+    first, last = model.model(ids[:, :4]).spans[0], model.model(ids[:, 5:]).spans[0]
+    assert spans == first + [(i + 5, j + 5) for i, j in last]
+
+
+def test_words_stay_whole():
+    model = tiny()
+    ids, _ = ids_of(12)
+    word_ends = torch.ones_like(ids, dtype=torch.bool)
+    word_ends[0, [2, 3, 7]] = False  # words (2..4), (7, 8)
+    for method in ("inside", "merge_order", "search"):
+        output = model.parse(ids, word_ends=word_ends, method=method)
+        spans = output.spans[0][0]
+        assert len(spans) == 11
+        for start, end in ((2, 5), (7, 9)):
+            assert (start, end) in spans
+            assert not any(i < start < j < end or start < i < end < j for i, j in spans)
+        words = "a b cde f g hi j k l".split()
+        assert output.brackets(words).replace("(", "").replace(")", "").split() == words
+
+
+@pytest.mark.parametrize("option", ["surrogate", "stop_structure_gradient"])
+def test_ablations_change_what_they_should(option):
+    ids, _ = ids_of(9)
+    grads = {}
+    for value in (True, False):
+        model = tiny(**{option: value, **NO_DROPOUT}, auto_encoding_loss_weight=0.0, height_loss_weight=0.0)
+        model.train()(ids, labels=ids).loss.backward()
+        composition = model.model.composition
+        grads[value] = (
+            composition.left_score[0].weight.grad.abs().max() > 1e-8,
+            composition.layers[0].linear1.weight.grad.abs().max() > 1e-8,
+        )
+    # Split scores learn from the language-modeling loss only without the stop; the composition does with the surrogate.
+    expected = {True: (False, True), False: (False, False) if option == "surrogate" else (True, True)}
+    assert grads == expected
+
+
+def test_noise_is_drawn_in_training_only():
+    model = tiny(merge_noise=5.0, **NO_DROPOUT)
+    ids, _ = ids_of(20)
+    assert model.parse(ids, method="merge_order").spans == model.parse(ids, method="merge_order").spans
+    model.train()
+    assert len({model(ids, labels=ids).loss.item() for _ in range(4)}) > 1
+    assert model.parse(ids, method="inside").spans == model.eval().parse(ids, method="inside").spans
+    assert not model.training
+
+
+def test_accumulated_scores_change_trees_scores():
+    ids, _ = ids_of(12)
+    plain, accumulated = tiny(), tiny(accumulate_scores=True)
+    assert plain(ids, labels=ids).loss != accumulated(ids, labels=ids).loss
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types(dtype):
+    ids, mask = ids_of(9, 4)
+    model = tiny(**NO_DROPOUT)
+    reference = model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss.item()
+    if dtype == torch.bfloat16:
+        with torch.autocast("cpu", dtype=dtype):
+            loss = model.train()(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss
+        loss.backward()
+        assert all(torch.isfinite(p.grad).all() and p.grad.dtype == torch.float32 for p in model.parameters())
+        assert loss.item() == pytest.approx(reference, rel=0.05)
+    else:
+        loss = model.to(dtype)(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss
+        assert loss.item() == pytest.approx(reference, abs=1e-5)
+
+
+def test_gradient_checkpointing_gives_the_same_gradients():
+    ids, _ = ids_of(9)
+    grads = []
+    for on in (False, True):
+        model = tiny(**NO_DROPOUT).train()
+        if on:
+            model.gradient_checkpointing_enable()
+        model(ids, labels=ids).loss.backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+    for first, second in zip(*grads, strict=True):
+        torch.testing.assert_close(first, second)
+
+
+def test_save_and_load_are_exact(tmp_path):
+    model = tiny()
+    model.save_pretrained(tmp_path)
+    loaded = GPSTForCausalLM.from_pretrained(tmp_path)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, loaded.state_dict()[name]), name
+    assert loaded.lm_head.weight.data_ptr() == loaded.model.embed_tokens.weight.data_ptr()
+    ids, _ = ids_of(7)
+    torch.testing.assert_close(model(ids).logits, loaded(ids).logits, rtol=0, atol=1e-6)
+    before, after = model.config.to_dict(), loaded.config.to_dict()
+    changed = {key for key in before if before[key] != after.get(key)}
+    assert changed <= {"architectures", "dtype", "_name_or_path", "transformers_version"}
+    base = GPSTModel.from_pretrained(tmp_path)
+    assert torch.equal(base.embed_tokens.weight, model.model.embed_tokens.weight)
+    classifier = GPSTForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    assert torch.equal(classifier.heads.token[0].weight, model.heads.token[0].weight)
+    assert torch.isfinite(classifier.score.weight).all()
+
+
+def test_fresh_parameters_are_initialized_as_the_authors_do():
+    torch.manual_seed(0)
+    model = GPSTForCausalLM(GPSTConfig(**{**TINY, "composition_size": 64, "hidden_size": 128, "vocab_size": 2000}))
+    assert model.model.embed_tokens.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert model.model.parser.embed_tokens.weight.std().item() == pytest.approx(1.0, rel=0.05)
+    layers = model.model.composition.layers
+    for first, second in zip(layers[0].parameters(), layers[1].parameters(), strict=True):
+        assert torch.equal(first, second)
+    assert model.model.root_embedding.min() >= 0 and model.model.root_embedding.max() <= 1
+    attention = model.model.type_layers.h[0].attn.c_proj.weight
+    assert attention.std().item() == pytest.approx(0.02 / math.sqrt(2), rel=0.1)
+
+
+def test_resize_embeddings():
+    model = tiny()
+    model.resize_token_embeddings(44)
+    ids = torch.tensor([[43, 7, 42]])
+    assert model.lm_head.weight.shape[0] == 44 and model.config.vocab_size == 44
+    assert model(ids).logits.shape[-1] == 44
+    assert math.isfinite(model(ids, labels=ids).loss.item())
+
+
+def test_classifier():
+    model = tiny(GPSTForSequenceClassification, num_labels=3)
+    text, pair = [10, 11, 12, 13, 4], [10, 11, 5, 12, 13, 14, 4]
+    ids = torch.tensor([text + [2, 2], pair])
+    mask = (ids != 2).long()
+    output = model(ids, attention_mask=mask)
+    assert output.logits.shape == (2, 3)
+    torch.testing.assert_close(output.logits[:1], model(torch.tensor([text])).logits)
+    assert output.spans[1] == model.model(ids[1:], sentence_ids=torch.tensor([[1, 1, 2, 3, 3, 3, 4]])).spans[0]
+    trained = model.train()(ids, attention_mask=mask, labels=torch.tensor([0, 2]))
+    trained.loss.backward()
+    assert "classification" in trained.losses and all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "integers"),
+        ({"input_ids": torch.rand(2, 3)}, "integers"),
+        ({"input_ids": torch.tensor([[7, 99]])}, "99"),
+        ({"input_ids": torch.tensor([[7, -5]])}, "-5"),
+        ({"input_ids": torch.tensor([[1]])}, "no token"),
+        ({"input_ids": torch.full((1, 64), 7)}, "64 tokens"),
+        ({"input_ids": torch.full((1, 4), 7), "attention_mask": torch.ones(1, 3)}, "attention_mask"),
+        ({"input_ids": torch.full((1, 4), 7), "attention_mask": torch.tensor([[1, 0, 1, 1]])}, "holes"),
+        ({"input_ids": torch.full((1, 4), 7), "sentence_ids": torch.tensor([[1, 1, 2]])}, "shape"),
+        ({"input_ids": torch.full((1, 4), 7), "word_ends": torch.ones(1, 3)}, "word_ends"),
+        ({"input_ids": torch.full((1, 4), 7), "labels": torch.ones(1, 3)}, "labels"),
+        ({"input_ids": torch.full((1, 3), 7), "spans": [[(0, 2), (1, 3)]]}, "cross"),
+        ({"input_ids": torch.full((1, 3), 7), "spans": [[(0, 2), (0, 5)]]}, "does not fit"),
+        ({"input_ids": torch.full((1, 3), 7), "spans": []}, "rows"),
+        ({"input_ids": torch.full((1, 3), 7), "merge_order": torch.tensor([[0, 0]])}, "permutation"),
+    ],
+)
+def test_bad_input_is_named(arguments, message):
+    model = tiny()
+    if not {"labels", "spans", "merge_order"} & set(arguments):
+        arguments = {**arguments, "output_chart": True}
+    with pytest.raises(ValueError, match=message):
+        model(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"height_loss": "mean"}, "height_loss"),
+        ({"hidden_size": 25}, "hidden_size 25"),
+        ({"window_size": 0}, "window_size"),
+        ({"split_temperature": 0.0}, "split_temperature"),
+        ({"head_dropout": 1.0}, "head_dropout"),
+        ({"reduce_token_id": 40}, "reduce_token_id 40"),
+        ({"eos_token_id": None, "document_end_token": True}, "eos_token_id"),
+        ({"parser_size": 6, "parser_num_heads": 2}, "even"),
+    ],
+)
+def test_bad_configurations_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        GPSTConfig(**{**TINY, **fields})
+
+
+def test_unknown_preset_and_method():
+    with pytest.raises(ValueError, match="gpst-large"):
+        GPSTConfig.from_preset("gpst-large")
+    with pytest.raises(ValueError, match="cky"):
+        tiny().parse(torch.tensor([[7, 8]]), method="cky")
+    with pytest.raises(ValueError, match="no search options"):
+        tiny().parse(torch.tensor([[7, 8]]), method="inside", num_beams=3)
+
+
+def test_trees_of_one_two_and_three_tokens():
+    model = tiny()
+    for n in (1, 2, 3):
+        ids, _ = ids_of(n)
+        for method in ("inside", "merge_order", "search"):
+            spans = model.parse(ids, method=method).spans[0][0]
+            assert len(spans) == n - 1 and ((0, n) in spans or n == 1)
