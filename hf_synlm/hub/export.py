@@ -23,7 +23,7 @@ SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 def export_model(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | None,
     output_dir: str | os.PathLike,
     card: str | None = None,
     overwrite: bool = False,
@@ -37,7 +37,7 @@ def export_model(
 
     Args:
         model: a model of this package, or one that was loaded from the Hub with its own code.
-        tokenizer: its tokenizer.
+        tokenizer: its tokenizer; `None` leaves the folder without one (a converted checkpoint, say).
         output_dir: folder to make; its parent folders are made as needed.
         card: text of README.md; by default a card that states what the configuration tells (see `fill_card`).
         overwrite: replace an existing folder. The old one stays until the new one is complete.
@@ -53,12 +53,14 @@ def export_model(
     output_dir = Path(output_dir).absolute()
     _check_target(output_dir, overwrite)
     _check_code(model)
-    _check_tokenizer(model, tokenizer)
+    if tokenizer is not None:
+        _check_tokenizer(model, tokenizer)
     text = fill_card(model.config, {"repo_id": output_dir.name}) if card is None else card
 
     def write(folder: Path) -> None:
         model.save_pretrained(folder, **({} if state_dict is None else {"state_dict": dict(state_dict)}))
-        tokenizer.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
         (folder / "README.md").write_text(text, encoding="utf-8")
         check_complete(folder)
 
