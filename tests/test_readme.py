@@ -19,8 +19,6 @@ from hf_synlm.hub.export import export_model
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 BLOCK = re.compile(r"(?P<marker><!-- not run: [^\n]+ -->\n)?```(?P<kind>\w+)\n(?P<code>.*?)^```$", re.M | re.S)
-    r"(?P<marker><!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<kind>\w+)\n(?P<code>.*?)^```$", re.M | re.S
-)
 
 
 def blocks(kind: str) -> list[re.Match[str]]:
