@@ -106,7 +106,6 @@ class GPSTPreTrainedModel(PreTrainedModel):
             init.normal_(module.bos_embedding, std=std)
             init.uniform_(module.root_embedding)
 
-
     @staticmethod
     def _init_pair_layers(layers: nn.ModuleList) -> None:
         """Attention as in `nn.MultiheadAttention`; all layers of an encoder start as copies of the first."""
