@@ -226,11 +226,11 @@ class SyntacticGenerationMixin(GenerationMixin):
     ) -> None:
         joint = generation_config.structure_mode == "joint"
         cache = model_kwargs.get("past_key_values")
-        names = ("inputs_embeds",) if joint else ("inputs_embeds", *_SEARCH_INPUTS)
-        unwanted = [name for name in names if model_kwargs.get(name) is not None]
+        known = ("attention_mask", "past_key_values", "use_cache", "logits_to_keep", *(_SEARCH_INPUTS if joint else ()))
+        unwanted = [name for name, value in model_kwargs.items() if value is not None and name not in known]
         if unwanted:
             mode = generation_config.structure_mode
-            raise ValueError(f"{', '.join(unwanted)}: not supported with structure_mode={mode!r}")
+            raise ValueError(f"{', '.join(unwanted)}: not supported by generate with structure_mode={mode!r}")
         if joint:
             if cache is not None:
                 raise ValueError("past_key_values: pass the whole prompt, or continue with structure_mode='marginal'")
@@ -244,11 +244,17 @@ class SyntacticGenerationMixin(GenerationMixin):
 
     def _sample(self, input_ids: Tensor, **kwargs: Any) -> SyntacticGenerateOutput | Tensor:
         if kwargs["generation_config"].structure_mode == "marginal":
+            kwargs.pop(
+                "tokenizer", None
+            )  # only the stopping criteria need it; the stock loop would pass it to `forward`
             return super()._sample(input_ids, **kwargs)
         return self._joint_search(input_ids, **kwargs)
 
     def _beam_search(self, input_ids: Tensor, **kwargs: Any) -> SyntacticGenerateBeamOutput | Tensor:
         if kwargs["generation_config"].structure_mode == "marginal":
+            kwargs.pop(
+                "tokenizer", None
+            )  # only the stopping criteria need it; the stock loop would pass it to `forward`
             return super()._beam_search(input_ids, **kwargs)
         return self._joint_search(input_ids, **kwargs)
 

@@ -55,7 +55,7 @@ def chain_history(history: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
     """
     device = history.device
     chain = torch.cat([torch.arange(size, device=device) for size in sizes])
-    level = torch.arange(len(sizes), device=device).repeat_interleave(torch.tensor(sizes, device=device))
+    level = torch.cat([torch.full((size,), c, device=device) for c, size in enumerate(sizes)])
     new_chain, new_level = chain[sizes[0] :], level[sizes[0] :]
     own = (chain[:, None] == new_chain) & (level[:, None] >= new_level)
     return torch.cat([history[:, chain], own.expand(history.shape[0], -1, -1)], 2), chain

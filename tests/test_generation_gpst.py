@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import BPE
 from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    PreTrainedTokenizerFast,
     StoppingCriteria,
     StoppingCriteriaList,
     TextIteratorStreamer,
@@ -140,7 +144,8 @@ def test_batch_equals_one_by_one(ending_model: GPSTForCausalLM, options: dict, m
         for rank in range(count):
             new = output.sequences[row * count + rank, ids.shape[1] :].tolist()
             expected = single.sequences[rank, len(prompt) :].tolist()
-            assert new[: len(expected)] == expected and set(new[len(expected) :]) <= {0}
+            # The stock beam search pads with the end token where the padding id is 0.
+            assert new[: len(expected)] == expected and set(new[len(expected) :]) <= {0, EOS}
             if mode == "joint":
                 index = row * count + rank
                 assert actions_of(output, index) == actions_of(single, rank)
@@ -486,6 +491,9 @@ def test_generation_options_survive_saving(model: GPSTForCausalLM, tmp_path: Any
         ({"penalty_alpha": 0.5, "top_k": 4}, "offer greedy"),
         ({"past_key_values": SyntacticCache(2)}, "past_key_values"),
         ({"structure_mode": "marginal", "context_sentence_ids": torch.tensor([[0, 0]])}, "context_sentence_ids"),
+        ({"word_ends": torch.tensor([[True, True]])}, "word_ends"),
+        ({"structure_mode": "marginal", "word_ends": torch.tensor([[True, True]])}, "word_ends"),
+        ({"structure_mode": "marginal", "output_attentions": True}, "output_attentions"),
         ({"max_new_tokens": 100}, "Prompt and generated text"),
     ],
 )
@@ -514,13 +522,30 @@ def test_generate_has_a_typed_signature(model: GPSTForCausalLM) -> None:
 def test_text_streamer_with_a_tokenizer(model: GPSTForCausalLM) -> None:
     """The stock text streamer decodes as words come."""
 
-    class Tokenizer:
+    class Decoder:
         def decode(self, ids: Any, **kwargs: Any) -> str:
             return "".join(f"w{int(i)} " for i in ids)
 
-    streamer = TextIteratorStreamer(Tokenizer(), skip_prompt=True)
+    streamer = TextIteratorStreamer(Decoder(), skip_prompt=True)
     output = generate(model, [[9, 12]], streamer=streamer)
     assert "".join(streamer).split() == [f"w{i}" for i in output.sequences[0, 2:].tolist()]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"structure_mode": "marginal"}])
+def test_stop_strings(model: GPSTForCausalLM, options: dict) -> None:
+    """Stop strings work with the stock criterion, which wants a tokenizer."""
+    plain = generate(model, [[9, 12]], **options).sequences[0].tolist()
+
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789ABCD"
+    pieces = Tokenizer(BPE({letter: i for i, letter in enumerate(letters)}, []))
+    pieces.decoder = Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces)
+    output = generate(
+        model, [[9, 12]], stop_strings=[letters[plain[3]]], tokenizer=tokenizer, pad_token_id=0, **options
+    )
+    sequence = [token for token in output.sequences[0].tolist() if token]
+    assert plain[3] not in sequence[2:-1]
+    assert sequence[-1] == plain[3] or len(sequence) == 7
 
 
 def test_drawing_is_defined_when_rows_are_over(model: GPSTForCausalLM) -> None:
