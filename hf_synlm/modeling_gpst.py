@@ -515,11 +515,11 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         word_ends: Tensor | None = None,
         merge_order: Tensor | None = None,
         spans: list[list[tuple[int, int]]] | None = None,
-        shift_labels: Tensor | None = None,
         past_key_values: Any | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         output_chart: bool = False,
+        **kwargs: Tensor | None,
     ) -> SyntacticLMOutput:
         """Training objective with `labels`, next-token log-probabilities without.
 
@@ -536,24 +536,36 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
             word_ends: [B, T], True at the last piece of every word, which keeps word pieces together.
             merge_order: [B, T - 1] merge order to replay.
             spans: given binary trees, per row the inner nodes `(i, j)`.
-            shift_labels: [B, T] labels already shifted: position t holds the target of token t + 1.
             past_key_values: search state to continue from.
             use_cache: return the search state.
             logits_to_keep: compute `logits` for the last so many positions only (0 = all).
             output_chart: return the chart tensors.
+            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1.
 
         Returns:
             `SyntacticLMOutput`.
 
         Raises:
-            ValueError: see `GPSTModel.forward`.
+            ValueError: see `GPSTModel.forward`; and for `sentence_ids` where only `logits` are asked for.
+            TypeError: for other keyword arguments.
 
         Cost: objective: one pass over 2 T slots. Logits: T sequential steps, each a few passes over the beam.
         """
+        # Not in the signature: Trainer takes every argument with "label" in its name for one that must be there.
+        shift_labels = kwargs.pop("shift_labels", None)
+        if kwargs:
+            raise TypeError(f"forward() takes no arguments {sorted(kwargs)}")
         if labels is None and shift_labels is not None:
             labels = torch.cat([input_ids[:, :1], shift_labels[:, :-1]], 1)
         if labels is None and merge_order is None and spans is None and not output_chart:
-            return self._marginal_forward(input_ids, attention_mask, past_key_values, use_cache, logits_to_keep)
+            if sentence_ids is not None:
+                raise ValueError(
+                    "sentence_ids without labels: next-token logits read one running text and cannot know where its "
+                    "sentences end. Leave sentence_ids out, or pass labels, spans, merge_order or output_chart."
+                )
+            return self._marginal_forward(
+                input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
+            )
         if labels is not None and labels.shape != input_ids.shape:
             raise ValueError(f"labels have shape {tuple(labels.shape)}, input_ids {tuple(input_ids.shape)}.")
         output = self.model(

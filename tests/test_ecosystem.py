@@ -1,0 +1,110 @@
+"""Tools that users bring: pipelines, lm-eval and minicons see the numbers that `parse` gives."""
+
+import pytest
+import torch
+from transformers import pipeline
+
+from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTForSequenceClassification
+from hf_synlm.data.samples import sample_path
+from hf_synlm.data.tokenizers import special_token_ids, train_bpe_tokenizer
+from tests.test_modeling_gpst import TINY
+
+SENTENCES = [
+    "The state of our Union is strong.",
+    "We ask for peace",
+    "America is back, standing tall, looking to the eighties with courage and hope.",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    lines = sample_path("raw.valid.txt").read_text(encoding="utf-8").split("\n")
+    return train_bpe_tokenizer([line for line in lines if line], vocab_size=400)
+
+
+@pytest.fixture(scope="module")
+def config(tokenizer):
+    return GPSTConfig(**{**TINY, **special_token_ids(tokenizer), "scoring_num_beams": 5})
+
+
+@pytest.fixture(scope="module")
+def model(config):
+    torch.manual_seed(0)
+    return GPSTForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def own_scores(model, tokenizer):
+    """Stepwise log-probability of each sentence as `parse` computes it."""
+    totals = []
+    for sentence in SENTENCES:
+        ids = torch.tensor([tokenizer(sentence)["input_ids"]])
+        totals.append(model.parse(ids, stepwise=True).stepwise_log_probs.sum().item())
+    return totals
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_lm_eval_agrees_with_parse(model, tokenizer, own_scores, batch_size):
+    pytest.importorskip("lm_eval")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size, max_length=60)
+    requests = [Instance("loglikelihood", {}, ("", sentence), x) for x, sentence in enumerate(SENTENCES)]
+    assert [score for score, _ in lm.loglikelihood(requests)] == pytest.approx(own_scores, abs=1e-3)
+    rolling = [Instance("loglikelihood_rolling", {}, (sentence,), x) for x, sentence in enumerate(SENTENCES)]
+    assert lm.loglikelihood_rolling(rolling) == pytest.approx(own_scores, abs=1e-3)
+
+
+def test_minicons_agrees_with_parse(model, tokenizer, own_scores):
+    scorer = pytest.importorskip("minicons.scorer").IncrementalLMScorer(model, "cpu", tokenizer=tokenizer)
+    scores = scorer.sequence_score(SENTENCES, reduction=lambda x: x.sum(0).item(), bos_token=True)
+    assert scores == pytest.approx(own_scores, abs=1e-3)
+
+
+def test_text_generation_pipeline(model, tokenizer):
+    generator = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    (single,) = generator("The state of", max_new_tokens=4, do_sample=False)
+    assert single["generated_text"].startswith("The state of")
+    batch = generator(["The state", "We"], max_new_tokens=4, do_sample=False, batch_size=2, num_beams=3)
+    alone = generator("We", max_new_tokens=4, do_sample=False, num_beams=3)
+    assert batch[1][0]["generated_text"] == alone[0]["generated_text"]
+
+
+def test_text_classification_pipeline(config, tokenizer):
+    torch.manual_seed(0)
+    classifier = GPSTForSequenceClassification(config).eval()
+    results = pipeline("text-classification", model=classifier, tokenizer=tokenizer)(SENTENCES, batch_size=2)
+    assert [set(result) for result in results] == [{"label", "score"}] * 3
+
+
+def test_trainer_trains(model, config, tokenizer, tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    data = [{"input_ids": tokenizer(s)["input_ids"]} for s in SENTENCES * 4]
+
+    def collate(rows):
+        width = max(len(row["input_ids"]) for row in rows)
+        ids = torch.full((len(rows), width), config.pad_token_id)
+        for x, row in enumerate(rows):
+            ids[x, : len(row["input_ids"])] = torch.tensor(row["input_ids"])
+        mask = (ids != config.pad_token_id).long()
+        return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+    torch.manual_seed(0)
+    fresh = GPSTForCausalLM(config)
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=3,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-2,
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+    )
+    trainer = Trainer(model=fresh, args=arguments, train_dataset=data, eval_dataset=data, data_collator=collate)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < before
