@@ -213,8 +213,14 @@ def parse_arguments(
 
 # ---------------------------------------------------------------------------------------------- accelerator
 def make_accelerator(arguments: TrainingArguments) -> Accelerator:
-    """Accelerator of a run: precision and devices come from `accelerate launch`, the rest from the arguments."""
-    return Accelerator(
+    """Accelerator of a run: precision and devices come from `accelerate launch`, the rest from the arguments.
+
+    Raises:
+        ValueError: when the launcher started several processes that do not find each other.
+    """
+    accelerator = Accelerator(
+        # Without it, processes that torchrun starts on a machine without GPUs each believe to be alone.
+        cpu=not torch.accelerator.is_available(),
         gradient_accumulation_steps=arguments.gradient_accumulation_steps,
         # The schedule counts optimizer steps: it must not run faster with more processes.
         step_scheduler_with_optimizer=False,
@@ -223,6 +229,13 @@ def make_accelerator(arguments: TrainingArguments) -> Accelerator:
             project_dir=arguments.output_dir, logging_dir=str(Path(arguments.output_dir) / "logs")
         ),
     )
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != world_size:
+        raise ValueError(
+            f"The launcher started {world_size} processes and accelerate sees {accelerator.num_processes}. "
+            "Start the script with torchrun or with `accelerate launch --multi_gpu`."
+        )
+    return accelerator
 
 
 def prepare_output_dir(accelerator: Accelerator, arguments: TrainingArguments) -> Path | None:

@@ -140,10 +140,12 @@ def make_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, c
         ValueError: for overrides that are no fields of `GPSTConfig`, or positions that do not hold a context.
     """
     overrides: dict[str, Any] = dict(arguments.config_overrides or {})
-    known = {f.name for f in dataclasses.fields(GPSTConfig)}
-    for name in overrides:
-        if name not in known:
+    types = {f.name: f.type for f in dataclasses.fields(GPSTConfig)}
+    for name, value in overrides.items():
+        if name not in types:
             raise ValueError(f"config_overrides: GPSTConfig has no field {name!r}.")
+        if types[name] is float and isinstance(value, int):
+            overrides[name] = float(value)
     config = GPSTConfig.from_preset(
         arguments.model_preset,
         **{**special_token_ids(tokenizer), "document_end_token": arguments.document_end_token, **overrides},
