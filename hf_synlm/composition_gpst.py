@@ -126,15 +126,22 @@ class GPSTComposition(nn.Module):
         right = GPSTScore.run(linear, "right_score", right_RD)
         return (left * right).sum(-1) * self.scale
 
-    def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        """Compose single pairs outside of a chart, as the left-to-right search does: [..., d] x 2 -> [..., d]."""
+    def composer(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """Function [..., d] x 2 -> [..., d] that composes single pairs, as the left-to-right search does.
+
+        It prepares the role terms once, so it is for use while the parameters stay as they are.
+        """
         maps = self.chart_tensors()
 
         def linear(name: str, inputs: Tensor) -> Tensor:
             weight, bias = maps[name]
             return F.linear(inputs, weight, bias) if bias.dim() == 1 else F.linear(inputs, weight) + bias
 
-        return self.compose(linear, torch.stack([left, right], -2))
+        return lambda left, right: self.compose(linear, torch.stack([left, right], -2))
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        """Compose single pairs outside of a chart: [..., d] x 2 -> [..., d]."""
+        return self.composer()(left, right)
 
 
 class GPSTDecomposition(nn.Module):

@@ -29,7 +29,7 @@ class GPSTSearchAdapter:
     Args:
         model: The language model. Used attributes: `config`, `dtype`; `lm_head`; `heads.action` and `heads.token`;
             `model.embed_tokens`, `model.position_embedding`, `model.bos_embedding`, `model.down_scale`,
-            `model.up_scale`, `model.composition(left, right)`, `model.type_layers` and `model.token_layers`
+            `model.up_scale`, `model.composition.composer()`, `model.type_layers` and `model.token_layers`
             (decoders fed with `inputs_embeds`, positions added outside); and `model.forward` for a context.
     """
 
@@ -38,6 +38,7 @@ class GPSTSearchAdapter:
     def __init__(self, model: Any) -> None:
         self.config, self.dtype = model.config, model.dtype
         self.model, self.heads, self.lm_head = model.model, model.heads, model.lm_head
+        self.compose = self.model.composition.composer()
         self.max_tokens = self.config.max_position_embeddings - 1
 
     # ---------------------------------------------------------------------------------------------------- nodes
@@ -153,7 +154,7 @@ class GPSTSearchAdapter:
 
     def _compose(self, pool: NodePool, parents: Tensor) -> tuple[Nodes, Tensor, Tensor]:
         nodes, left = pool.pop_two(parents, COMP)
-        vector = self.model.composition(pool.feature("vector", left), pool.feature("vector", parents))
+        vector = self.compose(pool.feature("vector", left), pool.feature("vector", parents))
         if self.config.surrogate:
             return nodes, vector, self.model.up_scale(vector)
         reduce_token = torch.full_like(parents, self.config.reduce_token_id)
