@@ -10,8 +10,8 @@ def replay_chart(order: list[int], window: int) -> tuple[dict, dict]:
     """Cells of one sentence's pruned chart by replaying the merges on a list of super tokens.
 
     Spans of at most `window` + 1 tokens exist from the start. After each merge, spans of exactly window + 1 super
-    tokens get their inner boundaries as splits when they first appear. A cell is encoded if it is the root or a child of an
-    encoded cell. Returns splits by cell and levels by cell; spans are half-open.
+    tokens get their inner boundaries as splits when they first appear. A cell is encoded if it is the root or a child
+    of an encoded cell. Returns splits by cell and levels by cell; spans are half-open.
     """
     n = len(order) + 1
     splits = {}
