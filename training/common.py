@@ -286,10 +286,12 @@ def _clear_run(folder: Path) -> None:
 
 
 def start_tracking(accelerator: Accelerator, name: str, *arguments: Any) -> None:
-    """Open the trackers and record all arguments."""
+    """Write all arguments to `output_dir/arguments.json` (without the token) and to the trackers, if there are any."""
+    settings = {key: value for item in arguments for key, value in dataclasses.asdict(item).items()}
+    settings.pop("hub_token", None)
+    if accelerator.is_main_process:
+        write_json(Path(settings["output_dir"]) / "arguments.json", settings)
     if accelerator.log_with:
-        settings = {key: value for item in arguments for key, value in dataclasses.asdict(item).items()}
-        settings.pop("hub_token", None)
         simple = {k: v if isinstance(v, (bool, int, float, str)) else json.dumps(v) for k, v in settings.items()}
         accelerator.init_trackers(name, config=simple)
 
