@@ -75,11 +75,11 @@ def parse(*flags: str) -> tuple:
 
 def test_two_steps_with_trees_and_final_report(corpus: dict[str, str], tmp_path: Path) -> None:
     flags = ("--max_train_steps", "2", "--max_tree_sentences", "6", "--validation_trees", "embedded")
-    results = run(corpus, tmp_path / "out", *flags, "--search_num_beams", "2", "--final_report", "True")
+    results = run(corpus, tmp_path / "out", *flags, "--search_num_beams", "2", "--report_punctuation", "remove", "keep")
     assert results["step"] == 2 and len(results["train"]) == 2
     assert set(results["train"][0]) >= {"loss", "auto_encoding", "height", "parser", "token", "action"}
     tested = results["test"]["trees"]
-    assert list(tested) == ["keep", "remove"]
+    assert list(tested) == ["remove", "keep"]
     for trees in (results["evaluations"][0]["trees"], *(x["sentence_and_corpus_f1"] for x in tested.values())):
         assert {"induced (inside)", "left to right (beam 2)", "left", "right", "balanced", "random"} <= set(trees)
     assert "without hf_synlm (transformers_modules." in results["stdout"]

@@ -97,7 +97,7 @@ class EvaluationArguments:
         metadata={"help": "Punctuation in treebanks: remove it before parsing, ignore it in the score, or keep it."},
     )
     report_punctuation: list[str] = field(
-        default_factory=lambda: ["keep", "remove"],
+        default_factory=lambda: ["remove", "keep"],
         metadata={"help": "Treatments of punctuation that the final report scores, each with its own baselines."},
     )
     max_tree_sentences: int | None = field(default=None, metadata={"help": "Read only so many trees of a treebank."})
