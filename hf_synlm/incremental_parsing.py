@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .action_beam_search import read_by_actions
 from .actions import COMP, GEN
 from .modeling_outputs import ParseOutput
 from .search_state import NEG_INF, Candidates, SearchState, SyntacticCache, WordEdges
@@ -214,7 +215,7 @@ def parse_with_search(
         last = text.present & ~torch.nn.functional.pad(text.present[:, 1:], (0, 1))
         state.edges = WordEdges.from_ends(ends | last)
     if not synchronous:
-        state = _action_beam(search, state, text)
+        state = read_by_actions(search, state, text.tokens, text.present.sum(1))
         return _parse_output(search, state, text, offsets, num_return_sequences, word_ends)
     notes = _Notes(input_ids.shape[1])
     for step in range(text.tokens.shape[1]):
@@ -317,48 +318,6 @@ def node_spans(nodes: Nodes) -> list[list[list[tuple[int, int]]]]:
         ]
         for row in rows
     ]
-
-
-def _action_beam(search: WordBeamSearch, state: SearchState, text: AlignedText) -> SearchState:
-    """Beam over single actions: the K best derivations with equally many actions, whatever words they have reached.
-
-    Every derivation of n words has 2n - 1 actions, so a sentence's hypotheses finish together.
-    """
-    adapter, pool, length = search.adapter, state.pool, text.present.sum(1, keepdim=True)
-    nodes, scores, history = state.nodes, state.scores, state.history
-    num_tokens = torch.zeros_like(nodes)
-    for step in range(2 * text.tokens.shape[1] - 1):
-        active = 2 * length - 1 > step
-        log_probs = adapter.action_log_probs(pool, nodes, num_tokens, state.edges, renormalize=True)
-        next_token = text.tokens.gather(1, num_tokens.clamp(max=text.tokens.shape[1] - 1))
-        words = adapter.word_logits(pool, nodes).log_softmax(-1).gather(2, next_token[..., None]).squeeze(2)
-        gen = (scores + log_probs[..., 0] + words).masked_fill(num_tokens >= length, NEG_INF)
-        comp = (scores + log_probs[..., 1]).masked_fill(~active, NEG_INF)
-        stay = torch.where(active, NEG_INF, scores)
-        pool_scores = torch.cat([gen, comp, stay], 1)
-        scores, index = pool_scores.topk(min(search.num_beams, pool_scores.shape[1]))
-        scores = scores[:, : max(1, int((scores > NEG_INF).sum(1).max()))]
-        index = index[:, : scores.shape[1]]
-        row, kind = index % nodes.shape[1], index // nodes.shape[1]
-        parents = nodes.gather(1, row)
-        history = history.gather(1, row[..., None].expand(-1, -1, history.shape[2]))
-        tokens, num_tokens = next_token.gather(1, row), num_tokens.gather(1, row) + (kind == 0)
-        keep = (history & (scores > NEG_INF)[..., None]).any(1)
-        live = max(1, int(keep.sum(1).max()))
-        if pool.size > 2 * live + 32:
-            old, renumber = pool.compact(keep, live)
-            parents = renumber.gather(1, parents).clamp(min=0)
-            history = history.gather(2, old[:, None].expand(-1, history.shape[1], -1))
-        first = adapter.push(pool, parents, num_tokens, tokens=tokens, actions=kind.clamp(max=1))
-        new = torch.arange(first, pool.size, device=nodes.device).expand_as(parents)
-        own = torch.eye(parents.shape[1], dtype=torch.bool, device=nodes.device).expand(len(nodes), -1, -1)
-        adapter.read_actions(pool, torch.cat([history, own], 2))
-        adapter.score_words(pool, torch.cat([history, own], 2))
-        nodes = torch.where(active, new, parents)
-        history = torch.cat([history, own & active[..., None]], 2)
-    scores, order = scores.sort(dim=1, descending=True, stable=True)
-    history = history.gather(1, order[..., None].expand(-1, -1, history.shape[2]))
-    return SearchState(pool, nodes.gather(1, order), scores, history, length[:, 0], [nodes.shape[1]], state.edges)
 
 
 # -------------------------------------------------------------------------------------------------- distributions

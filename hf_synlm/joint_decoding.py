@@ -7,6 +7,7 @@ V vocabulary.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
+from .action_beam_search import gumbel
 from .incremental_parsing import check_length, node_spans, read_text, start_state
 from .search_state import NEG_INF, Block, BlockTable, Candidates, SearchState
 from .stack import Nodes
@@ -150,23 +152,26 @@ def _take(chosen: Candidates, index: Tensor) -> Candidates:
     return Candidates(history=chosen.history.gather(1, index[..., None].expand(-1, -1, width)), **values)
 
 
-def keep_best(search: WordBeamSearch, state: SearchState, count: int) -> None:
-    """Drop all but the best hypotheses of a beam, in place.
+def keep_best(search: WordBeamSearch, state: SearchState, count: int, draw: bool = False) -> SearchState:
+    """Drop all but the best hypotheses of a beam.
 
     Args:
         search: The search.
         state: Beam between two words.
         count: How many to keep per sentence.
+        draw: Draw them in proportion to their probability, without replacement, instead of taking the best.
+
+    Returns:
+        The smaller beam over the same pool.
     """
     if state.nodes.shape[1] > count:
         search.settle(state)
-        scores, index = state.scores.topk(count)
-        chain = search.adapter.chain_bound(state.pool, state.nodes.gather(1, index))
-        order = chain.masked_fill(scores == NEG_INF, -1).argsort(dim=1, descending=True, stable=True)
-        index = index.gather(1, order)
-        state.scores, state.nodes = state.scores.gather(1, index), state.nodes.gather(1, index)
-        state.history = state.history.gather(1, index[..., None].expand(-1, -1, state.history.shape[2]))
+        index = (gumbel(state.scores) if draw else state.scores).topk(count).indices
+        state = state.with_hypotheses(index)
+        chain = search.adapter.chain_bound(state.pool, state.nodes).masked_fill(state.scores == NEG_INF, -1)
+        state = state.with_hypotheses(chain.argsort(dim=1, descending=True, stable=True))
     search.refresh(state)
+    return state
 
 
 # ------------------------------------------------------------------------------------------------- finished sequences
@@ -180,10 +185,14 @@ class FinishedSequences:
         self.nodes = torch.full((batch_size, num_beams, 0, 2), -1, device=device)
         self.lengths = torch.zeros_like(self.scores, dtype=torch.long)
 
-    def add(self, scores: Tensor, sequences: Tensor, nodes: Nodes) -> None:
-        """Offer sequences [B, M, L] with scores [B, M] (-inf = none) and derivations [B, M, A]."""
+    def add(self, scores: Tensor, sequences: Tensor, nodes: Nodes, lengths: Tensor | None = None) -> None:
+        """Offer sequences [B, M, L] with scores [B, M] (-inf = none) and derivations [B, M, A].
+
+        Their lengths [B, M] are L unless they are given.
+        """
         count = self.scores.shape[1]
-        length = torch.full_like(scores, sequences.shape[2], dtype=torch.long)
+        if lengths is None:
+            lengths = torch.full_like(scores, sequences.shape[2], dtype=torch.long)
         sequences = F.pad(sequences, (0, self.length - sequences.shape[2]), value=self.pad)
         pairs = torch.stack([nodes.action, nodes.start], -1)
         width = max(pairs.shape[2], self.nodes.shape[2])
@@ -191,7 +200,7 @@ class FinishedSequences:
             torch.cat([self.scores, scores], 1),
             torch.cat([self.sequences, sequences], 1),
             torch.cat([F.pad(x, (0, 0, 0, width - x.shape[2]), value=-1) for x in (self.nodes, pairs)], 1),
-            torch.cat([self.lengths, length], 1),
+            torch.cat([self.lengths, lengths], 1),
         ]
         index = merged[0].topk(count).indices
         self.scores, self.sequences, self.nodes, self.lengths = (
@@ -200,9 +209,11 @@ class FinishedSequences:
 
     def best(self, count: int) -> tuple[Tensor, Tensor, Tensor, list[list[tuple[int, int]]]]:
         """The best `count` of every prompt: sequences [B count, L], scores, actions [B count, A] and spans."""
-        lengths = self.lengths[:, :count].flatten()
+        missing = self.scores[:, :count].flatten() == NEG_INF
+        lengths = self.lengths[:, :count].flatten().masked_fill(missing, 0)
         sequences = self.sequences[:, :count].flatten(0, 1)[:, : int(lengths.max())]
-        action, start = self.nodes[:, :count].flatten(0, 1).unbind(-1)
+        sequences = sequences.masked_fill(missing[:, None], self.pad)
+        action, start = self.nodes[:, :count].flatten(0, 1).masked_fill(missing[:, None, None], -1).unbind(-1)
         width = int((action >= 0).sum(1).max())
         action, start = action[:, :width], start[:, :width]
         fields = [action[:, None] if name == "action" else start[:, None] for name in Nodes._fields]
@@ -211,7 +222,7 @@ class FinishedSequences:
 
 
 class JointDecoder:
-    """One call of `generate` with `structure_mode="joint"`.
+    """One call of `generate` with `structure_mode="joint"`, word by word.
 
     Args:
         model: The language model.
@@ -223,6 +234,8 @@ class JointDecoder:
         attention_mask: [B * expansion, L], 1 = token; None = all.
         context_sentence_ids: [B * expansion, L], > 0 at tokens of complete sentences before the prompt.
     """
+
+    renormalize = False
 
     def __init__(
         self,
@@ -243,7 +256,7 @@ class JointDecoder:
         mask = None if attention_mask is None else attention_mask[::stride]
         context = None if context_sentence_ids is None else context_sentence_ids[::stride]
         width = max(config.action_beam_size or model.config.scoring_num_beams, config.num_beams)
-        prompt_search = model.word_search(width)
+        prompt_search = model.word_search(width, renormalize=self.renormalize)
         state, text = start_state(prompt_search, ids, mask, context, model.config.bos_token_id)
         longest = int((state.pool.num_context + text.present.sum(1)).max()) if text.lengths else 0
         check_length(
@@ -251,21 +264,24 @@ class JointDecoder:
         )
         self.state = read_text(prompt_search, state, text)
         self.state.scores -= self.state.scores.logsumexp(1, keepdim=True)
-        self.search = model.word_search(config.num_beams, config._eos_token_tensor)
+        self.search = model.word_search(config.num_beams, config._eos_token_tensor, self.renormalize)
         self.sequences = ids[:, None]
         pad = config._pad_token_tensor
         self.pad = int(pad) if pad is not None else 0
         self.scores: tuple[Tensor, ...] = ()
 
     def _process(self, origin: Tensor, words: Tensor) -> Tensor:
-        """Processors on the word log-probabilities [B, R, V] of rows that descend from hypotheses `origin` [B, R].
+        """Processors on the word log-probabilities [B, R, V] of rows that descend from hypotheses `origin` [B, R]."""
+        return self._processed(self.sequences.take_along_dim(origin[..., None], 1), words)
+
+    def _processed(self, ids: Tensor, words: Tensor) -> Tensor:
+        """Processors on the word log-probabilities [B, R, V] after `ids` [B, R, L].
 
         They get K rows per prompt, as in stock beam search: some find the prompt of a row by its number.
         """
         batch, rows, size = words.shape
         extra = self.num_beams - rows if self.num_beams > rows else 0
-        length = self.sequences.shape[2]
-        ids = self.sequences.gather(1, F.pad(origin, (0, extra))[..., None].expand(-1, -1, length))
+        ids = torch.cat([ids, ids[:, :1].expand(-1, extra, -1)], 1)
         words = F.pad(words, (0, 0, 0, extra))
         return self.processors(ids.flatten(0, 1), words.flatten(0, 1)).view(batch, -1, size)[:, :rows]
 
@@ -295,15 +311,26 @@ class JointDecoder:
         state.pool.truncate(size)
         return closed.scores.gather(1, back), nodes
 
-    def _penalized(self, scores: Tensor, length: int) -> Tensor:
-        """Scores of sequences with `length` columns, new ones counted."""
-        return scores / max(1, length - self.prompt_length) ** self.config.length_penalty
+    @property
+    def lengths(self) -> Tensor:
+        """Columns of every hypothesis [B, R]."""
+        return torch.full_like(self.state.nodes, self.sequences.shape[2])
+
+    def _final(self, scores: Tensor, lengths: Tensor) -> Tensor:
+        """Final scores of sequences with so many columns: penalized by their new ones, as they are in greedy search."""
+        if self.num_beams == 1:
+            return scores
+        return scores / (lengths - self.prompt_length).clamp(min=1) ** float(self.config.length_penalty)
+
+    def run(self) -> FinishedSequences:
+        """Decode: the best `num_return_sequences` of every prompt's beam, or as many rows per prompt of one draw."""
+        return self.run_sampling() if self.config.do_sample else self.run_beam()
 
     # ------------------------------------------------------------------------------------------------- beam search
     def run_beam(self) -> FinishedSequences:
         """Word-synchronous beam search; greedy search is the beam of one."""
         config, search, count = self.config, self.search, self.num_beams
-        keep_best(search, self.state, count)
+        self.state = keep_best(search, self.state, count)
         self.sequences = self.sequences.expand(-1, self.state.nodes.shape[1], -1)
         batch, device = len(self.sequences), self.sequences.device
         finished = FinishedSequences(batch, count, config.max_length, self.pad, device)
@@ -318,10 +345,10 @@ class JointDecoder:
             scores = chosen.scores if ended is None else torch.cat([chosen.scores, ended.scores], 1)
             bar = scores.topk(min(count, scores.shape[1])).values[:, -1:]
             if ended is not None:
-                length = extended.shape[2]
                 valid = ended.scores.masked_fill(ended.scores < bar, NEG_INF)
                 nodes = self.state.pool.derivations(ended.history & (valid > NEG_INF)[..., None])
-                finished.add(self._final(valid, length), self._extended(ended), nodes)
+                lengths = torch.full_like(ended.tokens, extended.shape[2])
+                finished.add(self._final(valid, lengths), self._extended(ended), nodes, lengths)
             stops = self._stops(extended)
             self.state, order = search.commit(self.state, chosen)
             order3 = order[..., None].expand(-1, -1, extended.shape[2])
@@ -334,26 +361,21 @@ class JointDecoder:
             self._stream(chosen, ended, bar, was_done)
         return finished
 
-    def _final(self, scores: Tensor, length: int) -> Tensor:
-        """Final scores: penalized by length in beam search, as they are in greedy search."""
-        return scores if self.num_beams == 1 else self._penalized(scores, length)
-
     def _finish_stopped(self, finished: FinishedSequences, stops: Tensor) -> None:
         """Close the trees of the hypotheses that meet a criterion and file them."""
-        scores, nodes = self._closed(self.state)
-        scores = scores.masked_fill(~stops, NEG_INF)
-        finished.add(self._final(scores, self.sequences.shape[2]), self.sequences, nodes)
+        stopped = replace(self.state, scores=self.state.scores.masked_fill(~stops, NEG_INF))
+        scores, nodes = self._closed(stopped)
+        finished.add(self._final(scores, self.lengths), self.sequences, nodes, self.lengths)
 
     def _is_done(self, finished: FinishedSequences) -> Tensor:
         """Which prompts need no more words [B]: the stock rules of `early_stopping`."""
-        config, length = self.config, self.sequences.shape[2]
+        config, lengths = self.config, self.lengths
         full = (finished.scores > NEG_INF).all(1)
-        best = self.state.scores.amax(1)
         if self.num_beams > 1 and config.early_stopping is not True:
             if config.early_stopping == "never" and config.length_penalty > 0:
-                length = config.max_length
-            full = full & (self._penalized(best, length) <= finished.scores.amin(1))
-        return full | (best == NEG_INF)
+                lengths = torch.full_like(lengths, config.max_length)
+            full = full & (self._final(self.state.scores, lengths).amax(1) <= finished.scores.amin(1))
+        return full | (self.state.scores == NEG_INF).all(1)
 
     def _stream(self, chosen: Candidates, ended: Candidates | None, bar: Tensor, was_done: Tensor) -> None:
         """Hand the new word of every row to the streamer (num_beams=1 only)."""
@@ -371,15 +393,13 @@ class JointDecoder:
         search.refresh(self.state)
         rows = torch.arange(len(self.sequences), device=self.sequences.device).repeat_interleave(repeats)
         self.state.select_rows(rows)
-        self.sequences = self.sequences[rows].expand(-1, self.state.nodes.shape[1], -1)
         finished = FinishedSequences(len(rows), 1, config.max_length, self.pad, rows.device)
         done, total = torch.zeros_like(rows, dtype=torch.bool), torch.zeros(len(rows), 1, device=rows.device)
         if self.num_beams > 1:  # draw the prompt's derivation once, then restart from it at every word
-            best = self.state.scores.argmax(1, keepdim=True)
-            best = torch.multinomial(self.state.scores.softmax(1), 1) if self.state.scores.shape[1] > 1 else best
-            keep = torch.zeros_like(self.state.scores, dtype=torch.bool).scatter(1, best, True)
-            total = self.state.scores.gather(1, best)
-            self.state.scores = torch.where(keep, 0.0, NEG_INF)
+            self.state = keep_best(search, self.state, 1, draw=True)
+            total = self.state.scores
+            self.state.scores = torch.zeros_like(total)
+        self.sequences = self.sequences[rows].expand(-1, self.state.nodes.shape[1], -1)
         while not bool(done.all()):
             chosen = self._draw()
             extended = self._extended(chosen)

@@ -4,7 +4,7 @@ Shapes: B sentences, K hypotheses, R rows of a block, C levels, S structural act
 All scores are natural logs in float32; -inf marks a hypothesis that does not exist.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -79,7 +79,7 @@ class SearchState:
     history: Tensor
     """[B, R, N] nodes of every hypothesis, itself included."""
     num_tokens: Tensor
-    """[B] tokens generated in the current derivation."""
+    """[B] tokens generated in the current derivation, or [B, R] where hypotheses differ."""
     level_sizes: list[int]
     """Level c of the next block has at most this many rows."""
     edges: WordEdges | None = None
@@ -104,6 +104,19 @@ class SearchState:
                 value = getattr(self.block, name)
                 if value is not None:
                     setattr(self.block, name, value.index_select(0, index))
+
+    def with_hypotheses(self, index: Tensor) -> "SearchState":
+        """State over the same pool with the hypotheses `index` [B, R'], in that order; its levels are not counted."""
+        num_tokens = self.num_tokens if self.num_tokens.dim() == 1 else self.num_tokens.gather(1, index)
+        return replace(
+            self,
+            nodes=self.nodes.gather(1, index),
+            scores=self.scores.gather(1, index),
+            history=self.history.gather(1, index[..., None].expand(-1, -1, self.history.shape[2])),
+            num_tokens=num_tokens,
+            level_sizes=[index.shape[1]],
+            block=None,
+        )
 
 
 @dataclass

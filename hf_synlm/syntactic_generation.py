@@ -21,6 +21,7 @@ from transformers.generation import GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
+from .action_decoding import ActionDecoder
 from .incremental_parsing import marginal_logits
 from .joint_decoding import JointDecoder
 from .modeling_outputs import SyntacticLMOutput
@@ -79,15 +80,18 @@ class SyntacticGenerationMixin(GenerationMixin):
     search_adapter_class: Any = None
     _is_stateful = True
 
-    def word_search(self, num_beams: int | None = None, eos_token_ids: Tensor | None = None) -> WordBeamSearch:
+    def word_search(
+        self, num_beams: int | None = None, eos_token_ids: Tensor | None = None, renormalize: bool = False
+    ) -> WordBeamSearch:
         """Word-synchronous search with this model.
 
         Args:
             num_beams: Width K; None = `config.scoring_num_beams`.
             eos_token_ids: Words that may only be generated when exactly one tree is on the stack [E].
+            renormalize: Forbid structural actions before the softmax over actions instead of after it.
         """
         width = self.config.scoring_num_beams if num_beams is None else num_beams
-        return WordBeamSearch(self.search_adapter_class(self), width, eos_token_ids)
+        return WordBeamSearch(self.search_adapter_class(self), width, eos_token_ids, renormalize)
 
     def _marginal_forward(
         self,
@@ -143,6 +147,7 @@ class SyntacticGenerationMixin(GenerationMixin):
         structure_mode: str | None = None,
         action_beam_size: int | None = None,
         close_tree: bool | None = None,
+        synchronous: bool | None = None,
         context_sentence_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> SyntacticGenerateOutput | SyntacticGenerateBeamOutput | Tensor:
@@ -169,6 +174,9 @@ class SyntacticGenerationMixin(GenerationMixin):
                 at least num_beams), and the size of the state in marginal mode.
             close_tree: Complete the tree by forced actions when a criterion (usually the length) ends the text before
                 an end token does; their probability counts. False leaves a forest.
+            synchronous: False is the paper's baseline "w/o sync": at every step the best num_beams single actions (COMP
+                or any word) go on, whatever words their hypotheses have reached; with do_sample, num_beams are drawn.
+                See `action_decoding`. Joint mode only.
             context_sentence_ids: [B, L], > 0 at tokens of complete sentences before the prompt. They are encoded with
                 their induced trees, and the stack starts empty after them. Joint mode only.
             **kwargs: Any option of transformers that applies: num_beams, num_return_sequences, do_sample, top_k,
@@ -187,6 +195,7 @@ class SyntacticGenerationMixin(GenerationMixin):
             "structure_mode": structure_mode,
             "action_beam_size": action_beam_size,
             "close_tree": close_tree,
+            "synchronous": synchronous,
             "context_sentence_ids": context_sentence_ids,
         }
         kwargs.update({name: value for name, value in given.items() if value is not None})
@@ -273,13 +282,15 @@ class SyntacticGenerationMixin(GenerationMixin):
         """Decoding loop of joint mode."""
         config = generation_config
         inputs = [value if value is None else value.to(self.device) for value in (attention_mask, context_sentence_ids)]
-        decoder = JointDecoder(
+        decoder_class = JointDecoder if config.synchronous else ActionDecoder
+        decoder = decoder_class(
             self, config, logits_processor, stopping_criteria, input_ids.to(self.device), streamer, *inputs
         )
-        finished = decoder.run_sampling() if config.do_sample else decoder.run_beam()
+        finished = decoder.run()
         if streamer is not None:
             streamer.end()
-        count = 1 if config.do_sample else config.num_return_sequences
+        # Independent draws are rows of their own.
+        count = min(config.num_return_sequences, finished.scores.shape[1])
         sequences, scores, actions, spans = finished.best(count)
         if not config.return_dict_in_generate:
             return sequences
@@ -307,8 +318,10 @@ def _check_options(config: GenerationConfig, mode_kwargs: dict[str, Any]) -> Non
         raise ValueError(f"structure_mode={config.structure_mode!r} must be 'joint' or 'marginal'")
     if config.action_beam_size is not None and config.action_beam_size < 1:
         raise ValueError(f"action_beam_size={config.action_beam_size} must be at least 1")
-    if not config.synchronous:
-        raise ValueError("synchronous=False applies to parse only: generate selects among words")
+    if not config.synchronous and config.structure_mode == "marginal":
+        raise ValueError("synchronous=False: only with structure_mode='joint'; a marginal beam has words of one length")
+    if not config.synchronous and config.output_scores:
+        raise ValueError("output_scores: hypotheses differ in their number of words; needs synchronous=True")
     if config.cache_implementation is not None:
         raise ValueError(
             f"cache_implementation={config.cache_implementation!r}: a beam of derivations is the only cache"

@@ -68,14 +68,18 @@ class WordBeamSearch:
         adapter: Model side of the search (see the top of this file).
         num_beams: Number K of derivations kept per sentence.
         eos_token_ids: Words that may only be generated when exactly one tree is on the stack [E].
+        renormalize: Forbid structural actions before the softmax over actions instead of after it.
     """
 
-    def __init__(self, adapter: Any, num_beams: int, eos_token_ids: Tensor | None = None) -> None:
+    def __init__(
+        self, adapter: Any, num_beams: int, eos_token_ids: Tensor | None = None, renormalize: bool = False
+    ) -> None:
         if num_beams < 1:
             raise ValueError(f"num_beams={num_beams}: a beam holds at least one derivation")
         self.adapter = adapter
         self.num_beams = num_beams
         self.eos_token_ids = eos_token_ids
+        self.renormalize = renormalize
 
     # ------------------------------------------------------------------------------------------------ one block
     def begin(self, batch_size: int, device: torch.device, **context: Any) -> SearchState:
@@ -114,16 +118,19 @@ class WordBeamSearch:
         # The pool may hold nodes of an earlier expansion of this state.
         history = torch.nn.functional.pad(state.history, (0, pool.size - state.history.shape[2]))
         history, chain = chain_history(history, sizes)
+        counts = state.num_tokens if state.num_tokens.dim() == 2 else state.num_tokens[:, None].expand_as(state.nodes)
         nodes, scores, log_probs, mass = [state.nodes], [state.scores], [], None
         for first, last in self._chunks(sizes, negligible is not None):
             for size in sizes[max(first, 1) : last]:
-                start = adapter.push(pool, nodes[-1][:, :size], state.num_tokens)
+                start = adapter.push(pool, nodes[-1][:, :size], counts[:, :size])
                 nodes.append(torch.arange(start, start + size, device=history.device).expand(len(history), -1))
             end, unread = sum(sizes[:last]), adapter.num_unread(pool)
             if unread:
                 adapter.read_actions(pool, history[:, end - unread : end, : pool.size])
             ids = torch.cat(nodes[first:last], 1)
-            log_probs += adapter.action_log_probs(pool, ids, state.num_tokens, state.edges).split(sizes[first:last], 1)
+            row_counts = counts[:, chain[end - ids.shape[1] : end]]
+            actions = adapter.action_log_probs(pool, ids, row_counts, state.edges, self.renormalize)
+            log_probs += actions.split(sizes[first:last], 1)
             for level in range(first, last):
                 if level:
                     scores.append(scores[-1][:, : sizes[level]] + log_probs[level - 1][:, : sizes[level], 1])
@@ -255,7 +262,7 @@ class WordBeamSearch:
         history = block.history.gather(1, row[..., None].expand(-1, -1, width))
         actions = 1 + (move % num_structural).gather(1, order) if num_structural > 1 else None
         first = self.adapter.push(state.pool, parents, state.num_tokens, actions=actions)
-        nodes, history = _append_own(first, history)
+        nodes, history = append_own(first, history)
         origin = block.origin.gather(1, row)
         level = block.level + len(block.bounds)
         sizes = [nodes.shape[1], *counts[1:]]
@@ -323,7 +330,7 @@ class WordBeamSearch:
             parents = renumber.gather(1, parents).clamp(min=0)
             history = history.gather(2, index[:, None].expand(-1, history.shape[1], -1))
         first = adapter.push(pool, parents, state.num_tokens + 1, tokens=tokens)
-        nodes, new_history = _append_own(first, history)
+        nodes, new_history = append_own(first, history)
         num_tokens = state.num_tokens + 1
         if active is not None:
             nodes = torch.where(active[:, None], nodes, parents)
@@ -366,9 +373,12 @@ class WordBeamSearch:
         Returns:
             A new state over the same pool, its hypotheses best first.
         """
+        chain = self.adapter.chain_bound(state.pool, state.nodes).masked_fill(state.scores == NEG_INF, -1)
+        chain, deepest = chain.sort(dim=1, descending=True, stable=True)
+        state = state.with_hypotheses(deepest)
         self.refresh(state)
         block = self.expand(state, words=False)
-        chain = self.adapter.chain_bound(state.pool, state.nodes).clamp(min=0, max=len(block.bounds) - 1)
+        chain = chain.clamp(min=0, max=len(block.bounds) - 1)
         first_row = torch.tensor([a for a, _ in block.bounds], device=chain.device)
         row = first_row[chain] + torch.arange(chain.shape[1], device=chain.device)
         row = row.clamp(max=block.nodes.shape[1] - 1)
@@ -378,7 +388,7 @@ class WordBeamSearch:
         history = block.history.gather(1, row[..., None].expand(-1, -1, block.history.shape[2]))
         return SearchState(
             state.pool, block.nodes.gather(1, row), scores, history, state.num_tokens, [row.shape[1]], state.edges,
-            order, max_depth=state.max_depth,
+            deepest.gather(1, order), max_depth=state.max_depth,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------ distributions
@@ -408,8 +418,16 @@ class WordBeamSearch:
         return total.masked_fill((total == NEG_INF).all(1, keepdim=True), 0.0).log_softmax(-1)
 
 
-def _append_own(first: int, history: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids [B, R] of R nodes that were just pushed, and their histories [B, R, N + R] from their parents'."""
+def append_own(first: int, history: Tensor) -> tuple[Tensor, Tensor]:
+    """Count the nodes that were just pushed to their own histories.
+
+    Args:
+        first: Id of the first one.
+        history: Nodes of the parents [B, R, N].
+
+    Returns:
+        Ids of the R nodes [B, R], and their histories [B, R, N + R].
+    """
     batch, rows, _ = history.shape
     own = torch.eye(rows, dtype=torch.bool, device=history.device).expand(batch, -1, -1)
     nodes = torch.arange(first, first + rows, device=history.device).expand(batch, -1)
@@ -422,4 +440,4 @@ def _level_counts(chain: Tensor, max_depth: int, first: int = 1) -> Tensor:
     return (chain[..., None] >= levels).sum(1).amax(0)
 
 
-__all__ = ["NEGLIGIBLE", "WordBeamSearch", "chain_history"]
+__all__ = ["NEGLIGIBLE", "WordBeamSearch", "append_own", "chain_history"]

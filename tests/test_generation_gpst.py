@@ -321,6 +321,23 @@ def test_stock_options_apply(model: GPSTForCausalLM, num_beams: int) -> None:
     assert len(scored.scores) == 5 and all(step.shape == (2 * num_beams, 40) for step in scored.scores)
 
 
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_sampling_finds_the_allowed_words_of_every_prompt(model: GPSTForCausalLM, num_beams: int) -> None:
+    """Rows keep their number, also where a prompt has more derivations than the beam."""
+    rows = set()
+
+    def allowed(row: int, _: torch.Tensor) -> list[int]:
+        rows.add(row)
+        return [10 + row, 20 + row]
+
+    ids = [[9, 12, 13, 14], [8, 30, 5, 6]]
+    output = generate(
+        model, ids, do_sample=True, num_beams=num_beams, action_beam_size=10, prefix_allowed_tokens_fn=allowed
+    )
+    assert rows == {0, 1}
+    assert set(output.sequences[0, 4:].tolist()) <= {10, 20} and set(output.sequences[1, 4:].tolist()) <= {11, 21}
+
+
 def test_scores_sum_out_the_structure(model: GPSTForCausalLM) -> None:
     """Per hypothesis, `scores` are log p(word | hypothesis) over all structural actions before the word."""
     output = generate(model, [[9, 12]], action_beam_size=1, output_scores=True, num_beams=1, max_new_tokens=1)
@@ -480,7 +497,6 @@ def test_generation_options_survive_saving(model: GPSTForCausalLM, tmp_path: Any
         ({"foo": 3}, "foo"),
         ({"structure_mode": "tree"}, "structure_mode='tree'"),
         ({"action_beam_size": 0}, "action_beam_size=0"),
-        ({"synchronous": False}, "synchronous=False"),
         ({"cache_implementation": "static"}, "cache_implementation='static'"),
         ({"cache_implementation": "paged"}, "cache_implementation='paged'"),
         ({"output_logits": True}, "output_logits"),

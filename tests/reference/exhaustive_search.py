@@ -84,12 +84,13 @@ def run(model: Any, tokens: list[int], actions: tuple[int, ...]) -> tuple[torch.
     return model.heads.action(hidden)[0].float().log_softmax(-1), words
 
 
-def log_prob(model: Any, tokens: list[int], actions: tuple[int, ...]) -> float:
-    """log p(actions, generated words), illegal actions not renormalized."""
+def log_prob(model: Any, tokens: list[int], actions: tuple[int, ...], renormalize: bool = False) -> float:
+    """log p(actions, generated words), renormalized or not where COMP is illegal."""
     action_log_probs, words = run(model, tokens, actions)
     total, generated = 0.0, 0
     for slot, action in enumerate(actions):
-        total += float(action_log_probs[slot, action])
+        if not renormalize or stack_depth(actions[:slot]) >= 2:
+            total += float(action_log_probs[slot, action])
         if action == GEN:
             total += float(words[generated, tokens[generated]])
             generated += 1
@@ -140,3 +141,39 @@ def synchronous_beam(
         if synced < len(tokens):
             marginals.append(log_sum_exp([score for score, _ in beam]))
     return sorted(beam, key=lambda x: -x[0]), marginals
+
+
+def action_beam(
+    model: Any, num_beams: int, num_words: int, eos: int | None = None
+) -> list[tuple[float, list[int], tuple[int, ...]]]:
+    """Beam search over single actions from nothing, the length not penalized.
+
+    Every step ranks all expansions of all hypotheses, COMP and every word. Those that end the text do not take places
+    in the beam, but must be among its best; those that reach the number of words leave it, closed by COMP.
+
+    Returns:
+        The best finished (score, words, actions), an end token among the words but not among the actions.
+    """
+    beam: list[tuple[float, list[int], tuple[int, ...]]] = [(0.0, [], ())]
+    finished: list[tuple[float, list[int], tuple[int, ...]]] = []
+    while beam and not (num_beams == 1 and finished):
+        going, ending = [], []
+        for score, tokens, actions in beam:
+            depth = stack_depth(actions)
+            action_log_probs, words = run(model, tokens, actions)
+            gen, comp = action_log_probs[-1].tolist() if depth >= 2 else (0.0, -math.inf)
+            if depth >= 2:
+                going.append((score + comp, tokens, (*actions, COMP)))
+            for token, value in enumerate(words[-1].tolist()):
+                if token != eos:
+                    going.append((score + gen + value, [*tokens, token], (*actions, GEN)))
+                elif depth == 1:
+                    ending.append((score + gen + value, [*tokens, token], actions))
+        going = sorted(going, key=lambda x: -x[0])[:num_beams]
+        ranked = sorted([*going, *ending], key=lambda x: -x[0])[:num_beams]
+        finished += [x for x in ranked if x in ending]
+        for _, tokens, actions in [x for x in ranked if x in going and len(x[1]) == num_words]:
+            closed = (*actions, *[COMP] * (stack_depth(actions) - 1))
+            finished.append((log_prob(model, tokens, closed, renormalize=True), tokens, closed))
+        beam = [x for x in going if len(x[1]) < num_words]
+    return sorted(finished, key=lambda x: -x[0])[:num_beams]
