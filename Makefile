@@ -27,7 +27,7 @@ $(VENV)/.test: $(VENV)/.torch pyproject.toml constraints.txt
 
 demo: $(VENV)/.train
 	$(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
-		--num_cpu_threads_per_process 2 \
+		--num_cpu_threads_per_process 1 \
 		training/pretrain_gpst.py --config training/configs/gpst_tiny.yaml --output_dir runs/gpst_tiny
 
 test: $(VENV)/.test

@@ -36,6 +36,8 @@ class ChartPlan:
             sentence.
         tokens_B, nodes_B: tokens and tree nodes (2n - 1 for each sentence) of each context, as Python integers.
         leaf_BT: leaf id at each context position, 0 where there is none.
+        message_order, message_child, message_bounds: outside messages sorted by the cell that receives them; see
+            `_message_lists`.
     """
 
     num_leaves: int
@@ -74,6 +76,7 @@ class ChartPlan:
 
 
 # ---------------------------------------------------------------------------------------------- planning
+@torch.compiler.disable  # integers on the host
 def plan_chart(merge_order: Tensor, sentence_ids: Tensor, window_size: int) -> ChartPlan:
     """Plan the pruned charts of a batch from the order in which neighbouring spans merge.
 
@@ -96,7 +99,8 @@ def plan_chart(merge_order: Tensor, sentence_ids: Tensor, window_size: int) -> C
     Raises:
         ValueError: when shapes do not fit, or a row is no permutation.
 
-    Cost: O(T log T) integer work, vectorized; at most 3n - 5 inner cells and 5n compositions for W = 2.
+    Cost: O(T log T) integer work, vectorized, plus one vectorized step per level: about log n levels for random
+        orders, n for an order that merges from one end. At most 3n - 5 inner cells and 5n compositions for W = 2.
     Source: the authors' C++ chart manager (`py_backend`); the closed form is ours, the cells are the same.
     """
     merge_order, sentence_ids = merge_order.cpu(), sentence_ids.cpu()
@@ -119,6 +123,7 @@ def plan_chart(merge_order: Tensor, sentence_ids: Tensor, window_size: int) -> C
     return _finish_plan(cells, sentence_ids, starts_BT, joined_BP)
 
 
+@torch.compiler.disable
 def plan_trees(spans: Sequence[Sequence[tuple[int, int]]], sentence_ids: Tensor) -> ChartPlan:
     """Plan charts that hold exactly one given binary tree per sentence (each cell has one split).
 

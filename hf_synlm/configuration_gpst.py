@@ -4,10 +4,12 @@ One flat dataclass: sizes of the five parts (parser, composition, decomposition,
 training objective with every ablation of the paper, and the special token ids.
 """
 
+import math
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
 
 HEIGHT_LOSSES = ("sentence", "shipped", "paper")
 
@@ -38,7 +40,8 @@ class GPSTConfig(PreTrainedConfig):
         num_type_layers: layers that read the stack top at every action and decide between GEN and COMP.
         num_token_layers: layers that read one slot per token and predict the token.
         intermediate_size: feed-forward width of both; `None` means 4 D.
-        max_position_embeddings: longest context in tokens (positions count tokens, not actions).
+        max_position_embeddings: longest context in tokens. Positions count tokens, not actions; the position after the
+            last token has an embedding, too, so the table has one row more.
         activation_function: of the type and token layers. "gelu_pytorch_tanh" is the same function as the authors'
             "gelu_new", computed by one fused kernel.
         composition_size: width of the composition model (d); composition_num_heads, composition_intermediate_size
@@ -72,12 +75,13 @@ class GPSTConfig(PreTrainedConfig):
         scoring_num_beams: beam of `forward(...).logits` and default beam of `parse`.
 
     Raises:
-        ValueError: when a field is out of range or two fields do not fit; the message names the value.
+        ValueError: when a field is out of range or two fields do not fit; the message names the value. (A value of
+            the wrong type raises the `StrictDataclassFieldValidationError` of huggingface_hub.)
     """
 
     model_type = "gpst"
-    keys_to_ignore_at_inference = ["past_key_values"]
-    attribute_map = {"n_positions": "max_position_embeddings", "n_embd": "hidden_size", "n_head": "num_attention_heads"}
+    keys_to_ignore_at_inference = ["past_key_values", "losses", "spans", "chart", "joint_log_prob"]
+    attribute_map = {"n_embd": "hidden_size", "n_head": "num_attention_heads"}
 
     vocab_size: int = 50264
     hidden_size: int = 768
@@ -85,10 +89,10 @@ class GPSTConfig(PreTrainedConfig):
     num_type_layers: int = 3
     num_token_layers: int = 9
     intermediate_size: int | None = None
-    max_position_embeddings: int = 2048
+    max_position_embeddings: int = 2047
     activation_function: str = "gelu_pytorch_tanh"
-    layer_norm_epsilon: float = 1e-5
-    initializer_range: float = 0.02
+    layer_norm_epsilon: float | int = 1e-5
+    initializer_range: float | int = 0.02
 
     composition_size: int = 256
     composition_num_heads: int = 8
@@ -103,8 +107,8 @@ class GPSTConfig(PreTrainedConfig):
     num_parser_layers: int = 4
     parser_num_heads: int = 8
 
-    merge_noise: float = 1.0
-    split_temperature: float = 1.0
+    merge_noise: float | int = 1.0
+    split_temperature: float | int = 1.0
     hard_inside: bool = False
     accumulate_scores: bool = False
     surrogate: bool = True
@@ -112,20 +116,20 @@ class GPSTConfig(PreTrainedConfig):
 
     height_loss: str = "sentence"
     height_threshold: int = 15
-    auto_encoding_loss_weight: float = 1.0
-    height_loss_weight: float = 1.0
-    parser_loss_weight: float = 1.0
-    token_loss_weight: float = 0.5
-    action_loss_weight: float = 1.0
+    auto_encoding_loss_weight: float | int = 1.0
+    height_loss_weight: float | int = 1.0
+    parser_loss_weight: float | int = 1.0
+    token_loss_weight: float | int = 0.5
+    action_loss_weight: float | int = 1.0
     document_end_token: bool = False
 
-    embedding_dropout: float = 0.1
-    residual_dropout: float = 0.1
-    attention_dropout: float = 0.1
-    composition_dropout: float = 0.1
-    composition_attention_dropout: float = 0.1
-    parser_dropout: float = 0.1
-    head_dropout: float = 0.2
+    embedding_dropout: float | int = 0.1
+    residual_dropout: float | int = 0.1
+    attention_dropout: float | int = 0.1
+    composition_dropout: float | int = 0.1
+    composition_attention_dropout: float | int = 0.1
+    parser_dropout: float | int = 0.1
+    head_dropout: float | int = 0.2
 
     scoring_num_beams: int = 10
     use_cache: bool = True
@@ -195,6 +199,15 @@ class GPSTConfig(PreTrainedConfig):
                 )
         if self.document_end_token and self.eos_token_id is None:
             raise ValueError("document_end_token=True needs an eos_token_id, and it is None. Set eos_token_id.")
+        if self.document_end_token and self.eos_token_id == self.pad_token_id:
+            raise ValueError(
+                f"document_end_token=True needs a pad_token_id other than eos_token_id {self.eos_token_id}: padding is "
+                "cut off, the end token is trained. Choose another pad_token_id."
+            )
+        if self.activation_function not in ACT2FN:
+            raise ValueError(
+                f"activation_function {self.activation_function!r} is unknown. Choose one of {sorted(ACT2FN)}."
+            )
 
     def _check_sizes(self):
         at_least_one = (
@@ -206,11 +219,16 @@ class GPSTConfig(PreTrainedConfig):
         for name in at_least_one:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
-        for name in ("merge_noise", "height_threshold"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative and is {getattr(self, name)}.")
-        if self.split_temperature <= 0:
-            raise ValueError(f"split_temperature must be positive and is {self.split_temperature}.")
+        not_negative = ["merge_noise", "height_threshold", "initializer_range"]
+        not_negative += [name for name in vars(self) if name.endswith("_loss_weight")]
+        for name in not_negative:
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a finite number that is not negative, and is {getattr(self, name)}.")
+        for name in ("split_temperature", "layer_norm_epsilon"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a finite positive number and is {getattr(self, name)}.")
+        if self.intermediate_size is not None and self.intermediate_size < 1:
+            raise ValueError(f"intermediate_size must be at least 1 (or None) and is {self.intermediate_size}.")
         for name in vars(self):
             if name.endswith("_dropout") and not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must be in [0, 1) and is {getattr(self, name)}.")

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from .chart import ChartPlan
@@ -195,6 +196,16 @@ class _Run:
     options: dict[str, Any]
     channel: dict[str, bool] = dataclasses.field(default_factory=lambda: {"structure": True})
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    consumed: bool = False
+
+    def begin_backward(self) -> None:
+        """Refuse a second backward call: the graphs of the levels are freed one by one."""
+        if self.consumed:
+            raise RuntimeError(
+                "backward ran through this chart already. Its graph is freed level by level, with retain_graph=True, "
+                "too: add the losses before one backward call, or call forward again."
+            )
+        self.consumed = True
 
     def weights(self, tensors: Sequence[Tensor], like: Tensor) -> WeightGradients:
         """Give the flat parameter list its names back, in the type in which GEMMs run here."""
@@ -211,6 +222,7 @@ def _flatten(tensors: dict[str, tuple[Tensor, Tensor | None]]) -> tuple[tuple, t
     return tuple(tensors), tuple(bias is not None for _, bias in tensors.values()), flat
 
 
+@torch.compiler.disable  # dynamo would bake in one state of the gradient switch
 def inside(
     plan: ChartPlan,
     leaf_ND: Tensor,
@@ -305,7 +317,9 @@ class _Inside(torch.autograd.Function):
         return vector_ND, vector_ND.clone() if run.train else vector_ND.view_as(vector_ND), height_N, score_N
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_vector, grad_language, grad_height, grad_score):
+        ctx.run.begin_backward()
         run, weights, size = ctx.run, ctx.weights, grad_vector.shape[1]
         two_channels = run.options["two_channels"]
         main = grad_vector.clone() if two_channels else grad_vector + grad_language
@@ -357,6 +371,7 @@ class Decomposition(Protocol):
         """
 
 
+@torch.compiler.disable
 def outside(
     plan: ChartPlan,
     inside_chart: InsideChart,
@@ -459,7 +474,9 @@ class _Outside(torch.autograd.Function):
         return outside_ND[:num_leaves].clone()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_leaf):
+        ctx.run.begin_backward()
         plan, state = ctx.run.plan, ctx.state
         (num_cells, num_features), size = ctx.shapes
         outside = grad_leaf.new_zeros(num_cells, size)

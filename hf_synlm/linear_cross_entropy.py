@@ -8,12 +8,14 @@ Shapes: R rows, D hidden, V vocabulary.
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 # Numbers in one chunk of logits: few enough to stay near the caches, many enough for efficient GEMMs.
 _CHUNK_ELEMENTS = 1 << 24
 
 
+@torch.compiler.disable
 def linear_cross_entropy(
     hidden_RD: Tensor, weight_VD: Tensor, target_R: Tensor, coefficient_R: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -22,60 +24,74 @@ def linear_cross_entropy(
     loss = sum_r coefficient_r * (-log softmax(W h_r)[target_r])
 
     The gradients of hidden and weight are computed in the forward pass, chunk by chunk, and scaled in backward: the
-    gradient of a softmax needs the logits only, never the rest of the graph.
+    gradient of a softmax needs the logits only, never the rest of the graph. GEMMs run in the type of `hidden_RD` (or
+    of autocast), sums over chunks in float32.
 
     Args:
         hidden_RD: rows.
         weight_VD: output embedding.
         target_R: target ids; rows with coefficient 0 may hold any valid id.
-        coefficient_R: weight of each row (for a mean: 1 / number of rows). No gradient flows to it.
+        coefficient_R: weight of each row, not negative (for a mean: 1 / number of rows). No gradient flows to it.
 
     Returns:
         The scalar loss and the detached loss of each row [R], both in float32 nats.
 
-    Cost: O(R V D) multiplications, three GEMMs per chunk in training, O(chunk V) memory.
+    Cost: O(R V D) multiplications, three GEMMs per chunk in training, one without gradients; O(chunk V) memory.
     """
-    return _LinearCrossEntropy.apply(hidden_RD, weight_VD, target_R, coefficient_R)
+    train = torch.is_grad_enabled()
+    return _LinearCrossEntropy.apply(hidden_RD, weight_VD, target_R, coefficient_R, train)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden_RD, weight_VD, target_R, coefficient_R):
+    def forward(ctx, hidden_RD, weight_VD, target_R, coefficient_R, train):
         device = hidden_RD.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_RD.dtype
         hidden, weight = hidden_RD.to(dtype), weight_VD.to(dtype)
-        need_hidden, need_weight = ctx.needs_input_grad[:2]
+        need_hidden, need_weight = (train and needed for needed in ctx.needs_input_grad[:2])
+        # Gradients are kept in units of the largest coefficient: p / number of tokens would underflow in float16.
+        unit = coefficient_R.float().amax().clamp_min(torch.finfo(torch.float32).tiny)
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
-        grad_weight = (torch.empty_like if len(hidden) else torch.zeros_like)(weight) if need_weight else None
-        loss_R = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+        grad_weight = None
+        loss_R = torch.empty(len(hidden), dtype=torch.promote_types(dtype, torch.float32), device=hidden.device)
         chunk = max(1, _CHUNK_ELEMENTS // weight.shape[0])
         with torch.autocast(device, enabled=False):
             for first in range(0, len(hidden), chunk):
                 rows = slice(first, first + chunk)
                 target = target_R[rows, None]
-                log_prob = F.log_softmax(F.linear(hidden[rows], weight).float(), -1)
+                log_prob = F.log_softmax(F.linear(hidden[rows], weight).to(loss_R.dtype), -1)
                 loss_R[rows] = -log_prob.gather(1, target).squeeze(1)
                 if not (need_hidden or need_weight):
                     continue
-                coefficient = coefficient_R[rows, None].float()
-                gradient = log_prob.exp_().mul_(coefficient).scatter_add_(1, target, -coefficient).to(dtype)
+                relative = (coefficient_R[rows, None].float() / unit).to(loss_R.dtype)
+                gradient = log_prob.exp_().mul_(relative).scatter_add_(1, target, -relative).to(dtype)
                 if need_hidden:
                     torch.mm(gradient, weight, out=grad_hidden[rows])
                 if need_weight:
-                    # beta=0 writes the first chunk without reading the uninitialized sum
-                    torch.addmm(grad_weight, gradient.t(), hidden[rows], beta=min(first, 1), out=grad_weight)
-        ctx.save_for_backward(grad_hidden, grad_weight)
+                    grad_weight = _accumulate(grad_weight, gradient, hidden[rows], loss_R.dtype)
+        ctx.save_for_backward(grad_hidden, grad_weight, unit)
         ctx.dtypes = hidden_RD.dtype, weight_VD.dtype
         loss = (loss_R * coefficient_R).sum()
         ctx.mark_non_differentiable(loss_R)
         return loss, loss_R
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_loss, _):
-        grad_hidden, grad_weight = ctx.saved_tensors
+        grad_hidden, grad_weight, unit = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
+        scale = grad_loss * unit
         if grad_hidden is not None:
-            grad_hidden = (grad_hidden * grad_loss).to(hidden_dtype)
+            grad_hidden = (grad_hidden * scale).to(hidden_dtype)
         if grad_weight is not None:
-            grad_weight = (grad_weight * grad_loss).to(weight_dtype)
-        return grad_hidden, grad_weight, None, None
+            grad_weight = (grad_weight * scale).to(weight_dtype)
+        return grad_hidden, grad_weight, None, None, None
+
+
+def _accumulate(total: Tensor | None, gradient: Tensor, hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """Add gradient.T @ hidden to the running sum, without a temporary where the types allow it."""
+    if total is None:
+        return (gradient.t() @ hidden).to(dtype)
+    if hidden.dtype == dtype:
+        return total.addmm_(gradient.t(), hidden)
+    return total.add_(gradient.t() @ hidden)

@@ -11,7 +11,9 @@ t + 1 node t), R rows, D hidden size, d composition size, V vocabulary. Spans ar
 Source: the authors' `model/generative_r2d2_fast.py`, `r2d2_insideoutside.py`, `fast_parser.py`.
 """
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -75,7 +77,8 @@ class GPSTPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = False  # each part of the loss has a normalizer of its own: means over the micro batch
-    _no_split_modules = ["GPT2Block", "GPSTPairLayer", "GPSTParserLayer"]
+    # Not the pair layers: the chart reads their weights without calling them, so they must stay with the root.
+    _no_split_modules = ["GPT2Block", "GPSTParserLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
     _supports_attention_backend = True
@@ -128,7 +131,17 @@ class GPSTPreTrainedModel(PreTrainedModel):
 
         Returns:
             The resized input embedding.
+
+        Raises:
+            ValueError: when a special token id would fall out of the vocabulary.
         """
+        used = [self.config.reduce_token_id, self.config.bos_token_id, self.config.eos_token_id]
+        largest = max(token_id for token_id in used if token_id is not None)
+        if new_num_tokens is not None and new_num_tokens <= largest:
+            raise ValueError(
+                f"A vocabulary of {new_num_tokens} ids has no place for the special token id {largest}. "
+                "Set the special token ids of the configuration first, or keep more ids."
+            )
         embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         parser = self.base_model.parser
         parser.embed_tokens = self._get_resized_embeddings(
@@ -150,16 +163,17 @@ class GPSTModel(GPSTPreTrainedModel):
         self.bos_embedding = nn.Parameter(torch.empty(config.hidden_size))
         self.parser = GPSTParser(config)
         self.down_scale = nn.Linear(config.hidden_size, config.composition_size)
-        self.up_scale = nn.Linear(config.composition_size, config.hidden_size)
+        self.up_scale = nn.Linear(config.composition_size, config.hidden_size) if config.surrogate else None
         self.composition = GPSTComposition(config)
         self.decomposition = GPSTDecomposition(config)
         self.root_embedding = nn.Parameter(torch.empty(config.composition_size))
-        self.position_embedding = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.position_embedding = nn.Embedding(config.max_position_embeddings + 1, config.hidden_size)
         self.type_layers = _decoder(config, config.num_type_layers, config.embedding_dropout)
         self.type_layers.ln_f = nn.Identity()
         self.token_layers = _decoder(config, config.num_token_layers, 0.0)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor,
@@ -171,7 +185,6 @@ class GPSTModel(GPSTPreTrainedModel):
         output_chart: bool = False,
         output_outside: bool = False,
         output_spans: bool | None = None,
-        return_dict: bool | None = None,
     ) -> SyntacticModelOutput:
         """Induce a tree for every sentence, compose its spans and run the type and token layers over the nodes.
 
@@ -186,7 +199,6 @@ class GPSTModel(GPSTPreTrainedModel):
             output_chart: also return the chart tensors.
             output_outside: also run the outside pass.
             output_spans: list the trees in `spans`; default: not in training mode (it costs a host sync).
-            return_dict: False gives a tuple.
 
         Returns:
             `SyntacticModelOutput`.
@@ -218,7 +230,7 @@ class GPSTModel(GPSTPreTrainedModel):
         structure.update(sequence)
         if output_spans is None:
             output_spans = not self.training
-        output = SyntacticModelOutput(
+        return SyntacticModelOutput(
             last_hidden_state=text.restore(token_hidden[:, 1:]),
             token_hidden_state=token_hidden,
             type_hidden_state=type_hidden,
@@ -228,7 +240,6 @@ class GPSTModel(GPSTPreTrainedModel):
             structure=structure,
             chart=_chart_tensors(plan, chart, notes) if output_chart else None,
         )
-        return output.to_tuple() if return_dict is False else output
 
     @torch.no_grad()
     def whole_sentence_trees(
@@ -262,10 +273,14 @@ class GPSTModel(GPSTPreTrainedModel):
         if spans is not None:
             if len(spans) != len(text.ids):
                 raise ValueError(f"spans has {len(spans)} rows and the batch {len(text.ids)}. Give one list per row.")
+            text.check_words(spans)
             shifts = text.shifts()
             moved = [[(i - shift, j - shift) for i, j in row] for row, shift in zip(spans, shifts, strict=True)]
             return plan_trees(moved, text.sentence_ids).to(scores.device)
-        order = self._merge_order(scores.detach(), text) if merge_order is None else text.align_order(merge_order)
+        if merge_order is None:
+            order = self._merge_order(scores.detach(), text)
+        else:
+            order = text.words_first(text.align_order(merge_order))
         return plan_chart(order, text.sentence_ids, self.config.window_size).to(scores.device)
 
     def _induce(self, text: TokenBatch, plan: ChartPlan) -> tuple[Tensor, Tensor, InsideChart, TreeNodes]:
@@ -314,7 +329,8 @@ class GPSTModel(GPSTPreTrainedModel):
         Returns:
             `inputs` [B, A, D] with positions added; `action_targets` [B, A] (GEN / COMP of the node that follows the
             slot, GEN after the last node, -1 = padding); `position_ids` [B, A]; `token_slots` [B, T + 1] rows of the
-            flattened slots that predict token t; `leaf_rows` (context, position) of the leaves.
+            flattened slots that predict token t; `leaf_row`, `leaf_column`
+            [num_leaves] context and position of the leaves.
         """
         num_leaves, device = plan.num_leaves, leaf_embedding.device
         num_contexts, num_tokens = plan.leaf_BT.shape
@@ -416,7 +432,7 @@ class GPSTHeads(nn.Module):
         structure = output.structure
         plan, text = structure["plan"], structure["text"]
         row, column, leaf_ids = structure["leaf_row"], structure["leaf_column"], structure["leaf_ids"]
-        target = text.align(labels)[row, column]
+        target = text.align(_checked_labels(config, labels))[row, column]
         counted = target != -100
         num_counted = counted.sum().clamp_min(1)
         tokens = self.token(output.token_hidden_state[row, column])
@@ -441,12 +457,12 @@ class GPSTHeads(nn.Module):
         )
         losses = {
             "auto_encoding": ae_loss.mean(),
-            "height": height.detach(),
+            "height": height.detach().float(),
             "parser": parser.detach(),
             "token": (token_loss * counted).sum() / num_counted,
             "action": action_loss.detach(),
         }
-        joint = -action_BA.sum(1).index_add(0, row, token_loss)
+        joint = -action_BA.sum(1).index_add(0, row, token_loss.to(action_BA.dtype))
         return loss, losses, joint
 
     def action_loss(self, output: SyntacticModelOutput) -> tuple[Tensor, Tensor]:
@@ -457,6 +473,20 @@ class GPSTHeads(nn.Module):
         # The slot after the last node is trained (GEN), but it is no action of the tree.
         after_last = F.pad(target[:, 1:] < 0, (0, 1), value=True)
         return loss_BA.sum() / (target >= 0).sum(), loss_BA.detach().masked_fill(after_last, 0)
+
+
+def _checked_labels(config: GPSTConfig, labels: Tensor) -> Tensor:
+    """The labels, if they are ids of the vocabulary or -100."""
+    if labels.is_floating_point():
+        raise ValueError(f"labels must be integers and are {labels.dtype}.")
+    if not labels.is_cuda:
+        outside = (labels != -100) & ((labels < 0) | (labels >= config.vocab_size))
+        if outside.any():
+            value = labels[outside][0].item()
+            raise ValueError(
+                f"Label {value} is outside the vocabulary ({config.vocab_size} ids). Use -100 to leave out."
+            )
+    return labels.long()
 
 
 def _height_loss(config: GPSTConfig, height_S: Tensor, length_S: Tensor) -> Tensor:
@@ -489,6 +519,19 @@ def _parser_loss(score_BP: Tensor, nodes: TreeNodes) -> Tensor:
     largest = score.new_full((len(row),), -torch.inf).scatter_reduce(0, owner, score.detach(), "amax")
     total = torch.zeros_like(largest).index_add(0, owner, (score - largest[owner]).exp())
     return (largest + total.log() - flat[base + split - 1]).mean()
+
+
+@contextlib.contextmanager
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """No dropout and no noise inside; every module gets its own mode back."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 # ---------------------------------------------------------------------------------------------- language model
@@ -540,7 +583,8 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
             use_cache: return the search state.
             logits_to_keep: compute `logits` for the last so many positions only (0 = all).
             output_chart: return the chart tensors.
-            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1.
+            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (so
+                that the first token, which only the beginning predicts, does not count).
 
         Returns:
             `SyntacticLMOutput`.
@@ -555,8 +599,10 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         shift_labels = kwargs.pop("shift_labels", None)
         if kwargs:
             raise TypeError(f"forward() takes no arguments {sorted(kwargs)}")
-        if labels is None and shift_labels is not None:
-            labels = torch.cat([input_ids[:, :1], shift_labels[:, :-1]], 1)
+        if labels is not None and shift_labels is not None:
+            raise ValueError("labels and shift_labels were both given. Pass one of them.")
+        if shift_labels is not None:
+            labels = F.pad(shift_labels[:, :-1], (1, 0), value=-100)
         if labels is None and merge_order is None and spans is None and not output_chart:
             if sentence_ids is not None:
                 raise ValueError(
@@ -568,6 +614,11 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
             )
         if labels is not None and labels.shape != input_ids.shape:
             raise ValueError(f"labels have shape {tuple(labels.shape)}, input_ids {tuple(input_ids.shape)}.")
+        if past_key_values is not None or use_cache or not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+            raise ValueError(
+                "past_key_values, use_cache and logits_to_keep go with next-token logits; leave them out together with "
+                "labels, spans, merge_order or output_chart."
+            )
         output = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -594,7 +645,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         row, column = structure["leaf_row"], structure["leaf_column"]
         log_prob = logits[row, column].float().log_softmax(-1).gather(-1, structure["leaf_ids"][:, None]).squeeze(-1)
         _, action_BA = self.heads.action_loss(output)
-        result.joint_log_prob = (-action_BA.sum(1)).index_add(0, row, log_prob)
+        result.joint_log_prob = (-action_BA.sum(1)).index_add(0, row, log_prob.to(action_BA.dtype))
         result.action_logits = self.heads.action(output.type_hidden_state)
         result.token_logits_given_tree = structure["text"].restore(logits)
         return result
@@ -642,37 +693,32 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
             row = int((~mask.any(1)).nonzero()[0])
             raise ValueError(f"Row {row} of input_ids holds no token (besides a begin token). Leave empty texts out.")
         if method == "search":
-            return parse_with_search(
-                self.word_search(num_beams),
-                input_ids,
-                mask,
-                word_ends=word_ends,
-                context_sentence_ids=context_sentence_ids,
-                num_return_sequences=num_return_sequences,
-                synchronous=synchronous,
-                stepwise=stepwise,
-            )
+            with _evaluation_mode(self):
+                return parse_with_search(
+                    self.word_search(num_beams),
+                    input_ids,
+                    mask,
+                    word_ends=word_ends,
+                    context_sentence_ids=context_sentence_ids,
+                    num_return_sequences=num_return_sequences,
+                    synchronous=synchronous,
+                    stepwise=stepwise,
+                )
         if method not in ("inside", "merge_order"):
             raise ValueError(f"method {method!r} is unknown. Choose 'search', 'inside' or 'merge_order'.")
-        if num_beams is not None or num_return_sequences != 1 or context_sentence_ids is not None or stepwise:
+        options = (num_beams, context_sentence_ids)
+        if any(value is not None for value in options) or num_return_sequences != 1 or stepwise or not synchronous:
             raise ValueError(f"method {method!r} takes no search options; it gives one tree per sentence.")
         return self._parse_whole(input_ids, mask, word_ends, by_merges=method == "merge_order")
 
     def _parse_whole(self, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None, by_merges: bool) -> ParseOutput:
         """Trees that need whole sentences: of the inside pass, or of the parser's merges alone."""
-        training = self.training
-        self.eval()  # no noise on the merge order, no dropout
-        try:
+        with _evaluation_mode(self):
             spans = self.model.whole_sentence_trees(input_ids, mask, word_ends, by_merges=by_merges)
-        finally:
-            self.train(training)
         lengths, offsets = mask.sum(1).tolist(), mask.long().argmax(1).tolist()
         ends = None
         if word_ends is not None:
-            last = (
-                torch.arange(mask.shape[1], device=mask.device)
-                == (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1, keepdim=True) - 1
-            )
+            last = mask & ~F.pad(mask[:, 1:], (0, 1))  # the end of the text ends a word
             ends = [(row.nonzero().squeeze(1) + 1).tolist() for row in (word_ends.bool() | last) & mask]
         actions = torch.full((len(spans), 1, 2 * max(lengths) - 1), PAD_ACTION)
         for row, (row_spans, offset, length) in enumerate(zip(spans, offsets, lengths, strict=True)):

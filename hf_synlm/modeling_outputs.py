@@ -58,7 +58,7 @@ class SyntacticModelOutput(ModelOutput):
         outside_vectors: [tokens, d] outside vectors of all tokens of the batch, row by row.
         spans: per row the inner nodes `(i, j)` of the trees in post-order.
         parser_scores: [B, T - 1] split scores of the parser between neighbouring tokens.
-        structure: dict with integer tensors that describe the node sequences, for heads and losses.
+        structure: what heads and losses of this package read (plan, nodes, and the tensors of the node sequences).
         chart: dict of chart tensors (with `output_chart`).
         hidden_states, attentions: kept for compatibility.
     """

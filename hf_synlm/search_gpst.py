@@ -39,7 +39,7 @@ class GPSTSearchAdapter:
         self.config, self.dtype = model.config, model.dtype
         self.model, self.heads, self.lm_head = model.model, model.heads, model.lm_head
         self.compose = self.model.composition.composer()
-        self.max_tokens = self.config.max_position_embeddings - 1
+        self.max_tokens = self.config.max_position_embeddings
 
     # ---------------------------------------------------------------------------------------------------- nodes
     def begin(

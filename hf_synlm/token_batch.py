@@ -28,20 +28,20 @@ class TokenBatch:
         word_ends: Tensor | None,
     ) -> "TokenBatch":
         """Check the inputs of `forward` and bring them into this form."""
-        mask = attended_tokens(config, input_ids, attention_mask if sentence_ids is None else sentence_ids != 0)
         for name, value in (("sentence_ids", sentence_ids), ("word_ends", word_ends)):
             if value is not None and value.shape != input_ids.shape:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, input_ids {tuple(input_ids.shape)}.")
+        mask = attended_tokens(config, input_ids, attention_mask, sentence_ids)
         length_B, shift_B = mask.sum(1), mask.long().argmax(1)
         if int(length_B.min()) == 0:
             row = int(length_B.argmin())
             raise ValueError(f"Row {row} of input_ids holds no token (besides a begin token). Leave empty texts out.")
-        if int(length_B.max()) >= config.max_position_embeddings:
+        if int(length_B.max()) > config.max_position_embeddings:
             raise ValueError(
                 f"A context of {int(length_B.max())} tokens does not fit max_position_embeddings="
-                f"{config.max_position_embeddings} (at most {config.max_position_embeddings - 1} tokens). Shorten it."
+                f"{config.max_position_embeddings}. Shorten it."
             )
-        sentence_ids = mask.long() if sentence_ids is None else sentence_ids * mask
+        sentence_ids = mask.long() if sentence_ids is None else _number_runs(sentence_ids) * mask
         word_index = None
         if word_ends is not None:
             word_index = F.pad(word_ends.long().cumsum(1)[:, :-1], (1, 0))
@@ -62,10 +62,39 @@ class TokenBatch:
 
     def align_order(self, merge_order: Tensor) -> Tensor:
         """A merge order in input positions -> in shifted positions."""
+        if not isinstance(merge_order, Tensor) or merge_order.is_floating_point() or merge_order.dim() != 2:
+            raise ValueError(
+                "merge_order must be a tensor of integers [batch, tokens - 1]: an argsort of split scores."
+            )
+        merge_order = merge_order.long()
         if not self.moved:
             return merge_order
         shifted = merge_order - self.shift_B.to(merge_order.device)[:, None]
         return torch.where(shifted < 0, shifted + merge_order.shape[1], shifted)
+
+    def words_first(self, order_BP: Tensor) -> Tensor:
+        """The merge order with the boundaries inside words moved to the front, otherwise unchanged."""
+        if self.word_index is None or order_BP.shape != (len(self.ids), self.width - 1):
+            return order_BP
+        within = self.word_index[:, 1:] == self.word_index[:, :-1]
+        order_BP = order_BP.to(within.device)
+        front = (~within).long().gather(1, order_BP.clamp(0, max(self.width - 2, 0))).argsort(dim=1, stable=True)
+        return order_BP.gather(1, front)
+
+    def check_words(self, spans: list[list[tuple[int, int]]]) -> None:
+        """Raise ValueError if a given span (in input positions) cuts a word."""
+        if self.word_index is None:
+            return
+        words, shifts = self.word_index.tolist(), self.shifts()
+        for row, row_spans in enumerate(spans):
+            word, shift, length = words[row], shifts[row], int((self.sentence_ids[row] != 0).sum())
+            for i, j in row_spans:
+                first, last = i - shift, j - shift
+                if not 0 <= first < last <= length or word[first] == word[last - 1]:
+                    continue  # out of range is reported elsewhere; spans inside one word are fine
+                cuts_left = first > 0 and word[first - 1] == word[first]
+                if cuts_left or (last < length and word[last - 1] == word[last]):
+                    raise ValueError(f"Span {(i, j)} of row {row} cuts a word of word_ends. Give spans of whole words.")
 
     def restore(self, values: Tensor) -> Tensor:
         """Shift [B, T, ...] back to input positions; 0 at padding."""
@@ -91,13 +120,23 @@ class TokenBatch:
         return rows
 
 
-def attended_tokens(config: PreTrainedConfig, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+def _number_runs(sentence_ids: Tensor) -> Tensor:
+    """Number the runs of equal sentence ids 1, 2, ...; 0 stays 0. Equal ids that stand apart are two sentences."""
+    changed = F.pad(sentence_ids[:, 1:] != sentence_ids[:, :-1], (1, 0), value=False)
+    return (changed.long().cumsum(1) + 1) * (sentence_ids != 0)
+
+
+def attended_tokens(
+    config: PreTrainedConfig, input_ids: Tensor, attention_mask: Tensor | None, sentence_ids: Tensor | None = None
+) -> Tensor:
     """Mask [B, T] of the tokens that count: attended, and not the begin token at the start of a row.
 
     Args:
         config: for the vocabulary and the begin and padding ids.
         input_ids: [B, T].
-        attention_mask: [B, T] or `None`: everything but a trailing run of `pad_token_id`.
+        attention_mask: [B, T] or `None`: everything but runs of `pad_token_id` at both ends.
+        sentence_ids: [B, T] or `None`; 0 is padding, too. A leading begin token that they make a sentence of its own
+            stays a token.
 
     Returns:
         Boolean mask.
@@ -105,24 +144,29 @@ def attended_tokens(config: PreTrainedConfig, input_ids: Tensor, attention_mask:
     Raises:
         ValueError: for wrong shapes, types, or ids outside the vocabulary.
     """
-    if input_ids.dim() != 2 or input_ids.is_floating_point() or input_ids.numel() == 0:
+    integers = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+    if input_ids.dim() != 2 or input_ids.dtype not in integers or input_ids.numel() == 0:
         raise ValueError(f"input_ids must be integers [batch, tokens], not {input_ids.dtype} {tuple(input_ids.shape)}.")
-    if attention_mask is None:
-        mask = torch.ones_like(input_ids, dtype=torch.bool)
-        if config.pad_token_id is not None:
-            mask = (input_ids != config.pad_token_id).flip(1).long().cummax(1).values.flip(1).bool()
-    elif attention_mask.shape != input_ids.shape:
+    if attention_mask is not None and attention_mask.shape != input_ids.shape:
         raise ValueError(
             f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)}. Align them."
         )
-    else:
+    mask = torch.ones_like(input_ids, dtype=torch.bool)
+    if attention_mask is not None:
         mask = attention_mask.bool()
+    elif sentence_ids is None and config.pad_token_id is not None:
+        word = (input_ids != config.pad_token_id).long()
+        mask = (word.flip(1).cummax(1).values.flip(1) * word.cummax(1).values).bool()
+    if sentence_ids is not None:
+        mask = mask & (sentence_ids != 0)
     if not input_ids.is_cuda:  # on a GPU the check would stall every step; there the embedding lookup fails instead
         outside = ((input_ids < 0) | (input_ids >= config.vocab_size)) & mask
         if outside.any():
             value = input_ids[outside][0].item()
             raise ValueError(f"Token id {value} is outside the vocabulary ({config.vocab_size} ids).")
     if config.bos_token_id is not None:
-        first = mask & (mask.long().cumsum(1) == 1)
-        mask = mask & ~(first & (input_ids == config.bos_token_id))
+        begin = mask & (mask.long().cumsum(1) == 1) & (input_ids == config.bos_token_id)
+        if sentence_ids is not None:
+            begin &= F.pad(sentence_ids[:, 1:] == sentence_ids[:, :-1], (0, 1), value=False)
+        mask = mask & ~begin
     return mask

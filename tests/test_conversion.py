@@ -42,6 +42,10 @@ def test_prefix_of_distributed_training_is_stripped(checkpoint):
     [
         (lambda s: s.pop("bos_embedding"), "bos_embedding"),
         (lambda s: s.update(surprise=torch.zeros(1)), "surprise"),
+        (lambda s: s.pop("up_scale.weight"), "up_scale.bias"),
+        (lambda s: s["bos_embedding"].fill_(float("nan")), "bos_embedding"),
+        (lambda s: s.update(bos_embedding=torch.zeros(3)), r"bos_embedding \(3,\) instead of"),
+        (lambda s: s.update({5: torch.zeros(1)}), "names"),
         (lambda s: s.update({"classifier.weight": s["classifier.weight"] + 1}), "classifier.weight"),
     ],
 )
@@ -56,6 +60,10 @@ def test_configurations_that_do_not_fit(checkpoint):
     state, config = checkpoint
     with pytest.raises(ValueError, match="gpt_config"):
         convert_state_dict("gpst", state, {"r2d2_config": config["r2d2_config"]})
+    with pytest.raises(ValueError, match="n_embd"):
+        convert_state_dict("gpst", state, {**config, "gpt_config": {"vocab_size": 97}})
+    with pytest.raises(ValueError, match="ldr_detach"):
+        convert_state_dict("gpst", state, {**config, "r2d2_config": {**config["r2d2_config"], "ldr_detach": True}})
     config["r2d2_config"]["ext_vocab_size"] = 5
     with pytest.raises(ValueError, match="ext_vocab_size 5"):
         convert_state_dict("gpst", state, config)
@@ -66,7 +74,7 @@ def test_configurations_that_do_not_fit(checkpoint):
 def test_renaming_refuses_collisions():
     with pytest.raises(ValueError, match="Two tensors"):
         rename_state_dict({"a": torch.zeros(1), "b": torch.zeros(1)}, {"a|b": "c"})
-    assert rename_state_dict({"a": torch.zeros(1)}, {"a": None}) == {}
+    assert list(rename_state_dict({"x.3": torch.zeros(1)}, {r"x\.(\d)": r"y.\1"})) == ["y.3"]
 
 
 def test_command_line(checkpoint, tmp_path, capsys):
@@ -89,9 +97,10 @@ def test_pickles_with_other_objects_are_refused(tmp_path):
     path.write_bytes(pickle.dumps({"weights": Path("somewhere")}))
     with pytest.raises(ValueError, match="refused"):
         read_state_dict(path)
-    path.write_bytes(b"no checkpoint")
-    with pytest.raises(ValueError, match="cannot be read"):
-        read_state_dict(path)
+    for content in (b"no checkpoint", b"hello" * 100, b""):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="cannot be read"):
+            read_state_dict(path)
     torch.save([torch.zeros(1)], path)
     with pytest.raises(ValueError, match="no state dict"):
         read_state_dict(path)

@@ -49,11 +49,14 @@ def test_lm_eval_agrees_with_parse(model, tokenizer, own_scores, batch_size):
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
-    lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size, max_length=60)
+    lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
+    assert lm.max_length == model.config.max_position_embeddings
     requests = [Instance("loglikelihood", {}, ("", sentence), x) for x, sentence in enumerate(SENTENCES)]
     assert [score for score, _ in lm.loglikelihood(requests)] == pytest.approx(own_scores, abs=1e-3)
     rolling = [Instance("loglikelihood_rolling", {}, (sentence,), x) for x, sentence in enumerate(SENTENCES)]
     assert lm.loglikelihood_rolling(rolling) == pytest.approx(own_scores, abs=1e-3)
+    longer = Instance("loglikelihood_rolling", {}, (" ".join(SENTENCES * 3),), 0)
+    assert lm.loglikelihood_rolling([longer])[0] < min(own_scores)  # in windows of the whole context
 
 
 def test_minicons_agrees_with_parse(model, tokenizer, own_scores):
@@ -76,6 +79,26 @@ def test_text_classification_pipeline(config, tokenizer):
     classifier = GPSTForSequenceClassification(config).eval()
     results = pipeline("text-classification", model=classifier, tokenizer=tokenizer)(SENTENCES, batch_size=2)
     assert [set(result) for result in results] == [{"label", "score"}] * 3
+
+
+def test_trainer_predicts_with_metrics(config, tokenizer, tmp_path):
+    from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
+
+    torch.manual_seed(0)
+    data = [
+        {"input_ids": tokenizer(s)["input_ids"] + [config.cls_token_id], "label": x % 2}
+        for x, s in enumerate(SENTENCES)
+    ]
+    arguments = TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True)
+    seen = []
+    trainer = Trainer(
+        model=GPSTForSequenceClassification(config),
+        args=arguments,
+        eval_dataset=data,
+        data_collator=DataCollatorWithPadding(tokenizer),
+        compute_metrics=lambda prediction: seen.append(prediction.predictions.shape) or {"seen": 1.0},
+    )
+    assert trainer.evaluate()["eval_seen"] == 1.0 and seen == [(3, 2)]
 
 
 def test_trainer_trains(model, config, tokenizer, tmp_path):

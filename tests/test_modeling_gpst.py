@@ -138,7 +138,11 @@ def test_shifted_labels():
     model = tiny()
     ids, _ = ids_of(8)
     shifted = torch.cat([ids[:, 1:], torch.full((1, 1), -100)], 1)
-    assert torch.equal(model(ids, shift_labels=shifted).loss, model(ids, labels=ids).loss)
+    labels = ids.clone()
+    labels[:, 0] = -100  # nothing before the first token predicts it in a shifted stream
+    assert torch.equal(model(ids, shift_labels=shifted).loss, model(ids, labels=labels).loss)
+    with pytest.raises(ValueError, match="both"):
+        model(ids, labels=ids, shift_labels=shifted)
 
 
 def test_joint_log_prob_is_actions_plus_tokens():
@@ -319,12 +323,24 @@ def test_classifier():
         ({"input_ids": torch.tensor([[7, 99]])}, "99"),
         ({"input_ids": torch.tensor([[7, -5]])}, "-5"),
         ({"input_ids": torch.tensor([[1]])}, "no token"),
-        ({"input_ids": torch.full((1, 64), 7)}, "64 tokens"),
+        ({"input_ids": torch.full((1, 65), 7)}, "65 tokens"),
         ({"input_ids": torch.full((1, 4), 7), "attention_mask": torch.ones(1, 3)}, "attention_mask"),
         ({"input_ids": torch.full((1, 4), 7), "attention_mask": torch.tensor([[1, 0, 1, 1]])}, "holes"),
         ({"input_ids": torch.full((1, 4), 7), "sentence_ids": torch.tensor([[1, 1, 2]])}, "shape"),
         ({"input_ids": torch.full((1, 4), 7), "word_ends": torch.ones(1, 3)}, "word_ends"),
         ({"input_ids": torch.full((1, 4), 7), "labels": torch.ones(1, 3)}, "labels"),
+        ({"input_ids": torch.full((1, 3), 7), "labels": torch.tensor([[7, 40, 7]])}, "Label 40"),
+        ({"input_ids": torch.full((1, 3), 7), "labels": torch.rand(1, 3)}, "labels must be integers"),
+        ({"input_ids": torch.full((1, 3), 7), "labels": torch.full((1, 3), 7), "use_cache": True}, "use_cache"),
+        ({"input_ids": torch.full((1, 3), 7), "merge_order": torch.tensor([0.0, 1.0])}, "merge_order must"),
+        (
+            {
+                "input_ids": torch.full((1, 3), 7),
+                "spans": [[(0, 2), (0, 3)]],
+                "word_ends": torch.tensor([[True, False, True]]),
+            },
+            "cuts a word",
+        ),
         ({"input_ids": torch.full((1, 3), 7), "spans": [[(0, 2), (1, 3)]]}, "cross"),
         ({"input_ids": torch.full((1, 3), 7), "spans": [[(0, 2), (0, 5)]]}, "does not fit"),
         ({"input_ids": torch.full((1, 3), 7), "spans": []}, "rows"),
@@ -350,6 +366,11 @@ def test_bad_input_is_named(arguments, message):
         ({"reduce_token_id": 40}, "reduce_token_id 40"),
         ({"eos_token_id": None, "document_end_token": True}, "eos_token_id"),
         ({"parser_size": 6, "parser_num_heads": 2}, "even"),
+        ({"activation_function": "foo"}, "foo"),
+        ({"merge_noise": float("nan")}, "merge_noise"),
+        ({"token_loss_weight": -1}, "token_loss_weight"),
+        ({"intermediate_size": 0}, "intermediate_size"),
+        ({"pad_token_id": 1, "document_end_token": True}, "pad_token_id"),
     ],
 )
 def test_bad_configurations_are_named(fields, message):
@@ -373,3 +394,108 @@ def test_trees_of_one_two_and_three_tokens():
         for method in ("inside", "merge_order", "search"):
             spans = model.parse(ids, method=method).spans[0][0]
             assert len(spans) == n - 1 and ((0, n) in spans or n == 1)
+
+
+def test_backward_twice_is_refused():
+    ids, _ = ids_of(6)
+    loss = tiny().train()(ids, labels=ids).loss
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="call forward again"):
+        loss.backward()
+    model = tiny().train()
+    loss = model(ids, labels=ids).loss
+    with pytest.raises(RuntimeError):
+        (gradient,) = torch.autograd.grad(loss, [model.model.down_scale.weight], create_graph=True)
+        gradient.sum().backward()
+
+
+def test_compiled_training_keeps_the_stopped_gradient():
+    ids, _ = ids_of(9)
+    grads = []
+    for compiled in (False, True):
+        model = tiny(**NO_DROPOUT, auto_encoding_loss_weight=0.0, height_loss_weight=0.0).train()
+        run = torch.compile(model, backend="eager") if compiled else model
+        run(ids, labels=ids).loss.backward()
+        assert not model.model.composition.left_score[0].weight.grad.any()
+        grads.append(model.model.composition.layers[0].linear1.weight.grad)
+    torch.testing.assert_close(*grads)
+
+
+def test_half_precision_gradients_survive_loss_scaling():
+    ids, _ = ids_of(60)
+    grads = []
+    for dtype in (torch.float32, torch.float16):
+        model = tiny(**NO_DROPOUT, vocab_size=4000).train()
+        spans = [right_branching(60)]
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+            loss = model(ids, labels=ids, spans=spans).loss
+        (loss * 65536).backward()
+        grads.append(model.heads.token[3].weight.grad / 65536)
+    assert (grads[0] - grads[1]).norm() < 0.05 * grads[0].norm()
+
+
+def test_sentence_ids_and_mask_both_count():
+    model = tiny()
+    ids, mask = ids_of(9, 4)
+    labels = ids.masked_fill(mask == 0, -100)
+    whole = model(ids, attention_mask=mask, labels=labels).loss
+    assert torch.equal(
+        model(ids, attention_mask=mask, sentence_ids=torch.ones_like(ids).int(), labels=labels).loss, whole
+    )
+    apart = torch.tensor([[1, 1, 1, 2, 2, 2, 1, 1, 1]])
+    runs = torch.tensor([[1, 1, 1, 2, 2, 2, 3, 3, 3]])
+    first = ids[:1]
+    assert torch.equal(
+        model(first, sentence_ids=apart, labels=first).loss, model(first, sentence_ids=runs, labels=first).loss
+    )
+
+
+def test_begin_token_that_is_a_sentence_of_its_own_stays():
+    model = tiny(document_end_token=True)
+    ids = torch.tensor([[1, 7, 8, 9]])
+    kept = model(ids, sentence_ids=torch.tensor([[1, 2, 2, 2]]), labels=ids).losses["token"]
+    dropped = model(ids, sentence_ids=torch.tensor([[1, 1, 1, 1]]), labels=ids).losses["token"]
+    assert kept != dropped
+    assert dropped == model(ids[:, 1:], labels=ids[:, 1:]).losses["token"]
+
+
+def test_given_orders_keep_words_whole():
+    model = tiny(window_size=1)
+    torch.manual_seed(1)
+    for _ in range(20):
+        ids, _ = ids_of(12)
+        word_ends = torch.rand(1, 12) < 0.6
+        word_ends[0, -1] = True
+        order = torch.randperm(11)[None]
+        spans = model.model(ids, word_ends=word_ends, merge_order=order).spans[0]
+        edges = {0, *(t + 1 for t in range(12) if word_ends[0, t])}
+        for i, j in spans:
+            inside_word = not any(i < edge < j for edge in edges)
+            assert inside_word or (i in edges and j in edges)
+
+
+def test_without_surrogate_every_parameter_is_used():
+    model = tiny(surrogate=False).train()
+    ids, _ = ids_of(5)
+    model(ids, labels=ids).loss.backward()
+    assert model.model.up_scale is None
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_whole_context_fits_the_positions():
+    model = tiny()
+    ids = torch.full((1, 64), 7)
+    assert math.isfinite(model(ids, labels=ids).loss.item())
+    assert model(torch.cat([torch.ones(1, 1, dtype=torch.long), ids], 1), logits_to_keep=1).logits.shape == (1, 1, 40)
+
+
+def test_modes_of_submodules_survive_parsing():
+    model = tiny().train()
+    model.model.parser.eval()
+    ids, _ = ids_of(5)
+    for method in ("inside", "search"):
+        first, second = (model.parse(ids, method=method) for _ in range(2))
+        assert first.spans == second.spans
+        if method == "search":
+            assert torch.equal(first.log_probs, second.log_probs)
+        assert model.training and not model.model.parser.training

@@ -126,7 +126,7 @@ def gpst_train(overrides: dict, num_contexts: int, num_tokens: int) -> tuple[Ste
         The measured step, the baseline's step and the check.
     """
     torch.manual_seed(0)
-    config = GPSTConfig(**overrides, **NO_DROPOUT)
+    config = GPSTConfig(**overrides, **NO_DROPOUT, merge_noise=0.0)
     model, baseline = GPSTForCausalLM(config).train(), _gpt2(config).train()
     ids, sentence_ids = packed_contexts(num_contexts, num_tokens, config.vocab_size)
 
@@ -143,10 +143,19 @@ def gpst_train(overrides: dict, num_contexts: int, num_tokens: int) -> tuple[Ste
         return loss
 
     def check() -> None:
+        # The token loss again from full logits, the whole loss again sentence by sentence in contexts of their own.
         output = model(ids, sentence_ids=sentence_ids, labels=ids)
-        weights = {"auto_encoding": 1.0, "height": 1.0, "parser": 1.0, "token": 0.5, "action": 1.0}
-        total = sum(weight * output.losses[name] for name, weight in weights.items())
-        torch.testing.assert_close(output.loss.detach(), total, rtol=1e-4, atol=1e-4)
+        with torch.no_grad():
+            given = model(ids, sentence_ids=sentence_ids, output_chart=True)
+            log_prob = given.token_logits_given_tree.log_softmax(-1).gather(-1, ids[..., None])
+        torch.testing.assert_close(output.losses["token"], -log_prob.mean(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(output.joint_log_prob, given.joint_log_prob, rtol=1e-4, atol=1e-2)
+        first = ids[:1, : int((sentence_ids[0] == 1).sum())]
+        alone = [span for span in given.spans[0] if span[1] <= first.shape[1]]
+        with torch.no_grad():
+            single = model(first, output_chart=True)
+        if single.spans[0] != alone:
+            raise AssertionError("a sentence has another tree alone than in its context")
         ours()
         unused = [name for name, parameter in model.named_parameters() if parameter.grad is None]
         if unused or not all(torch.isfinite(parameter.grad).all() for parameter in model.parameters()):
@@ -251,14 +260,18 @@ def peak_memory(name: str, side: int = 0) -> float:
 
     Returns:
         MiB.
+
+    Raises:
+        RuntimeError: when that process fails.
     """
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     process = context.Process(target=_peak_memory, args=(name, side, torch.get_num_threads(), results))
     process.start()
-    grown = results.get()
     process.join()
-    return grown
+    if process.exitcode:
+        raise RuntimeError(f"the process that measures the memory of {name} ended with status {process.exitcode}")
+    return results.get()
 
 
 def run_case(name: str, runs: int) -> dict:

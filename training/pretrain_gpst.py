@@ -150,9 +150,9 @@ def make_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, c
         arguments.model_preset,
         **{**special_token_ids(tokenizer), "document_end_token": arguments.document_end_token, **overrides},
     )
-    if context_length >= config.max_position_embeddings:
+    if context_length > config.max_position_embeddings:
         raise ValueError(
-            f"context_length {context_length} needs max_position_embeddings of at least {context_length + 1}, and "
+            f"context_length {context_length} needs max_position_embeddings of at least as many, and "
             f"it is {config.max_position_embeddings}. Change one of the two."
         )
     return config

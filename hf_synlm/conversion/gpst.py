@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hf_synlm.configuration_gpst import GPSTConfig
@@ -11,8 +12,8 @@ from hf_synlm.modeling_gpst import GPSTForCausalLM
 
 _PAIR_ENCODERS = {"inside_enc": "composition", "outside_enc": "decomposition"}
 
-# original name (regular expression) -> name here; None: dropped because another tensor holds the same values
-RULES: dict[str, str | None] = {
+# original name (regular expression) -> name here
+RULES: dict[str, str] = {
     r"classifier\.weight": "lm_head.weight",
     r"embeddings\.weight": "model.embed_tokens.weight",
     r"bos_embedding": "model.bos_embedding",
@@ -50,6 +51,15 @@ RULES: dict[str, str | None] = {
 }
 
 
+# Sizes that must stand in the authors' files, and switches of theirs that this model does not have.
+_CHART_SIZES = (
+    "hidden_size num_attention_heads intermediate_size encoder_num_hidden_layers decoder_num_hidden_layers const_size "
+    "window_size parser_input_dim parser_hidden_dim parser_num_layers parser_nhead reduce_token_id"
+).split()
+_GPT_SIZES = "vocab_size n_embd n_head n_layer action_layer_num n_positions".split()
+_REFUSED = ("ldr_detach", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "n_inner")
+
+
 def convert_gpst(state_dict: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> GPSTForCausalLM:
     """Build a model from the authors' state dict and configuration files.
 
@@ -68,18 +78,38 @@ def convert_gpst(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
         `embeddings.weight`. Without `up_scale` the checkpoint is of the ablation without surrogate. The height loss is
         the shipped one; heads that the release hard-codes to dropout 0.2 get it.
     """
+    if not all(isinstance(key, str) for key in state_dict):
+        raise ValueError("The keys of a state dict are names; this one has others. Pass the model's state dict.")
     state_dict = {key.removeprefix("module."): tensor for key, tensor in state_dict.items()}
-    config = gpst_config(original_config, surrogate="up_scale.weight" in state_dict)
+    for key, tensor in state_dict.items():
+        if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
+            raise ValueError(f"{key} holds values that are no finite floating-point numbers. Is the file damaged?")
+    up_scale = {f"up_scale.{name}" for name in ("weight", "bias")} & set(state_dict)
+    if len(up_scale) == 1:
+        raise ValueError(f"The checkpoint holds {up_scale.pop()} without its partner. Is the file damaged?")
+    config = gpst_config(original_config, surrogate=bool(up_scale))
     renamed = rename_state_dict(state_dict, RULES)
-    head, embedding = renamed.get("lm_head.weight"), renamed.get("model.embed_tokens.weight")
+    head, embedding = (renamed.get(name) for name in ("lm_head.weight", "model.embed_tokens.weight"))
     if head is not None and embedding is not None and not head.equal(embedding):
         raise ValueError("classifier.weight differs from embeddings.weight; GPST ties them. Is the file damaged?")
+    for tied in (head, embedding):
+        if tied is not None:
+            renamed["lm_head.weight"] = renamed["model.embed_tokens.weight"] = tied
     model = GPSTForCausalLM(config)
-    missing, unexpected = model.load_state_dict(renamed, strict=False)
-    unused = {"model.up_scale.weight", "model.up_scale.bias"} if not config.surrogate else set()
-    missing = [key for key in missing if key not in unused and key != "lm_head.weight"]
-    if missing or unexpected:
-        raise ValueError(f"The checkpoint does not fit: missing {missing[:10]}, not expected {unexpected[:10]}.")
+    expected = model.state_dict()
+    missing = sorted(key for key in expected if renamed.get(key) is None)
+    unexpected = sorted(set(renamed) - set(expected))
+    shapes = [
+        f"{key} {tuple(renamed[key].shape)} instead of {tuple(tensor.shape)}"
+        for key, tensor in expected.items()
+        if renamed.get(key) is not None and renamed[key].shape != tensor.shape
+    ]
+    if missing or unexpected or shapes:
+        raise ValueError(
+            f"The checkpoint does not fit its configuration: missing {missing[:9]}, not expected {unexpected[:9]}, "
+            f"other shapes {shapes[:9]}."
+        )
+    model.load_state_dict(renamed)
     model.tie_weights()
     return model.eval()
 
@@ -95,14 +125,22 @@ def gpst_config(original_config: Mapping[str, Any], surrogate: bool = True) -> G
         The configuration.
 
     Raises:
-        ValueError: when the span vocabulary experiment (`ext_vocab_size` > 0) is on or a section is missing.
+        ValueError: when a section or a size is missing, or a switch is on that has no counterpart (the span
+            vocabulary experiment, detached surrogates, GPT-2 attention variants).
     """
     for section in ("r2d2_config", "gpt_config"):
         if section not in original_config:
             raise ValueError(f"The original configuration lacks {section!r}; it has {sorted(original_config)}.")
     chart, gpt = original_config["r2d2_config"], original_config["gpt_config"]
-    if chart.get("ext_vocab_size", -1) > 0:
+    for section, values, names in (("r2d2_config", chart, _CHART_SIZES), ("gpt_config", gpt, _GPT_SIZES)):
+        missing = [name for name in names if name not in values]
+        if missing:
+            raise ValueError(f"{section} lacks {missing}. Pass the authors' configuration file of this checkpoint.")
+    if (chart.get("ext_vocab_size") or -1) > 0:
         raise ValueError(f"ext_vocab_size {chart['ext_vocab_size']}: the span vocabulary has no counterpart here.")
+    for name in _REFUSED:
+        if chart.get(name) or gpt.get(name):
+            raise ValueError(f"{name} is switched on in the original configuration and has no counterpart here.")
     activation = gpt.get("activation_function", "gelu_new")
     ids = {f"{name}_token_id": chart.get(f"{name}_token_id") for name in ("pad", "cls")}
     return GPSTConfig(
@@ -111,7 +149,7 @@ def gpst_config(original_config: Mapping[str, Any], surrogate: bool = True) -> G
         num_attention_heads=gpt["n_head"],
         num_type_layers=gpt["action_layer_num"],
         num_token_layers=gpt["n_layer"] - gpt["action_layer_num"],
-        max_position_embeddings=gpt["n_positions"],
+        max_position_embeddings=gpt["n_positions"] - 1,
         activation_function="gelu_pytorch_tanh" if activation == "gelu_new" else activation,
         layer_norm_epsilon=gpt.get("layer_norm_epsilon", 1e-5),
         composition_size=chart["hidden_size"],

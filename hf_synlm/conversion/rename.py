@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from torch import Tensor
 
 
-def rename_state_dict(state_dict: Mapping[str, Tensor], rules: Mapping[str, str | None]) -> dict[str, Tensor]:
+def rename_state_dict(state_dict: Mapping[str, Tensor], rules: Mapping[str, str]) -> dict[str, Tensor]:
     r"""Rename the tensors of a state dict by patterns.
 
     Args:
         state_dict: tensors by their original names.
         rules: regular expression that matches a whole original name -> new name, in which `\1`, `\2`, ... stand for
-            the groups; `None` drops the tensor on purpose.
+            the groups.
 
     Returns:
         Tensors by their new names.
@@ -26,11 +26,9 @@ def rename_state_dict(state_dict: Mapping[str, Tensor], rules: Mapping[str, str 
     unknown = []
     for key, tensor in state_dict.items():
         matches = ((re.fullmatch(pattern, key), target) for pattern, target in rules.items())
-        match, target = next(((match, target) for match, target in matches if match), (None, None))
+        match, target = next(((match, target) for match, target in matches if match), (None, ""))
         if match is None:
             unknown.append(key)
-            continue
-        if target is None:
             continue
         name = match.expand(target)
         if name in renamed:

@@ -83,7 +83,7 @@ def push_to_hub(
         folder: what `export_model` wrote.
         repo_id: name on the Hub, as in "organization/name"; the repository is made if it does not exist.
         private: visibility of a new repository.
-        revision: branch; by default the main one.
+        revision: branch, made if it does not exist; by default the main one.
         token: access token; by default the one that `hf auth login` stored.
         commit_message: message of the commit.
 
@@ -96,6 +96,8 @@ def push_to_hub(
     check_complete(folder)
     api = HfApi(token=token)
     api.create_repo(repo_id, private=private, exist_ok=True)
+    if revision is not None:
+        api.create_branch(repo_id, branch=revision, exist_ok=True)
     commit = api.upload_folder(
         repo_id=repo_id, folder_path=os.fspath(folder), revision=revision, commit_message=commit_message
     )

@@ -155,15 +155,18 @@ def _probe_in_clean_process(folder: Path, request: dict[str, Any], timeout_secon
         }
         # -I: neither the current folder nor PYTHONPATH nor the user's own packages are on the path.
         command = [sys.executable, "-I", str(Path(_probe.__file__)), str(folder), str(request_file), str(result_file)]
-        run = subprocess.run(
-            command,
-            cwd=place,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-        )
+        try:
+            run = subprocess.run(
+                command,
+                cwd=place,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=timeout_seconds,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"The process without hf_synlm took longer than {timeout_seconds} seconds.") from error
         if run.returncode or not result_file.is_file():
             raise RuntimeError(f"The process without hf_synlm ended with {run.returncode}:\n{run.stderr[-4000:]}")
         return torch.load(result_file, weights_only=True)
