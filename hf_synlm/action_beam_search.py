@@ -107,7 +107,7 @@ def read_by_actions(search: WordBeamSearch, state: SearchState, tokens: Tensor, 
         active, count = 2 * length - 1 > step, state.num_tokens
         log_probs = adapter.action_log_probs(pool, state.nodes, count, state.edges, renormalize=True)
         next_token = tokens.gather(1, count.clamp(max=tokens.shape[1] - 1))
-        words = adapter.word_logits(pool, state.nodes).log_softmax(-1).gather(2, next_token[..., None]).squeeze(2)
+        words = search.log_probs_of(state, state.nodes, next_token)
         gen = (state.scores + log_probs[..., GEN] + words).masked_fill(count >= length[:, None], NEG_INF)
         comp = (state.scores + log_probs[..., COMP]).masked_fill(~active[:, None], NEG_INF)
         stay = state.scores.masked_fill(active[:, None], NEG_INF)

@@ -46,12 +46,13 @@ class ActionDecoder(JointDecoder):
             The best K sequences of every prompt; with num_beams=1 and sampling, `num_return_sequences` rows per prompt.
         """
         self._start()
-        batch, device = len(self.sequences), self.sequences.device
-        finished = FinishedSequences(batch, self.num_beams, self.config.max_length, self.pad, device)
-        done = torch.zeros(batch, dtype=torch.bool, device=device)
+        prompts = self.sequences[:, 0, : self.prompt_length]
+        finished = FinishedSequences(prompts, self.num_beams, self.config.max_length, self.pad)
+        done = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)
         streamed = self.prompt_length
         while not bool(done.all()):
             chosen, ended, selected = self._choose()
+            self._file_dead(finished, ~done, chosen, ended)
             if ended is not None:
                 parents = self.state.with_hypotheses(ended.origin)
                 nodes = parents.pool.derivations(parents.history & (ended.scores > NEG_INF)[..., None])
@@ -126,7 +127,7 @@ class ActionDecoder(JointDecoder):
         """Word scores under the processors and those of the model [B, R, V]; end tokens only after one tree."""
         state, search, adapter = self.state, self.search, self.search.adapter
         complete = adapter.is_complete(state.pool, state.nodes)
-        words = model_words = search.mask_end(adapter.word_logits(state.pool, state.nodes).log_softmax(-1), complete)
+        words = model_words = search.word_log_probs(state, state.nodes)
         if len(self.processors):
             for own, ids in self._by_length(state.scores > NEG_INF):
                 words = torch.where(own[..., None], self._processed(ids, model_words.clone()), words)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from .action_beam_search import gumbel
+from .action_beam_search import Expansions, gumbel
 from .incremental_parsing import check_length, node_spans, read_text, start_state
 from .search_state import NEG_INF, Block, BlockTable, Candidates, SearchState
 from .stack import Nodes
@@ -48,7 +48,7 @@ def propose_words(
     tokens, ended, summed = [], [], None
     while True:
         block = search.expand(frontier, max_rows=4 * search.num_beams)
-        words = search.word_log_probs(frontier, block)
+        words = search.word_log_probs(frontier, block.nodes)
         if process is not None:
             levels = [process(block.origin[:, a:b], words[:, a:b]) for a, b in block.bounds]
             words = search.mask_end(torch.cat(levels, 1), search.adapter.is_complete(state.pool, block.nodes))
@@ -99,7 +99,8 @@ def draw_word(search: WordBeamSearch, state: SearchState, process: Process | Non
 
     First a structural successor r of the hypotheses is drawn with probability proportional to
     p(x, y_r) p(GEN | y_r), then the word from p(w | y_r) under the processors. Without processors, words follow
-    `WordBeamSearch.next_token_log_probs` exactly.
+    `WordBeamSearch.next_token_log_probs` exactly. Where the processors forbid all words of the drawn r, another one is
+    drawn: r follows its distribution among those after which some word is allowed.
 
     Args:
         search: The search.
@@ -107,23 +108,37 @@ def draw_word(search: WordBeamSearch, state: SearchState, process: Process | Non
         process: As in `propose_words`.
 
     Returns:
-        One candidate per sentence, its score the log-probability under the model (without the processors), and the
-        word scores [B, V] it was drawn from.
+        One candidate per sentence, its score the log-probability under the model (without the processors; -inf where
+        no word is possible), and the word scores [B, V] it was drawn from.
     """
     block = search.expand(state, negligible=NEGLIGIBLE)
-    words = search.word_log_probs(state, block)
     base = block.scores + block.log_probs[..., 0]
-    weights = base if search.eos_token_ids is None else base + words.logsumexp(2)
-    weights = weights.masked_fill((weights == NEG_INF).all(1, keepdim=True), 0.0)
-    row = torch.multinomial(weights.softmax(1), 1)
-    log_probs = words.gather(1, row[..., None].expand(-1, -1, words.shape[2]))
-    scores = log_probs
-    if process is not None:
-        complete = search.adapter.is_complete(state.pool, block.nodes.gather(1, row))
-        scores = search.mask_end(process(block.origin.gather(1, row), log_probs.clone()), complete)
-    token = torch.multinomial(scores[:, 0].softmax(1), 1)
-    score = base.gather(1, row) + log_probs[:, 0].gather(1, token)
+    weights = base + search.any_word_log_probs(state, block.nodes)
+    row = _draw(weights)
+    while True:
+        nodes = block.nodes.gather(1, row)
+        log_probs = scores = search.word_log_probs(state, nodes)
+        if process is None:
+            break
+        scores = process(block.origin.gather(1, row), log_probs.clone())
+        scores = search.mask_end(scores, search.adapter.is_complete(state.pool, nodes))
+        barren = (scores == NEG_INF).all(2)
+        weights = weights.scatter(1, row, weights.gather(1, row).masked_fill(barren, NEG_INF))
+        again = barren & (weights > NEG_INF).any(1, keepdim=True)
+        if not bool(again.any()):
+            break
+        row = torch.where(again, _draw(weights), row)
+    token = _draw(scores[:, 0])
+    score = (base.gather(1, row) + log_probs[:, 0].gather(1, token)).masked_fill(
+        scores[:, 0].gather(1, token) == NEG_INF, NEG_INF
+    )
     return BlockTable([block]).candidates(score, row, token), scores[:, 0]
+
+
+def _draw(scores: Tensor) -> Tensor:
+    """Draw an index per row [B, 1] with probability proportional to exp(scores [B, M]); any one if all are -inf."""
+    scores = scores.masked_fill((scores == NEG_INF).all(1, keepdim=True), 0.0)
+    return torch.multinomial(scores.softmax(1), 1)
 
 
 def draw_candidate(chosen: Candidates, ended: Candidates | None, num_beams: int) -> Candidates:
@@ -135,14 +150,12 @@ def draw_candidate(chosen: Candidates, ended: Candidates | None, num_beams: int)
         num_beams: The number K that are drawn from.
 
     Returns:
-        One candidate per sentence [B, 1].
+        One candidate per sentence [B, 1]; its score is -inf where there is none.
     """
     if ended is not None:
         chosen = Candidates(*(torch.cat([getattr(c, name) for c in (chosen, ended)], 1) for name in vars(chosen)))
     scores, order = chosen.scores.topk(min(num_beams, chosen.scores.shape[1]))
-    scores = scores.masked_fill((scores == NEG_INF).all(1, keepdim=True), 0.0)
-    pick = order.gather(1, torch.multinomial(scores.softmax(1), 1))
-    return _take(chosen, pick)
+    return _take(chosen, order.gather(1, _draw(scores)))
 
 
 def _take(chosen: Candidates, index: Tensor) -> Candidates:
@@ -176,14 +189,25 @@ def keep_best(search: WordBeamSearch, state: SearchState, count: int, draw: bool
 
 # ------------------------------------------------------------------------------------------------- finished sequences
 class FinishedSequences:
-    """The best K finished sequences of every prompt, with their derivations."""
+    """The best K finished sequences of every prompt, with their derivations.
 
-    def __init__(self, batch_size: int, num_beams: int, length: int, pad: int, device: torch.device) -> None:
+    Places that no finished sequence takes hold the prompt itself, score -inf and no derivation.
+
+    Args:
+        prompts: [B, L].
+        num_beams: Number K.
+        length: Longest sequence in columns, prompt included.
+        pad: Padding id.
+    """
+
+    def __init__(self, prompts: Tensor, num_beams: int, length: int, pad: int) -> None:
+        batch, device = len(prompts), prompts.device
         self.pad, self.length = pad, length
-        self.scores = torch.full((batch_size, num_beams), NEG_INF, device=device)
-        self.sequences = torch.full((batch_size, num_beams, length), pad, device=device)
-        self.nodes = torch.full((batch_size, num_beams, 0, 2), -1, device=device)
-        self.lengths = torch.zeros_like(self.scores, dtype=torch.long)
+        self.scores = torch.full((batch, num_beams), NEG_INF, device=device)
+        self.sequences = F.pad(prompts, (0, length - prompts.shape[1]), value=pad)[:, None].repeat(1, num_beams, 1)
+        self.nodes = torch.full((batch, num_beams, 0, 2), -1, device=device)
+        self.lengths = torch.full_like(self.scores, prompts.shape[1], dtype=torch.long)
+        self._prompts = self.sequences[:, :1], prompts.shape[1]
 
     def add(self, scores: Tensor, sequences: Tensor, nodes: Nodes, lengths: Tensor | None = None) -> None:
         """Offer sequences [B, M, L] with scores [B, M] (-inf = none) and derivations [B, M, A].
@@ -194,7 +218,11 @@ class FinishedSequences:
         if lengths is None:
             lengths = torch.full_like(scores, sequences.shape[2], dtype=torch.long)
         sequences = F.pad(sequences, (0, self.length - sequences.shape[2]), value=self.pad)
-        pairs = torch.stack([nodes.action, nodes.start], -1)
+        # What does not exist must not take a place: it looks like the places that nothing has taken yet.
+        missing = (scores == NEG_INF)[..., None]
+        sequences = torch.where(missing, self._prompts[0], sequences)
+        lengths = torch.where(missing[..., 0], self._prompts[1], lengths)
+        pairs = torch.stack([nodes.action, nodes.start], -1).masked_fill(missing[..., None], -1)
         width = max(pairs.shape[2], self.nodes.shape[2])
         merged = [
             torch.cat([self.scores, scores], 1),
@@ -209,11 +237,9 @@ class FinishedSequences:
 
     def best(self, count: int) -> tuple[Tensor, Tensor, Tensor, list[list[tuple[int, int]]]]:
         """The best `count` of every prompt: sequences [B count, L], scores, actions [B count, A] and spans."""
-        missing = self.scores[:, :count].flatten() == NEG_INF
-        lengths = self.lengths[:, :count].flatten().masked_fill(missing, 0)
+        lengths = self.lengths[:, :count].flatten()
         sequences = self.sequences[:, :count].flatten(0, 1)[:, : int(lengths.max())]
-        sequences = sequences.masked_fill(missing[:, None], self.pad)
-        action, start = self.nodes[:, :count].flatten(0, 1).masked_fill(missing[:, None, None], -1).unbind(-1)
+        action, start = self.nodes[:, :count].flatten(0, 1).unbind(-1)
         width = int((action >= 0).sum(1).max())
         action, start = action[:, :width], start[:, :width]
         fields = [action[:, None] if name == "action" else start[:, None] for name in Nodes._fields]
@@ -263,7 +289,8 @@ class JointDecoder:
             prompt_search.adapter, longest + config.max_length - self.prompt_length, "Prompt and generated text"
         )
         self.state = read_text(prompt_search, state, text)
-        self.state.scores -= self.state.scores.logsumexp(1, keepdim=True)
+        total = self.state.scores.logsumexp(1, keepdim=True)
+        self.state.scores -= total.masked_fill(total == NEG_INF, 0.0)
         self.search = model.word_search(config.num_beams, config._eos_token_tensor, self.renormalize)
         self.sequences = ids[:, None]
         pad = config._pad_token_tensor
@@ -332,15 +359,16 @@ class JointDecoder:
         config, search, count = self.config, self.search, self.num_beams
         self.state = keep_best(search, self.state, count)
         self.sequences = self.sequences.expand(-1, self.state.nodes.shape[1], -1)
-        batch, device = len(self.sequences), self.sequences.device
-        finished = FinishedSequences(batch, count, config.max_length, self.pad, device)
-        done = torch.zeros(batch, dtype=torch.bool, device=device)
+        device = self.sequences.device
+        finished = FinishedSequences(self.sequences[:, 0], count, config.max_length, self.pad)
+        done = torch.zeros(len(self.sequences), dtype=torch.bool, device=device)
         while not bool(done.all()):
             was_done = done
             chosen, ended, words = propose_words(search, self.state, self.process, config.output_scores)
             if config.output_scores:
                 words = F.pad(words, (0, 0, 0, count - words.shape[1]), value=NEG_INF)
                 self.scores += (words.flatten(0, 1),)
+            over = self._file_dead(finished, ~done, chosen, ended)
             extended = self._extended(chosen)
             scores = chosen.scores if ended is None else torch.cat([chosen.scores, ended.scores], 1)
             bar = scores.topk(min(count, scores.shape[1])).values[:, -1:]
@@ -358,8 +386,44 @@ class JointDecoder:
                 self.state.scores = self.state.scores.masked_fill(stops, NEG_INF)
             done = was_done | self._is_done(finished)
             self.state.scores = self.state.scores.masked_fill(done[:, None], NEG_INF)
-            self._stream(chosen, ended, bar, was_done)
+            self._stream(chosen, ended, bar, was_done | over)
         return finished
+
+    def _file_dead(
+        self,
+        finished: FinishedSequences,
+        running: Tensor,
+        chosen: Candidates | Expansions,
+        ended: Candidates | Expansions | None,
+        given: Tensor | None = None,
+    ) -> Tensor:
+        """File what was written so far where no word is possible any more and nothing has been filed.
+
+        Args:
+            finished: Finished sequences.
+            running: Prompts that are not over [B].
+            chosen: Candidates that go on; the beam is still the one before them.
+            ended: Candidates that end, or None.
+            given: Scores of the hypotheses before the last restart [B, 1]; the sum is filed as it is.
+
+        Returns:
+            Prompts for which no word is possible [B].
+        """
+        dead = running & (chosen.scores == NEG_INF).all(1)
+        if ended is not None:
+            dead = dead & (ended.scores == NEG_INF).all(1)
+        if not bool(dead.any()):
+            return dead
+        unfiled = (dead & (finished.scores == NEG_INF).all(1))[:, None].expand_as(self.state.scores)
+        pool, history = self.state.pool, self.state.history
+        self.state.history = F.pad(history, (0, pool.size - history.shape[2]))
+        if given is None:
+            self._finish_stopped(finished, unfiled)
+        else:
+            scores, nodes = self._closed(self.state)
+            finished.add((given + scores).masked_fill(~unfiled, NEG_INF), self.sequences, nodes)
+        self.state.history = history
+        return dead
 
     def _finish_stopped(self, finished: FinishedSequences, stops: Tensor) -> None:
         """Close the trees of the hypotheses that meet a criterion and file them."""
@@ -393,15 +457,15 @@ class JointDecoder:
         search.refresh(self.state)
         rows = torch.arange(len(self.sequences), device=self.sequences.device).repeat_interleave(repeats)
         self.state.select_rows(rows)
-        finished = FinishedSequences(len(rows), 1, config.max_length, self.pad, rows.device)
+        finished = FinishedSequences(self.sequences[rows, 0], 1, config.max_length, self.pad)
         done, total = torch.zeros_like(rows, dtype=torch.bool), torch.zeros(len(rows), 1, device=rows.device)
         if self.num_beams > 1:  # draw the prompt's derivation once, then restart from it at every word
             self.state = keep_best(search, self.state, 1, draw=True)
-            total = self.state.scores
-            self.state.scores = torch.zeros_like(total)
+            total = self._restart()
         self.sequences = self.sequences[rows].expand(-1, self.state.nodes.shape[1], -1)
         while not bool(done.all()):
             chosen = self._draw()
+            done = done | self._file_dead(finished, ~done, chosen, None, total)
             extended = self._extended(chosen)
             extended[done, :, -1] = self.pad
             is_end = torch.zeros_like(chosen.tokens, dtype=torch.bool)
@@ -420,10 +484,15 @@ class JointDecoder:
                 self.streamer.put(extended[:, 0, -1].cpu())
             done = done | (is_end | stops)[:, 0]
             if self.num_beams > 1:
-                total = total + self.state.scores
-                self.state.scores = torch.zeros_like(self.state.scores)
+                total = total + self._restart()
             self.state.scores = self.state.scores.masked_fill(done[:, None], NEG_INF)
         return finished
+
+    def _restart(self) -> Tensor:
+        """Scores [B, 1] of the drawn hypotheses, which count from 0 again; what does not exist stays so."""
+        scores = self.state.scores
+        self.state.scores = torch.zeros_like(scores).masked_fill(scores == NEG_INF, NEG_INF)
+        return scores.masked_fill(scores == NEG_INF, 0.0)
 
     def _draw(self) -> Candidates:
         """Draw the next word of every row."""

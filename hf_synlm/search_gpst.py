@@ -264,9 +264,13 @@ class GPSTSearchAdapter:
         ).last_hidden_state
         pool.features["hidden"][:, first : pool.size] = states
 
-    def word_logits(self, pool: NodePool, nodes: Tensor) -> Tensor:
-        """Logits [B, R, V] of the next token in states that `score_words` has seen, float32."""
-        return self.lm_head(self.heads.token(pool.feature("hidden", nodes))).float()
+    def word_features(self, pool: NodePool, nodes: Tensor) -> Tensor:
+        """Inputs [B, R, D] of the output embedding, in states that `score_words` has seen."""
+        return self.heads.token(pool.feature("hidden", nodes))
+
+    def logits_of(self, features: Tensor) -> Tensor:
+        """Logits [..., V] of the next token from `word_features` [..., D], float32."""
+        return self.lm_head(features).float()
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

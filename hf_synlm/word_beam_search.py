@@ -25,12 +25,13 @@ The model side is an *adapter* with
     chain_bound(pool, nodes) -> [B, R] upper bound of the structural actions before the next word
     is_complete(pool, nodes) -> [B, R] exactly one tree on the stack
     score_words(pool, history), num_unscored(pool): the same for the layers that predict words
-    word_logits(pool, nodes) -> [B, R, V] float32
+    word_features(pool, nodes) -> [B, R, D], and logits_of(features [..., D]) -> [..., V] float32
 
 Shapes: B sentences, K hypotheses, R rows of a step, C levels, S structural actions, N nodes, T tokens, V vocabulary.
 All scores are natural logs in float32; -inf marks a hypothesis that does not exist.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,6 +42,8 @@ from .search_state import NEG_INF, Block, BlockTable, Candidates, SearchState
 # Closure rows whose whole subtree weighs less than exp(-25) of the mass already collected are left out: 1e-11, far
 # below float32 resolution of a sum.
 NEGLIGIBLE = 25.0
+# Numbers in one chunk of logits where only a few of each row are kept: memory does not grow with the batch.
+_CHUNK_ELEMENTS = 1 << 24
 
 
 def chain_history(history: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
@@ -74,6 +77,8 @@ class WordBeamSearch:
     def __init__(
         self, adapter: Any, num_beams: int, eos_token_ids: Tensor | None = None, renormalize: bool = False
     ) -> None:
+        if not isinstance(num_beams, int) or isinstance(num_beams, bool):
+            raise ValueError(f"num_beams={num_beams!r} must be an integer: the number of derivations in the beam")
         if num_beams < 1:
             raise ValueError(f"num_beams={num_beams}: a beam holds at least one derivation")
         self.adapter = adapter
@@ -184,10 +189,10 @@ class WordBeamSearch:
             sizes.append(size)
         return sizes, False
 
-    def word_log_probs(self, state: SearchState, block: Block) -> Tensor:
-        """Next-word log-probabilities of all rows [B, R, V], end tokens only where one tree is on the stack."""
-        log_probs = self.adapter.word_logits(state.pool, block.nodes).log_softmax(-1)
-        return self.mask_end(log_probs, self.adapter.is_complete(state.pool, block.nodes))
+    def word_log_probs(self, state: SearchState, nodes: Tensor) -> Tensor:
+        """Next-word log-probabilities of states [B, R, V], end tokens only where one tree is on the stack."""
+        log_probs = self.adapter.logits_of(self.adapter.word_features(state.pool, nodes)).log_softmax(-1)
+        return self.mask_end(log_probs, self.adapter.is_complete(state.pool, nodes))
 
     def mask_end(self, log_probs: Tensor, complete: Tensor) -> Tensor:
         """Forbid end tokens in rows whose stack does not hold exactly one tree (no renormalization), in place."""
@@ -196,13 +201,31 @@ class WordBeamSearch:
             log_probs[..., self.eos_token_ids] = ends
         return log_probs
 
-    def _log_probs_of(self, state: SearchState, block: Block, tokens: Tensor) -> Tensor:
-        """Log-probability [B, R] of the given next word `tokens` [B] in every row."""
-        index = tokens[:, None, None].expand(-1, block.nodes.shape[1], 1)
-        if block.word_log_probs is not None:
-            return block.word_log_probs.gather(2, index).squeeze(2)
-        logits = self.adapter.word_logits(state.pool, block.nodes)
-        return logits.gather(2, index).squeeze(2) - logits.logsumexp(2)
+    def log_probs_of(self, state: SearchState, nodes: Tensor, tokens: Tensor) -> Tensor:
+        """Log-probability [B, R] of one next word per state, `tokens` [B, R]."""
+        index = tokens.flatten()[:, None]
+        return self._by_chunks(
+            state, nodes, lambda logits, rows: logits.gather(1, index[rows]).squeeze(1) - logits.logsumexp(1)
+        )
+
+    def any_word_log_probs(self, state: SearchState, nodes: Tensor) -> Tensor:
+        """Log-probability [B, R] that the next word is one that may be generated: no end token inside a tree."""
+        if self.eos_token_ids is None:
+            return torch.zeros(nodes.shape, device=nodes.device)
+        complete = self.adapter.is_complete(state.pool, nodes).flatten()
+        return self._by_chunks(
+            state, nodes, lambda logits, rows: self.mask_end(logits.log_softmax(1), complete[rows]).logsumexp(1)
+        )
+
+    def _by_chunks(self, state: SearchState, nodes: Tensor, reduce: Callable[[Tensor, slice], Tensor]) -> Tensor:
+        """Reduce the logits of states [B, R] to one number each [B, R], some rows at a time.
+
+        `reduce` maps the logits [M, V] of a slice of the B R flat rows to [M].
+        """
+        features = self.adapter.word_features(state.pool, nodes).flatten(0, 1)
+        size = max(1, _CHUNK_ELEMENTS // self.adapter.config.vocab_size)
+        chunks = [slice(first, first + size) for first in range(0, max(1, len(features)), size)]
+        return torch.cat([reduce(self.adapter.logits_of(features[rows]), rows) for rows in chunks]).view(nodes.shape)
 
     # ---------------------------------------------------------------------------------------------- selection
     def select(
@@ -287,7 +310,11 @@ class WordBeamSearch:
         synced = state.scores.new_zeros(len(tokens), 0), tokens.new_zeros(len(tokens), 0)
         while True:
             block = block or self.expand(frontier, max_rows=4 * self.num_beams)
-            words = self._log_probs_of(state, block, tokens)
+            given = tokens[:, None].expand_as(block.nodes)
+            if block.word_log_probs is None:
+                words = self.log_probs_of(state, block.nodes, given)
+            else:
+                words = block.word_log_probs.gather(2, given[..., None]).squeeze(2)
             generated = block.scores + block.log_probs[..., 0] + words
             synced, _, (moved, move) = self.select(block, generated[..., None], synced, table.num_rows)
             table.blocks.append(block)
@@ -396,7 +423,7 @@ class WordBeamSearch:
         """All structural successors of the beam, with their next-word log-probabilities."""
         if state.block is None:
             state.block = self.expand(state, negligible=NEGLIGIBLE)
-            state.block.word_log_probs = self.word_log_probs(state, state.block)
+            state.block.word_log_probs = self.word_log_probs(state, state.block.nodes)
         return state.block
 
     def next_token_log_probs(self, state: SearchState) -> Tensor:

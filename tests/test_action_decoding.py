@@ -68,7 +68,10 @@ def test_wide_beam_finds_everything(tiny_gpst_config: Any, prompt: list[int], nu
     assert found == pytest.approx(expected, abs=1e-4)
     assert (output.sequences_scores.diff()[: len(expected) - 1] <= 0).all()
     assert (output.sequences_scores[-5:] == -math.inf).all()
-    assert (output.sequences[-5:] == 0).all() and (output.actions[-5:] == -1).all() and output.spans[-1] == []
+    # Where there are no more, the prompt stands alone.
+    prompts = torch.tensor([EOS, *prompt, *[0] * num_new]).expand(5, -1)
+    assert torch.equal(output.sequences[-5:], prompts)
+    assert (output.actions[-5:] == -1).all() and output.spans[-1] == []
 
 
 @pytest.mark.parametrize("num_beams", [1, 2, 5])

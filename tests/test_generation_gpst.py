@@ -572,3 +572,66 @@ def test_drawing_is_defined_when_rows_are_over(model: GPSTForCausalLM) -> None:
     with torch.no_grad():
         chosen, words = draw_word(search, state, None)
     assert chosen.scores[0] == -math.inf and torch.isfinite(chosen.scores[1]) and torch.isfinite(words[1]).all()
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_sampling_when_only_the_end_is_allowed(model: GPSTForCausalLM, num_beams: int, synchronous: bool) -> None:
+    """The end token waits for one tree: derivations that may take it are drawn, others are not."""
+    for options in (
+        {"forced_eos_token_id": EOS, "max_new_tokens": 3},
+        {"prefix_allowed_tokens_fn": lambda batch, ids: [EOS]},
+    ):
+        for seed in range(10):
+            torch.manual_seed(seed)
+            common = {"eos_token_id": EOS, "do_sample": True, "num_beams": num_beams, "synchronous": synchronous}
+            output = generate(model, [[9, 12, 30], [8, 9, 11]], **common, **options)
+            if "prefix_allowed_tokens_fn" in options:
+                assert (output.sequences[:, 3] == EOS).all() and output.sequences.shape == (2, 4)
+            assert torch.isfinite(output.sequences_scores).all()
+            for row in range(2):
+                length = len([a for a in actions_of(output, row) if a == 0])
+                assert len(actions_of(output, row)) == 2 * length - 1
+
+
+OPTIONS = [{}, {"num_beams": 3}, {"do_sample": True}, {"do_sample": True, "num_beams": 3}]
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_rows_without_words_keep_what_they_have(model: GPSTForCausalLM, options: dict, synchronous: bool) -> None:
+    """Where every word is forbidden the text stays as it is, and the other rows do not notice."""
+
+    class Forbid(LogitsProcessor):
+        def __init__(self, last: int) -> None:
+            self.last = last
+
+        def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            stop = (ids[:, 1] == 21) & (ids.shape[1] >= self.last)
+            return scores.masked_fill(stop[:, None], -math.inf)
+
+    prompts = torch.tensor([[9, 12], [9, 21], [30, 8]])
+    for last in (2, 4):
+        processors = LogitsProcessorList([Forbid(last)])
+        common = {"synchronous": synchronous, **options}
+        output = generate(model, prompts, logits_processor=processors, **common)
+        assert output.sequences.shape == (3, 7)
+        assert output.sequences[1, :2].tolist() == [9, 21] and (output.sequences[1, last:] == 0).all()
+        assert (output.sequences[1, :last] != 0).all() and len(output.spans[1]) == last - 1
+        assert torch.isfinite(output.sequences_scores).all()
+        if not options.get("do_sample"):
+            for row in (0, 2):
+                single = generate(model, prompts[row : row + 1], **common)
+                assert torch.equal(output.sequences[row], single.sequences[0])
+                assert float(output.sequences_scores[row]) == pytest.approx(float(single.sequences_scores[0]), abs=1e-4)
+
+
+def test_missing_hypotheses_are_prompts(tiny_gpst_config: Any) -> None:
+    """Fewer sequences than asked for: the prompt stands in, with score -inf and no tree."""
+    model = make_model(tiny_gpst_config)
+    allowed = {"prefix_allowed_tokens_fn": lambda batch, ids: [7]}
+    output = generate(model, [[9]], num_beams=4, num_return_sequences=4, max_new_tokens=1, **allowed)
+    assert output.sequences[0].tolist() == [9, 7] and torch.isfinite(output.sequences_scores[0])
+    assert (output.sequences_scores[1:] == -math.inf).all()
+    assert (output.sequences[1:] == torch.tensor([9, 0])).all() and output.spans[1:] == [[], [], []]
+    assert (output.actions[1:] == -1).all()

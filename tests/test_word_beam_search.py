@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_synlm import GPSTForCausalLM
+from hf_synlm import GPSTForCausalLM, word_beam_search
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.incremental_parsing import marginal_logits, parse_with_search
 from hf_synlm.search_state import SyntacticCache
@@ -191,7 +191,7 @@ def test_negligible_successors_change_nothing(tiny_gpst_config: Any) -> None:
             state, _ = search.commit(state, search.propose(state, token))
         full = search.expand(state)
         state.block = full
-        full.word_log_probs = search.word_log_probs(state, full)
+        full.word_log_probs = search.word_log_probs(state, full.nodes)
         exact = search.next_token_log_probs(state)
         state.block = None
         assert torch.allclose(search.next_token_log_probs(state), exact, atol=1e-5)
@@ -363,8 +363,8 @@ def test_wrong_inputs_are_refused(model: GPSTForCausalLM) -> None:
         parse_with_search(model.word_search(3), torch.tensor([[9, 9]]), num_return_sequences=4)
     with pytest.raises(ValueError, match="holes"):
         parse(model, [9, 9, 9], 2, torch.tensor([[1, 0, 1]]))
-    with pytest.raises(ValueError, match="64 tokens does not fit the 63 positions"):
-        parse(model, [9] * 64, 2)
+    with pytest.raises(ValueError, match="65 tokens does not fit the 64 positions"):
+        parse(model, [9] * 65, 2)
     with pytest.raises(ValueError, match="before the text"):
         parse(model, [9, 9, 9], 2, context_sentence_ids=torch.tensor([[0, 1, 0]]))
     with pytest.raises(ValueError, match="DynamicCache"):
@@ -415,5 +415,13 @@ def test_eager_attention_equals_sdpa(tiny_gpst_config: Any) -> None:
     expected = parse(model, ids, 4).log_probs
     model.set_attn_implementation("eager")
     for layers in (model.model.type_layers, model.model.token_layers):
-        layers.config._attn_implementation = "eager"
+        assert layers.config._attn_implementation == "eager"
     assert torch.allclose(parse(model, ids, 4).log_probs, expected, atol=1e-4)
+
+
+def test_chunks_of_logits_change_nothing(model: GPSTForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log-probabilities of single words do not depend on how many rows are multiplied out at a time."""
+    ids = torch.randint(5, 40, (3, 7))
+    expected = parse(model, ids, 4).log_probs
+    monkeypatch.setattr(word_beam_search, "_CHUNK_ELEMENTS", 5 * 40)
+    assert torch.allclose(parse(model, ids, 4).log_probs, expected, atol=1e-5)
