@@ -15,6 +15,7 @@ from .actions import COMP, GEN
 from .modeling_outputs import ParseOutput
 from .search_state import NEG_INF, Candidates, SearchState, SyntacticCache, WordEdges
 from .stack import Nodes
+from .token_batch import attended_tokens
 from .word_beam_search import WordBeamSearch
 
 
@@ -39,7 +40,9 @@ class AlignedText:
         width = max(lengths, default=0)
         columns = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]
         present = torch.arange(width, device=mask.device) < count[:, None]
-        return cls(input_ids.gather(1, columns), columns, present, lengths)
+        # Ids of padding may be anything; they are looked up, but nothing comes of them.
+        tokens = input_ids.long().masked_fill(~mask, 0).gather(1, columns)
+        return cls(tokens, columns, present, lengths)
 
     def align(self, values: Tensor) -> Tensor:
         """Bring [B, T] to [B, W]."""
@@ -71,28 +74,33 @@ def first_token_mask(input_ids: Tensor, mask: Tensor, bos_token_id: int | None) 
     return mask & (mask.long().cumsum(1) == 1) & (input_ids == bos_token_id)
 
 
-def check_length(adapter: Any, num_tokens: int, what: str) -> None:
+def check_length(adapter: Any, num_tokens: int, what: str, remedy: str = "Shorten it.") -> None:
     """Check that a text fits the positions of the model.
 
     Args:
         adapter: Model side of the search.
         num_tokens: Tokens of the text, context included.
         what: What the text is, for the message.
+        remedy: What to do, for the message.
 
     Raises:
         ValueError: if it does not.
     """
     if num_tokens > adapter.max_tokens:
         raise ValueError(
-            f"{what} of {num_tokens} tokens does not fit the {adapter.max_tokens} positions of the model. Shorten it."
+            f"{what} of {num_tokens} tokens does not fit the {adapter.max_tokens} positions of the model. {remedy}"
         )
 
 
 def _split_inputs(
-    input_ids: Tensor, attention_mask: Tensor | None, context_sentence_ids: Tensor | None, bos_token_id: int | None
+    config: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    context_sentence_ids: Tensor | None,
+    bos_token_id: int | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Mask of the words to read [B, T], and the context's sentence ids without begin tokens."""
-    mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    mask = checked_mask(config, input_ids, attention_mask)
     mask = mask & ~first_token_mask(input_ids, mask, bos_token_id)
     if context_sentence_ids is None:
         return mask, None
@@ -101,10 +109,44 @@ def _split_inputs(
             f"context_sentence_ids has shape {tuple(context_sentence_ids.shape)}, input_ids {tuple(input_ids.shape)}. "
             "Give one id per token: 1, 2, .. in sentences before the text, 0 in the text."
         )
-    context_sentence_ids = context_sentence_ids * mask
+    if context_sentence_ids.is_floating_point() or bool((context_sentence_ids < 0).any()):
+        raise ValueError(
+            f"context_sentence_ids ({context_sentence_ids.dtype}) must be integers that are not negative: 1, 2, .. in "
+            "sentences before the text, 0 in the text"
+        )
+    context_sentence_ids = context_sentence_ids.long() * mask
+    highest = context_sentence_ids.cummax(1).values
+    if bool(((context_sentence_ids < highest) & (context_sentence_ids > 0)).any()):
+        raise ValueError("context_sentence_ids must ascend along a row: number the sentences from left to right")
     if bool((mask & (context_sentence_ids == 0)).cummax(1).values.logical_and(context_sentence_ids > 0).any()):
         raise ValueError("context_sentence_ids: the sentences of the context must stand before the text of their row.")
     return mask & (context_sentence_ids == 0), context_sentence_ids
+
+
+def checked_mask(config: Any, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Check ids and shapes, and give the mask [B, T] of the tokens; without an attention mask all are tokens.
+
+    Args:
+        config: For the vocabulary.
+        input_ids: [B, T].
+        attention_mask: [B, T], 1 = token; None = all.
+
+    Returns:
+        Boolean mask [B, T].
+
+    Raises:
+        ValueError: for wrong shapes and types, and for ids outside the vocabulary.
+    """
+    mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    attended_tokens(config, input_ids, mask)
+    return mask
+
+
+def _check_word_ends(word_ends: Tensor | None, input_ids: Tensor) -> None:
+    if word_ends is not None and word_ends.shape != input_ids.shape:
+        raise ValueError(
+            f"word_ends has shape {tuple(word_ends.shape)}, input_ids {tuple(input_ids.shape)}. Align them."
+        )
 
 
 def start_state(
@@ -129,13 +171,13 @@ def start_state(
     Raises:
         ValueError: for texts that do not fit the positions of the model, and context behind text.
     """
-    mask, context = _split_inputs(input_ids, attention_mask, context_sentence_ids, bos_token_id)
+    mask, context = _split_inputs(search.adapter.config, input_ids, attention_mask, context_sentence_ids, bos_token_id)
     text = AlignedText.read(input_ids, mask)
     total = max(text.lengths, default=0)
     arguments = {}
     if context is not None and bool((context > 0).any()):
         total = int((mask.sum(1) + (context > 0).sum(1)).max())
-        arguments = {"input_ids": input_ids, "context_sentence_ids": context}
+        arguments = {"input_ids": input_ids.masked_fill(context == 0, 0), "context_sentence_ids": context}
     check_length(search.adapter, total, "A text")
     return search.begin(len(input_ids), input_ids.device, **arguments), text
 
@@ -191,7 +233,8 @@ def parse_with_search(
         `ParseOutput`; spans are in input columns.
 
     Raises:
-        ValueError: for texts with holes or that do not fit the model, and N > K.
+        ValueError: for texts with holes or that do not fit the model, wrong shapes, types and ids, a row that is
+            context only, and N > K.
 
     Cost: W words, each about one pass of the layers that predict words over up to 4 K rows.
     Source: `R2D2GenFastBeamSearcher` and `R2D2GenFastEvaluator` of the authors' GPST code. There, the second numbers
@@ -203,7 +246,12 @@ def parse_with_search(
         )
     if stepwise and not synchronous:
         raise ValueError("stepwise=True needs a word-synchronous beam; leave synchronous=True")
+    _check_word_ends(word_ends, input_ids)
     state, text = start_state(search, input_ids, attention_mask, context_sentence_ids, bos_token_id)
+    if context_sentence_ids is not None and min(text.lengths) == 0:
+        raise ValueError(
+            f"context_sentence_ids: row {text.lengths.index(0)} is context only; leave the tokens to parse at 0"
+        )
     offsets = text.columns[:, 0].tolist() if text.columns.shape[1] else [0] * len(input_ids)
     expected = torch.tensor(offsets, device=input_ids.device)[:, None] + torch.arange(
         text.tokens.shape[1], device=input_ids.device
@@ -347,19 +395,27 @@ def marginal_logits(
         [B, T or fewer, V], each position normalized; uniform at padding. And the state after the last column, which
         is `cache` itself if one was given.
 
+    Raises:
+        ValueError: for wrong shapes, types and ids, a cache of another batch, and texts that do not fit the model.
+
     Cost: as `parse_with_search`, with all structural successors at the columns that are kept.
     """
-    batch, width = input_ids.shape
     cache = SyntacticCache(search.num_beams, search.eos_token_ids) if cache is None else cache
-    mask = torch.ones_like(input_ids, dtype=torch.bool)
-    if attention_mask is not None:
-        mask = attention_mask[:, -width:].bool()
+    mask = _new_columns(search.adapter.config, input_ids, attention_mask, cache)
+    _check_word_ends(word_ends, input_ids)
+    if isinstance(logits_to_keep, int) and logits_to_keep < 0:
+        raise ValueError(f"logits_to_keep={logits_to_keep} must not be negative: the number of last columns, 0 = all")
+    batch, width = input_ids.shape
     text = AlignedText.read(input_ids, mask)
     if cache.state is None:
         cache.state, cache.begun = search.begin(batch, input_ids.device), torch.zeros_like(mask[:, 0])
     state = cache.state
-    check_length(search.adapter, max(text.lengths) + state.max_depth, "A text")
     begins = text.align(first_token_mask(input_ids, mask, bos_token_id)) & ~cache.begun[:, None]
+    total = state.num_tokens + text.present.sum(1) - begins.sum(1)
+    check_length(
+        search.adapter, int(total.max()), "A text",
+        "Shorten it; in generate, shorten the prompt or lower max_new_tokens.",
+    )  # fmt: skip
     first_begins = bool(begins.any())
     if word_ends is not None or state.edges is not None:
         _extend_edges(state, text, begins, word_ends)
@@ -390,6 +446,25 @@ def marginal_logits(
     return logits[:, : len(kept)], cache
 
 
+def _new_columns(config: Any, input_ids: Tensor, attention_mask: Tensor | None, cache: SyntacticCache) -> Tensor:
+    """Check the inputs of `marginal_logits`; mask [B, T] of the tokens in the new columns."""
+    if attention_mask is not None:
+        allowed = [(len(input_ids), columns + input_ids.shape[-1]) for columns in (0, cache.num_columns)]
+        if tuple(attention_mask.shape) not in allowed:
+            raise ValueError(
+                f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)} after "
+                f"{cache.num_columns} columns in the cache. Give one value per new column, or per column so far."
+            )
+        attention_mask = attention_mask[:, -input_ids.shape[1] :]
+    mask = checked_mask(config, input_ids, attention_mask)
+    if cache.state is not None and cache.batch_size != len(input_ids):
+        raise ValueError(
+            f"past_key_values holds {cache.batch_size} sentences, input_ids {len(input_ids)} rows. Expand it with "
+            "past_key_values.batch_repeat_interleave, or start without one."
+        )
+    return mask
+
+
 def _extend_edges(state: SearchState, text: AlignedText, begins: Tensor, word_ends: Tensor | None) -> None:
     """Add the word edges of new columns; every token is a word where none are given."""
     present = text.present & ~begins
@@ -403,4 +478,13 @@ def _extend_edges(state: SearchState, text: AlignedText, begins: Tensor, word_en
     state.edges = state.edges.extended(ends.gather(1, index), state.num_tokens)
 
 
-__all__ = ["AlignedText", "marginal_logits", "parse_with_search", "read_text", "start_state"]
+__all__ = [
+    "AlignedText",
+    "check_length",
+    "checked_mask",
+    "first_token_mask",
+    "marginal_logits",
+    "parse_with_search",
+    "read_text",
+    "start_state",
+]

@@ -188,6 +188,13 @@ class SyntacticCache(Cache):
         self.begun: Tensor | None = None
         self.num_columns = 0
 
+    def set_end_tokens(self, eos_token_ids: Tensor | None) -> None:
+        """Change the end tokens; distributions computed under other ones are forgotten."""
+        old, new = (None if ids is None else ids.tolist() for ids in (self.eos_token_ids, eos_token_ids))
+        self.eos_token_ids = eos_token_ids
+        if old != new and self.state is not None:
+            self.state.block = None
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of input columns read, padding included."""
         return self.num_columns

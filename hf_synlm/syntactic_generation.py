@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation import GenerationMixin
+from transformers.generation import GenerationMixin, SynthIDTextWatermarkingConfig, SynthIDTextWatermarkLogitsProcessor
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
 from .action_decoding import ActionDecoder
-from .incremental_parsing import marginal_logits
+from .incremental_parsing import check_length, checked_mask, first_token_mask, marginal_logits
 from .joint_decoding import JointDecoder
 from .modeling_outputs import SyntacticLMOutput
 from .search_state import SyntacticCache
@@ -37,6 +37,10 @@ SYNTACTIC_GENERATION_DEFAULTS: dict[str, Any] = {
 }
 # Arguments of `generate` that are neither generation options nor arguments of `forward`.
 _SEARCH_INPUTS = ("context_sentence_ids",)
+_NO_SYNTHID = (
+    "SynthID watermarking keeps a state from call to call, and joint mode calls processors several times per word; use "
+    "structure_mode='marginal'"
+)
 
 
 @dataclass
@@ -44,7 +48,9 @@ class SyntacticGenerateOutput(GenerateDecoderOnlyOutput):
     """Result of greedy search and sampling with trees.
 
     Fields, besides those of the stock output:
-        sequences_scores: [B] log p(new words, derivation | prompt) in nats.
+        sequences_scores: [B] sum over the new words and the derivation of log-probabilities in nats. Greedy search adds
+            up the word scores that the processors give (without processors: log p(new words, derivation | prompt));
+            sampling those of the model itself, processors left out. -inf where the prompt has no derivation.
         actions: [B, A] action ids of the whole derivation (prompt and new words, end token left out), -1 = padding.
         spans: per sequence the spans (i, j) of the derivation in words, in the order of the actions; token 0 is the
             first one after the context (and after a begin token).
@@ -60,7 +66,10 @@ class SyntacticGenerateBeamOutput(GenerateBeamDecoderOnlyOutput):
     """Result of beam search with trees.
 
     Fields, besides those of the stock output:
-        sequences_scores: [B] log p(new words, derivation | prompt) / length ** length_penalty, always there.
+        sequences_scores: [B], always there: the sum of the action log-probabilities and of the word scores that the
+            processors give (without processors: log p(new words, derivation | prompt)), in nats. Beam search, and beam
+            sampling with synchronous=False, divide it by (new words) ** length_penalty; word-synchronous beam sampling
+            does not. -inf where fewer sequences exist than were asked for: there the prompt stands alone.
         actions: [B, A], as in `SyntacticGenerateOutput`.
         spans: as in `SyntacticGenerateOutput`.
     """
@@ -142,7 +151,12 @@ class SyntacticGenerationMixin(GenerationMixin):
         logits_processor: LogitsProcessorList | None = None,
         stopping_criteria: StoppingCriteriaList | None = None,
         prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
+        synced_gpus: bool | None = None,
+        assistant_model: Any = None,
         streamer: Any = None,
+        negative_prompt_ids: Tensor | None = None,
+        negative_prompt_attention_mask: Tensor | None = None,
+        custom_generate: Any = None,
         *,
         structure_mode: str | None = None,
         action_beam_size: int | None = None,
@@ -165,10 +179,17 @@ class SyntacticGenerationMixin(GenerationMixin):
         Args:
             inputs: Prompts [B, L]; left padding. A begin token is the beginning itself.
             generation_config: Options; keyword arguments win.
-            logits_processor: Extra processors of word scores; they see one row of words per hypothesis.
+            logits_processor: Extra processors of word scores; they see one row of words per hypothesis. In joint mode
+                they run several times per word (before and after every structural action), so each must be a pure
+                function of (ids, scores): a processor that counts its calls or keeps a state goes wrong.
             stopping_criteria: Extra criteria; they see sequences of words.
             prefix_allowed_tokens_fn: As in transformers.
+            synced_gpus: As in transformers; marginal mode only.
+            assistant_model: Not supported.
             streamer: Gets the words, for num_beams=1.
+            negative_prompt_ids: As in transformers; marginal mode only.
+            negative_prompt_attention_mask: As in transformers; marginal mode only.
+            custom_generate: As in transformers; replaces the loop of this library.
             structure_mode: "joint" or "marginal".
             action_beam_size: Number of derivations with which a prompt is read (default `config.scoring_num_beams`,
                 at least num_beams), and the size of the state in marginal mode.
@@ -203,13 +224,21 @@ class SyntacticGenerationMixin(GenerationMixin):
             raise ValueError(
                 f"cache_implementation={kwargs['cache_implementation']!r}: a beam of derivations is the only cache"
             )
+        mask = kwargs.get("attention_mask")
+        if isinstance(inputs, Tensor) and mask is not None and mask.shape != inputs.shape:
+            raise ValueError(f"attention_mask has shape {tuple(mask.shape)}, inputs {tuple(inputs.shape)}. Align them.")
         return super().generate(
             inputs,
             generation_config,
             logits_processor,
             stopping_criteria,
             prefix_allowed_tokens_fn,
-            streamer=streamer,
+            synced_gpus,
+            assistant_model,
+            streamer,
+            negative_prompt_ids,
+            negative_prompt_attention_mask,
+            custom_generate,
             **kwargs,
         )
 
@@ -244,26 +273,58 @@ class SyntacticGenerationMixin(GenerationMixin):
             if cache is not None:
                 raise ValueError("past_key_values: pass the whole prompt, or continue with structure_mode='marginal'")
             return
-        width = generation_config.action_beam_size or self.config.scoring_num_beams
-        if cache is None and generation_config.use_cache is not False:
-            cache = SyntacticCache(width, generation_config._eos_token_tensor)
-        elif cache is not None and not hasattr(cache, "begun"):
-            raise ValueError(f"past_key_values is a {type(cache).__name__}; pass a SyntacticCache, or none")
+        asked, ends = generation_config.action_beam_size, generation_config._eos_token_tensor
+        width = asked or self.config.scoring_num_beams
+        if cache is not None:
+            if not hasattr(cache, "begun"):
+                raise ValueError(f"past_key_values is a {type(cache).__name__}; pass a SyntacticCache, or none")
+            if asked is not None and asked != cache.num_beams:
+                raise ValueError(
+                    f"action_beam_size={asked}, but past_key_values is a beam of {cache.num_beams}. Leave "
+                    f"action_beam_size out, or start with SyntacticCache({asked})."
+                )
+            if generation_config.use_cache is False:
+                raise ValueError("use_cache=False with past_key_values: leave one of them out")
+            cache.set_end_tokens(ends)
+        elif generation_config.use_cache is False:
+            model_kwargs["new_cache"] = lambda: SyntacticCache(width, ends)
+        else:
+            cache = SyntacticCache(width, ends)
         model_kwargs["past_key_values"] = cache
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Inputs of one step of the stock loops; without a cache each step gets an empty one of the right beam."""
+        new_cache = kwargs.pop("new_cache", None)
+        inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        if new_cache is not None:
+            inputs["past_key_values"] = new_cache()
+        return inputs
+
+    def _prepare_marginal(self, input_ids: Tensor, kwargs: dict[str, Any]) -> None:
+        """Check ids and lengths before the first step of a stock loop."""
+        # Only the stopping criteria need it; the stock loop would pass it to `forward`.
+        kwargs.pop("tokenizer", None)
+        mask = kwargs.get("attention_mask")
+        mask = None if mask is None else mask.to(input_ids.device)
+        mask = checked_mask(self.config, input_ids, mask)
+        begins = first_token_mask(input_ids, mask, self.config.bos_token_id)
+        longest = int((mask.sum(1) - begins.sum(1)).max())
+        check_length(
+            self.search_adapter_class(self),
+            longest + kwargs["generation_config"].max_length - input_ids.shape[1],
+            "Prompt and generated text",
+            "Shorten the prompt or lower max_new_tokens (max_length).",
+        )
 
     def _sample(self, input_ids: Tensor, **kwargs: Any) -> SyntacticGenerateOutput | Tensor:
         if kwargs["generation_config"].structure_mode == "marginal":
-            kwargs.pop(
-                "tokenizer", None
-            )  # only the stopping criteria need it; the stock loop would pass it to `forward`
+            self._prepare_marginal(input_ids, kwargs)
             return super()._sample(input_ids, **kwargs)
         return self._joint_search(input_ids, **kwargs)
 
     def _beam_search(self, input_ids: Tensor, **kwargs: Any) -> SyntacticGenerateBeamOutput | Tensor:
         if kwargs["generation_config"].structure_mode == "marginal":
-            kwargs.pop(
-                "tokenizer", None
-            )  # only the stopping criteria need it; the stock loop would pass it to `forward`
+            self._prepare_marginal(input_ids, kwargs)
             return super()._beam_search(input_ids, **kwargs)
         return self._joint_search(input_ids, **kwargs)
 
@@ -281,6 +342,8 @@ class SyntacticGenerationMixin(GenerationMixin):
     ) -> SyntacticGenerateOutput | SyntacticGenerateBeamOutput | Tensor:
         """Decoding loop of joint mode."""
         config = generation_config
+        if any(isinstance(processor, SynthIDTextWatermarkLogitsProcessor) for processor in logits_processor):
+            raise ValueError(_NO_SYNTHID)
         inputs = [value if value is None else value.to(self.device) for value in (attention_mask, context_sentence_ids)]
         decoder_class = JointDecoder if config.synchronous else ActionDecoder
         decoder = decoder_class(
@@ -328,6 +391,8 @@ def _check_options(config: GenerationConfig, mode_kwargs: dict[str, Any]) -> Non
         )
     if config.structure_mode == "marginal":
         return
+    if isinstance(config.watermarking_config, SynthIDTextWatermarkingConfig):
+        raise ValueError(_NO_SYNTHID)
     refused = {
         "output_logits": config.output_logits,
         "output_attentions": config.output_attentions,

@@ -367,6 +367,18 @@ def test_wrong_inputs_are_refused(model: GPSTForCausalLM) -> None:
         parse(model, [9] * 65, 2)
     with pytest.raises(ValueError, match="before the text"):
         parse(model, [9, 9, 9], 2, context_sentence_ids=torch.tensor([[0, 1, 0]]))
+    for num_beams in (2.0, True, "2"):
+        with pytest.raises(ValueError, match=f"num_beams={num_beams!r}"):
+            model.word_search(num_beams)
+    with pytest.raises(ValueError, match="logits_to_keep=-1"):
+        model(torch.tensor([[9, 9]]), logits_to_keep=-1)
+    with pytest.raises(ValueError, match="context only"):
+        parse(model, [9, 9], 2, context_sentence_ids=torch.tensor([[1, 1]]))
+    with pytest.raises(ValueError, match="ascend"):
+        parse(model, [9, 9, 9], 2, context_sentence_ids=torch.tensor([[2, 1, 0]]))
+    for context in ([[-1, 0, 0]], [[1.0, 0.0, 0.0]]):
+        with pytest.raises(ValueError, match="not negative"):
+            parse(model, [9, 9, 9], 2, context_sentence_ids=torch.tensor(context))
     with pytest.raises(ValueError, match="DynamicCache"):
         from transformers import DynamicCache
 
@@ -425,3 +437,49 @@ def test_chunks_of_logits_change_nothing(model: GPSTForCausalLM, monkeypatch: py
     expected = parse(model, ids, 4).log_probs
     monkeypatch.setattr(word_beam_search, "_CHUNK_ELEMENTS", 5 * 40)
     assert torch.allclose(parse(model, ids, 4).log_probs, expected, atol=1e-5)
+
+
+def test_ids_and_shapes_are_checked_at_every_entrance(model: GPSTForCausalLM) -> None:
+    """Logits, parsing and generation."""
+    ids = torch.tensor([[9, 12, 30]])
+    for enter in (model, model.parse, lambda ids, **options: model.generate(ids, max_new_tokens=2, **options)):
+        for wrong in (40, -1):
+            with pytest.raises(ValueError, match=f"Token id {wrong}"):
+                enter(torch.tensor([[9, wrong]]), attention_mask=torch.ones(1, 2, dtype=torch.long))
+        with pytest.raises(ValueError, match="attention_mask has shape"):
+            enter(ids, attention_mask=torch.ones(1, 2, dtype=torch.long))
+        with pytest.raises(ValueError, match="attention_mask has shape"):
+            enter(ids, attention_mask=torch.ones(2, 3, dtype=torch.long))
+    for enter in (model, model.parse):
+        with pytest.raises(ValueError, match="word_ends has shape"):
+            enter(ids, word_ends=torch.ones(1, 2, dtype=torch.bool))
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="1 sentences, input_ids 2 rows"):
+        model(ids.expand(2, -1), past_key_values=cache)
+
+
+def test_ids_of_padding_may_be_anything(model: GPSTForCausalLM) -> None:
+    """Ids under a zero mask are never looked up."""
+    ids, mask = padded([[9, 12, 30, 8], [21, 5]], left=True)
+    odd = ids.masked_fill(mask == 0, -100)
+    for options in ({}, {"context_sentence_ids": torch.tensor([[1, 1, 0, 0], [0, 0, 1, 0]])}):
+        expected = model.parse(ids, mask, **options)
+        assert torch.equal(model.parse(odd, mask, **options).log_probs, expected.log_probs)
+    assert torch.equal(model(odd, attention_mask=mask).logits, model(ids, attention_mask=mask).logits)
+
+
+def test_length_limit_counts_words_per_row(model: GPSTForCausalLM) -> None:
+    """Begin tokens and padding take no position, rows are counted on their own."""
+    limit = model.config.max_position_embeddings
+    search = model.word_search(2)
+    begun = torch.tensor([[1] + [9] * limit])
+    full, _ = marginal_logits(search, begun, bos_token_id=1, logits_to_keep=1)
+    assert torch.isfinite(full).all()
+    with pytest.raises(ValueError, match=f"{limit + 1} tokens"):
+        marginal_logits(search, torch.tensor([[9] * (limit + 1)]), bos_token_id=1)
+    first = torch.tensor([[9] * (limit - 2), [0] * (limit - 2)])
+    _, cache = marginal_logits(search, first, (first > 0).long(), logits_to_keep=1)
+    second, mask = torch.tensor([[9, 9, 0, 0], [9, 9, 9, 9]]), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
+    marginal_logits(search, second, mask, cache=cache, logits_to_keep=1)
+    with pytest.raises(ValueError, match=f"{limit + 1} tokens"):
+        marginal_logits(search, second[:, :1], cache=cache)
