@@ -253,7 +253,8 @@ class JointDecoder:
     Args:
         model: The language model.
         config: Prepared generation config.
-        processors: Logits processors and warpers, applied to word scores.
+        processors: Logits processors and warpers, applied to word scores, in several calls per word: pure functions of
+            (ids, scores).
         criteria: Stopping criteria.
         input_ids: Prompts [B * expansion, L], expanded as transformers does.
         streamer: Gets the words of num_beams=1.

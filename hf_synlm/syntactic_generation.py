@@ -288,6 +288,8 @@ class SyntacticGenerationMixin(GenerationMixin):
             cache.set_end_tokens(ends)
         elif generation_config.use_cache is False:
             model_kwargs["new_cache"] = lambda: SyntacticCache(width, ends)
+            model_kwargs.pop("past_key_values", None)  # the stock beam search would reorder it, even if it is None
+            return
         else:
             cache = SyntacticCache(width, ends)
         model_kwargs["past_key_values"] = cache

@@ -12,11 +12,13 @@ from tokenizers.models import BPE
 from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
+    GenerationMixin,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedTokenizerFast,
     StoppingCriteria,
     StoppingCriteriaList,
+    SynthIDTextWatermarkingConfig,
     TextIteratorStreamer,
 )
 from transformers.generation.streamers import BaseStreamer
@@ -510,7 +512,12 @@ def test_generation_options_survive_saving(model: GPSTForCausalLM, tmp_path: Any
         ({"word_ends": torch.tensor([[True, True]])}, "word_ends"),
         ({"structure_mode": "marginal", "word_ends": torch.tensor([[True, True]])}, "word_ends"),
         ({"structure_mode": "marginal", "output_attentions": True}, "output_attentions"),
-        ({"max_new_tokens": 100}, "Prompt and generated text"),
+        ({"max_new_tokens": 100}, "Prompt and generated text.*max_new_tokens"),
+        ({"max_new_tokens": 100, "structure_mode": "marginal"}, "Prompt and generated text.*max_new_tokens"),
+        ({"max_new_tokens": 100, "structure_mode": "marginal", "num_beams": 2}, "max_new_tokens"),
+        ({"watermarking_config": SynthIDTextWatermarkingConfig(ngram_len=2, keys=[1, 2])}, "SynthID"),
+        ({"structure_mode": "marginal", "action_beam_size": 3, "past_key_values": SyntacticCache(2)}, "beam of 2"),
+        ({"structure_mode": "marginal", "use_cache": False, "past_key_values": SyntacticCache(2)}, "use_cache=False"),
     ],
 )
 def test_unsupported_options_are_refused(model: GPSTForCausalLM, options: dict, message: str) -> None:
@@ -528,8 +535,10 @@ def test_batch_generation_is_refused(model: GPSTForCausalLM) -> None:
 
 
 def test_generate_has_a_typed_signature(model: GPSTForCausalLM) -> None:
-    """The options of this library are named, typed and documented."""
+    """The options of this library are named, typed and documented; those of transformers keep their places."""
     signature = inspect.signature(type(model).generate)
+    stock = [name for name in inspect.signature(GenerationMixin.generate).parameters if name != "kwargs"]
+    assert list(signature.parameters)[: len(stock)] == stock
     for name in ("structure_mode", "action_beam_size", "close_tree", "context_sentence_ids"):
         assert signature.parameters[name].annotation is not inspect.Parameter.empty
         assert f"{name}:" in type(model).generate.__doc__
@@ -635,3 +644,26 @@ def test_missing_hypotheses_are_prompts(tiny_gpst_config: Any) -> None:
     assert (output.sequences_scores[1:] == -math.inf).all()
     assert (output.sequences[1:] == torch.tensor([9, 0])).all() and output.spans[1:] == [[], [], []]
     assert (output.actions[1:] == -1).all()
+
+
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_marginal_mode_honours_its_options_without_and_with_a_cache(
+    ending_model: GPSTForCausalLM, num_beams: int
+) -> None:
+    """The width of the beam and the rule of the end token hold however the state is kept."""
+    ids = torch.tensor([[9, 12, 30, 8], [8, 5, 21, 7]])
+    common = {"structure_mode": "marginal", "num_beams": num_beams, "output_scores": True, "eos_token_id": EOS}
+    for options in ({"action_beam_size": 1}, {"action_beam_size": 6}, {}):
+        expected = generate(ending_model, ids, **common, **options)
+        uncached = generate(ending_model, ids, use_cache=False, **common, **options)
+        assert torch.equal(uncached.sequences, expected.sequences)
+        for ours, stock in zip(uncached.scores, expected.scores, strict=True):
+            assert torch.allclose(ours, stock, atol=1e-4)
+    cache = ending_model(ids[:, :3], use_cache=True).past_key_values
+    assert cache.eos_token_ids is None
+    cache.batch_repeat_interleave(num_beams)
+    continued = generate(ending_model, ids, past_key_values=cache, **common)
+    assert torch.equal(continued.sequences, expected.sequences)
+    assert cache.eos_token_ids.tolist() == [EOS]
+    for ours, stock in zip(continued.scores, expected.scores, strict=True):
+        assert torch.allclose(ours, stock, atol=1e-4)
