@@ -569,7 +569,8 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         With `labels` (or `shift_labels`), the paper's objective over the induced (or given) trees. With `spans`,
         `merge_order` or `output_chart` but without labels, probabilities of that tree: `joint_log_prob`,
         `action_logits`, `token_logits_given_tree`. Otherwise `logits`: log p(next token | prefix), trees summed out
-        over a beam of `config.scoring_num_beams`; nothing after a position changes its value.
+        over a beam of `config.scoring_num_beams`; nothing after a position changes its value (but `word_ends` at a
+        position says whether the next token begins a word, which a reader may not know there yet).
 
         Args:
             input_ids: [B, T] token ids. A row that starts with `bos_token_id` has it taken as the beginning itself.

@@ -20,7 +20,7 @@ class SyntacticLMOutput(ModelOutput):
     Fields:
         loss: scalar training objective (with `labels`); one `backward()` trains everything.
         logits: [B, T, V] natural-log probability of the next token given the prefix only, trees summed out over the
-            beam (without `labels`).
+            beam (without `labels`). They come from a search and carry no gradient.
         losses: the named parts of `loss`, detached scalars.
         past_key_values: search state after the last token (with `use_cache`).
         spans: per row the inner nodes `(i, j)` of the trees, in post-order, leaves left out.
@@ -100,12 +100,14 @@ class ParseOutput(ModelOutput):
     """Output of `parse`: trees of given text with their probabilities, best first.
 
     Fields:
-        spans: per sentence, per hypothesis the inner nodes `(i, j)` in token positions of the input row, post-order.
+        spans: per sentence, per hypothesis the inner nodes `(i, j)` in token positions of the input row, post-order;
+            only as many hypotheses as the beam holds.
         actions: [B, N, A] action ids (GEN 0, COMP 1), -1 = padding.
         log_probs: [B, N] log p(text, tree); -inf where a beam holds fewer hypotheses. `None` for methods without
             probabilities.
         token_log_probs: [B, T] prefix marginal ratios log p(x_1..t) - log p(x_1..t-1), each marginal summed over the
-            beam; their sum is the beam's log-probability of the text. 0 at padding.
+            beam. Their sum is the prefix probability of the text: that of texts that begin so, before the trees are
+            closed (log sum exp of `log_probs` over a full beam is that of the closed text). 0 at padding.
         stepwise_log_probs: [B, T] log of the normalised next-token distribution at the observed token: what
             `forward(...).logits` gives (on request).
         beam_entropy: [B, T] entropy in nats of the beam's posterior after each token.
@@ -142,13 +144,17 @@ class ParseOutput(ModelOutput):
             For example `((fruit flies) (like (a banana)))`.
 
         Raises:
-            ValueError: when the number of words does not fit the sentence.
+            ValueError: when there is no such sentence or hypothesis, or the number of words does not fit.
         """
+        if not 0 <= sentence < len(self.spans) or not 0 <= hypothesis < len(self.spans[sentence]):
+            held = [len(hypotheses) for hypotheses in self.spans]
+            raise ValueError(f"There is no hypothesis {hypothesis} of sentence {sentence}; hypotheses held: {held}.")
         offset, length = self.offsets[sentence], self.lengths[sentence]
         spans = [(i - offset, j - offset) for i, j in self.spans[sentence][hypothesis]]
         ends = None if self.word_ends is None else self.word_ends[sentence]
         if ends is not None and len(words) == len(ends):
-            flags = [position + 1 in {end - offset for end in ends} for position in range(length)]
+            last = {end - offset - 1 for end in ends}
+            flags = [position in last for position in range(length)]
             spans, length = fold_tokens(spans, flags), len(ends)
         if len(words) != length:
             expected = f"{length} tokens" + (f" or {len(ends)} words" if ends is not None else "")
