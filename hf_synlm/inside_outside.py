@@ -232,6 +232,7 @@ def inside(
     hard: bool = False,
     accumulate_scores: bool = False,
     stop_structure_gradient: bool = True,
+    normalize_mixture: bool = True,
 ) -> InsideChart:
     """Fill the pruned charts bottom-up.
 
@@ -247,6 +248,8 @@ def inside(
         hard: one-hot weights in the forward pass, softmax gradients in the backward pass.
         accumulate_scores: add the children's scores (paper); `False` scores each split alone (authors' code).
         stop_structure_gradient: cut the gradient of `language_vector_ND` at the split weights.
+        normalize_mixture: the outer LN. `False` is for charts that hold given trees (one split per cell): there the
+            vectors are those of left-to-right composition, which normalizes once.
 
     Returns:
         The chart. One `backward` over losses on both vector fields costs one forward, two passes of input gradients
@@ -262,6 +265,7 @@ def inside(
         "hard": hard,
         "accumulate": accumulate_scores,
         "two_channels": stop_structure_gradient,
+        "normalize": normalize_mixture,
     }
     run = _Run(plan, composition, names, has_bias, train, options)
     vector, language, height, score = _Inside.apply(run, leaf_ND, *flat)
@@ -287,7 +291,9 @@ def _inside_level(run: _Run, linear: Linear, child_CM2D: Tensor, height_CM2: Ten
     weight = _split_weights(split_score, run.options)
     mixed = vector[:, 0] if width == 1 else _SplitMixture.apply(weight, vector, run.channel)
     height = (weight * (height_CM2.amax(-1) + 1)).sum(-1)
-    return F.layer_norm(mixed, (size,)), height, (weight * split_score).sum(-1), split_score
+    if run.options["normalize"]:
+        mixed = F.layer_norm(mixed, (size,))
+    return mixed, height, (weight * split_score).sum(-1), split_score
 
 
 class _Inside(torch.autograd.Function):

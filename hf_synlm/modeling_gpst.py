@@ -195,7 +195,8 @@ class GPSTModel(GPSTPreTrainedModel):
             sentence_ids: [B, T] 1, 2, ... for the sentences of a context, 0 = padding. Default: one sentence a row.
             word_ends: [B, T], True at the last piece of every word: words are not split across constituents.
             merge_order: [B, T - 1] merge order to replay instead of the parser's (see `plan_chart`).
-            spans: given binary trees, per row the inner nodes; then nothing is induced.
+            spans: given binary trees, per row the inner nodes; then nothing is induced, and vectors are composed as
+                in left-to-right search.
             output_chart: also return the chart tensors.
             output_outside: also run the outside pass.
             output_spans: list the trees in `spans`; default: not in training mode (it costs a host sync).
@@ -210,7 +211,7 @@ class GPSTModel(GPSTPreTrainedModel):
         text = TokenBatch.read(self.config, input_ids, attention_mask, sentence_ids, word_ends)
         scores = self.parser(text.ids, text.sentence_ids)
         plan = self._plan(text, scores, merge_order, spans)
-        leaf_ids, leaf_embedding, chart, nodes = self._induce(text, plan)
+        leaf_ids, leaf_embedding, chart, nodes = self._induce(text, plan, given=spans is not None)
         sequence = self.node_sequence(plan, nodes, chart, leaf_embedding)
         type_hidden = self.type_layers(inputs_embeds=sequence["inputs"]).last_hidden_state
         token_inputs = type_hidden.flatten(0, 1)[sequence["token_slots"]]
@@ -283,7 +284,9 @@ class GPSTModel(GPSTPreTrainedModel):
             order = text.words_first(text.align_order(merge_order))
         return plan_chart(order, text.sentence_ids, self.config.window_size).to(scores.device)
 
-    def _induce(self, text: TokenBatch, plan: ChartPlan) -> tuple[Tensor, Tensor, InsideChart, TreeNodes]:
+    def _induce(
+        self, text: TokenBatch, plan: ChartPlan, given: bool = False
+    ) -> tuple[Tensor, Tensor, InsideChart, TreeNodes]:
         """Token ids and embeddings of the leaves, the inside chart, and the nodes of the best trees."""
         leaf = plan.context_N[: plan.num_leaves] * text.width + plan.start_N[: plan.num_leaves]
         leaf_ids = text.ids.flatten()[leaf]
@@ -296,6 +299,7 @@ class GPSTModel(GPSTPreTrainedModel):
             hard=self.config.hard_inside,
             accumulate_scores=self.config.accumulate_scores,
             stop_structure_gradient=self.config.stop_structure_gradient,
+            normalize_mixture=not given,
         )
         nodes = induced_trees(plan, best_splits(plan, chart.split_score_CM, text.word_index))
         return leaf_ids, leaf_embedding, chart, nodes

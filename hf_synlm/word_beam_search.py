@@ -402,6 +402,8 @@ class WordBeamSearch:
         """
         chain = self.adapter.chain_bound(state.pool, state.nodes).masked_fill(state.scores == NEG_INF, -1)
         chain, deepest = chain.sort(dim=1, descending=True, stable=True)
+        if not bool((deepest[:, 1:] > deepest[:, :-1]).all()):
+            self.settle(state)  # nodes that no layer has read yet must be read in the order of their ids
         state = state.with_hypotheses(deepest)
         self.refresh(state)
         block = self.expand(state, words=False)

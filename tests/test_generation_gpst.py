@@ -24,10 +24,12 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
-from hf_synlm import GPSTForCausalLM
+from hf_synlm import GPSTConfig, GPSTForCausalLM
+from hf_synlm.actions import actions_to_spans
 from hf_synlm.joint_decoding import draw_word, propose_words
 from hf_synlm.search_state import SyntacticCache
 from tests.reference import exhaustive_search as reference
+from tests.test_modeling_gpst import TINY
 from tests.test_word_beam_search import golden, make_model, padded  # noqa: F401
 
 EOS = 1
@@ -667,3 +669,70 @@ def test_marginal_mode_honours_its_options_without_and_with_a_cache(
     assert cache.eos_token_ids.tolist() == [EOS]
     for ours, stock in zip(continued.scores, expected.scores, strict=True):
         assert torch.allclose(ours, stock, atol=1e-4)
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+@pytest.mark.parametrize("seed", range(16))
+def test_scores_of_mixed_beams_are_those_of_the_given_trees(seed, synchronous):
+    """Ended and running hypotheses of different depths side by side, rescored without search and caches."""
+    torch.manual_seed(seed)
+    fields = {
+        **TINY,
+        "vocab_size": 12,
+        "cls_token_id": None,
+        "sep_token_id": None,
+        "bos_token_id": 3,
+        "reduce_token_id": 2,
+    }
+    model = GPSTForCausalLM(GPSTConfig(**{**fields, "pad_token_id": 0, "eos_token_id": 1})).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        state = torch.randn(200, model.config.hidden_size)
+        direction = model.heads.token(state).mean(0)
+        model.lm_head.weight[1] += (0.5 + seed % 3 * 0.5) * direction / direction.norm()  # likely end tokens
+    prompt = torch.tensor([[5, 7]]) if seed % 2 else torch.tensor([[5]])
+    output = model.generate(
+        prompt,
+        num_beams=3,
+        num_return_sequences=3,
+        max_new_tokens=2 + seed // 8,
+        eos_token_id=1,
+        action_beam_size=64,
+        length_penalty=0.0,
+        return_dict_in_generate=True,
+        synchronous=synchronous,
+    )
+    begin = _prompt_log_prob(model, prompt, synchronous)
+    for row, score in enumerate(output.sequences_scores.tolist()):
+        words = output.sequences[row].tolist()
+        if score == -math.inf or 1 in words:
+            continue
+        actions = [a for a in output.actions[row].tolist() if a >= 0]
+        expected = _rescore(model, words, actions, renormalize=not synchronous) - begin
+        assert score == pytest.approx(expected, abs=1e-4), (words, actions)
+
+
+def _rescore(model, words, actions, renormalize):
+    """log p(words, tree) from one pass over the given tree; `renormalize` forbids COMP before the softmax."""
+    spans = actions_to_spans(actions)
+    with torch.no_grad():
+        given = model(torch.tensor([words]), attention_mask=torch.ones(1, len(words)), spans=[spans])
+    tokens = given.token_logits_given_tree.log_softmax(-1)[0, torch.arange(len(words)), torch.tensor(words)].sum()
+    log_prob, depth = given.action_logits[0].log_softmax(-1), 0
+    total = float(tokens)
+    for slot, action in enumerate(actions):
+        if not (renormalize and depth < 2):
+            total += float(log_prob[slot, action])
+        depth += 1 if action == 0 else -1
+    return total
+
+
+def _prompt_log_prob(model, prompt, synchronous):
+    """log p(prompt) summed over all its derivations up to the last word."""
+    words = prompt[0].tolist()
+    if len(words) == 1:
+        return _rescore(model, words, [0], renormalize=not synchronous)
+    with torch.no_grad():  # the last action closes the tree; before it, the prompt has one derivation
+        closing = model(prompt, spans=[[(0, 2)]]).action_logits[0, 2].log_softmax(-1)[1]
+    return _rescore(model, words, [0, 0, 1], renormalize=not synchronous) - float(closing)

@@ -499,3 +499,13 @@ def test_modes_of_submodules_survive_parsing():
         if method == "search":
             assert torch.equal(first.log_probs, second.log_probs)
         assert model.training and not model.model.parser.training
+
+
+def test_probability_of_a_given_tree_is_that_of_the_search():
+    model = tiny()
+    for parameter in model.model.composition.parameters():
+        parameter.data *= 0.05  # small vectors show whether both sides normalize equally often
+    ids, _ = ids_of(8)
+    output = model.parse(ids, num_beams=20, num_return_sequences=5)
+    for spans, log_prob in zip(output.spans[0], output.log_probs[0], strict=True):
+        torch.testing.assert_close(model(ids, spans=[spans]).joint_log_prob[0], log_prob, rtol=0, atol=1e-4)
