@@ -24,6 +24,8 @@ from .chart import ChartPlan
 # Rows of deferred weight gradients that are collected before they are multiplied out: large enough that the GEMMs are
 # efficient, small enough that the collected rows never dominate memory.
 _DEFERRED_ROWS = 1 << 15
+# Calls with fewer rows are joined before they are multiplied; joining large ones would copy more than it saves.
+_SMALL_CALL = 256
 
 
 # ---------------------------------------------------------------------------------------------- weight gradients
@@ -61,22 +63,30 @@ class WeightGradients:
         return (output if bias is None else output + bias).to(inputs.dtype)
 
     def flush(self, name: str) -> None:
-        """Multiply out the collected rows of one map."""
+        """Multiply out the collected rows of one map: large calls as they are, the small ones joined."""
         calls, self.calls[name], self.rows[name] = self.calls[name], [], 0
         weight, bias = self.tensors[name]
-        if not calls:
-            return
-        inputs = torch.cat([inputs.reshape(-1, weight.shape[1]) for inputs, _ in calls])
-        outputs = torch.cat(
-            [gradient.reshape(-1, *(bias.shape if bias is not None else weight.shape[:1])) for _, gradient in calls]
-        )
-        weight_sum = outputs.reshape(-1, weight.shape[0]).t() @ inputs
-        bias_sum = None if bias is None else outputs.sum(0)
-        if name in self.sums:
-            previous, previous_bias = self.sums[name]
-            weight_sum += previous
-            bias_sum = None if bias_sum is None else bias_sum + previous_bias
-        self.sums[name] = (weight_sum, bias_sum)
+        shape = weight.shape[:1] if bias is None else bias.shape
+        pairs = [(inputs.reshape(-1, weight.shape[1]), gradient.reshape(-1, *shape)) for inputs, gradient in calls]
+        small = [pair for pair in pairs if len(pair[0]) < _SMALL_CALL]
+        pairs = [pair for pair in pairs if len(pair[0]) >= _SMALL_CALL]
+        if small:
+            inputs, gradients = zip(*small, strict=True)
+            pairs.append((torch.cat(inputs), torch.cat(gradients)))
+        for inputs, gradient in pairs:
+            flat = gradient.reshape(-1, weight.shape[0]).t()
+            if name not in self.sums:  # sums are kept in float32 where GEMMs run in half precision
+                dtype = torch.promote_types(weight.dtype, torch.float32)
+                bias_sum = None if bias is None else gradient.sum(0, dtype=dtype)
+                self.sums[name] = ((flat @ inputs).to(dtype), bias_sum)
+                continue
+            weight_sum, bias_sum = self.sums[name]
+            if weight_sum.dtype == flat.dtype:
+                weight_sum.addmm_(flat, inputs)
+            else:
+                weight_sum += flat @ inputs
+            if bias_sum is not None:
+                bias_sum += gradient.sum(0, dtype=bias_sum.dtype)
 
     def end_level(self) -> None:
         """Multiply out the maps that have collected many rows; call it only between levels."""

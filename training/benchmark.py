@@ -144,6 +144,7 @@ def gpst_train(overrides: dict, num_contexts: int, num_tokens: int) -> tuple[Ste
 
     def check() -> None:
         # The token loss again from full logits, the whole loss again sentence by sentence in contexts of their own.
+        model.eval()
         output = model(ids, sentence_ids=sentence_ids, labels=ids)
         with torch.no_grad():
             given = model(ids, sentence_ids=sentence_ids, output_chart=True)
@@ -156,6 +157,7 @@ def gpst_train(overrides: dict, num_contexts: int, num_tokens: int) -> tuple[Ste
             single = model(first, output_chart=True)
         if single.spans[0] != alone:
             raise AssertionError("a sentence has another tree alone than in its context")
+        model.train()
         ours()
         unused = [name for name, parameter in model.named_parameters() if parameter.grad is None]
         if unused or not all(torch.isfinite(parameter.grad).all() for parameter in model.parameters()):
