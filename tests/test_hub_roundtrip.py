@@ -23,9 +23,12 @@ from hf_synlm.hub.verify import PACKAGE, main, verify_export
 SPECIAL = ["<pad>", "<s>", "<reduce>", "<cls>", "<sep>", "<unk>"]
 WORDS = "fruit flies like a banana the keys to cabinet are on table".split()
 CHANGE = """
+import functools
+
 _forward = GPSTForCausalLM.forward
 
 
+@functools.wraps(_forward)  # generate reads the names of the arguments of forward
 def _changed(self, *args, **kwargs):
     output = _forward(self, *args, **kwargs)
     output.logits = output.logits + 1e-3
