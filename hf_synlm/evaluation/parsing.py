@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
-from hf_synlm.data.treebank import WORD_TAGS
+from hf_synlm.data.treebank import WORD_TAGS, TreebankSentence
 from hf_synlm.trees import (
     Span,
     balanced,
@@ -379,6 +379,40 @@ def unlabeled_f1(
             for level, score in zip(("sentence", "corpus"), tally.scores(), strict=False)
         },
         f1_per_sentence=tuple(chosen.f1),
+    )
+
+
+def unlabeled_f1_of_sentences(
+    predicted: Sequence[Sequence[Span]],
+    gold: Sequence[TreebankSentence],
+    convention: str | ParsingConvention = "gpst",
+    *,
+    drop_punctuation: bool = False,
+    **changes: Any,
+) -> ParsingScores:
+    """Score the spans of labeled trees without their labels (`hf_synlm.evaluation.evalb` scores them with).
+
+    Args:
+        predicted: per sentence the half-open word spans of the predicted tree; unary chains and spans over one word may
+            be among them, the convention says whether they count.
+        gold: the gold sentences.
+        convention: as in `unlabeled_f1`.
+        drop_punctuation: remove the words whose gold tag is no word's (`keep_by_tag`) from both trees.
+        **changes: as in `unlabeled_f1`.
+
+    Returns:
+        The scores.
+
+    Raises:
+        ValueError: as `unlabeled_f1`.
+    """
+    return unlabeled_f1(
+        predicted,
+        [[(i, j) for _, i, j in sentence.labeled_spans] for sentence in gold],
+        [len(sentence.words) for sentence in gold],
+        convention,
+        keep=[keep_by_tag(sentence.tags) for sentence in gold] if drop_punctuation else None,
+        **changes,
     )
 
 
