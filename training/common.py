@@ -1,11 +1,11 @@
 """What the training scripts share, as plain functions over accelerate.
 
-Arguments from YAML and flags, the step-indexed sampler, parameter groups, schedule, the optimizer step loop, atomic
-checkpoints and exact resume.
+Arguments from YAML and flags, the samplers, parameter groups, schedule, the optimizer step loop, atomic checkpoints
+and exact resume, the best model and early stopping, the export at the end.
 
 Terms: a micro step is one forward and backward pass of one process; a step is one optimizer update, made of
 `gradient_accumulation_steps` micro steps on every process. A run resumes bit for bit (on CPU) because nothing depends
-on history: sample ids are a function of (seed, consumed samples), and the random state of a micro step is a function
+on history: sample ids are a function of (seed, what was consumed), and the random state of a micro step is a function
 of (seed, micro step, rank).
 """
 
@@ -13,12 +13,13 @@ import argparse
 import dataclasses
 import difflib
 import hashlib
+import itertools
 import json
 import os
 import random
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,15 @@ import yaml
 from accelerate import Accelerator
 from accelerate.logging import get_logger
 from accelerate.utils import ProjectConfiguration
+from safetensors.torch import load_model as load_weights
+from safetensors.torch import save_model as save_weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 from tqdm.auto import tqdm
-from transformers import HfArgumentParser, get_scheduler
+from transformers import HfArgumentParser, PreTrainedTokenizerBase, get_scheduler
+
+from hf_synlm.hub.card import fill_card
+from hf_synlm.hub.export import export_model, push_to_hub
 
 logger = get_logger(__name__)
 
@@ -347,6 +353,11 @@ class StepSampler(Sampler[list[int]]):
         self.rank, self.world_size, self.consumed, self.shuffle = rank, world_size, consumed, shuffle
         self._epoch, self._order = -1, np.arange(num_samples)
 
+    @property
+    def consumed_per_micro_step(self) -> int:
+        """By how much a micro step of all processes advances `consumed`."""
+        return self.batch_size * self.world_size
+
     def sample_id(self, k: int) -> int:
         """Data set index of sample k of the run."""
         epoch, position = divmod(k, self.num_samples)
@@ -361,25 +372,113 @@ class StepSampler(Sampler[list[int]]):
         while True:
             first = consumed + self.rank * self.batch_size
             yield [self.sample_id(k) for k in range(first, first + self.batch_size)]
-            consumed += self.batch_size * self.world_size
+            consumed += self.consumed_per_micro_step
+
+
+class PaddedBatchSampler(Sampler[list[int]]):
+    """Endless micro batches of samples of similar length, bounded in number and in padded size.
+
+    The samples are sorted by length and divided into groups. In every epoch each group is shuffled and cut into
+    batches, each taken as large as both bounds allow, and the batches of all groups are shuffled. Batch k of the run
+    is a function of (seed, k), whatever the number of processes; a micro step consumes one batch per process, in the
+    order of the ranks. A sample that exceeds the budget alone is a batch of its own.
+
+    Source: Noji and Oseki (2021), section 5.1.
+
+    Args:
+        lengths: length of each sample; padding fills a batch up to its longest one.
+        max_batch_size: largest number of samples of a batch.
+        max_padded_length: largest padded size of a batch: number of samples times the longest length.
+        group_size: samples of similar length among which batches are drawn.
+        seed: of the permutations.
+        rank: of this process.
+        world_size: number of processes.
+        consumed: batches that all processes together have consumed.
+
+    Raises:
+        ValueError: when the data set is empty, or a bound is less than 1.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        max_batch_size: int,
+        max_padded_length: int,
+        group_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        consumed: int = 0,
+    ):
+        if not len(lengths):
+            raise ValueError("The training data are empty. Check the files and the limits on sentence length.")
+        for name, value in (("batch size", max_batch_size), ("budget", max_padded_length), ("group size", group_size)):
+            if value < 1:
+                raise ValueError(f"The {name} must be at least 1 and is {value}.")
+        self.lengths = np.asarray(lengths)
+        self.max_batch_size, self.max_padded_length = max_batch_size, max_padded_length
+        self.group_size, self.seed = group_size, seed
+        self.rank, self.world_size, self.consumed = rank, world_size, consumed
+        self._by_length = np.argsort(self.lengths, kind="stable")
+
+    @property
+    def consumed_per_micro_step(self) -> int:
+        """By how much a micro step of all processes advances `consumed`."""
+        return self.world_size
+
+    def epoch_batches(self, epoch: int) -> list[list[int]]:
+        """All batches of an epoch, in their order. Cost: O(n)."""
+        generator = np.random.default_rng([self.seed, epoch])
+        batches: list[list[int]] = []
+        for first in range(0, len(self._by_length), self.group_size):
+            group = generator.permutation(self._by_length[first : first + self.group_size])
+            batches += self._cut(group.tolist(), self.lengths[group].tolist())
+        return [batches[k] for k in generator.permutation(len(batches))]
+
+    def _cut(self, samples: list[int], lengths: list[int]) -> list[list[int]]:
+        """Cut samples into batches, each as large as the bounds allow."""
+        batches: list[list[int]] = []
+        longest = 0
+        for sample, length in zip(samples, lengths, strict=True):
+            size = len(batches[-1]) + 1 if batches else 1
+            longest = max(longest, length)
+            if not batches or size > self.max_batch_size or size * longest > self.max_padded_length:
+                batches.append([])
+                longest = length
+            batches[-1].append(sample)
+        return batches
+
+    def num_batches(self, num_epochs: int) -> int:
+        """Number of batches of the first epochs; it differs a little from epoch to epoch."""
+        return sum(len(self.epoch_batches(epoch)) for epoch in range(num_epochs))
+
+    def num_samples(self, num_batches: int) -> int:
+        """Number of samples in the first batches of the run."""
+        batches = itertools.chain.from_iterable(self.epoch_batches(epoch) for epoch in itertools.count())
+        return sum(len(batch) for batch in itertools.islice(batches, num_batches))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield this process's batch of one micro step after the other."""
+        number = self.consumed + self.rank
+        epoch, first = 0, 0
+        batches = self.epoch_batches(epoch)
+        while True:
+            while number >= first + len(batches):
+                first += len(batches)
+                epoch += 1
+                batches = self.epoch_batches(epoch)
+            yield batches[number - first]
+            number += self.world_size
 
 
 def make_loader(
     accelerator: Accelerator,
     dataset: Dataset,
-    collate: Callable[[list[Any]], dict[str, Tensor]],
+    collate: Callable[[list[Any]], dict[str, Any]],
     arguments: TrainingArguments,
-    consumed: int,
+    sampler: StepSampler | PaddedBatchSampler,
 ) -> DataLoader:
-    """Endless loader of training batches from sample `consumed` on; it is not to be prepared by accelerate."""
-    sampler = StepSampler(
-        len(dataset),
-        arguments.per_device_train_batch_size,
-        arguments.seed,
-        accelerator.process_index,
-        accelerator.num_processes,
-        consumed,
-    )
+    """Endless loader of the training batches of a sampler; it is not to be prepared by accelerate."""
     return DataLoader(
         dataset,
         batch_sampler=sampler,
@@ -443,7 +542,7 @@ class TrainingState:
 
     Fields:
         step: optimizer steps done.
-        consumed: samples that all processes together have consumed.
+        consumed: samples (`StepSampler`) or batches (`PaddedBatchSampler`) that all processes together have consumed.
         fingerprint: hash of everything that decides the course of the run; a resumed run must have the same.
         notes: what a script wants to remember (JSON), such as evaluations.
     """
@@ -579,7 +678,7 @@ def optimizer_steps(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     schedule: Any,
-    batches: Iterable[dict[str, Any]],
+    batches: DataLoader,
     arguments: TrainingArguments,
     state: TrainingState,
     compute_loss: Callable[[nn.Module, dict[str, Any]], tuple[Tensor, dict[str, Tensor]]],
@@ -604,7 +703,6 @@ def optimizer_steps(
     model.train()
     sums: dict[str, Tensor] = {}
     accumulation = arguments.gradient_accumulation_steps
-    samples = arguments.per_device_train_batch_size * accelerator.num_processes
     iterator = iter(batches)
     micro_step = state.step * accumulation
     while state.step < arguments.max_train_steps:
@@ -623,7 +721,7 @@ def optimizer_steps(
                 schedule.step()
             optimizer.zero_grad()
         micro_step += 1
-        state.consumed += samples
+        state.consumed += batches.batch_sampler.consumed_per_micro_step
         if accelerator.sync_gradients:
             state.step += 1
             report, sums = StepReport(sums, norm), {}
@@ -690,3 +788,239 @@ def progress_bar(accelerator: Accelerator, arguments: TrainingArguments, state: 
 def is_due(step: int, interval: int, last: int) -> bool:
     """Whether something that happens every `interval` steps (0 = never) and not after the last step is due."""
     return interval > 0 and step % interval == 0 and step < last
+
+
+# ---------------------------------------------------------------------------------------------- the run
+@dataclass
+class Run:
+    """All parts of a run."""
+
+    accelerator: Accelerator
+    arguments: TrainingArguments
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: Any
+    state: TrainingState
+
+    @property
+    def output_dir(self) -> Path:
+        """Folder of the run."""
+        return Path(self.arguments.output_dir)
+
+
+Evaluate = Callable[[nn.Module, int], dict[str, Any]]
+
+
+def course_settings(arguments: TrainingArguments, config: Any, data_fingerprint: str, world_size: int) -> dict:
+    """Everything that decides the course of a run and that all scripts share; folders and intervals do not.
+
+    Args:
+        arguments: of the run.
+        config: of the model.
+        data_fingerprint: hash of the training data.
+        world_size: number of processes.
+
+    Returns:
+        Settings for `fingerprint`.
+    """
+    names = (
+        "seed max_train_steps learning_rate adam_beta1 adam_beta2 adam_epsilon weight_decay max_grad_norm "
+        "lr_scheduler_type warmup_steps per_device_train_batch_size gradient_accumulation_steps"
+    ).split()
+    return {
+        **{name: getattr(arguments, name) for name in names},
+        "config": config.to_dict(),
+        "contexts": data_fingerprint,
+        "num_processes": world_size,
+    }
+
+
+class BestModel:
+    """Keeps the weights of the best evaluation, and says when there was no better one for long enough.
+
+    Weights lie in `output_dir/best_N`, N the step of the evaluation. What a complete checkpoint names as its best stays
+    as long as the checkpoint, so that a resumed run finds it.
+
+    Args:
+        metric: the number of an evaluation to minimise.
+        patience: stop after so many evaluations in a row without a better one; 0 = never.
+    """
+
+    def __init__(self, metric: Callable[[dict[str, Any]], float], patience: int):
+        self.metric, self.patience = metric, patience
+
+    def update(self, run: Run) -> bool:
+        """Look at the newest evaluation; every process has to call.
+
+        Args:
+            run: whose `state.notes` hold the evaluations; the best is noted there.
+
+        Returns:
+            Whether to stop.
+
+        Raises:
+            FloatingPointError: when the metric is not finite.
+        """
+        notes = run.state.notes
+        evaluation = notes["evaluations"][-1]
+        value, best = self.metric(evaluation), notes.get("best")
+        if not np.isfinite(value):
+            raise FloatingPointError(f"The validation loss is {value} at step {evaluation['step']}.")
+        if best is None or value < best["value"]:
+            notes["best"] = {"step": evaluation["step"], "value": value}
+            self._write(run)
+            self.prune(run)
+            return False
+        stale = sum(1 for other in notes["evaluations"] if other["step"] > best["step"])
+        return 0 < self.patience <= stale
+
+    def prune(self, run: Run) -> None:
+        """Delete weights that neither the run nor one of its checkpoints names as its best."""
+        if run.accelerator.is_main_process:
+            notes = [
+                json.loads((folder / STATE_FILE).read_text())["notes"] for folder in list_checkpoints(run.output_dir)
+            ]
+            kept = {self._folder(run, item["best"]["step"]) for item in (run.state.notes, *notes) if "best" in item}
+            for folder in run.output_dir.glob("best_*"):
+                if folder not in kept:
+                    shutil.rmtree(folder)
+        run.accelerator.wait_for_everyone()
+
+    def restore(self, run: Run) -> int:
+        """Load the best weights into the model, on every process, and return the step that they are from."""
+        step = run.state.notes["best"]["step"]
+        file = self._folder(run, step) / "model.safetensors"
+        load_weights(run.accelerator.unwrap_model(run.model), str(file))
+        return step
+
+    @staticmethod
+    def _folder(run: Run, step: int) -> Path:
+        return run.output_dir / f"best_{step}"
+
+    def _write(self, run: Run) -> None:
+        folder = self._folder(run, run.state.notes["best"]["step"])
+        partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
+        if run.accelerator.is_main_process:
+            for old in (partial, folder):
+                shutil.rmtree(old, ignore_errors=True)
+            partial.mkdir()
+            save_weights(run.accelerator.unwrap_model(run.model), str(partial / "model.safetensors"))
+            os.replace(partial, folder)
+        run.accelerator.wait_for_everyone()
+
+
+def start_or_resume(
+    run: Run, checkpoint: Path | None, settings: dict[str, Any], evaluate: Evaluate, best: BestModel | None = None
+) -> None:
+    """Load the checkpoint, or evaluate the untrained model.
+
+    Args:
+        run: of this process; its `state` is replaced or begun.
+        checkpoint: of `prepare_output_dir`.
+        settings: of `course_settings`.
+        evaluate: (model, step) -> the evaluation, with the key `step`.
+        best: keeps the best model.
+    """
+    mark = fingerprint(**settings)
+    if checkpoint is not None:
+        run.state = load_checkpoint(run.accelerator, checkpoint, mark)
+        run.accelerator.print(f"resumed from {checkpoint} at step {run.state.step}")
+        return
+    run.state.fingerprint = mark
+    run.state.notes["evaluations"] = [evaluate(run.model, 0)]
+    if best is not None:
+        best.update(run)
+
+
+def train(
+    run: Run,
+    batches: DataLoader,
+    compute_loss: Callable[[nn.Module, dict[str, Any]], tuple[Tensor, dict[str, Tensor]]],
+    evaluate: Evaluate,
+    best: BestModel | None = None,
+    summarize: Callable[[dict[str, float]], dict[str, float]] = dict,
+) -> None:
+    """Train to the last step (or until `best` says stop), with logging, evaluation and checkpoints on the way.
+
+    Args:
+        run: of this process.
+        batches: of `make_loader`.
+        compute_loss: see `optimizer_steps`.
+        evaluate: (model, step) -> the evaluation, with the key `step`.
+        best: keeps the best model and stops the run.
+        summarize: means of the named parts over the steps of a reading -> what is shown and noted.
+    """
+    accelerator, arguments, state = run.accelerator, run.arguments, run.state
+    meter = LossMeter(accelerator)
+    steps = optimizer_steps(
+        accelerator, run.model, run.optimizer, run.schedule, batches, arguments, state, compute_loss
+    )
+    with progress_bar(accelerator, arguments, state) as bar:
+        for report in steps:
+            meter.add(report)
+            bar.update()
+            save = is_due(state.step, arguments.checkpointing_steps, arguments.max_train_steps)
+            if save or state.step % arguments.logging_steps == 0 or state.step == arguments.max_train_steps:
+                means = summarize(meter.read(state.step))
+                bar.set_postfix({name: f"{value:.3f}" for name, value in means.items()})
+                rates = {f"learning_rate/{i}": rate for i, rate in enumerate(run.schedule.get_last_lr())}
+                accelerator.log({**{f"train/{k}": v for k, v in means.items()}, **rates}, step=state.step)
+                state.notes.setdefault("train", []).append({"step": state.step, **means})
+            stop = False
+            if is_due(state.step, arguments.evaluation_steps, arguments.max_train_steps):
+                state.notes["evaluations"].append(evaluate(run.model, state.step))
+                stop = best is not None and best.update(run)
+            if save and not stop:  # resumed from here, the run would go on
+                save_checkpoint(accelerator, run.output_dir, state, arguments.checkpoints_total_limit)
+                if best is not None:
+                    best.prune(run)
+            if stop:
+                accelerator.print(f"stopped at step {state.step}: no better evaluation for a while")
+                break
+    if state.notes["evaluations"][-1]["step"] != state.step:
+        state.notes["evaluations"].append(evaluate(run.model, state.step))
+        if best is not None:
+            best.update(run)
+
+
+def save_final_model(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, Any]) -> Path:
+    """Export model, tokenizer, code and card to `output_dir/model`, and push it; every process has to call.
+
+    Args:
+        run: of this process.
+        tokenizer: of the model.
+        facts: for the card; the name is added.
+
+    Returns:
+        The folder.
+    """
+    accelerator = run.accelerator
+    folder = run.output_dir / "model"
+    weights = accelerator.get_state_dict(run.model)
+    if accelerator.is_main_process:
+        plain = accelerator.unwrap_model(run.model)
+        card = fill_card(
+            plain.config, {"repo_id": run.arguments.hub_model_id or run.output_dir.resolve().name, **facts}
+        )
+        export_model(plain, tokenizer, folder, card=card, overwrite=True, state_dict=weights)
+        if run.arguments.push_to_hub:
+            push_to_hub(folder, run.arguments.hub_model_id, token=run.arguments.hub_token)
+    accelerator.wait_for_everyone()
+    return folder
+
+
+def save_tokenizer_once(accelerator: Accelerator, folder: Path, make: Callable[[], PreTrainedTokenizerBase]) -> None:
+    """Make a tokenizer on the main process and save it; a resumed run finds that of its first part.
+
+    Args:
+        accelerator: of the run. Every process has to call.
+        folder: where the tokenizer lies afterwards; if it exists, nothing is made.
+        make: makes the tokenizer.
+    """
+    if accelerator.is_main_process and not folder.is_dir():
+        tokenizer = make()
+        partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
+        shutil.rmtree(partial, ignore_errors=True)
+        tokenizer.save_pretrained(partial)
+        partial.rename(folder)
+    accelerator.wait_for_everyone()

@@ -17,22 +17,21 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
 from common import (
-    LossMeter,
+    Run,
+    StepSampler,
     TrainingArguments,
     TrainingState,
-    fingerprint,
-    is_due,
-    load_checkpoint,
+    course_settings,
     make_accelerator,
     make_loader,
     make_optimizer,
-    optimizer_steps,
     parse_arguments,
     prepare_output_dir,
-    progress_bar,
-    save_checkpoint,
+    save_final_model,
+    start_or_resume,
     start_tracking,
     to_device,
+    train,
     write_json,
 )
 from final_report import FinalReport, report_saved_model
@@ -54,8 +53,6 @@ from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.data.collate import collate_contexts
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.tokenizers import special_token_ids
-from hf_synlm.hub.card import fill_card
-from hf_synlm.hub.export import export_model, push_to_hub
 
 
 @dataclass
@@ -263,62 +260,13 @@ def _flat(result: dict[str, Any]) -> dict[str, float]:
 
 
 # ---------------------------------------------------------------------------------------------- the run
-@dataclass
-class Run:
-    """All parts of a run."""
-
-    accelerator: Accelerator
-    arguments: TrainingArguments
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    schedule: Any
-    state: TrainingState
-
-
-def train(run: Run, contexts: ContextDataset, evaluator: Evaluator, pad_token_id: int) -> None:
-    """Train to the last step, with logging, evaluation and checkpoints on the way."""
-    accelerator, arguments, state = run.accelerator, run.arguments, run.state
-    loader = make_loader(
-        accelerator, contexts, lambda rows: collate_contexts(rows, pad_token_id), arguments, state.consumed
-    )
-    meter = LossMeter(accelerator)
-    steps = optimizer_steps(accelerator, run.model, run.optimizer, run.schedule, loader, arguments, state, compute_loss)
-    with progress_bar(accelerator, arguments, state) as bar:
-        for report in steps:
-            meter.add(report)
-            bar.update()
-            save = is_due(state.step, arguments.checkpointing_steps, arguments.max_train_steps)
-            if save or state.step % arguments.logging_steps == 0 or state.step == arguments.max_train_steps:
-                means = meter.read(state.step)
-                bar.set_postfix({name: f"{value:.3f}" for name, value in means.items()})
-                rates = {f"learning_rate/{i}": rate for i, rate in enumerate(run.schedule.get_last_lr())}
-                accelerator.log({**{f"train/{k}": v for k, v in means.items()}, **rates}, step=state.step)
-                state.notes.setdefault("train", []).append({"step": state.step, **means})
-            if is_due(state.step, arguments.evaluation_steps, arguments.max_train_steps):
-                state.notes["evaluations"].append(evaluator.run(run.model, state.step))
-            if save:
-                save_checkpoint(accelerator, Path(arguments.output_dir), state, arguments.checkpoints_total_limit)
-
-
-def save_model(run: Run, tokenizer: PreTrainedTokenizerBase, data: DataArguments) -> Path:
-    """Export model, tokenizer, code and card to `output_dir/model`; every process has to call."""
-    accelerator = run.accelerator
-    folder = Path(run.arguments.output_dir) / "model"
-    weights = accelerator.get_state_dict(run.model)
-    if accelerator.is_main_process:
-        plain = accelerator.unwrap_model(run.model)
-        name = run.arguments.hub_model_id or Path(run.arguments.output_dir).resolve().name
-        facts = {
-            "repo_id": name,
-            "training_data": data.describe(),
-            "training_procedure": f"{run.state.step} steps of `training/pretrain_gpst.py`, "
-            f"{run.state.consumed} contexts of up to {data.context_length} tokens, seed {run.arguments.seed}.",
-        }
-        export_model(plain, tokenizer, folder, card=fill_card(plain.config, facts), overwrite=True, state_dict=weights)
-        if run.arguments.push_to_hub:
-            push_to_hub(folder, run.arguments.hub_model_id, token=run.arguments.hub_token)
-    accelerator.wait_for_everyone()
-    return folder
+def card_facts(run: Run, data: DataArguments) -> dict[str, Any]:
+    """What the card of the final model states about this run."""
+    return {
+        "training_data": data.describe(),
+        "training_procedure": f"{run.state.step} steps of `training/pretrain_gpst.py`, "
+        f"{run.state.consumed} contexts of up to {data.context_length} tokens, seed {run.arguments.seed}.",
+    }
 
 
 def write_results(run: Run, seconds: float, report: FinalReport | None) -> None:
@@ -342,33 +290,8 @@ def write_results(run: Run, seconds: float, report: FinalReport | None) -> None:
             f"; validation sentence F1 {f1['induced (inside)']['sentence_f1']:.2f}, "
             f"right branching {f1['right']['sentence_f1']:.2f}"
         )
-    write_json(Path(run.arguments.output_dir) / "all_results.json", results)
+    write_json(run.output_dir / "all_results.json", results)
     run.accelerator.print(line)
-
-
-def start_or_resume(run: Run, checkpoint: Path | None, evaluator: Evaluator, settings: dict[str, Any]) -> None:
-    """Load the checkpoint, or evaluate the untrained model."""
-    mark = fingerprint(**settings)
-    if checkpoint is not None:
-        run.state = load_checkpoint(run.accelerator, checkpoint, mark)
-        run.accelerator.print(f"resumed from {checkpoint} at step {run.state.step}")
-    else:
-        run.state.fingerprint = mark
-        run.state.notes["evaluations"] = [evaluator.run(run.model, 0)]
-
-
-def course_settings(arguments: TrainingArguments, config: GPSTConfig, contexts: ContextDataset, world: int) -> dict:
-    """Everything that decides the course of a run; folders and intervals do not."""
-    names = (
-        "seed max_train_steps learning_rate adam_beta1 adam_beta2 adam_epsilon weight_decay max_grad_norm "
-        "lr_scheduler_type warmup_steps per_device_train_batch_size gradient_accumulation_steps"
-    ).split()
-    return {
-        **{name: getattr(arguments, name) for name in names},
-        "config": config.to_dict(),
-        "contexts": contexts.fingerprint(),
-        "num_processes": world,
-    }
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -397,16 +320,24 @@ def main(argv: list[str] | None = None) -> None:
         model.gradient_checkpointing_enable()
     rates = {} if model_arguments.parser_learning_rate is None else {"parser": model_arguments.parser_learning_rate}
     optimizer, schedule = make_optimizer(model, arguments, rates)
-    settings = course_settings(arguments, model.config, contexts, accelerator.num_processes)
+    settings = course_settings(arguments, model.config, contexts.fingerprint(), accelerator.num_processes)
     settings["parser_learning_rate"] = model_arguments.parser_learning_rate
     run = Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
 
     evaluator = Evaluator(accelerator, evaluation, tokenizer, validation, arguments.per_device_eval_batch_size)
-    start_or_resume(run, checkpoint, evaluator, settings)
-    train(run, contexts, evaluator, tokenizer.pad_token_id)
-    if run.state.notes["evaluations"][-1]["step"] != run.state.step:
-        run.state.notes["evaluations"].append(evaluator.run(run.model, run.state.step))
-    folder = save_model(run, tokenizer, data)
+    start_or_resume(run, checkpoint, settings, evaluator.run)
+    sampler = StepSampler(
+        len(contexts),
+        arguments.per_device_train_batch_size,
+        arguments.seed,
+        accelerator.process_index,
+        accelerator.num_processes,
+        run.state.consumed,
+    )
+    pad_token_id = tokenizer.pad_token_id
+    loader = make_loader(accelerator, contexts, lambda rows: collate_contexts(rows, pad_token_id), arguments, sampler)
+    train(run, loader, compute_loss, evaluator.run)
+    folder = save_final_model(run, tokenizer, card_facts(run, data))
     if accelerator.is_main_process:
         report = None
         if evaluation.final_report and evaluation.test_trees is not None:

@@ -7,7 +7,6 @@ once to the cache of `datasets` and shared by all processes and runs, so a corpu
 import hashlib
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -18,7 +17,7 @@ import numpy as np
 import pyarrow.compute as pc
 import torch
 from accelerate import Accelerator
-from common import PARTIAL_SUFFIX
+from common import save_tokenizer_once
 from datasets import Dataset, Features, List, Value, load_dataset
 from transformers import PreTrainedTokenizerBase
 
@@ -243,20 +242,17 @@ def make_tokenizer(
     if name is not None:
         return load_tokenizer(name)
     folder = output_dir / "tokenizer"
-    if accelerator.is_main_process and not folder.is_dir():
-        texts = (sentence for row in documents for sentence in row["sentences"])
-        train = train_bpe_tokenizer if data.tokenizer_type == "bpe" else train_wordpiece_tokenizer
-        tokenizer = train(
-            texts,
+    train = train_bpe_tokenizer if data.tokenizer_type == "bpe" else train_wordpiece_tokenizer
+    save_tokenizer_once(
+        accelerator,
+        folder,
+        lambda: train(
+            (sentence for row in documents for sentence in row["sentences"]),
             data.tokenizer_vocab_size,
             min_frequency=data.tokenizer_min_frequency,
             model_max_length=data.context_length,
-        )
-        partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
-        shutil.rmtree(partial, ignore_errors=True)
-        tokenizer.save_pretrained(partial)
-        partial.rename(folder)
-    accelerator.wait_for_everyone()
+        ),
+    )
     return load_tokenizer(folder)
 
 
