@@ -17,13 +17,13 @@ _CHUNK_ELEMENTS = 1 << 24
 
 @torch.compiler.disable
 def linear_cross_entropy(
-    hidden_RD: Tensor, weight_VD: Tensor, target_R: Tensor, coefficient_R: Tensor
+    hidden_RD: Tensor, weight_VD: Tensor, target_R: Tensor, coefficient_R: Tensor, bias_V: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Weighted sum of -log softmax(hidden @ weight.T)[target].
+    """Weighted sum of -log softmax(hidden @ weight.T + bias)[target].
 
-    loss = sum_r coefficient_r * (-log softmax(W h_r)[target_r])
+    loss = sum_r coefficient_r * (-log softmax(W h_r + b)[target_r])
 
-    The gradients of hidden and weight are computed in the forward pass, chunk by chunk, and scaled in backward: the
+    The gradients of hidden, weight and bias are computed in the forward pass, chunk by chunk, and scaled in backward: the
     gradient of a softmax needs the logits only, never the rest of the graph. GEMMs run in the type of `hidden_RD` (or
     of autocast), sums over chunks in float32.
 
@@ -32,6 +32,7 @@ def linear_cross_entropy(
         weight_VD: output embedding.
         target_R: target ids; rows with coefficient 0 may hold any valid id.
         coefficient_R: weight of each row, not negative (for a mean: 1 / number of rows). No gradient flows to it.
+        bias_V: output bias; None = 0.
 
     Returns:
         The scalar loss and the detached loss of each row [R], both in float32 nats.
@@ -39,37 +40,41 @@ def linear_cross_entropy(
     Cost: O(R V D) multiplications, three GEMMs per chunk in training, one without gradients; O(chunk V) memory.
     """
     train = torch.is_grad_enabled()
-    return _LinearCrossEntropy.apply(hidden_RD, weight_VD, target_R, coefficient_R, train)
+    return _LinearCrossEntropy.apply(hidden_RD, weight_VD, bias_V, target_R, coefficient_R, train)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden_RD, weight_VD, target_R, coefficient_R, train):
+    def forward(ctx, hidden_RD, weight_VD, bias_V, target_R, coefficient_R, train):
         device = hidden_RD.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_RD.dtype
         hidden, weight = hidden_RD.to(dtype), weight_VD.to(dtype)
-        need_hidden, need_weight = (train and needed for needed in ctx.needs_input_grad[:2])
+        bias = None if bias_V is None else bias_V.to(dtype)
+        need_hidden, need_weight, need_bias = (train and needed for needed in ctx.needs_input_grad[:3])
         # Gradients are kept in units of the largest coefficient: p / number of tokens would underflow in float16.
         unit = coefficient_R.float().amax().clamp_min(torch.finfo(torch.float32).tiny)
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
         grad_weight = None
+        grad_bias = torch.zeros_like(bias_V) if need_bias else None
         loss_R = torch.empty(len(hidden), dtype=torch.promote_types(dtype, torch.float32), device=hidden.device)
         chunk = max(1, _CHUNK_ELEMENTS // weight.shape[0])
         with torch.autocast(device, enabled=False):
             for first in range(0, len(hidden), chunk):
                 rows = slice(first, first + chunk)
                 target = target_R[rows, None]
-                log_prob = F.log_softmax(F.linear(hidden[rows], weight).to(loss_R.dtype), -1)
+                log_prob = F.log_softmax(F.linear(hidden[rows], weight, bias).to(loss_R.dtype), -1)
                 loss_R[rows] = -log_prob.gather(1, target).squeeze(1)
-                if not (need_hidden or need_weight):
+                if not (need_hidden or need_weight or need_bias):
                     continue
                 relative = (coefficient_R[rows, None].float() / unit).to(loss_R.dtype)
                 gradient = log_prob.exp_().mul_(relative).scatter_add_(1, target, -relative).to(dtype)
+                if need_bias:
+                    grad_bias += gradient.sum(0, dtype=grad_bias.dtype)
                 if need_hidden:
                     torch.mm(gradient, weight, out=grad_hidden[rows])
                 if need_weight:
                     grad_weight = _accumulate(grad_weight, gradient, hidden[rows], loss_R.dtype)
-        ctx.save_for_backward(grad_hidden, grad_weight, unit)
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias, unit)
         ctx.dtypes = hidden_RD.dtype, weight_VD.dtype
         loss = (loss_R * coefficient_R).sum()
         ctx.mark_non_differentiable(loss_R)
@@ -78,14 +83,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_loss, _):
-        grad_hidden, grad_weight, unit = ctx.saved_tensors
+        grad_hidden, grad_weight, grad_bias, unit = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
         scale = grad_loss * unit
         if grad_hidden is not None:
             grad_hidden = (grad_hidden * scale).to(hidden_dtype)
         if grad_weight is not None:
             grad_weight = (grad_weight * scale).to(weight_dtype)
-        return grad_hidden, grad_weight, None, None, None
+        if grad_bias is not None:
+            grad_bias = grad_bias * scale.to(grad_bias.dtype)
+        return grad_hidden, grad_weight, grad_bias, None, None, None
 
 
 def _accumulate(total: Tensor | None, gradient: Tensor, hidden: Tensor, dtype: torch.dtype) -> Tensor:

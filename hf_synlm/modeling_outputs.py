@@ -55,6 +55,8 @@ class SyntacticModelOutput(ModelOutput):
         last_hidden_state: [B, T, D] state of the token layers after each token.
         token_hidden_state: [B, T + 1, D] the same states shifted: slot t predicts token t, slot T follows the text.
         type_hidden_state: [B, A, D] state of the type layers at each slot (slot 0 = beginning, slot t + 1 = node t).
+        action_hidden_state: [B, A, w] prediction vector before each action (RNNG).
+        sentence_state: [B, h] state of the stack when the derivation is over (RNNG).
         outside_vectors: [tokens, d] outside vectors of all tokens of the batch, row by row.
         spans: per row the inner nodes `(i, j)` of the trees in post-order.
         parser_scores: [B, T - 1] split scores of the parser between neighbouring tokens.
@@ -66,6 +68,8 @@ class SyntacticModelOutput(ModelOutput):
     last_hidden_state: Tensor | None = None
     token_hidden_state: Tensor | None = None
     type_hidden_state: Tensor | None = None
+    action_hidden_state: Tensor | None = None
+    sentence_state: Tensor | None = None
     outside_vectors: Tensor | None = None
     spans: list[list[tuple[int, int]]] | None = None
     parser_scores: Tensor | None = None

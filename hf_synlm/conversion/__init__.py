@@ -7,8 +7,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_synlm.conversion.gpst import convert_gpst
+from hf_synlm.conversion.rnng import convert_rnng
 
-CONVERTERS: dict[str, Callable[[Mapping[str, Tensor], Mapping[str, Any]], PreTrainedModel]] = {"gpst": convert_gpst}
+CONVERTERS: dict[str, Callable[[Mapping[str, Tensor], Mapping[str, Any]], PreTrainedModel]] = {
+    "gpst": convert_gpst,
+    "rnng": convert_rnng,
+}
 
 
 def convert_state_dict(arch: str, state_dict: dict[str, Tensor], original_config: dict) -> PreTrainedModel:

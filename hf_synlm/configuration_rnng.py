@@ -1,0 +1,185 @@
+"""Configuration of RNNG, the recurrent neural network grammar, in its batched form (Noji and Oseki, ACL Findings 2021).
+
+One flat dataclass: sizes, transition system and composition, the labels of the nonterminals, and the search.
+"""
+
+import math
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+TRANSITION_SYSTEMS = ("top_down", "in_order")
+COMPOSITIONS = ("lstm", "attention")
+LOSS_NORMALIZATIONS = ("batch", "sum", "action", "token")
+NORMALIZATIONS = ("search", "train")
+
+# The constituent labels of the Penn Treebank.
+PTB_NONTERMINALS = (
+    "ADJP ADVP CONJP FRAG INTJ LST NAC NP NX PP PRN PRT QP RRC S SBAR SBARQ SINV SQ UCP VP WHADJP WHADVP WHNP WHPP X"
+).split()
+
+# Sizes published with the paper: a word model of 15 M parameters and a subword model of 35 M.
+PRESETS: dict[str, dict[str, Any]] = {
+    "rnng-15m": {},
+    "rnng-35m": {"vocab_size": 30720, "embedding_size": 656, "hidden_size": 656, "subwords": True},
+}
+
+
+@strict
+class RNNGConfig(PreTrainedConfig):
+    """Sizes, transition system and search of an RNNG; the defaults are the published model of 15 M parameters.
+
+    Sizes:
+        vocab_size: number of token ids (V).
+        embedding_size: width of words, labels and composed vectors (w).
+        hidden_size: width of the stack LSTM (h).
+        num_layers: layers of the stack LSTM.
+        dropout: on embeddings, between the layers of the stack LSTM, before the output layer, and in the composition.
+        initializer_range: draw all parameters from U(-x, x); None: as PyTorch does (the authors' default).
+    Structure:
+        transition_system: "top_down" (a nonterminal is opened before its children) or "in_order" (after the first).
+        composition: "lstm" or "attention".
+        nonterminals: labels; action ids follow their order.
+        subwords: tokens are pieces of words, and the model holds which tokens end a word (`word_final`). All pieces
+            of a word are children of its parent, and nothing but SHIFT is allowed between them.
+        loss_normalization: the summed loss is divided by the number of sentences ("batch"), by 1 ("sum"), by the number
+            of actions ("action"), or of tokens ("token").
+    Search:
+        scoring_num_beams: derivations kept after each word, of `forward(...).logits` and by default of `parse`.
+        action_beam_size: derivations kept after each action inside a word.
+        fast_track_size: derivations that reach the next word although they are not among the best.
+        normalization: "search" spreads the probability of illegal actions and of the padding word over the others, as
+            the authors' search does; "train" leaves it where it is, so that scores are those of the training loss.
+        max_open_nonterminals: no more than so many constituents are open at once.
+        max_consecutive_nonterminals: nonterminals opened in a row without a word between (in_order: also unary chains);
+            None = 8 for top_down, 3 for in_order, as the authors' search.
+    Special tokens: pad_token_id is never a word, its embedding is not trained, and it stands for the beginning and the
+        end of a sentence, too (bos_token_id, eos_token_id): sentences begin and end by their tree.
+
+    Raises:
+        ValueError: when a field is out of range or two fields do not fit; the message names the value. (A value of
+            the wrong type raises the `StrictDataclassFieldValidationError` of huggingface_hub.)
+    """
+
+    model_type = "rnng"
+    keys_to_ignore_at_inference = ["past_key_values", "losses", "spans", "joint_log_prob", "action_logits"]
+    attribute_map = {"num_hidden_layers": "num_layers"}
+
+    vocab_size: int = 50000
+    embedding_size: int = 256
+    hidden_size: int = 256
+    num_layers: int = 2
+    dropout: float | int = 0.1
+    initializer_range: float | int | None = None
+
+    transition_system: str = "top_down"
+    composition: str = "lstm"
+    nonterminals: list[str] | tuple[str, ...] | None = None
+    subwords: bool = False
+    loss_normalization: str = "batch"
+
+    scoring_num_beams: int = 10
+    action_beam_size: int = 100
+    fast_track_size: int = 1
+    normalization: str = "search"
+    max_open_nonterminals: int = 100
+    max_consecutive_nonterminals: int | None = None
+
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int = 0
+    bos_token_id: int | None = 0
+    eos_token_id: int | None = 0
+    auto_map: dict | None = None
+
+    def __post_init__(self, **kwargs):
+        if self.auto_map is None:
+            self.auto_map = {
+                "AutoConfig": "configuration_rnng.RNNGConfig",
+                "AutoModel": "modeling_rnng.RNNGModel",
+                "AutoModelForCausalLM": "modeling_rnng.RNNGForCausalLM",
+                "AutoModelForSequenceClassification": "modeling_rnng.RNNGForSequenceClassification",
+            }
+        self.nonterminals = list(PTB_NONTERMINALS if self.nonterminals is None else self.nonterminals)
+        # The decorator wraps errors of its own validation round in its own type; users catch a plain ValueError.
+        self.validate_architecture()
+        super().__post_init__(**kwargs)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the transition system is the in-order one."""
+        return self.transition_system == "in_order"
+
+    @property
+    def first_nonterminal(self) -> int:
+        """Action id that opens the first nonterminal; padding, SHIFT, REDUCE (and FINISH) come before."""
+        return 4 if self.in_order else 3
+
+    @property
+    def num_actions(self) -> int:
+        """Number of action ids, padding included."""
+        return self.first_nonterminal + len(self.nonterminals)
+
+    @property
+    def consecutive_limit(self) -> int:
+        """`max_consecutive_nonterminals`, or its default."""
+        return self.max_consecutive_nonterminals or (3 if self.in_order else 8)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> "RNNGConfig":
+        """Configuration of a published model size.
+
+        Args:
+            name: "rnng-15m" or "rnng-35m".
+            **overrides: fields that replace the preset's values.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ValueError: when there is no such preset.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"There is no RNNG preset {name!r}. Choose one of {sorted(PRESETS)}.")
+        return cls(**{**PRESETS[name], **overrides})
+
+    def validate_architecture(self) -> None:
+        """Check that the fields are in range and fit together (called at construction and before saving)."""
+        for name in (
+            "vocab_size embedding_size hidden_size num_layers scoring_num_beams action_beam_size max_open_nonterminals"
+        ).split():
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
+        if self.max_consecutive_nonterminals is not None and self.max_consecutive_nonterminals < 1:
+            raise ValueError(
+                f"max_consecutive_nonterminals must be at least 1 (or None) and is {self.max_consecutive_nonterminals}."
+            )
+        if self.fast_track_size < 0:
+            raise ValueError(f"fast_track_size must not be negative and is {self.fast_track_size}.")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout must be in [0, 1) and is {self.dropout}.")
+        if self.initializer_range is not None and not 0 < self.initializer_range < math.inf:
+            raise ValueError(f"initializer_range must be a finite positive number and is {self.initializer_range}.")
+        for name, choices in (
+            ("transition_system", TRANSITION_SYSTEMS),
+            ("composition", COMPOSITIONS),
+            ("loss_normalization", LOSS_NORMALIZATIONS),
+            ("normalization", NORMALIZATIONS),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} {getattr(self, name)!r} is unknown. Choose one of {list(choices)}.")
+        if not self.nonterminals or len(set(self.nonterminals)) < len(self.nonterminals):
+            raise ValueError(f"nonterminals must be distinct labels, at least one, and are {self.nonterminals}.")
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            value = getattr(self, name)
+            if isinstance(value, int) and not 0 <= value < self.vocab_size:
+                raise ValueError(
+                    f"{name} {value} is outside the vocabulary of {self.vocab_size} ids. "
+                    f"Set {name} to an id below vocab_size."
+                )
+        if not self.tie_word_embeddings:
+            raise ValueError("tie_word_embeddings=False: words are read and written with one matrix. Leave it True.")
+
+
+__all__ = ["RNNGConfig"]

@@ -1,0 +1,137 @@
+"""The authors' RNNG checkpoints (aistairc/rnng-pytorch, the fixed-stack models) -> `RNNGForCausalLM`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_synlm.configuration_rnng import RNNGConfig
+from hf_synlm.conversion.rename import rename_state_dict
+from hf_synlm.modeling_rnng import RNNGForCausalLM
+
+# original name (regular expression) -> name here
+RULES: dict[str, str] = {
+    r"emb\.0\.weight": "model.embed_tokens.weight",
+    r"vocab_mlp\.(weight|bias)": r"lm_head.\1",
+    r"action_mlp\.(weight|bias)": r"action_head.\1",
+    r"rnng\.nt_emb\.0\.weight": "model.embed_nonterminals.weight",
+    r"rnng\.initial_emb\.0\.weight": "model.initial_element",
+    r"rnng\.stack_rnn\.lstm\.(\d+)\.(weight|bias)_(ih|hh)": r"model.stack_lstm.cells.\1.\2_\3",
+    r"rnng\.output\.1\.(weight|bias)": r"model.output.\1",
+    r"rnng\.composition\.rnn\.(.*_l0(?:_reverse)?)": r"model.composition.rnn.lstm.\1",
+    r"rnng\.composition\.output\.[01]\.(weight|bias)": r"model.composition.output.\1",
+    r"rnng\.composition\.V\.weight": "model.composition.key.weight",
+    r"rnng\.composition\.nt_emb\.weight": "model.composition.query_labels.weight",
+    r"rnng\.composition\.nt_emb2\.0\.weight": "model.composition.labels.weight",
+    r"rnng\.composition\.gate\.0\.(weight|bias)": r"model.composition.gate.\1",
+}
+_LABEL_TABLES = (
+    "model.embed_nonterminals.weight",
+    "model.composition.query_labels.weight",
+    "model.composition.labels.weight",
+)
+# Names that only the authors' older classes have, whose stack is a Python list per sentence.
+_OLD_CLASSES = ("stack_rnn.linears", "stack_to_hidden", "composition.")
+
+
+def convert_rnng(state_dict: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> RNNGForCausalLM:
+    """Build a model from a checkpoint of the authors' fixed-stack classes.
+
+    Args:
+        state_dict: tensors by their original names.
+        original_config: `strategy` ("top_down" or "in_order"), `composition` ("lstm" or "attention"), `nonterminals`
+            (the labels in the order of their ids), and, if they are known, `subword` (bool), `dropout`,
+            `max_open_nts`, `max_cons_nts`, `word_final` (one flag per token id: whether it ends a word). Sizes are
+            read off the tensors; where `w_dim`, `h_dim`, `num_layers`, `vocab_size` are given, they must agree.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        ValueError: for keys of other classes, missing values, or sizes that do not fit.
+    """
+    old = [key for key in state_dict if key.startswith(_OLD_CLASSES)]
+    if old:
+        raise ValueError(
+            f"The checkpoint holds {old[0]!r}: it was trained without --fixed_stack, by classes whose LSTM has another "
+            "gate order and, for in_order, another order of pushes. Train with --fixed_stack to convert it."
+        )
+    tensors = rename_state_dict(state_dict, RULES)
+    config = rnng_config(tensors, original_config)
+    if not torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"]):
+        raise ValueError("emb.0.weight and vocab_mlp.weight differ; the authors' models tie them.")
+    del tensors["lm_head.weight"]
+    tensors["model.initial_element"] = tensors["model.initial_element"].squeeze(0)
+    for name in _LABEL_TABLES:
+        if config.in_order and name in tensors and len(tensors[name]) == len(config.nonterminals) + 1:
+            # The authors' in-order tables have one row too many, which no action reads.
+            tensors[name] = tensors[name][:-1].clone()
+    model = RNNGForCausalLM(config).to(tensors["action_head.weight"].dtype)
+    if config.subwords:
+        flags = original_config.get("word_final")
+        tensors["model.word_final"] = torch.ones(config.vocab_size, dtype=torch.bool)
+        if flags is not None:
+            if len(flags) != config.vocab_size:
+                raise ValueError(f"word_final holds {len(flags)} flags for a vocabulary of {config.vocab_size} tokens.")
+            tensors["model.word_final"] = torch.as_tensor(flags, dtype=torch.bool)
+    expected = {name: value.shape for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    for name in sorted(set(expected) | set(tensors)):
+        found, wanted = tensors.get(name), expected.get(name)
+        if found is None or wanted is None or found.shape != wanted:
+            given = "missing" if found is None else tuple(found.shape)
+            raise ValueError(
+                f"{name} is {given} in the checkpoint and should be {None if wanted is None else tuple(wanted)}. "
+                "Is it the configuration of this checkpoint?"
+            )
+    model.load_state_dict(tensors, strict=False)
+    return model.eval()
+
+
+def rnng_config(tensors: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> RNNGConfig:
+    """Configuration of a renamed checkpoint.
+
+    Args:
+        tensors: by their new names.
+        original_config: see `convert_rnng`.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ValueError: when a value is missing or does not fit the tensors.
+    """
+    for name in ("strategy", "composition", "nonterminals"):
+        if name not in original_config:
+            raise ValueError(f"The configuration has no {name!r}. Pass strategy, composition and nonterminals.")
+    needed = ("model.embed_tokens.weight", "lm_head.weight", "model.output.weight", "action_head.weight")
+    missing = [name for name in (*needed, "model.initial_element") if name not in tensors]
+    if missing:
+        raise ValueError(f"The checkpoint lacks the tensors that become {missing}. Is it another model?")
+    vocab_size, width = tensors["model.embed_tokens.weight"].shape
+    layers = {name.split(".")[3] for name in tensors if name.startswith("model.stack_lstm.cells.")}
+    sizes = {
+        "vocab_size": vocab_size,
+        "w_dim": width,
+        "h_dim": tensors["model.output.weight"].shape[1],
+        "num_layers": len(layers),
+    }
+    for name, value in sizes.items():
+        if original_config.get(name, value) != value:
+            raise ValueError(f"{name} is {original_config[name]} in the configuration and {value} in the tensors.")
+    return RNNGConfig(
+        vocab_size=vocab_size,
+        embedding_size=width,
+        hidden_size=sizes["h_dim"],
+        num_layers=len(layers),
+        dropout=original_config.get("dropout", 0.3),
+        transition_system=original_config["strategy"],
+        composition=original_config["composition"],
+        nonterminals=list(original_config["nonterminals"]),
+        subwords=bool(original_config.get("subword", False)),
+        max_open_nonterminals=original_config.get("max_open_nts", 100),
+        max_consecutive_nonterminals=original_config.get("max_cons_nts"),
+    )
+
+
+__all__ = ["RULES", "convert_rnng", "rnng_config"]
