@@ -97,3 +97,106 @@ def word_spans(word_ends: Sequence[bool]) -> list[tuple[int, int]]:
 def keeps_words_together(spans: Sequence[tuple[int, int]], word_ends: Sequence[bool]) -> bool:
     """Say whether every word of two or more tokens is a constituent of a binary tree."""
     return all(word in spans for word in word_spans(word_ends) if word[1] - word[0] > 1)
+
+
+def all_labeled_trees(start: int, end: int, num_labels: int, max_chain: int) -> list:
+    """List every labeled tree over the leaves start, ..., end - 1, with at most `max_chain` nodes over the same leaves.
+
+    A leaf is an int, an inner node is (label, children).
+    """
+    below: list = [start] if end - start == 1 else []
+    if end - start > 1:
+        below = [
+            (label, forest)
+            for forest in _labeled_forests(start, end, num_labels, max_chain)
+            for label in range(num_labels)
+        ]
+    found = list(below)
+    for _ in range(max_chain - (end - start > 1)):
+        below = [(label, (child,)) for child in below for label in range(num_labels)]
+        found.extend(below)
+    return found
+
+
+def _labeled_forests(start: int, end: int, num_labels: int, max_chain: int) -> list[tuple]:
+    """List every sequence of two or more labeled trees that together cover the leaves start, ..., end - 1."""
+    found = []
+    for split in range(start + 1, end):
+        rests = [(tree,) for tree in all_labeled_trees(split, end, num_labels, max_chain)]
+        rests += _labeled_forests(split, end, num_labels, max_chain)
+        found += [(first, *rest) for first in all_labeled_trees(start, split, num_labels, max_chain) for rest in rests]
+    return found
+
+
+def labeled_spans_of(tree) -> list[tuple[int, int, int]]:
+    """List (label, i, j) of every inner node of a labeled tree in post-order."""
+    if isinstance(tree, int):
+        return []
+    label, children = tree
+    below = [span for child in children for span in labeled_spans_of(child)]
+    return [*below, (label, _labeled_leaves(tree)[0], _labeled_leaves(tree)[-1] + 1)]
+
+
+def _labeled_leaves(tree) -> list[int]:
+    return [tree] if isinstance(tree, int) else [leaf for child in tree[1] for leaf in _labeled_leaves(child)]
+
+
+def top_down_actions_of(tree) -> list[int]:
+    """Write a labeled tree as SHIFT (1), REDUCE (2) and NT (3 + label): parent, children, REDUCE."""
+    if isinstance(tree, int):
+        return [1]
+    label, children = tree
+    return [3 + label, *(action for child in children for action in top_down_actions_of(child)), 2]
+
+
+def in_order_actions_of(tree) -> list[int]:
+    """Write a labeled tree as SHIFT (1), REDUCE (2) and NT (4 + label): first child, parent, other children, REDUCE."""
+    if isinstance(tree, int):
+        return [1]
+    label, (first, *rest) = tree
+    return [
+        *in_order_actions_of(first),
+        4 + label,
+        *(action for child in rest for action in in_order_actions_of(child)),
+        2,
+    ]
+
+
+def stacks_of(actions: Sequence[int], system: str) -> list[list] | None:
+    """Run SHIFT, REDUCE, FINISH and NT actions and list the stack after each; None if an action is impossible.
+
+    An element is an int (token), a str (open nonterminal) or (label, children). An in-order NT goes below its left
+    corner, the element on top.
+    """
+    first_nonterminal = 4 if system == "in_order" else 3
+    stack: list = []
+    stacks: list[list] = []
+    previous = 0
+    num_tokens = 0
+    for action in actions:
+        opens = [index for index, element in enumerate(stack) if isinstance(element, str)]
+        is_nonterminal, after_nonterminal = action >= first_nonterminal, previous >= first_nonterminal
+        if not 1 <= action or previous == first_nonterminal - 1 == 3:
+            return None
+        if is_nonterminal and system == "in_order":
+            if not stack or after_nonterminal:
+                return None
+            stack = [*stack[:-1], str(action - first_nonterminal), stack[-1]]
+        elif is_nonterminal:
+            if stack and not opens:
+                return None
+            stack = [*stack, str(action - first_nonterminal)]
+        elif action == 1:
+            if not opens and (stack or system == "top_down"):
+                return None
+            stack = [*stack, num_tokens]
+            num_tokens += 1
+        elif action == 2:
+            if not opens or opens[-1] == len(stack) - 1:
+                return None
+            stack = [*stack[: opens[-1]], (int(stack[opens[-1]]), tuple(stack[opens[-1] + 1 :]))]
+        elif len(stack) != 1 or opens:
+            return None
+        stacks.append(stack)
+        previous = action
+    return stacks
