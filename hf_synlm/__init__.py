@@ -4,20 +4,25 @@ Importing the package registers its architectures with the Auto classes of trans
 and `push_to_hub` write repositories that load without it.
 """
 
+from typing import Any
+
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from .configuration_gpst import GPSTConfig
+from .configuration_lstm import LSTMConfig
 from .modeling_gpst import GPSTForCausalLM, GPSTForSequenceClassification, GPSTModel, GPSTPreTrainedModel
+from .modeling_lstm import LSTMForCausalLM, LSTMModel, LSTMPreTrainedModel
 from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
 
 __version__ = "0.1.0.dev0"
 
-_AUTO_CLASSES = {
+_AUTO_CLASSES: dict[Any, dict[Any, Any]] = {
     GPSTConfig: {
         AutoModel: GPSTModel,
         AutoModelForCausalLM: GPSTForCausalLM,
         AutoModelForSequenceClassification: GPSTForSequenceClassification,
     },
+    LSTMConfig: {AutoModel: LSTMModel, AutoModelForCausalLM: LSTMForCausalLM},
 }
 
 for _config_class, _models in _AUTO_CLASSES.items():
@@ -33,6 +38,10 @@ __all__ = [
     "GPSTForSequenceClassification",
     "GPSTModel",
     "GPSTPreTrainedModel",
+    "LSTMConfig",
+    "LSTMForCausalLM",
+    "LSTMModel",
+    "LSTMPreTrainedModel",
     "ParseOutput",
     "SyntacticClassifierOutput",
     "SyntacticLMOutput",

@@ -58,7 +58,8 @@ def _probe_all(folder: str, request: dict[str, Any]) -> dict[str, Any]:
     if "AutoModelForCausalLM" in request["auto_map"]:
         results["parse"] = _attempt(_probe_parse, folder, request)
         results["generate"] = _attempt(_probe_generate, folder, request)
-    return results
+    # What a model does not have, as a parser, is not compared.
+    return {name: result for name, result in results.items() if result != {"values": {}}}
 
 
 def _attempt(probe: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
@@ -121,6 +122,8 @@ def _probe_parse(folder: str, request: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     model = _load(folder, "AutoModelForCausalLM", request)
+    if not hasattr(model, "parse"):
+        return {}
     with torch.no_grad():
         output = model.parse(**_inputs(request), num_beams=request["num_beams"])
     return {name: output[name] for name in ("spans", "actions", "log_probs", "token_log_probs")}
@@ -138,7 +141,7 @@ def _probe_generate(folder: str, request: dict[str, Any]) -> dict[str, Any]:
             max_new_tokens=request["max_new_tokens"],
             return_dict_in_generate=True,
         )
-    return {name: output[name] for name in ("sequences", "actions", "spans")}
+    return {name: output[name] for name in ("sequences", "actions", "spans") if name in output}
 
 
 def main(folder: str, request_file: str, result_file: str) -> None:

@@ -9,6 +9,8 @@ from huggingface_hub import EvalResult, ModelCardData
 from transformers import PreTrainedConfig
 
 TEMPLATE_FILE = Path(__file__).with_name("card_template.md")
+# Parts of the template that only models with a search over trees have, or only the others.
+_SECTION = re.compile(r"<!-- (search|no search) -->\n(.*?)<!-- end -->\n", re.DOTALL)
 TAGS = ("custom_code", "hf_synlm", "syntactic-language-model")
 
 PAPERS: dict[str, dict[str, str]] = {
@@ -21,6 +23,16 @@ PAPERS: dict[str, dict[str, str]] = {
         "citation": (
             "Xiang Hu, Pengyu Ji, Qingyang Zhu, Wei Wu, Kewei Tu. Generative Pretrained Structured Transformers: "
             "Unsupervised Syntactic Language Models at Scale. ACL 2024."
+        ),
+    },
+    "lstm_lm": {
+        "architecture": "LSTM (long short-term memory)",
+        "summary": (
+            "It reads and writes words from left to right and knows nothing of trees: a baseline for syntactic "
+            "language models, with the word embedding, the recurrent layers and the output layer of an RNNG."
+        ),
+        "citation": (
+            "Hiroshi Noji, Yohei Oseki. Effective Batching for Recurrent Neural Network Grammars. Findings of ACL 2021."
         ),
     },
 }
@@ -76,10 +88,12 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
         "training_procedure": stated["training_procedure"],
         "results": _results_table(stated["results"]),
         "limits": stated["limits"],
-        "num_beams": str(config.scoring_num_beams),
+        "num_beams": str(getattr(config, "scoring_num_beams", None)),
         "citation": paper["citation"],
     }
     template = TEMPLATE_FILE.read_text(encoding="utf-8")
+    searches = hasattr(config, "scoring_num_beams")
+    template = _SECTION.sub(lambda match: match[2] if searches == (match[1] == "search") else "", template)
     text = re.sub(r"{{ (\w+) }}", lambda match: values[match.group(1)], template)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 

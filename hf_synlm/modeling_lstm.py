@@ -1,0 +1,289 @@
+"""An LSTM language model: the baseline without trees for the RNNG of Noji and Oseki (ACL Findings 2021).
+
+It is the RNNG without what makes it one. Token embedding E, L layers of LSTM, and the RNNG's output layer:
+
+    h_t = LSTM(E[x_t], h_t-1);    p(x_t+1 | x_1..t) = softmax(E ReLU(W h_t + b_o) + b_v)
+
+Nonterminals, composition and actions are left out, everything else has the same shape. A row begins with the begin
+token, from which the first word is predicted; whether it stands in the row or not makes no difference. No end of the
+sentence is predicted, so that perplexities per word compare with the RNNG's. The softmax runs over all ids, the begin
+token included, which training makes improbable.
+
+Shapes: B sentences, T tokens, L layers, H hidden size, E embedding size, V vocabulary, R rows. Losses are in nats.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils import can_return_tuple
+
+from .configuration_lstm import LSTMConfig
+from .linear_cross_entropy import linear_cross_entropy
+from .modeling_outputs import SyntacticLMOutput
+from .recurrent_cache import RecurrentCache
+from .token_batch import attended_tokens
+
+
+@dataclass
+class LSTMModelOutput(BaseModelOutputWithPast):
+    """Output of the bare LSTM.
+
+    Fields, besides those of the stock output:
+        last_hidden_state: [B, T, H] state of the last layer after the tokens up to each column.
+        initial_state: [B, H] the same before the first column: after the begin token, or after what the cache has read.
+        token_mask: [B, T], True at the columns that were read as tokens.
+    """
+
+    initial_state: Tensor | None = None
+    token_mask: Tensor | None = None
+
+
+class LSTMPreTrainedModel(PreTrainedModel):
+    """Loading, saving and initialization shared by the LSTM models."""
+
+    config: LSTMConfig
+    base_model_prefix = "model"
+    accepts_loss_kwargs = False  # the first token has a target, too, which Trainer's count leaves out
+    _is_stateful = True  # assisted decoding needs a cache that can be cropped
+    _no_split_modules = ["LSTM"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _input_embed_layer = "embed_tokens"
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Draw everything from U(-x, x), or as PyTorch does (see `LSTMConfig.initializer_range`)."""
+        if not isinstance(module, (nn.Embedding, nn.Linear, nn.LSTM)):
+            return
+        bound = self.config.initializer_range
+        if bound is None and isinstance(module, nn.Embedding):
+            init.normal_(module.weight)
+            return
+        if bound is None:
+            width = module.in_features if isinstance(module, nn.Linear) else module.hidden_size
+            bound = width**-0.5
+        for parameter in module.parameters(recurse=False):
+            init.uniform_(parameter, -bound, bound)
+
+
+class LSTMModel(LSTMPreTrainedModel):
+    """Embedding and LSTM layers: token ids in, states out."""
+
+    def __init__(self, config: LSTMConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size)
+        self.dropout = nn.Dropout(config.dropout)
+        self.lstm = nn.LSTM(
+            config.embedding_size,
+            config.hidden_size,
+            config.num_layers,
+            batch_first=True,
+            dropout=config.dropout if config.num_layers > 1 else 0.0,
+        )
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+    ) -> LSTMModelOutput:
+        """Read token ids from left to right.
+
+        Args:
+            input_ids: [B, T] token ids. A row that starts with `bos_token_id` has it taken as the beginning itself.
+            attention_mask: [B, T], 1 = token; other columns are skipped, wherever they stand. With a cache, a mask over
+                all columns read so far will do. Without a mask, runs of `pad_token_id` at both ends are padding; with a
+                cache that has read something, every column is a token.
+            past_key_values: state to continue from; it is moved on in place.
+            use_cache: return the state; default: only if one is given.
+
+        Returns:
+            `LSTMModelOutput`. A column that is skipped has the state of the column before it.
+
+        Raises:
+            ValueError: for wrong shapes, types, ids outside the vocabulary, or a cache of another batch.
+
+        Cost: T steps of L cells for the whole batch.
+        """
+        cache = past_key_values
+        begins = cache is None or not cache.is_initialized
+        mask = self._read_columns(input_ids, attention_mask, None if begins else cache)
+        count_B = mask.sum(1)
+        # Tokens move to the left end, so that padding is read after them or not at all.
+        columns = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
+        ids = input_ids.long().masked_fill(~mask, 0).gather(1, columns)
+        if begins:
+            ids = F.pad(ids, (1, 0), value=self.config.bos_token_id)
+        keep_state = cache is not None or bool(use_cache)
+        states, final = self._read(ids, count_B + begins, None if begins else cache.state, keep_state)
+        if not begins:
+            states = torch.cat([cache.state[0][-1][:, None].to(states.dtype), states], 1)
+        if keep_state:
+            cache = RecurrentCache() if cache is None else cache
+            cache.store(final, input_ids.shape[1])
+        # After a column stands the state of as many tokens as there are up to it.
+        slot = mask.cumsum(1)[..., None].expand(-1, -1, states.shape[2])
+        return LSTMModelOutput(
+            last_hidden_state=states.gather(1, slot),
+            past_key_values=cache if keep_state else None,
+            initial_state=states[:, 0],
+            token_mask=mask,
+        )
+
+    def _read_columns(self, input_ids: Tensor, attention_mask: Tensor | None, cache: RecurrentCache | None) -> Tensor:
+        """Mask [B, T] of the columns that hold tokens, the begin token left out."""
+        if cache is None:
+            return attended_tokens(self.config, input_ids, attention_mask)
+        if cache.batch_size != len(input_ids):
+            raise ValueError(
+                f"past_key_values holds {cache.batch_size} rows and input_ids {len(input_ids)}. Pass the cache that "
+                "was returned for the same rows, or none."
+            )
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)
+        elif attention_mask.shape[-1] == cache.num_columns + input_ids.shape[-1]:
+            attention_mask = attention_mask[:, cache.num_columns :]
+        # Only for the checks: the beginning was read before, so that a begin token is a token like any other here.
+        attended_tokens(self.config, input_ids, attention_mask)
+        return attention_mask.bool()
+
+    def _read(
+        self, ids: Tensor, count_B: Tensor, state: tuple[Tensor, ...] | None, need_final: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """States after every token [B, T, H], and the state after the last token of each row (if needed)."""
+        inputs = self.dropout(self.embed_tokens(ids))
+        if state is not None:
+            state = tuple(tensor.to(inputs.device) for tensor in state)
+        if not need_final or bool((count_B == ids.shape[1]).all()):
+            return self.lstm(inputs, state)
+        # The state after the last token is that of the last column only in the longest rows. A row may hold no token at
+        # all; packing does not know that, so such rows read one column and get their old state back.
+        lengths = count_B.clamp_min(1).cpu()
+        packed = pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
+        packed_states, final = self.lstm(packed, state)
+        states, _ = pad_packed_sequence(packed_states, batch_first=True, total_length=ids.shape[1])
+        if state is not None:
+            has_token = (count_B > 0)[None, :, None]
+            final = tuple(torch.where(has_token, new, old) for new, old in zip(final, state, strict=True))
+        return states, final
+
+
+class LSTMForCausalLM(LSTMPreTrainedModel, GenerationMixin):
+    """LSTM language model: next-token log-probabilities, training loss, stock generation."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: LSTMConfig):
+        super().__init__(config)
+        self.model = LSTMModel(config)
+        self.projection = nn.Sequential(
+            nn.Dropout(config.dropout), nn.Linear(config.hidden_size, config.embedding_size), nn.ReLU()
+        )
+        self.lm_head = nn.Linear(config.embedding_size, config.vocab_size)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Tensor | None,
+    ) -> SyntacticLMOutput:
+        """Training loss with `labels`, next-token log-probabilities without.
+
+        The loss is the mean of -log p(x_t | x_1..t-1) over the tokens with labels, the first token of a row included:
+        it is predicted from the begin token. Nothing is predicted after the last token.
+
+        Args:
+            input_ids: [B, T] token ids. A row that starts with `bos_token_id` has it taken as the beginning itself.
+            attention_mask: [B, T], 1 = token (see `LSTMModel.forward`).
+            labels: [B, T] = `input_ids` with -100 where the loss shall not count; padding and the begin token never do.
+            past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
+            use_cache: return the state; default: only if one is given.
+            logits_to_keep: compute `logits` for the last so many columns (0 = all), or for these columns.
+            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (so
+                that the first token, which only the beginning predicts, does not count).
+
+        Returns:
+            `SyntacticLMOutput`. With labels: `loss`, `losses` ("word") and `joint_log_prob` [B], here log p of the
+            tokens of each row that have labels. Without: `logits` [B, T, V], log p(next token | prefix); they are exact
+            and carry gradients.
+
+        Raises:
+            ValueError: see `LSTMModel.forward`; labels of another shape or outside the vocabulary.
+            TypeError: for other keyword arguments.
+
+        Cost: T steps of L cells, and one row of V numbers per token; with labels, never all of them at once.
+        """
+        # Not in the signature: Trainer takes every argument with "label" in its name for one that must be there.
+        shift_labels = kwargs.pop("shift_labels", None)
+        if kwargs:
+            raise TypeError(f"forward() takes no arguments {sorted(kwargs)}")
+        if labels is not None and shift_labels is not None:
+            raise ValueError("labels and shift_labels were both given. Pass one of them.")
+        if shift_labels is not None:
+            labels = F.pad(shift_labels[:, :-1], (1, 0), value=-100)
+        if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+            raise ValueError("logits_to_keep goes with next-token logits. Leave it out together with labels.")
+        if labels is not None:
+            self._check_labels(labels, input_ids)
+        output = self.model(
+            input_ids, attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache
+        )
+        result = SyntacticLMOutput(past_key_values=output.past_key_values)
+        if labels is None:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.lm_head(self.projection(output.last_hidden_state[:, kept]))
+            result.logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+            return result
+        result.loss, result.joint_log_prob = self._objective(output, labels.masked_fill(~output.token_mask, -100))
+        result.losses = {"word": result.loss.detach()}
+        return result
+
+    def _check_labels(self, labels: Tensor, input_ids: Tensor) -> None:
+        """Raise ValueError unless the labels are ids of the vocabulary or -100, one per input id."""
+        if labels.shape != input_ids.shape or labels.is_floating_point():
+            raise ValueError(
+                f"labels are {labels.dtype} {tuple(labels.shape)}, input_ids {tuple(input_ids.shape)}. Give one "
+                "integer per input id."
+            )
+        if not labels.is_cuda:  # on a GPU the check would stall every step
+            outside = (labels != -100) & ((labels < 0) | (labels >= self.config.vocab_size))
+            if outside.any():
+                raise ValueError(
+                    f"Label {labels[outside][0].item()} is outside the vocabulary ({self.config.vocab_size} ids). "
+                    "Use -100 to leave out."
+                )
+
+    def _objective(self, output: LSTMModelOutput, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean loss of the labels that count, and their log-probability per row [B] (detached)."""
+        before = torch.cat([output.initial_state[:, None], output.last_hidden_state[:, :-1]], 1)
+        row, column = (labels != -100).nonzero(as_tuple=True)
+        hidden_RE = self.projection(before[row, column])
+        if len(row) == 0:  # nothing to learn, but every parameter gets its (zero) gradient
+            return self.lm_head(hidden_RE).sum(), before.new_zeros(len(labels))
+        coefficient = hidden_RE.new_full((len(row),), 1 / len(row), dtype=torch.float32)
+        loss, loss_R = linear_cross_entropy(
+            hidden_RE, self.lm_head.weight, labels[row, column].long(), coefficient, self.lm_head.bias
+        )
+        return loss, -loss_R.new_zeros(len(labels)).index_add(0, row, loss_R)
+
+
+__all__ = ["LSTMForCausalLM", "LSTMModel", "LSTMModelOutput", "LSTMPreTrainedModel"]

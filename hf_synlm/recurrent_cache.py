@@ -1,0 +1,82 @@
+"""The state of a recurrent network as `past_key_values`."""
+
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+
+class RecurrentCache(Cache):
+    """State of a recurrent network after a prefix.
+
+    Stock decoding loops treat it like any other cache. `forward` replaces the state in place; what it keeps is cut off
+    from the graph, so that segments of a long text can be trained one after the other. It cannot be cropped: a
+    recurrent network does not go back.
+
+    Args:
+        batch_dim: dimension of the sentences in every tensor of the state.
+    """
+
+    def __init__(self, batch_dim: int = 1) -> None:
+        super().__init__(layers=[])
+        self.batch_dim = batch_dim
+        self.state: tuple[Tensor, ...] | None = None
+        self.num_columns = 0
+
+    def store(self, state: tuple[Tensor, ...], num_columns: int) -> None:
+        """Replace the state.
+
+        Args:
+            state: tensors of the new state.
+            num_columns: input columns that were read since the old one.
+        """
+        self.state = tuple(tensor.detach() for tensor in state)
+        self.num_columns += num_columns
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Number of input columns read, padding included."""
+        return self.num_columns
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether anything was read."""
+        return self.state is not None
+
+    @property
+    def batch_size(self) -> int:
+        """Number of sentences; 0 before anything was read."""
+        return 0 if self.state is None else self.state[0].shape[self.batch_dim]
+
+    @property
+    def is_croppable(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def is_compileable(self) -> bool:
+        """False."""
+        return False
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep the sentences `beam_idx` [B'], in that order."""
+        if self.state is not None:
+            index = beam_idx.to(self.state[0].device)
+            self.state = tuple(tensor.index_select(self.batch_dim, index) for tensor in self.state)
+
+    batch_select_indices = reorder_cache
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every sentence `repeats` times."""
+        if self.state is not None:
+            self.state = tuple(tensor.repeat_interleave(repeats, self.batch_dim) for tensor in self.state)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.state, self.num_columns = None, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Not possible."""
+        raise ValueError(
+            f"crop({tokens_to_remove}): a recurrent network cannot go back to words that it has read; start a new cache"
+        )
+
+
+__all__ = ["RecurrentCache"]
