@@ -157,6 +157,8 @@ class NodePool:
         num_caches: Number of key-value caches whose slots are nodes.
         device: Where the tensors live.
         capacity: Slots to reserve at first; storage doubles when it is full.
+        links: Names of further fields that hold ids of nodes (-1 = none) of the same derivation.
+        counts: Names of further integer fields.
     """
 
     def __init__(
@@ -166,9 +168,13 @@ class NodePool:
         num_caches: int,
         device: torch.device,
         capacity: int = 64,
+        links: tuple[str, ...] = (),
+        counts: tuple[str, ...] = (),
     ) -> None:
         self.size = 0
-        self.fields = torch.zeros(batch_size, capacity, len(_FIELDS), dtype=torch.long, device=device)
+        self.names = (*_FIELDS, *links, *counts)
+        self._links = [self.names.index(name) for name in ("predecessor", "below", *links)]
+        self.fields = torch.zeros(batch_size, capacity, len(self.names), dtype=torch.long, device=device)
         self.features = {
             name: torch.zeros(batch_size, capacity, width, dtype=dtype, device=device)
             for name, (width, dtype) in features.items()
@@ -187,11 +193,12 @@ class NodePool:
         """Device of the pool."""
         return self.fields.device
 
-    def append(self, nodes: Nodes, **features: torch.Tensor) -> int:
+    def append(self, nodes: Nodes, *further: torch.Tensor, **features: torch.Tensor) -> int:
         """Write R nodes behind the last one of every sentence.
 
         Args:
             nodes: Their fields, each [B, R].
+            *further: Their links and counts in the order of their names, each [B, R].
             **features: Their vectors [B, R, D], by name; those left out are not set.
 
         Returns:
@@ -203,7 +210,7 @@ class NodePool:
             capacity = max(self.size, 2 * capacity)
             self.fields = _grown(self.fields, 1, capacity)
             self.features = {name: _grown(value, 1, capacity) for name, value in self.features.items()}
-        torch.stack(nodes, -1, out=self.fields[:, first : self.size])
+        torch.stack((*nodes, *further), -1, out=self.fields[:, first : self.size])
         for name, value in features.items():
             self.features[name][:, first : self.size] = value
         return first
@@ -211,11 +218,11 @@ class NodePool:
     def nodes(self, ids: torch.Tensor) -> Nodes:
         """Fields of the nodes `ids` [B, R]; negative ids give the fields of node 0."""
         index = ids.clamp(min=0)[..., None].expand(-1, -1, len(_FIELDS))
-        return Nodes(*self.fields.gather(1, index).unbind(-1))
+        return Nodes(*self.fields[..., : len(_FIELDS)].gather(1, index).unbind(-1))
 
     def field(self, name: str, ids: torch.Tensor | None = None) -> torch.Tensor:
         """One field of the nodes `ids` [B, R], or of all nodes [B, N]."""
-        column = self.fields[:, : self.size, _FIELDS.index(name)]
+        column = self.fields[:, : self.size, self.names.index(name)]
         return column if ids is None else column.gather(1, ids.clamp(min=0))
 
     def feature(self, name: str, ids: torch.Tensor) -> torch.Tensor:
@@ -275,7 +282,7 @@ class NodePool:
         """Keep some nodes of every sentence and renumber them in their old order.
 
         Args:
-            keep: Nodes to keep [B, N], bool. Predecessors and stack entries of kept nodes must be kept.
+            keep: Nodes to keep [B, N], bool. The nodes that kept ones link to must be kept.
             count: The largest number of nodes kept in a sentence; the others get padding slots.
 
         Returns:
@@ -283,8 +290,8 @@ class NodePool:
         """
         index = (~keep).to(torch.uint8).argsort(dim=1, stable=True)[:, :count]
         renumber = keep.long().cumsum(1) - 1
-        fields = self.fields.gather(1, index[..., None].expand(-1, -1, len(_FIELDS)))
-        for column in (_FIELDS.index("predecessor"), _FIELDS.index("below")):
+        fields = self.fields.gather(1, index[..., None].expand(-1, -1, len(self.names)))
+        for column in self._links:
             old = fields[..., column]
             fields[..., column] = torch.where(old < 0, old, renumber.gather(1, old.clamp(min=0)))
         self.fields[:, :count] = fields

@@ -1,0 +1,420 @@
+"""Word-synchronous beam search with fast-track, for systems with many structural actions between two words.
+
+Inside a word the beam goes action by action (Stern et al. 2017): of all actions of all k states, the best k are
+looked at; those that reach the next word are set aside, the others are executed and looked at again, until k have
+reached it. *Fast-track* sets a few aside at every step although they are not among the best k. Of those set aside, the
+best K (the word beam) go on together to the next word. With `m_t = logsumexp_k log p(x_1..t, y_k)` over them,
+m_t - m_(t-1) is the beam's log p(x_t | x_1..t-1).
+
+States are nodes of a pool: hypotheses branch without copying a vector, only states that are alive are computed, and a
+word's last action is executed for the K that are kept. A word also ends as soon as no live state can beat the K that
+have reached it: log-probabilities never rise, so the result is the same (Noji and Oseki's code goes on).
+
+Source: Noji and Oseki 2021, section 3; `word_sync_beam_search` of the authors' code.
+
+Shapes: B sentences, K word beam, R states of a step, A action ids, G words considered per state, C hypotheses set
+aside, N nodes, V vocabulary. All scores are natural logs in float32; -inf marks what does not exist.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .actions import SHIFT
+from .search_rnng import Phase, RNNGStackMachine
+from .search_state import NEG_INF, Candidates, SearchState
+from .stack import NodePool, Nodes
+from .word_beam_search import NEGLIGIBLE
+
+Process = Callable[[Tensor, Tensor], Tensor]
+WordScores = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(states [B, R], which may generate [B, R], origins [B, R]) -> scores and ids of G words [B, R, G]."""
+_FIELDS = ("parents", "tokens", "origin", "steps", "actions")
+
+
+@dataclass
+class _Reached:
+    """The best hypotheses that have reached the next word (or the end of the sentence)."""
+
+    scores: Tensor
+    """[B, C] including the last action; best first, -inf = none."""
+    fields: dict[str, Tensor]
+    """[B, C] parents (states before the last action), tokens, origin, steps (actions before the last), actions."""
+
+    @classmethod
+    def none(cls, batch: int, device: torch.device) -> "_Reached":
+        empty = torch.zeros(batch, 0, dtype=torch.long, device=device)
+        return cls(torch.zeros(batch, 0, device=device), dict.fromkeys(_FIELDS, empty))
+
+    def with_more(self, scores: Tensor, fields: dict[str, Tensor], count: int) -> "_Reached":
+        """The best `count` of these and others."""
+        scores = torch.cat([self.scores, scores], 1)
+        scores, index = scores.topk(min(count, scores.shape[1]))
+        merged = {name: torch.cat([self.fields[name], fields[name]], 1).gather(1, index) for name in _FIELDS}
+        return _Reached(scores, merged)
+
+
+class FastTrackSearch:
+    """Word-synchronous search with fast-track, with the interface of `WordBeamSearch`.
+
+    Args:
+        machine: the model side.
+        num_beams: hypotheses kept after a word (K).
+        action_beam_size: states kept after an action (k), at least K.
+        fast_track_size: hypotheses that reach the next word although they are not among the best k.
+        eos_token_ids: ids that stand for the end of the sentence [E], of which the first is generated; None = a
+            sentence goes on.
+
+    Raises:
+        ValueError: for widths that are not positive integers or do not fit.
+    """
+
+    def __init__(
+        self,
+        machine: RNNGStackMachine,
+        num_beams: int,
+        action_beam_size: int,
+        fast_track_size: int,
+        eos_token_ids: Tensor | None = None,
+    ) -> None:
+        for name, value, least in (
+            ("num_beams", num_beams, 1),
+            ("action_beam_size", action_beam_size, 1),
+            ("fast_track_size", fast_track_size, 0),
+        ):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name}={value!r} must be an integer of at least {least}")
+        if action_beam_size < num_beams:
+            raise ValueError(
+                f"action_beam_size={action_beam_size} is smaller than num_beams={num_beams}, the number of derivations "
+                "kept after a word. Raise it."
+            )
+        self.adapter, self.num_beams = machine, num_beams
+        self.action_beam_size, self.fast_track_size = action_beam_size, fast_track_size
+        self.eos_token_ids = eos_token_ids
+
+    def begin(self, batch_size: int, device: torch.device) -> SearchState:
+        """State before the first word."""
+        pool, nodes, history = self.adapter.begin(batch_size, device)
+        scores = torch.zeros(nodes.shape, dtype=torch.float32, device=device)
+        return SearchState(pool, nodes, scores, history, torch.zeros_like(nodes[:, 0]), [1])
+
+    def refresh(self, state: SearchState) -> None:
+        """Nothing to recount: levels are not laid out ahead."""
+
+    def keep(self, state: SearchState, index: Tensor) -> SearchState:
+        """The beam with the hypotheses `index` [B, R'] only."""
+        return state.with_hypotheses(index)
+
+    # --------------------------------------------------------------------------------------------- inside a word
+    def _reach(self, state: SearchState, phase: Phase, words: WordScores | None) -> tuple[_Reached, _Reached]:
+        """Take structural actions until the next word or the end of the sentence is reached often enough.
+
+        Args:
+            state: beam between two words.
+            phase: what may come.
+            words: words to generate; None in `Phase.END`.
+
+        Returns:
+            The hypotheses that generate a word, and those that end.
+        """
+        pool, machine = state.pool, self.adapter
+        batch, device = len(state.nodes), state.nodes.device
+        nodes, scores = state.nodes, state.scores
+        origin = torch.arange(nodes.shape[1], device=device).expand(batch, -1)
+        size, kept = self.action_beam_size, self.num_beams
+        capacity = min(2 * size, size + 5 * self.fast_track_size)
+        reached = [_Reached.none(batch, device), _Reached.none(batch, device)]
+        count, forced = torch.zeros(batch, 1, dtype=torch.long, device=device), torch.zeros_like(state.num_tokens)[:, None]
+        steps = 0
+        while True:
+            ends, moves, fields = self._continuations(state, nodes, scores, origin, phase, words)
+            width = ends.shape[1]
+            best, index = torch.cat([ends, moves], 1).topk(min(size, width + moves.shape[1]))
+            is_end = (index < width) & (best > NEG_INF)
+            more, more_index, new_forced = self._fast_track(ends, best, index, is_end)
+            # No more than `capacity` are set aside; the worst of a step are dropped first.
+            room = torch.cat([is_end, more > NEG_INF], 1).long().cumsum(1) <= capacity - count
+            found = torch.cat([best.masked_fill(~is_end, NEG_INF), more], 1).masked_fill(~room, NEG_INF)
+            place = torch.cat([index.clamp(max=width - 1), more_index], 1)
+            chosen = {name: value.gather(1, place) for name, value in fields.items()}
+            chosen["steps"] = torch.full_like(place, steps)
+            ended = chosen.pop("ended").bool()
+            for number, wanted in enumerate((~ended, ended)):
+                reached[number] = reached[number].with_more(found.masked_fill(~wanted, NEG_INF), chosen, kept)
+            count = count + (found > NEG_INF).sum(1, keepdim=True)
+            forced = forced + new_forced
+            live = ~is_end & (index >= width) & (best > NEG_INF)
+            live = live & ~self._is_over(reached, best.masked_fill(~live, NEG_INF), count, forced, capacity, phase)
+            rows = int(live.sum(1).amax())  # the one host sync of a step
+            if not rows:
+                return reached[0], reached[1]
+            order = (~live).to(torch.uint8).argsort(dim=1, stable=True)[:, :rows]
+            live, scores = live.gather(1, order), best.gather(1, order)
+            move = (index.gather(1, order) - width).clamp(min=0)
+            row, action = move // machine.config.num_actions, move % machine.config.num_actions
+            parents, origin = nodes.gather(1, row), origin.gather(1, row)
+            tokens = torch.zeros_like(parents)
+            nodes = machine.push(pool, parents, action, tokens, state.num_tokens, state.edges, live)
+            scores = scores.masked_fill(~live, NEG_INF)
+            steps += 1
+
+    def _continuations(
+        self,
+        state: SearchState,
+        nodes: Tensor,
+        scores: Tensor,
+        origin: Tensor,
+        phase: Phase,
+        words: WordScores | None,
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Scores of the continuations that reach a word or the end [B, E], of the others [B, R A], and the E's fields.
+
+        Every state contributes its G words, then its end.
+        """
+        machine, pool = self.adapter, state.pool
+        log_probs = machine.action_log_probs(pool, nodes, state.num_tokens, state.edges, phase)
+        total = scores[..., None] + log_probs
+        parts: list[tuple[Tensor, Tensor, int, bool]] = []
+        if words is not None:
+            base = total[..., SHIFT]
+            word_scores, ids = words(nodes, base > NEG_INF, origin)
+            parts.append((base[..., None] + word_scores, ids, SHIFT, False))
+        if phase is not Phase.CONTINUE:
+            action, ends = machine.end_action(pool, nodes)
+            score = total[..., action].masked_fill(~ends, NEG_INF)[..., None]
+            token = 0 if self.eos_token_ids is None else int(self.eos_token_ids[0])
+            parts.append((score, torch.full_like(nodes, token)[..., None], action, True))
+            total[..., action] = total[..., action].masked_fill(ends, NEG_INF)
+        total[..., SHIFT] = NEG_INF
+        fields: dict[str, list[Tensor]] = {name: [] for name in ("parents", "tokens", "origin", "actions", "ended")}
+        for score, ids, action, ended in parts:
+            for name, value in (("parents", nodes), ("origin", origin)):
+                fields[name].append(value[..., None].expand_as(ids).flatten(1))
+            fields["tokens"].append(ids.flatten(1))
+            fields["actions"].append(torch.full_like(fields["tokens"][-1], action))
+            fields["ended"].append(torch.full_like(fields["tokens"][-1], int(ended)))
+        merged = {name: torch.cat(values, 1) for name, values in fields.items()}
+        return torch.cat([score.flatten(1) for score, *_ in parts], 1), total.flatten(1), merged
+
+    def _fast_track(
+        self, ends: Tensor, best: Tensor, index: Tensor, is_end: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The best ends [B, S] that are not among the best k, as many as `fast_track_size` leaves open."""
+        width = min(self.fast_track_size, ends.shape[1])
+        missing = self.fast_track_size - is_end.sum(1, keepdim=True)
+        # One column more takes what is no end.
+        taken = F.pad(torch.zeros_like(ends, dtype=torch.bool), (0, 1))
+        taken = taken.scatter(1, torch.where(is_end, index, ends.shape[1]), True)[:, :-1]
+        more, place = ends.masked_fill(taken, NEG_INF).topk(width)
+        more = more.masked_fill(torch.arange(width, device=ends.device) >= missing, NEG_INF)
+        return more, place, (more > NEG_INF).sum(1, keepdim=True)
+
+    def _is_over(
+        self, reached: list[_Reached], live: Tensor, count: Tensor, forced: Tensor, capacity: int, phase: Phase
+    ) -> Tensor:
+        """Sentences [B, 1] where enough hypotheses are set aside, or no live one can be among the best K."""
+        full = (count >= capacity) | (count - forced >= self.action_beam_size)
+        main = reached[1 if phase is Phase.END else 0].scores
+        if main.shape[1] < self.num_beams:
+            return full
+        worst = main[:, -1:]
+        return full | ((worst > NEG_INF) & (live.amax(1, keepdim=True) <= worst))
+
+    def _candidates(self, state: SearchState, reached: _Reached, first: int) -> Candidates:
+        """Candidates with their histories: those of the beam, and the nodes from `first` on that lead to them."""
+        pool, fields = state.pool, reached.fields
+        width = state.history.shape[2]
+        history = state.history.gather(1, fields["origin"][..., None].expand(-1, -1, width))
+        history = F.pad(history, (0, pool.size - width))
+        node = fields["parents"]
+        for _ in range(int(fields["steps"].masked_fill(reached.scores == NEG_INF, 0).amax()) if node.numel() else 0):
+            new = node >= first
+            # Nodes of the old beam are in its history already.
+            history.scatter_(2, node[..., None], history.gather(2, node[..., None]) | new[..., None])
+            node = torch.where(new, pool.field("predecessor", node), node)
+        return Candidates(
+            reached.scores, fields["parents"], history, fields["tokens"], fields["origin"], fields["steps"]
+        )
+
+    # ------------------------------------------------------------------------------------------------ given words
+    def propose(self, state: SearchState, tokens: Tensor, block: object = None) -> Candidates:
+        """The best K derivations that generate one given word per sentence.
+
+        Args:
+            state: beam between two words.
+            tokens: the word of each sentence [B].
+            block: not used.
+
+        Returns:
+            At most K candidates per sentence, best first.
+        """
+
+        def given(nodes: Tensor, wanted: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+            scores = self.adapter.log_probs_of(state.pool, nodes, tokens, wanted)
+            return scores[..., None], tokens[:, None, None].expand(-1, nodes.shape[1], 1)
+
+        first = state.pool.size
+        return self._candidates(state, self._reach(state, Phase.CONTINUE, given)[0], first)
+
+    def commit(
+        self, state: SearchState, chosen: Candidates, active: Tensor | None = None, wanted: Tensor | None = None
+    ) -> tuple[SearchState, Tensor]:
+        """Generate the chosen words and make them the new beam.
+
+        Args:
+            state: beam before the word.
+            chosen: continuations [B, K].
+            active: sentences that take a word [B]; the others keep their beam. None = all.
+            wanted: not used.
+
+        Returns:
+            The new beam, and for each of its hypotheses the index of the candidate it comes from [B, R].
+        """
+        pool = state.pool
+        if active is not None:
+            chosen = _keep_frozen(state, chosen, active)
+        alive = chosen.scores > NEG_INF
+        keep = (chosen.history & alive[..., None]).any(1)
+        rows, live = torch.stack([alive.sum(1).amax(), keep.sum(1).amax()]).tolist()
+        order = chosen.scores.argsort(dim=1, descending=True, stable=True)[:, : max(1, rows)]
+        scores, parents, tokens = (x.gather(1, order) for x in (chosen.scores, chosen.parents, chosen.tokens))
+        history = chosen.history.gather(1, order[..., None].expand(-1, -1, chosen.history.shape[2]))
+        if pool.size > 2 * live + 32:
+            index, renumber = pool.compact(F.pad(keep, (0, pool.size - keep.shape[1])), max(1, live))
+            parents = renumber.gather(1, parents).clamp(min=0)
+            inside = index < history.shape[2]
+            index = index.clamp(max=history.shape[2] - 1)[:, None].expand(-1, history.shape[1], -1)
+            history = history.gather(2, index) & inside[:, None]
+        moving = torch.ones_like(state.num_tokens, dtype=torch.bool) if active is None else active
+        shifts = torch.full_like(parents, SHIFT)
+        live_rows = (scores > NEG_INF) & moving[:, None]
+        nodes = self.adapter.push(pool, parents, shifts, tokens, state.num_tokens, state.edges, live_rows)
+        nodes = torch.where(moving[:, None], nodes, parents)
+        new = SearchState(
+            pool, nodes, scores, _with_nodes(pool, history, nodes, moving), state.num_tokens + moving,
+            [nodes.shape[1]], state.edges,
+        )  # fmt: skip
+        return new, order
+
+    def close(self, state: SearchState) -> SearchState:
+        """Take structural actions until the sentence is over: the best K complete derivations, best first."""
+        first = state.pool.size
+        reached = self._reach(state, Phase.END, None)[1]
+        return self._ended(state, self._candidates(state, reached, first), reached.fields["actions"])
+
+    def _ended(self, state: SearchState, chosen: Candidates, actions: Tensor) -> SearchState:
+        """Execute the actions [B, K] that end the sentence."""
+        pool, live = state.pool, chosen.scores > NEG_INF
+        tokens = torch.zeros_like(actions)
+        nodes = self.adapter.push(pool, chosen.parents, actions, tokens, state.num_tokens, state.edges, live)
+        history = _with_nodes(pool, chosen.history, nodes, torch.ones_like(live[:, 0]))
+        return replace(
+            state, nodes=nodes, scores=chosen.scores, history=history, level_sizes=[nodes.shape[1]],
+            origin=chosen.origin, block=None,
+        )  # fmt: skip
+
+    def close_each(self, state: SearchState) -> tuple[Tensor, Nodes]:
+        """Scores [B, K] and derivations [B, K, A] of the best way to end each hypothesis; the state stays as it is.
+
+        -inf where the search, which is over all hypotheses together, finds none.
+        """
+        size = state.pool.size
+        wide = FastTrackSearch(
+            self.adapter, self.action_beam_size, self.action_beam_size, self.fast_track_size, self.eos_token_ids
+        )
+        closed = wide.close(state)
+        count = state.nodes.shape[1]
+        same = closed.origin[:, None] == torch.arange(count, device=closed.origin.device)[:, None]
+        scores, index = closed.scores[:, None].masked_fill(~same, NEG_INF).max(2)
+        history = closed.history.gather(1, index[..., None].expand(-1, -1, closed.history.shape[2]))
+        nodes = state.pool.derivations(history & (scores > NEG_INF)[..., None])
+        state.pool.truncate(size)
+        return scores, nodes
+
+    # ----------------------------------------------------------------------------------------------- distributions
+    def _free_phase(self) -> Phase:
+        return Phase.CONTINUE if self.eos_token_ids is None else Phase.EITHER
+
+    def next_token_log_probs(self, state: SearchState) -> Tensor:
+        """Next-word log-probabilities given the prefix, derivations summed out.
+
+        log p(w | x) = logsumexp_r [ log p(x, y_r) + log p(SHIFT | y_r) + log p(w | y_r) ] - log Z over the states r that
+        a beam of `action_beam_size` visits, which does not know the word. With end tokens, the first of them has the
+        probability that the sentence is over.
+
+        Args:
+            state: beam between two words.
+
+        Returns:
+            [B, V], normalized over V. Uniform where the beam is empty.
+        """
+        if state.block is not None:
+            return state.block
+        pool, machine, phase, size = state.pool, self.adapter, self._free_phase(), state.pool.size
+        nodes, scores = state.nodes, state.scores
+        total, mass = None, scores.new_full((len(scores), 1), NEG_INF)
+        while True:
+            log_probs = scores[..., None] + machine.action_log_probs(pool, nodes, state.num_tokens, state.edges, phase)
+            words = log_probs[..., SHIFT, None] + machine.word_log_probs(pool, nodes)
+            words[..., machine.config.pad_token_id] = NEG_INF
+            if phase is Phase.EITHER:
+                action, ends = machine.end_action(pool, nodes)
+                words[..., self.eos_token_ids] = NEG_INF
+                words[..., self.eos_token_ids[0]] = log_probs[..., action].masked_fill(~ends, NEG_INF)
+                log_probs[..., action] = log_probs[..., action].masked_fill(ends, NEG_INF)
+            more = words.logsumexp(1)
+            total = more if total is None else torch.logaddexp(total, more)
+            mass = total.logsumexp(1, keepdim=True)
+            log_probs[..., SHIFT] = NEG_INF
+            moves = log_probs.flatten(1)
+            scores, index = moves.topk(min(self.action_beam_size, moves.shape[1]))
+            scores = scores.masked_fill(scores < mass - NEGLIGIBLE, NEG_INF)
+            rows = int((scores > NEG_INF).sum(1).amax())
+            if not rows:
+                break
+            scores, index = scores[:, :rows], index[:, :rows]
+            parents = nodes.gather(1, index // machine.config.num_actions)
+            action = index % machine.config.num_actions
+            tokens = torch.zeros_like(action)
+            nodes = machine.push(pool, parents, action, tokens, state.num_tokens, state.edges, scores > NEG_INF)
+        pool.truncate(size)
+        total = total.masked_fill((total == NEG_INF).all(1, keepdim=True), 0.0)
+        state.block = total.log_softmax(-1)
+        return state.block
+
+
+def _keep_frozen(state: SearchState, chosen: Candidates, active: Tensor) -> Candidates:
+    """Put the old beam in the place of the candidates where a sentence takes no word."""
+    width = max(chosen.scores.shape[1], state.scores.shape[1])
+    size = chosen.history.shape[2]
+    own = torch.arange(width, device=active.device).expand(len(active), -1)
+    zero = torch.zeros_like(state.nodes)
+
+    def merge(new: Tensor, old: Tensor, fill: float = 0) -> Tensor:
+        new, old = (F.pad(x, (0, width - x.shape[1]), value=fill) for x in (new, old))
+        return torch.where(active[:, None], new, old)
+
+    old_history = F.pad(state.history, (0, size - state.history.shape[2], 0, width - state.history.shape[1]))
+    history = F.pad(chosen.history, (0, 0, 0, width - chosen.history.shape[1]))
+    return Candidates(
+        merge(chosen.scores, state.scores, NEG_INF),
+        merge(chosen.parents, state.nodes),
+        torch.where(active[:, None, None], history, old_history),
+        merge(chosen.tokens, zero),
+        merge(chosen.origin, own),
+        merge(chosen.num_structural, zero),
+    )
+
+
+def _with_nodes(pool: NodePool, history: Tensor, nodes: Tensor, moving: Tensor) -> Tensor:
+    """Histories [B, K, N] that include one new node each where a sentence moves [B]."""
+    history = F.pad(history, (0, pool.size - history.shape[2]))
+    place = nodes[..., None]
+    return history.scatter(2, place, history.gather(2, place) | moving[:, None, None])
+
+
+__all__ = ["FastTrackSearch"]
