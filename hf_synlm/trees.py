@@ -8,6 +8,9 @@ one of three ways, with a function for every way there and back:
 * nested tuples: a leaf is the int of its position, an inner node is the tuple of its two or more children.
 * brackets: `((fruit flies) (like (a banana)))`.
 
+A labeled tree is a list of (label, i, j), or brackets with labels: `(S (NP the cat) (VP sleeps))`. It may have
+constituents over a single word and unary chains.
+
 Everything here is pure Python and iterative: a right-branching tree over thousands of tokens is no special case.
 """
 
@@ -202,6 +205,11 @@ def _check_words(tree: Tree, words: Sequence[str]) -> None:
     num_leaves = spans[-1][1] if spans else 1
     if len(words) != num_leaves:
         raise ValueError(f"{len(words)} words for a tree of {num_leaves} leaves: give exactly one word per leaf")
+    _check_printable(words)
+
+
+def _check_printable(words: Sequence[str]) -> None:
+    """Raise ValueError for a word that cannot stand among others with spaces between them."""
     for position, word in enumerate(words):
         if not word or any(character.isspace() for character in word):
             raise ValueError(f"word {position} is {word!r}: words must be non-empty and free of white space")
@@ -257,6 +265,99 @@ def brackets_to_tree(text: str) -> tuple[Tree, list[str]]:
     if tree is None:
         raise ValueError(f"no tree in {text!r}: leave empty lines out")
     return tree, words
+
+
+def labeled_spans_to_brackets(labeled_spans: Sequence[tuple[str, int, int]], words: Sequence[str]) -> str:
+    """Write a labeled tree as brackets without part-of-speech tags, e.g. `(S (NP the cat) (VP sleeps))`.
+
+    Inverse of `brackets_to_labeled_spans`. Parentheses inside words are written -LRB- and -RRB-; therefore a word that
+    contains these five letters literally comes back as a parenthesis.
+
+    Args:
+        labeled_spans: (label, i, j) of every constituent, the whole sentence included, in any order but for unary
+            chains, which stand from the bottom to the top; width 1 is allowed. A single word may have none.
+        words: the n words, without white space.
+
+    Returns:
+        One line of text.
+
+    Raises:
+        ValueError: the spans cross, leave the sentence or lack the whole sentence; a word or label is empty or holds
+            white space; a label holds a parenthesis.
+
+    Cost: O(n + s log s) for s spans.
+    """
+    spans = [(start, end) for _, start, end in labeled_spans]
+    validate_spans(spans, len(words), min_width=1, allow_duplicates=True)
+    if (0, len(words)) not in spans and len(words) > 1:
+        raise ValueError(
+            f"the whole-sentence span (0, {len(words)}) is missing, so the {len(spans)} spans are a forest: add it"
+        )
+    _check_printable(words)
+    opening: list[list[str]] = [[] for _ in words]
+    num_closing = [0] * (len(words) + 1)
+    for label, start, end in sorted(labeled_spans, key=lambda span: (span[2], -span[1])):
+        if not label or any(character.isspace() or character in "()" for character in label):
+            raise ValueError(
+                f"the label of span ({start}, {end}) is {label!r}: "
+                "labels must be non-empty and free of white space and parentheses"
+            )
+        opening[start].append(label)
+        num_closing[end] += 1
+    return " ".join(
+        "".join(f"({label} " for label in reversed(opening[position])) + _escape(word) + ")" * num_closing[position + 1]
+        for position, word in enumerate(words)
+    )
+
+
+def brackets_to_labeled_spans(text: str) -> tuple[list[tuple[str, int, int]], list[str]]:
+    """Read labeled brackets without part-of-speech tags, e.g. `(S (NP the cat) (VP sleeps))`.
+
+    Inverse of `labeled_spans_to_brackets`. Trees of a treebank, whose words have tags, are read by
+    `hf_synlm.data.treebank`; here a tag would be a constituent over one word.
+
+    Args:
+        text: one tree; white space between words and brackets is free.
+
+    Returns:
+        (label, i, j) of every constituent in post-order, unary chains from the bottom to the top, and the words with
+        -LRB- and -RRB- turned back into parentheses.
+
+    Raises:
+        ValueError: the text is empty, brackets do not match, a bracket has no label or holds nothing, or text follows
+            after the tree; it names the character position.
+
+    Cost: O(length of the text).
+    """
+    labeled_spans: list[tuple[str, int, int]] = []
+    words: list[str] = []
+    # Per open bracket: where it stands in the text, its label (None as long as it is to come), its first word.
+    open_nodes: list[tuple[int, str | None, int]] = []
+    for match in _BRACKET_OR_WORD.finditer(text):
+        symbol, position = match.group(), match.start()
+        if words and not open_nodes:
+            raise ValueError(f"{symbol!r} at character {position} stands after the end of the tree: give one tree")
+        label_expected = bool(open_nodes) and open_nodes[-1][1] is None
+        if label_expected and symbol in "()":
+            raise ValueError(f"the bracket opened at character {open_nodes[-1][0]} has no label: add one")
+        if label_expected:
+            open_nodes[-1] = (open_nodes[-1][0], symbol, len(words))
+        elif symbol == "(":
+            open_nodes.append((position, None, len(words)))
+        elif symbol == ")":
+            if not open_nodes:
+                raise ValueError(f"')' at character {position} closes nothing: remove it or add its '('")
+            opened_at, label, start = open_nodes.pop()
+            if start == len(words):
+                raise ValueError(f"the bracket opened at character {opened_at} holds no word: remove it")
+            labeled_spans.append((str(label), start, len(words)))
+        else:
+            words.append(_unescape(symbol))
+    if open_nodes:
+        raise ValueError(f"'(' at character {open_nodes[-1][0]} is never closed: add its ')'")
+    if not words:
+        raise ValueError(f"no tree in {text!r}: leave empty lines out")
+    return labeled_spans, words
 
 
 def _check_length(num_tokens: int) -> None:

@@ -1,5 +1,6 @@
 """Treebank and text readers, PCFG corpora, contexts and batches, tokenizers, the embedded corpus."""
 
+import dataclasses
 import json
 import math
 import random
@@ -12,15 +13,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import GPT2Tokenizer
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import GPT2Tokenizer, PreTrainedTokenizerFast
 
+from hf_synlm.actions import FINISH, REDUCE, SHIFT, TransitionSystem
 from hf_synlm.data.collate import (
     collate_contexts,
+    collate_trees,
     encode_words,
     pack_contexts,
     word_ends_from_offsets,
     word_ends_from_word_ids,
 )
+from hf_synlm.data.oracle import encode_tree, encode_trees, label_inventory
 from hf_synlm.data.pcfg import DEFAULT_GRAMMAR, PCFG, generate_corpus
 from hf_synlm.data.samples import SAMPLE_NAMES, sample_path
 from hf_synlm.data.text import lines_to_documents, read_documents, read_lines, split_sentences
@@ -89,6 +94,18 @@ def test_root_wrappers(wrapper):
 def test_a_wrapper_around_several_constituents_stays():
     (sentence,) = parse("( (NP (A a) (B b)) (. .))")
     assert sentence.labeled_spans == (("NP", 0, 2), ("ROOT", 0, 3))
+
+
+def test_every_tree_has_a_constituent_over_the_whole_sentence():
+    assert parse("( (S (NP (A a)) (VP (B b))) (. .))", drop_tags=["."])[0].labeled_spans[-2:] == (
+        ("VP", 1, 2), ("S", 0, 2)
+    )  # fmt: skip
+    assert parse("( (NP (A a)) (VP (-NONE- *)) )")[0].labeled_spans == (("NP", 0, 1),)
+    assert parse("( (A a) (B b) )")[0].labeled_spans == (("ROOT", 0, 2),)
+    assert parse("(TOP (A a) (B b) )")[0].labeled_spans == (("TOP", 0, 2),)
+    for text in ("(A a)", "( (A a) )", "(TOP (A a) (-NONE- *))"):
+        assert len(parse(text)[0].labeled_spans) == 1
+    assert parse("(A a)")[0].labeled_spans == (("ROOT", 0, 1),)
 
 
 def test_unary_chains_are_kept_and_their_spans_given_once():
@@ -169,6 +186,91 @@ def test_sample_trees(split, num_trees):
 def test_sample_text():
     documents = list(read_documents(sample_path("raw.train.txt"), one_sentence_per_line=True))
     assert (len(documents), sum(map(len, documents))) == (10, 3361)
+
+
+# Trees as actions
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    """A tokenizer that cuts words into pairs of letters."""
+    stock = Tokenizer(models.WordLevel({"<unk>": 0, "th": 1, "e": 2, "ca": 3, "t": 4, "a": 5}, unk_token="<unk>"))
+    stock.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex(r"..?"), "isolated")]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=stock, unk_token="<unk>")
+
+
+def test_oracle(pieces):
+    sentences = parse("(S (NP (DT the) (NN cat)) (. a))\n(NP (NN cat))")
+    labels = label_inventory(sentences)
+    assert labels == ("NP", "S")
+    top_down = encode_trees(sentences, pieces, TransitionSystem("top_down", 2), labels)
+    assert top_down[0] == {
+        "input_ids": [1, 2, 3, 4, 5],
+        "actions": [4, 3, SHIFT, SHIFT, SHIFT, SHIFT, REDUCE, SHIFT, REDUCE],
+        "word_ends": [False, True, False, True, True],
+    }
+    in_order = TransitionSystem("in_order", 2)
+    assert encode_tree(sentences[0], pieces, in_order, labels)["actions"] == [
+        SHIFT, SHIFT, 4, SHIFT, SHIFT, REDUCE, 5, SHIFT, REDUCE, FINISH
+    ]  # fmt: skip
+    assert [encode_tree(s, pieces, TransitionSystem("top_down", 2), labels) for s in sentences] == top_down
+    assert encode_trees([], pieces, in_order, labels) == []
+    batch = collate_trees(top_down, pad_token_id=7)
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5], [3, 4, 7, 7, 7]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
+    assert batch["actions"].tolist() == [[4, 3, 1, 1, 1, 1, 2, 1, 2], [3, 1, 1, 2, 0, 0, 0, 0, 0]]
+    assert batch["word_ends"].tolist() == [[False, True, False, True, True], [False, True, False, False, False]]
+    assert [batch[key].dtype for key in batch] == [torch.long, torch.long, torch.long, torch.bool]
+
+
+@pytest.mark.parametrize("name", ["top_down", "in_order"])
+def test_sample_trees_survive_the_oracle(name, bpe):
+    sentences = [s for split in ("train", "valid", "test") for s in read_treebank(sample_path(f"trees.{split}.txt"))]
+    labels = label_inventory(sentences)
+    system = TransitionSystem(name, len(labels))
+    for sentence, encoded in zip(sentences, encode_trees(sentences, bpe, system, labels), strict=True):
+        assert sum(encoded["word_ends"]) == len(sentence.words)
+        words_before = [0]
+        for is_end in encoded["word_ends"]:
+            words_before.append(words_before[-1] + is_end)
+        spans = system.actions_to_spans(encoded["actions"], encoded["word_ends"])
+        found = tuple((labels[label], words_before[i], words_before[j]) for label, i, j in spans)
+        assert found == sentence.labeled_spans
+
+
+def test_sentences_that_the_oracle_cannot_encode_are_named(pieces):
+    (good, bad) = parse("(S (NP (A a)) (B b))\n(S (QP (A a)) (B b))")
+    system = TransitionSystem("top_down", 2)
+    with pytest.raises(ValueError, match=r"<text>:2: the label 'QP' of \(0, 1\) is not one of the 2 labels NP, S"):
+        encode_trees([good, bad], pieces, system, ("NP", "S"))
+    with pytest.raises(ValueError, match="3 labels for a system of 2"):
+        encode_tree(good, pieces, system, ("NP", "QP", "S"))
+    with pytest.raises(ValueError, match="no labeled constituent"):
+        label_inventory([])
+    for change, message in [
+        ({"words": ("a b", "c")}, "word 0 is 'a b'"),
+        ({"labeled_spans": (("NP", 0, 1),)}, r"the whole-sentence span \(0, 2\) is missing"),
+        ({"labeled_spans": ()}, "the tree has no constituent"),
+    ]:
+        with pytest.raises(ValueError, match=f"<text>:1: {message}"):
+            encode_tree(dataclasses.replace(good, **change), pieces, system, ("NP", "S"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input_ids": [], "word_ends": []}, "sentence 0 has no tokens or no actions"),
+        ({"actions": []}, "sentence 0 has no tokens or no actions"),
+        ({"word_ends": [True]}, "sentence 0 has 1 word_ends for 2 tokens"),
+    ],
+)
+def test_batches_of_trees_that_do_not_fit_are_named(change, message):
+    with pytest.raises(ValueError, match="the batch is empty"):
+        collate_trees([], 0)
+    with pytest.raises(ValueError, match=message):
+        collate_trees([{"input_ids": [1, 2], "actions": [3, 1, 1, 2], "word_ends": [True, True], **change}], 0)
 
 
 # Text

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from hf_synlm.trees import (
     balanced,
     binarize,
+    brackets_to_labeled_spans,
     brackets_to_tree,
     draw_tree,
     fold_tokens,
+    labeled_spans_to_brackets,
     left_branching,
     random_tree,
     right_branching,
@@ -277,3 +279,64 @@ def test_fold_tokens_gives_binary_word_trees_whenever_words_are_kept_together():
             spans_to_tree(folded, 3)
     # two trees over three words, times one tree over two pieces, times two trees over three pieces
     assert kept == 4
+
+
+def test_labeled_brackets_of_the_example():
+    spans = [("NP", 0, 2), ("VP", 2, 3), ("S", 0, 3)]
+    words = ["the", "cat", "sleeps"]
+    text = "(S (NP the cat) (VP sleeps))"
+    assert labeled_spans_to_brackets(spans, words) == labeled_spans_to_brackets(spans[::-1], words) == text
+    assert brackets_to_labeled_spans(text) == (spans, words)
+    assert brackets_to_labeled_spans(" ( S(NP the\ncat)(VP sleeps) )\n") == (spans, words)
+    chain = [("A", 0, 1), ("B", 0, 1), ("A", 0, 1)]
+    assert labeled_spans_to_brackets(chain, ["a(b)"]) == "(A (B (A a-LRB-b-RRB-)))"
+    assert brackets_to_labeled_spans("(A (B (A a-LRB-b-RRB-)))") == (chain, ["a(b)"])
+    assert labeled_spans_to_brackets([], ["yes"]) == "yes"
+    assert brackets_to_labeled_spans("yes") == ([], ["yes"])
+
+
+LABELS = st.text(st.characters(exclude_categories=("Z", "C"), exclude_characters="()"), min_size=1, max_size=3)
+
+
+@given(tree=trees(), data=st.data())
+def test_labeled_trees_survive_brackets(tree, data):
+    spans, num_tokens = tree
+    singles = data.draw(st.lists(st.integers(0, num_tokens - 1), max_size=5))
+    spans = [*spans, (0, num_tokens), *((start, start + 1) for start in singles)]
+    labeled = [(data.draw(LABELS), i, j) for i, j in sorted(spans, key=lambda span: (span[1], -span[0]))]
+    words = data.draw(st.lists(LABELS | st.just("("), min_size=num_tokens, max_size=num_tokens))
+    assert brackets_to_labeled_spans(labeled_spans_to_brackets(labeled, words)) == (labeled, words)
+
+
+@pytest.mark.parametrize(
+    ("spans", "words", "message"),
+    [
+        ([("A", 0, 1)], ["a", "b"], r"the whole-sentence span \(0, 2\) is missing"),
+        ([("A", 0, 3)], ["a", "b"], r"\(0, 3\) does not fit"),
+        ([("A", 0, 1)], ["a b"], "word 0 is 'a b'"),
+        ([("", 0, 1)], ["a"], r"the label of span \(0, 1\) is ''"),
+        ([("A(", 0, 1)], ["a"], r"the label of span \(0, 1\) is 'A\('"),
+        ([], [], "num_tokens is 0"),
+    ],
+)
+def test_labeled_spans_that_cannot_be_written_are_named(spans, words, message):
+    with pytest.raises(ValueError, match=message):
+        labeled_spans_to_brackets(spans, words)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no tree in ''"),
+        ("(S a", r"'\(' at character 0 is never closed"),
+        ("(S a) b", "'b' at character 6 stands after the end"),
+        ("a b", "'b' at character 2 stands after the end"),
+        (")", r"'\)' at character 0 closes nothing"),
+        ("(S a (B))", "the bracket opened at character 5 holds no word"),
+        ("(S a ())", "the bracket opened at character 5 has no label"),
+        ("((S a))", "the bracket opened at character 0 has no label"),
+    ],
+)
+def test_wrong_labeled_brackets_are_named(text, message):
+    with pytest.raises(ValueError, match=message):
+        brackets_to_labeled_spans(text)

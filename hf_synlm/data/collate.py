@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from hf_synlm.actions import PAD
+
 LABEL_PADDING = -100
 
 
@@ -127,6 +129,40 @@ def collate_contexts(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> d
     return collated
 
 
+def collate_trees(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, Tensor]:
+    """Collate sentences with their action sequences to a right-padded batch.
+
+    A is the number of actions of the longest sequence in the batch.
+
+    Args:
+        batch: per sentence the mapping of `hf_synlm.data.oracle.encode_tree`: `input_ids` (at least one token),
+            `actions` (at least one) and `word_ends` (as many as tokens); other keys are left out.
+        pad_token_id: id that fills `input_ids`.
+
+    Returns:
+        `input_ids` and `attention_mask` (1 = token, 0 = padding) int64 [B, T], `word_ends` bool [B, T] (False at
+        padding), `actions` int64 [B, A] (0 at padding).
+
+    Raises:
+        ValueError: the batch, a sentence or its actions are empty, or the number of word ends is not that of tokens.
+    """
+    if not batch:
+        raise ValueError("the batch is empty: give at least one sentence")
+    for index, sentence in enumerate(batch):
+        num_tokens, num_ends = len(sentence["input_ids"]), len(sentence["word_ends"])
+        if num_tokens == 0 or len(sentence["actions"]) == 0:
+            raise ValueError(f"sentence {index} has no tokens or no actions: leave empty sentences out")
+        if num_ends != num_tokens:
+            raise ValueError(f"sentence {index} has {num_ends} word_ends for {num_tokens} tokens: give one each")
+    rows = [sentence["input_ids"] for sentence in batch]
+    return {
+        "input_ids": _pad(rows, pad_token_id, torch.long),
+        "attention_mask": _pad([[1] * len(row) for row in rows], 0, torch.long),
+        "actions": _pad([sentence["actions"] for sentence in batch], PAD, torch.long),
+        "word_ends": _pad([sentence["word_ends"] for sentence in batch], False, torch.bool),
+    }
+
+
 def word_ends_from_offsets(offsets: Sequence[tuple[int, int]], words: Sequence[str]) -> list[bool]:
     """Find the last token of each word from the character offsets of a fast tokenizer.
 
@@ -190,8 +226,21 @@ def encode_words(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> tu
     Raises:
         ValueError: a word is empty or holds white space, has no token, or shares a token with its neighbour.
     """
-    for index, word in enumerate(words):
-        if not word or any(character.isspace() for character in word):
-            raise ValueError(f"word {index} is {word!r}: words must be non-empty and free of white space")
-    encoding = tokenizer(" ".join(words), add_special_tokens=False, return_offsets_mapping=True)
+    check_words(words)
+    # Sentences may be longer than the tokenizer expects its inputs to be, so its warning is out of place here.
+    encoding = tokenizer(" ".join(words), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     return list(encoding["input_ids"]), word_ends_from_offsets(encoding["offset_mapping"], words)
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Check that a sentence can be written as its words with single spaces between them.
+
+    Args:
+        words: the words of a sentence.
+
+    Raises:
+        ValueError: a word is empty or holds white space.
+    """
+    for index, word in enumerate(words):
+        if not word or any(map(str.isspace, word)):
+            raise ValueError(f"word {index} is {word!r}: words must be non-empty and free of white space")

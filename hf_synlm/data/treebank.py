@@ -4,6 +4,9 @@
 may stand several on a line or run over several lines. What is cleaned: traces (tag -NONE-) and constituents that hold
 nothing else, function tags (NP-SBJ-1, NP=2, ADVP|PRT become NP, NP, ADVP), the root wrapper. What is kept: unary chains
 among the labeled spans, and words as they stand in the file (-LRB- for a parenthesis).
+
+Every tree has a constituent over the whole sentence. A wrapper that holds several constituents or words is one, named
+ROOT if it has no label of its own; so is the one around a tree that is a bare word.
 """
 
 import dataclasses
@@ -219,4 +222,10 @@ def _flatten(
         else:
             agenda.append((node, len(words)))
             agenda.extend((child, None) for child in reversed(node.children))
+    whole = (0, len(words))
+    if root.label in ROOT_LABELS and len(labeled_spans) > 1 and labeled_spans[-2][1:] == whole:
+        # Of what the wrapper held, one constituent is left.
+        labeled_spans.pop()
+    if words and not labeled_spans:
+        labeled_spans.append(("ROOT", *whole))
     return TreebankSentence(tuple(words), tuple(tags), tuple(labeled_spans), f"{source}:{line}")
