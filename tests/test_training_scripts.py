@@ -1,19 +1,13 @@
 """The training scripts: two steps on the embedded data, exact resume after a kill, and what must be refused."""
 
-import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from training_runs import TRAINING, kill_after_checkpoint, run_script
 
-ROOT = Path(__file__).resolve().parents[1]
-TRAINING = ROOT / "training"
 sys.path.insert(0, str(TRAINING))
 
 import common  # noqa: E402
@@ -46,11 +40,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return paths
 
 
-def environment(corpus: dict[str, str]) -> dict[str, str]:
-    path = os.pathsep.join(x for x in (str(ROOT), os.environ.get("PYTHONPATH", "")) if x)
-    return {**os.environ, "PYTHONPATH": path, "HF_DATASETS_CACHE": corpus["cache"], "OMP_NUM_THREADS": "1"}
-
-
 def command(corpus: dict[str, str], output_dir: Path, *flags: str) -> list[str]:
     return [
         *(sys.executable, str(TRAINING / "pretrain_gpst.py"), "--config", str(TRAINING / "configs/gpst_tiny.yaml")),
@@ -62,11 +51,7 @@ def command(corpus: dict[str, str], output_dir: Path, *flags: str) -> list[str]:
 
 
 def run(corpus: dict[str, str], output_dir: Path, *flags: str) -> dict:
-    done = subprocess.run(
-        command(corpus, output_dir, *flags), env=environment(corpus), capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {"stdout": done.stdout, **json.loads((output_dir / "all_results.json").read_text())}
+    return run_script(command(corpus, output_dir, *flags), output_dir, corpus["cache"])
 
 
 def parse(*flags: str) -> tuple:
@@ -94,19 +79,7 @@ def test_killed_run_resumes_bit_equal(corpus: dict[str, str], tmp_path: Path) ->
     flags = (*flags, "--final_report", "False")
     straight = run(corpus, tmp_path / "straight", *flags)
     killed = tmp_path / "killed"
-    with subprocess.Popen(
-        command(corpus, killed, *flags, "--max_train_steps", "4"),
-        env=environment(corpus), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
-        deadline = time.monotonic() + 120
-        while not (killed / "step_2" / common.STATE_FILE).is_file():
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-    (killed / "all_results.json").unlink(missing_ok=True)
-    # A save that was cut short: it is newer than the complete one and must not be taken.
-    (killed / "step_3.partial").mkdir()
-    (killed / "step_9").mkdir()
+    kill_after_checkpoint(command(corpus, killed, *flags), killed, 2, corpus["cache"])
     resumed = run(corpus, killed, *flags, "--resume_from_checkpoint", "latest")
     assert "resumed from" in resumed["stdout"] and "step_2" in resumed["stdout"]
     assert resumed["train"] == straight["train"]
@@ -161,7 +134,7 @@ def test_bad_values_are_refused_before_work(flag: str) -> None:
 
 
 def test_configs_parse_and_name_their_command() -> None:
-    paths = sorted((TRAINING / "configs").glob("*.yaml"))
+    paths = sorted((TRAINING / "configs").glob("gpst_*.yaml"))
     assert len(paths) == 5
     for path in paths:
         parse("--config", str(path), "--output_dir", "x")

@@ -217,6 +217,28 @@ def parse_arguments(
     return tuple(parsed)
 
 
+def check_overrides(config_class: type, overrides: dict[str, Any] | None) -> dict[str, Any]:
+    """Check fields that replace those of a preset.
+
+    Args:
+        config_class: the configuration, a dataclass.
+        overrides: field -> value, as they come from a config file.
+
+    Returns:
+        The same; whole numbers become floats where the field takes floats only.
+
+    Raises:
+        ValueError: when the configuration has no such field.
+    """
+    types = {f.name: f.type for f in dataclasses.fields(config_class)}
+    checked: dict[str, Any] = {}
+    for name, value in (overrides or {}).items():
+        if name not in types:
+            raise ValueError(f"config_overrides: {config_class.__name__} has no field {name!r}.")
+        checked[name] = float(value) if types[name] is float and isinstance(value, int) else value
+    return checked
+
+
 # ---------------------------------------------------------------------------------------------- accelerator
 def make_accelerator(arguments: TrainingArguments) -> Accelerator:
     """Accelerator of a run: precision and devices come from `accelerate launch`, the rest from the arguments.
@@ -656,8 +678,8 @@ def load_checkpoint(accelerator: Accelerator, folder: Path, expected_fingerprint
 
 # ---------------------------------------------------------------------------------------------- the loop
 def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Move the tensors of a batch."""
-    return {k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
+    """Move the tensors of a batch, and what else can be moved, such as a schedule of tensors."""
+    return {k: v.to(device, non_blocking=True) if hasattr(v, "to") else v for k, v in batch.items()}
 
 
 @dataclass

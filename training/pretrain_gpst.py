@@ -7,7 +7,6 @@ encoded, and packed into contexts of whole sentences; every sentence gets a tree
 training: treebanks only serve evaluation. Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024).
 """
 
-import dataclasses
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from common import (
     StepSampler,
     TrainingArguments,
     TrainingState,
+    check_overrides,
     course_settings,
     make_accelerator,
     make_loader,
@@ -136,13 +136,7 @@ def make_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, c
     Raises:
         ValueError: for overrides that are no fields of `GPSTConfig`, or positions that do not hold a context.
     """
-    overrides: dict[str, Any] = dict(arguments.config_overrides or {})
-    types = {f.name: f.type for f in dataclasses.fields(GPSTConfig)}
-    for name, value in overrides.items():
-        if name not in types:
-            raise ValueError(f"config_overrides: GPSTConfig has no field {name!r}.")
-        if types[name] is float and isinstance(value, int):
-            overrides[name] = float(value)
+    overrides = check_overrides(GPSTConfig, arguments.config_overrides)
     config = GPSTConfig.from_preset(
         arguments.model_preset,
         **{**special_token_ids(tokenizer), "document_end_token": arguments.document_end_token, **overrides},
