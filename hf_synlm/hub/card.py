@@ -25,6 +25,16 @@ PAPERS: dict[str, dict[str, str]] = {
             "Unsupervised Syntactic Language Models at Scale. ACL 2024."
         ),
     },
+    "rnng": {
+        "architecture": "RNNG (recurrent neural network grammar)",
+        "summary": (
+            "It reads and writes sentences together with a labeled constituency tree: a stack LSTM opens constituents, "
+            "generates words, and composes finished constituents into one vector. It is trained on a treebank."
+        ),
+        "citation": (
+            "Hiroshi Noji, Yohei Oseki. Effective Batching for Recurrent Neural Network Grammars. Findings of ACL 2021."
+        ),
+    },
     "lstm_lm": {
         "architecture": "LSTM (long short-term memory)",
         "summary": (
