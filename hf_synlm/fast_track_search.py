@@ -27,16 +27,15 @@ from .actions import SHIFT
 from .search_rnng import Phase, RNNGStackMachine
 from .search_state import NEG_INF, Candidates, SearchState
 from .stack import NodePool, Nodes
-from .word_beam_search import NEGLIGIBLE
+from .word_proposals import NEGLIGIBLE, Process, draw_index
 
-Process = Callable[[Tensor, Tensor], Tensor]
 WordScores = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(states [B, R], which may generate [B, R], origins [B, R]) -> scores and ids of G words [B, R, G]."""
 _FIELDS = ("parents", "tokens", "origin", "steps", "actions")
 
 
 @dataclass
-class _Reached:
+class Reached:
     """The best hypotheses that have reached the next word (or the end of the sentence)."""
 
     scores: Tensor
@@ -45,16 +44,16 @@ class _Reached:
     """[B, C] parents (states before the last action), tokens, origin, steps (actions before the last), actions."""
 
     @classmethod
-    def none(cls, batch: int, device: torch.device) -> "_Reached":
+    def none(cls, batch: int, device: torch.device) -> "Reached":
         empty = torch.zeros(batch, 0, dtype=torch.long, device=device)
         return cls(torch.zeros(batch, 0, device=device), dict.fromkeys(_FIELDS, empty))
 
-    def with_more(self, scores: Tensor, fields: dict[str, Tensor], count: int) -> "_Reached":
+    def with_more(self, scores: Tensor, fields: dict[str, Tensor], count: int) -> "Reached":
         """The best `count` of these and others."""
         scores = torch.cat([self.scores, scores], 1)
         scores, index = scores.topk(min(count, scores.shape[1]))
         merged = {name: torch.cat([self.fields[name], fields[name]], 1).gather(1, index) for name in _FIELDS}
-        return _Reached(scores, merged)
+        return Reached(scores, merged)
 
 
 class FastTrackSearch:
@@ -110,7 +109,7 @@ class FastTrackSearch:
         return state.with_hypotheses(index)
 
     # --------------------------------------------------------------------------------------------- inside a word
-    def _reach(self, state: SearchState, phase: Phase, words: WordScores | None) -> tuple[_Reached, _Reached]:
+    def _reach(self, state: SearchState, phase: Phase, words: WordScores | None) -> tuple[Reached, Reached]:
         """Take structural actions until the next word or the end of the sentence is reached often enough.
 
         Args:
@@ -127,7 +126,7 @@ class FastTrackSearch:
         origin = torch.arange(nodes.shape[1], device=device).expand(batch, -1)
         size, kept = self.action_beam_size, self.num_beams
         capacity = min(2 * size, size + 5 * self.fast_track_size)
-        reached = [_Reached.none(batch, device), _Reached.none(batch, device)]
+        reached = [Reached.none(batch, device), Reached.none(batch, device)]
         count, forced = torch.zeros(batch, 1, dtype=torch.long, device=device), torch.zeros_like(state.num_tokens)[:, None]
         steps = 0
         while True:
@@ -176,7 +175,7 @@ class FastTrackSearch:
         Every state contributes its G words, then its end.
         """
         machine, pool = self.adapter, state.pool
-        log_probs = machine.action_log_probs(pool, nodes, state.num_tokens, state.edges, phase)
+        log_probs = machine.action_log_probs(pool, nodes, state.num_tokens, phase)
         total = scores[..., None] + log_probs
         parts: list[tuple[Tensor, Tensor, int, bool]] = []
         if words is not None:
@@ -214,7 +213,7 @@ class FastTrackSearch:
         return more, place, (more > NEG_INF).sum(1, keepdim=True)
 
     def _is_over(
-        self, reached: list[_Reached], live: Tensor, count: Tensor, forced: Tensor, capacity: int, phase: Phase
+        self, reached: list[Reached], live: Tensor, count: Tensor, forced: Tensor, capacity: int, phase: Phase
     ) -> Tensor:
         """Sentences [B, 1] where enough hypotheses are set aside, or no live one can be among the best K."""
         full = (count >= capacity) | (count - forced >= self.action_beam_size)
@@ -224,7 +223,7 @@ class FastTrackSearch:
         worst = main[:, -1:]
         return full | ((worst > NEG_INF) & (live.amax(1, keepdim=True) <= worst))
 
-    def _candidates(self, state: SearchState, reached: _Reached, first: int) -> Candidates:
+    def _candidates(self, state: SearchState, reached: Reached, first: int) -> Candidates:
         """Candidates with their histories: those of the beam, and the nodes from `first` on that lead to them."""
         pool, fields = state.pool, reached.fields
         width = state.history.shape[2]
@@ -314,7 +313,7 @@ class FastTrackSearch:
         history = _with_nodes(pool, chosen.history, nodes, torch.ones_like(live[:, 0]))
         return replace(
             state, nodes=nodes, scores=chosen.scores, history=history, level_sizes=[nodes.shape[1]],
-            origin=chosen.origin, block=None,
+            origin=chosen.origin, next_log_probs=None,
         )  # fmt: skip
 
     def close_each(self, state: SearchState) -> tuple[Tensor, Nodes]:
@@ -335,6 +334,134 @@ class FastTrackSearch:
         state.pool.truncate(size)
         return scores, nodes
 
+    # ----------------------------------------------------------------------------------------------- unknown words
+    def propose_words(
+        self, state: SearchState, process: Process | None, keep_scores: bool = False
+    ) -> tuple[Candidates, Candidates | None, Tensor | None]:
+        """The best K derivations that generate one more word, whatever word it is, and the best that end.
+
+        As `propose`, with the K best words of every state as its continuations. The end counts as a word of probability
+        1 in the states where the tree may be closed.
+
+        Args:
+            state: beam between two words.
+            process: maps hypotheses [B, R] and their word log-probabilities [B, R, V] to word scores; None = identity.
+            keep_scores: also return the word scores of every hypothesis.
+
+        Returns:
+            At most K candidates; at most K that end (None without end tokens); and log p(word | hypothesis) [B, K', V]
+            of the words that the states visited by the search give, structural actions summed out.
+        """
+        summed: list[Tensor] = []
+
+        def best_words(nodes: Tensor, wanted: Tensor, origin: Tensor) -> tuple[Tensor, Tensor]:
+            words = self._words(state.pool, nodes, origin, process).masked_fill(~wanted[..., None], NEG_INF)
+            best = words.topk(min(self.num_beams, words.shape[2]), 2)
+            return best.values, best.indices
+
+        phase = self._phase_of(state, process)
+        first = state.pool.size
+        going, over = self._reach(state, phase, best_words)
+        if keep_scores:
+            summed.append(self._summed_words(state, phase, process))
+        chosen, ended = self._candidates(state, going, first), None
+        if self.eos_token_ids is not None:
+            ended = self._candidates(state, over, first)
+            closed = self._ended(state, ended, over.fields["actions"])
+            ended = replace(ended, parents=closed.nodes, history=closed.history)
+            chosen = replace(chosen, history=F.pad(chosen.history, (0, state.pool.size - chosen.history.shape[2])))
+        return chosen, ended, summed[0] if summed else None
+
+    def _words(self, pool: NodePool, nodes: Tensor, origin: Tensor, process: Process | None) -> Tensor:
+        """Word scores [B, R, V]; padding and end tokens are no words."""
+        words = self._without_specials(self.adapter.word_log_probs(pool, nodes))
+        return words if process is None else self._without_specials(process(origin, words))
+
+    def _without_specials(self, words: Tensor) -> Tensor:
+        words[..., self.adapter.config.pad_token_id] = NEG_INF
+        if self.eos_token_ids is not None:
+            words[..., self.eos_token_ids] = NEG_INF
+        return words
+
+    def _phase_of(self, state: SearchState, process: Process | None) -> Phase:
+        """Whether the sentence may end: not without end tokens, and not where the processors forbid them."""
+        if self.eos_token_ids is None or process is None:
+            return self._free_phase()
+        first = torch.zeros_like(state.nodes[:, :1])
+        words = torch.full((len(first), 1, self.adapter.config.vocab_size), NEG_INF, device=first.device)
+        words[..., self.eos_token_ids[0]] = 0.0
+        may_end = process(first, words)[..., self.eos_token_ids[0]] > NEG_INF
+        return Phase.EITHER if bool(may_end.any()) else Phase.CONTINUE
+
+    def _summed_words(self, state: SearchState, phase: Phase, process: Process | None) -> Tensor:
+        """Log p(word | hypothesis) [B, K, V] over the states that a beam visits which does not know the word."""
+        parts = []
+        for index in range(state.nodes.shape[1]):
+            alone = state.with_hypotheses(torch.full_like(state.nodes[:, :1], index))
+            origin = torch.full_like(alone.nodes, index)
+            score = self._mixture(alone, phase, process, origin) - alone.scores
+            parts.append(score.masked_fill(alone.scores == NEG_INF, NEG_INF))
+        return torch.stack(parts, 1)
+
+    def draw_word(self, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
+        """Draw one derivation and its next word (or the end of the sentence) per sentence.
+
+        A hypothesis is drawn in proportion to its probability, then action by action from the model, then the word
+        from p(w | state) under the processors: exact ancestral sampling.
+
+        Args:
+            state: beam between two words.
+            process: as in `propose_words`.
+
+        Returns:
+            One candidate per sentence, its score the log-probability under the model (without the processors; -inf
+            where no word is possible), and the word scores [B, V] it was drawn from.
+        """
+        pool, machine, first = state.pool, self.adapter, state.pool.size
+        phase = self._phase_of(state, process)
+        origin = draw_index(state.scores)
+        nodes, scores = state.nodes.gather(1, origin), state.scores.gather(1, origin)
+        steps, actions = torch.zeros_like(nodes), torch.zeros_like(nodes)
+        going = torch.ones_like(nodes, dtype=torch.bool)
+        ended = torch.zeros_like(going)
+        while True:
+            log_probs = machine.action_log_probs(pool, nodes, state.num_tokens, phase)[:, 0]
+            action = draw_index(log_probs)
+            scores = torch.where(going, scores + log_probs.gather(1, action), scores)
+            actions = torch.where(going, action, actions)
+            if phase is Phase.EITHER:
+                end, may_end = machine.end_action(pool, nodes)
+                ended = torch.where(going, (action == end) & may_end, ended)
+            going = going & (action != SHIFT) & ~ended & (log_probs.gather(1, action) > NEG_INF)
+            if not bool(going.any()):
+                break
+            zero = torch.zeros_like(action)
+            pushed = machine.push(pool, nodes, action, zero, state.num_tokens, state.edges, going)
+            nodes, steps = torch.where(going, pushed, nodes), steps + going
+        log_probs = self._without_specials(machine.word_log_probs(pool, nodes))
+        words = log_probs.clone() if process is None else self._without_specials(process(origin, log_probs.clone()))
+        token = draw_index(words[:, 0])
+        word_score = log_probs[:, 0].gather(1, token).masked_fill(words[:, 0].gather(1, token) == NEG_INF, NEG_INF)
+        shifts = actions == SHIFT
+        scores = torch.where(shifts, scores + word_score, scores.masked_fill(~ended, NEG_INF))
+        fields = {"parents": nodes, "tokens": token, "origin": origin, "steps": steps, "actions": actions}
+        if self.eos_token_ids is not None:
+            eos = self.eos_token_ids[0]
+            fields["tokens"] = torch.where(ended, eos, token)
+            words[:, 0] = torch.where(ended, torch.full_like(words[:, 0], NEG_INF).index_fill(1, eos, 0.0), words[:, 0])
+        chosen = self._candidates(state, Reached(scores, fields), first)
+        if bool(ended.any()):
+            over = replace(chosen, scores=scores.masked_fill(~ended, NEG_INF))
+            closed = self._ended(state, over, actions)
+            width = closed.history.shape[2]
+            history = F.pad(chosen.history, (0, width - chosen.history.shape[2]))
+            chosen = replace(
+                chosen,
+                parents=torch.where(ended, closed.nodes, chosen.parents),
+                history=torch.where(ended[..., None], closed.history, history),
+            )
+        return chosen, words[:, 0]
+
     # ----------------------------------------------------------------------------------------------- distributions
     def _free_phase(self) -> Phase:
         return Phase.CONTINUE if self.eos_token_ids is None else Phase.EITHER
@@ -352,18 +479,26 @@ class FastTrackSearch:
         Returns:
             [B, V], normalized over V. Uniform where the beam is empty.
         """
-        if state.block is not None:
-            return state.block
-        pool, machine, phase, size = state.pool, self.adapter, self._free_phase(), state.pool.size
+        if state.next_log_probs is not None:
+            return state.next_log_probs
+        total = self._mixture(state, self._free_phase())
+        total = total.masked_fill((total == NEG_INF).all(1, keepdim=True), 0.0)
+        state.next_log_probs = total.log_softmax(-1)
+        return state.next_log_probs
+
+    def _mixture(
+        self, state: SearchState, phase: Phase, process: Process | None = None, origin: Tensor | None = None
+    ) -> Tensor:
+        """Log p(x, w) [B, V], summed over the states that the beam visits; the pool stays as it is."""
+        pool, machine, size = state.pool, self.adapter, state.pool.size
         nodes, scores = state.nodes, state.scores
-        total, mass = None, scores.new_full((len(scores), 1), NEG_INF)
+        origin = torch.arange(nodes.shape[1], device=nodes.device).expand_as(nodes) if origin is None else origin
+        total = None
         while True:
-            log_probs = scores[..., None] + machine.action_log_probs(pool, nodes, state.num_tokens, state.edges, phase)
-            words = log_probs[..., SHIFT, None] + machine.word_log_probs(pool, nodes)
-            words[..., machine.config.pad_token_id] = NEG_INF
+            log_probs = scores[..., None] + machine.action_log_probs(pool, nodes, state.num_tokens, phase)
+            words = log_probs[..., SHIFT, None] + self._words(pool, nodes, origin, process)
             if phase is Phase.EITHER:
                 action, ends = machine.end_action(pool, nodes)
-                words[..., self.eos_token_ids] = NEG_INF
                 words[..., self.eos_token_ids[0]] = log_probs[..., action].masked_fill(~ends, NEG_INF)
                 log_probs[..., action] = log_probs[..., action].masked_fill(ends, NEG_INF)
             more = words.logsumexp(1)
@@ -375,16 +510,13 @@ class FastTrackSearch:
             scores = scores.masked_fill(scores < mass - NEGLIGIBLE, NEG_INF)
             rows = int((scores > NEG_INF).sum(1).amax())
             if not rows:
-                break
+                pool.truncate(size)
+                return total
             scores, index = scores[:, :rows], index[:, :rows]
-            parents = nodes.gather(1, index // machine.config.num_actions)
-            action = index % machine.config.num_actions
+            row, action = index // machine.config.num_actions, index % machine.config.num_actions
+            parents, origin = nodes.gather(1, row), origin.gather(1, row)
             tokens = torch.zeros_like(action)
             nodes = machine.push(pool, parents, action, tokens, state.num_tokens, state.edges, scores > NEG_INF)
-        pool.truncate(size)
-        total = total.masked_fill((total == NEG_INF).all(1, keepdim=True), 0.0)
-        state.block = total.log_softmax(-1)
-        return state.block
 
 
 def _keep_frozen(state: SearchState, chosen: Candidates, active: Tensor) -> Candidates:
@@ -417,4 +549,4 @@ def _with_nodes(pool: NodePool, history: Tensor, nodes: Tensor, moving: Tensor) 
     return history.scatter(2, place, history.gather(2, place) | moving[:, None, None])
 
 
-__all__ = ["FastTrackSearch"]
+__all__ = ["FastTrackSearch", "Reached"]

@@ -11,12 +11,9 @@ import torch
 from torch import Tensor
 
 from .action_beam_search import read_by_actions
-from .actions import COMP, GEN
 from .modeling_outputs import ParseOutput
 from .search_state import NEG_INF, Candidates, SearchState, SyntacticCache, WordEdges
-from .stack import Nodes
 from .token_batch import attended_tokens
-from .word_beam_search import WordBeamSearch
 
 
 @dataclass
@@ -150,7 +147,7 @@ def _check_word_ends(word_ends: Tensor | None, input_ids: Tensor) -> None:
 
 
 def start_state(
-    search: WordBeamSearch,
+    search: Any,
     input_ids: Tensor,
     attention_mask: Tensor | None,
     context_sentence_ids: Tensor | None = None,
@@ -182,7 +179,7 @@ def start_state(
     return search.begin(len(input_ids), input_ids.device, **arguments), text
 
 
-def read_text(search: WordBeamSearch, state: SearchState, text: AlignedText) -> SearchState:
+def read_text(search: Any, state: SearchState, text: AlignedText) -> SearchState:
     """Read all words of a text.
 
     Args:
@@ -203,7 +200,7 @@ def read_text(search: WordBeamSearch, state: SearchState, text: AlignedText) -> 
 # ------------------------------------------------------------------------------------------------------- parsing
 @torch.no_grad()
 def parse_with_search(
-    search: WordBeamSearch,
+    search: Any,
     input_ids: Tensor,
     attention_mask: Tensor | None = None,
     *,
@@ -294,7 +291,7 @@ class _Notes:
         self.depth: list[Tensor] = []
         self.stepwise: list[Tensor] = []
 
-    def add(self, search: WordBeamSearch, state: SearchState, chosen: Candidates, order: Tensor) -> None:
+    def add(self, search: Any, state: SearchState, chosen: Candidates, order: Tensor) -> None:
         """Note the beam `state` that came from the candidates."""
         marginal = state.scores.logsumexp(1)
         # An empty beam has no posterior; its statistics are 0.
@@ -325,7 +322,7 @@ class _Notes:
 
 
 def _parse_output(
-    search: WordBeamSearch,
+    search: Any,
     state: SearchState,
     text: AlignedText,
     offsets: list[int],
@@ -338,10 +335,17 @@ def _parse_output(
     scores = torch.nn.functional.pad(scores, (0, count - scores.shape[1]), value=NEG_INF)
     history = torch.nn.functional.pad(history, (0, 0, 0, count - history.shape[1]))
     nodes = state.pool.derivations(history & (scores > NEG_INF)[..., None])
+    exists = (scores > NEG_INF).tolist()
+    trees, labels = search.adapter.trees(nodes)
     spans = [
-        [[(i + offset, j + offset) for i, j in tree] for tree, score in zip(trees, row, strict=True) if score > NEG_INF]
-        for trees, row, offset in zip(node_spans(nodes), scores.tolist(), offsets, strict=True)
+        [[(i + offset, j + offset) for i, j in tree] for tree, there in zip(row, kept, strict=True) if there]
+        for row, kept, offset in zip(trees, exists, offsets, strict=True)
     ]
+    if labels is not None:
+        labels = [
+            [names for names, there in zip(row, kept, strict=True) if there]
+            for row, kept in zip(labels, exists, strict=True)
+        ]
     ends = None
     if word_ends is not None:
         flags = text.align(word_ends.bool()).tolist()
@@ -350,28 +354,20 @@ def _parse_output(
             for row, length, offset in zip(flags, text.lengths, offsets, strict=True)
         ]
     return ParseOutput(
-        spans=spans, actions=nodes.action, log_probs=scores, offsets=offsets, lengths=text.lengths, word_ends=ends
+        spans=spans,
+        labels=labels,
+        actions=nodes.action.clamp(min=search.adapter.pad_action),
+        log_probs=scores,
+        offsets=offsets,
+        lengths=text.lengths,
+        word_ends=ends,
     )
-
-
-def node_spans(nodes: Nodes) -> list[list[list[tuple[int, int]]]]:
-    """Spans (start, end) of the composed nodes of derivations [B, K, A], in the order of the actions."""
-    is_comp = nodes.action == COMP
-    end = (nodes.action == GEN).long().cumsum(2)
-    rows = zip(is_comp.tolist(), nodes.start.tolist(), end.tolist(), strict=True)
-    return [
-        [
-            [(i, j) for flag, i, j in zip(flags, starts, ends, strict=True) if flag]
-            for flags, starts, ends in zip(*row, strict=True)
-        ]
-        for row in rows
-    ]
 
 
 # -------------------------------------------------------------------------------------------------- distributions
 @torch.no_grad()
 def marginal_logits(
-    search: WordBeamSearch,
+    search: Any,
     input_ids: Tensor,
     attention_mask: Tensor | None = None,
     *,

@@ -6,7 +6,6 @@ Shapes: B prompts, K hypotheses, M candidates, R rows of a block, L columns of a
 V vocabulary.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,129 +15,10 @@ from torch.nn import functional as F
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from .action_beam_search import Expansions, gumbel
-from .incremental_parsing import check_length, node_spans, read_text, start_state
-from .search_state import NEG_INF, Block, BlockTable, Candidates, SearchState
+from .incremental_parsing import check_length, read_text, start_state
+from .search_state import NEG_INF, Candidates, SearchState
 from .stack import Nodes
-from .word_beam_search import NEGLIGIBLE, WordBeamSearch
-
-Process = Callable[[Tensor, Tensor], Tensor]
-
-
-# -------------------------------------------------------------------------------------------------- steps by a word
-def propose_words(
-    search: WordBeamSearch, state: SearchState, process: Process | None, keep_scores: bool = False
-) -> tuple[Candidates, Candidates | None, Tensor | None]:
-    """The best K derivations that generate one more word, whatever word it is.
-
-    The selection is that of `WordBeamSearch.propose`, with the K best words of every row as its continuations. End
-    tokens do not compete for places in the beam; they are returned apart.
-
-    Args:
-        search: The search, of width K.
-        state: Beam between two words.
-        process: Maps hypotheses [B, R] and their word log-probabilities [B, R, V] to word scores; None = identity.
-        keep_scores: Also return the word scores of every hypothesis.
-
-    Returns:
-        At most K candidates; at most K candidates that end (None without end tokens); and log p(word | hypothesis)
-        [B, K', V] with the structural actions before the word summed out.
-    """
-    table, frontier, ends = BlockTable(), state, search.eos_token_ids
-    synced = state.scores.new_zeros(len(state.scores), 0), state.nodes.new_zeros(len(state.nodes), 0)
-    tokens, ended, summed = [], [], None
-    while True:
-        block = search.expand(frontier, max_rows=4 * search.num_beams)
-        words = search.word_log_probs(frontier, block.nodes)
-        if process is not None:
-            levels = [process(block.origin[:, a:b], words[:, a:b]) for a, b in block.bounds]
-            words = search.mask_end(torch.cat(levels, 1), search.adapter.is_complete(state.pool, block.nodes))
-        base = block.scores + block.log_probs[..., 0]
-        if keep_scores:
-            summed = _add_words(summed, state, block, base, words)
-        if ends is not None:
-            ended.append(base[..., None] + words[..., ends])
-            words[..., ends] = NEG_INF
-        best, token = words.topk(min(search.num_beams, words.shape[2]), 2)
-        width = best.shape[2]
-        tokens.append(token.flatten(1))
-        generated = base[..., None] + best
-        synced, pending, (moved, move) = search.select(block, generated, synced, table.num_rows * width)
-        if ends is not None:
-            ended[-1] = ended[-1].masked_fill(~pending[..., None], NEG_INF).flatten(1)
-        table.blocks.append(block)
-        if not block.cut or not bool((moved > NEG_INF).any()):
-            break
-        frontier = search.next_block_state(frontier, block, moved, move)
-    scores, ids = synced
-    chosen = table.candidates(scores, ids // width, torch.cat(tokens, 1).gather(1, ids))
-    if ends is None:
-        return chosen, None, summed
-    all_ended = torch.cat(ended, 1)
-    scores, ids = all_ended.topk(min(search.num_beams, all_ended.shape[1]))
-    return chosen, table.candidates(scores, ids // len(ends), ends[ids % len(ends)]), summed
-
-
-def _add_words(summed: Tensor | None, state: SearchState, block: Block, base: Tensor, words: Tensor) -> Tensor:
-    """Add the rows of a block to log p(word | hypothesis) [B, K, V]."""
-    if summed is None:
-        summed = words.new_full((*state.scores.shape, words.shape[2]), NEG_INF)
-    relative = base - state.scores.gather(1, block.origin)
-    relative = relative.masked_fill(base == NEG_INF, NEG_INF)
-    # One row more takes the rows that no hypothesis needs.
-    summed = F.pad(summed, (0, 0, 0, 1), value=NEG_INF)
-    for a, b in block.bounds:
-        origin = block.origin[:, a:b].masked_fill(base[:, a:b] == NEG_INF, summed.shape[1] - 1)
-        index = origin[..., None].expand(-1, -1, words.shape[2])
-        more = relative[:, a:b, None] + words[:, a:b]
-        summed = summed.scatter(1, index, torch.logaddexp(summed.gather(1, index), more))
-    return summed[:, :-1]
-
-
-def draw_word(search: WordBeamSearch, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
-    """Draw one derivation and its next word per sentence.
-
-    First a structural successor r of the hypotheses is drawn with probability proportional to
-    p(x, y_r) p(GEN | y_r), then the word from p(w | y_r) under the processors. Without processors, words follow
-    `WordBeamSearch.next_token_log_probs` exactly. Where the processors forbid all words of the drawn r, another one is
-    drawn: r follows its distribution among those after which some word is allowed.
-
-    Args:
-        search: The search.
-        state: Beam between two words.
-        process: As in `propose_words`.
-
-    Returns:
-        One candidate per sentence, its score the log-probability under the model (without the processors; -inf where
-        no word is possible), and the word scores [B, V] it was drawn from.
-    """
-    block = search.expand(state, negligible=NEGLIGIBLE)
-    base = block.scores + block.log_probs[..., 0]
-    weights = base + search.any_word_log_probs(state, block.nodes)
-    row = _draw(weights)
-    while True:
-        nodes = block.nodes.gather(1, row)
-        log_probs = scores = search.word_log_probs(state, nodes)
-        if process is None:
-            break
-        scores = process(block.origin.gather(1, row), log_probs.clone())
-        scores = search.mask_end(scores, search.adapter.is_complete(state.pool, nodes))
-        barren = (scores == NEG_INF).all(2)
-        weights = weights.scatter(1, row, weights.gather(1, row).masked_fill(barren, NEG_INF))
-        again = barren & (weights > NEG_INF).any(1, keepdim=True)
-        if not bool(again.any()):
-            break
-        row = torch.where(again, _draw(weights), row)
-    token = _draw(scores[:, 0])
-    score = (base.gather(1, row) + log_probs[:, 0].gather(1, token)).masked_fill(
-        scores[:, 0].gather(1, token) == NEG_INF, NEG_INF
-    )
-    return BlockTable([block]).candidates(score, row, token), scores[:, 0]
-
-
-def _draw(scores: Tensor) -> Tensor:
-    """Draw an index per row [B, 1] with probability proportional to exp(scores [B, M]); any one if all are -inf."""
-    scores = scores.masked_fill((scores == NEG_INF).all(1, keepdim=True), 0.0)
-    return torch.multinomial(scores.softmax(1), 1)
+from .word_proposals import Process, draw_index
 
 
 def draw_candidate(chosen: Candidates, ended: Candidates | None, num_beams: int) -> Candidates:
@@ -155,7 +35,7 @@ def draw_candidate(chosen: Candidates, ended: Candidates | None, num_beams: int)
     if ended is not None:
         chosen = Candidates(*(torch.cat([getattr(c, name) for c in (chosen, ended)], 1) for name in vars(chosen)))
     scores, order = chosen.scores.topk(min(num_beams, chosen.scores.shape[1]))
-    return _take(chosen, order.gather(1, _draw(scores)))
+    return _take(chosen, order.gather(1, draw_index(scores)))
 
 
 def _take(chosen: Candidates, index: Tensor) -> Candidates:
@@ -165,7 +45,7 @@ def _take(chosen: Candidates, index: Tensor) -> Candidates:
     return Candidates(history=chosen.history.gather(1, index[..., None].expand(-1, -1, width)), **values)
 
 
-def keep_best(search: WordBeamSearch, state: SearchState, count: int, draw: bool = False) -> SearchState:
+def keep_best(search: Any, state: SearchState, count: int, draw: bool = False) -> SearchState:
     """Drop all but the best hypotheses of a beam.
 
     Args:
@@ -178,11 +58,7 @@ def keep_best(search: WordBeamSearch, state: SearchState, count: int, draw: bool
         The smaller beam over the same pool.
     """
     if state.nodes.shape[1] > count:
-        search.settle(state)
-        index = (gumbel(state.scores) if draw else state.scores).topk(count).indices
-        state = state.with_hypotheses(index)
-        chain = search.adapter.chain_bound(state.pool, state.nodes).masked_fill(state.scores == NEG_INF, -1)
-        state = state.with_hypotheses(chain.argsort(dim=1, descending=True, stable=True))
+        state = search.keep(state, (gumbel(state.scores) if draw else state.scores).topk(count).indices)
     search.refresh(state)
     return state
 
@@ -235,16 +111,18 @@ class FinishedSequences:
             torch.take_along_dim(x, index.view(*index.shape, *[1] * (x.dim() - 2)), 1) for x in merged
         )
 
-    def best(self, count: int) -> tuple[Tensor, Tensor, Tensor, list[list[tuple[int, int]]]]:
-        """The best `count` of every prompt: sequences [B count, L], scores, actions [B count, A] and spans."""
+    def best(self, count: int) -> tuple[Tensor, Tensor, Nodes]:
+        """The best `count` of every prompt: sequences [B count, L], scores, and derivations [B count, 1, A].
+
+        Of the derivations, only actions and starts are known.
+        """
         lengths = self.lengths[:, :count].flatten()
         sequences = self.sequences[:, :count].flatten(0, 1)[:, : int(lengths.max())]
         action, start = self.nodes[:, :count].flatten(0, 1).unbind(-1)
         width = int((action >= 0).sum(1).max())
         action, start = action[:, :width], start[:, :width]
         fields = [action[:, None] if name == "action" else start[:, None] for name in Nodes._fields]
-        spans = [row[0] for row in node_spans(Nodes(*fields))]
-        return sequences, self.scores[:, :count].flatten(), action, spans
+        return sequences, self.scores[:, :count].flatten(), Nodes(*fields)
 
 
 class JointDecoder:
@@ -282,8 +160,7 @@ class JointDecoder:
         ids = input_ids[::stride]
         mask = None if attention_mask is None else attention_mask[::stride]
         context = None if context_sentence_ids is None else context_sentence_ids[::stride]
-        width = max(config.action_beam_size or model.config.scoring_num_beams, config.num_beams)
-        prompt_search = model.word_search(width, renormalize=self.renormalize)
+        prompt_search, self.search = model.decoding_searches(config, self.renormalize)
         state, text = start_state(prompt_search, ids, mask, context, model.config.bos_token_id)
         longest = int((state.pool.num_context + text.present.sum(1)).max()) if text.lengths else 0
         check_length(
@@ -295,7 +172,6 @@ class JointDecoder:
         self.state = read_text(prompt_search, state, text)
         total = self.state.scores.logsumexp(1, keepdim=True)
         self.state.scores -= total.masked_fill(total == NEG_INF, 0.0)
-        self.search = model.word_search(config.num_beams, config._eos_token_tensor, self.renormalize)
         self.sequences = ids[:, None]
         pad = config._pad_token_tensor
         self.pad = int(pad) if pad is not None else 0
@@ -334,13 +210,7 @@ class JointDecoder:
         """Scores [B, K] and derivations [B, K, A] of the hypotheses with their trees closed; the state stays as is."""
         if not self.config.close_tree:
             return state.scores, state.pool.derivations(state.history)
-        size = state.pool.size
-        closed = self.search.close(state)
-        back = closed.origin.argsort(1)
-        history = closed.history.gather(1, back[..., None].expand(-1, -1, closed.history.shape[2]))
-        nodes = state.pool.derivations(history)
-        state.pool.truncate(size)
-        return closed.scores.gather(1, back), nodes
+        return self.search.close_each(state)
 
     @property
     def lengths(self) -> Tensor:
@@ -368,7 +238,7 @@ class JointDecoder:
         done = torch.zeros(len(self.sequences), dtype=torch.bool, device=device)
         while not bool(done.all()):
             was_done = done
-            chosen, ended, words = propose_words(search, self.state, self.process, config.output_scores)
+            chosen, ended, words = search.propose_words(self.state, self.process, config.output_scores)
             if config.output_scores:
                 words = F.pad(words, (0, 0, 0, count - words.shape[1]), value=NEG_INF)
                 self.scores += (words.flatten(0, 1),)
@@ -501,10 +371,10 @@ class JointDecoder:
     def _draw(self) -> Candidates:
         """Draw the next word of every row."""
         if self.num_beams == 1:
-            chosen, words = draw_word(self.search, self.state, self.process)
+            chosen, words = self.search.draw_word(self.state, self.process)
         else:
             keep = self.config.output_scores
-            chosen, ended, words = propose_words(self.search, self.state, self.process, keep)
+            chosen, ended, words = self.search.propose_words(self.state, self.process, keep)
             words = words.logsumexp(1) if keep else None
             chosen = draw_candidate(chosen, ended, self.num_beams)
         if self.config.output_scores:
@@ -512,4 +382,4 @@ class JointDecoder:
         return chosen
 
 
-__all__ = ["FinishedSequences", "JointDecoder", "draw_candidate", "draw_word", "keep_best", "propose_words"]
+__all__ = ["FinishedSequences", "JointDecoder", "draw_candidate", "keep_best"]

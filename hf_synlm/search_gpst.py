@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .actions import COMP, GEN
+from .actions import COMP, GEN, PAD_ACTION
 from .search_state import NEG_INF, WordEdges
 from .stack import NodePool, Nodes
 
@@ -33,7 +33,7 @@ class GPSTSearchAdapter:
             (decoders fed with `inputs_embeds`, positions added outside); and `model.forward` for a context.
     """
 
-    num_structural = 1
+    pad_action = PAD_ACTION
 
     def __init__(self, model: Any) -> None:
         self.config, self.dtype = model.config, model.dtype
@@ -267,6 +267,20 @@ class GPSTSearchAdapter:
     def word_features(self, pool: NodePool, nodes: Tensor) -> Tensor:
         """Inputs [B, R, D] of the output embedding, in states that `score_words` has seen."""
         return self.heads.token(pool.feature("hidden", nodes))
+
+    def trees(self, nodes: Nodes) -> tuple[list[list[list[tuple[int, int]]]], None]:
+        """Spans of the composed nodes of derivations [B, K, A], in the order of the actions; they have no labels."""
+        is_comp = nodes.action == COMP
+        end = (nodes.action == GEN).long().cumsum(2)
+        rows = zip(is_comp.tolist(), nodes.start.tolist(), end.tolist(), strict=True)
+        spans = [
+            [
+                [(i, j) for flag, i, j in zip(flags, starts, ends, strict=True) if flag]
+                for flags, starts, ends in zip(*row, strict=True)
+            ]
+            for row in rows
+        ]
+        return spans, None
 
     def logits_of(self, features: Tensor) -> Tensor:
         """Logits [..., V] of the next token from `word_features` [..., D], float32."""

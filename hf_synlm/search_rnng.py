@@ -29,7 +29,7 @@ from .search_state import NEG_INF, WordEdges
 from .stack import NodePool, Nodes
 
 _LINKS = ("open", "base", "corner")
-_COUNTS = ("num_open", "consecutive", "length")
+_COUNTS = ("num_open", "consecutive", "length", "inside_word")
 # A derivation of T tokens may have so many actions, the authors' storage; it bounds unary chains at the end.
 _MIN_LENGTH, _LENGTH_PER_TOKEN = 100, 5
 # Numbers in one chunk of logits where only two of each row are kept: memory does not grow with the batch.
@@ -58,6 +58,7 @@ class RNNGStackMachine:
     """
 
     max_tokens = math.inf
+    pad_action = PAD
 
     def __init__(self, model: Any, normalization: str | None = None) -> None:
         self.config, self.dtype = model.config, model.dtype
@@ -85,7 +86,7 @@ class RNNGStackMachine:
         nothing = element.new_zeros(batch_size, config.num_layers, config.hidden_size)
         values = self._run(element, nothing, nothing)
         pool.append(
-            Nodes(none, none, zero, none, none, none), none, none, none, zero, zero, zero,
+            Nodes(none, none, zero, none, none, none), none, none, none, zero, zero, zero, zero,
             **{name: value[:, None] for name, value in values.items()},
         )  # fmt: skip
         return pool, zero, torch.ones(batch_size, 1, 1, dtype=torch.bool, device=device)
@@ -120,7 +121,7 @@ class RNNGStackMachine:
             actions: action ids [B, R]; FINISH leaves a copy of the state.
             tokens: tokens of SHIFT actions [B, R].
             num_tokens: tokens before the actions [B].
-            edges: which tokens end a word; None = all.
+            edges: which tokens end a word; None = what the model knows of its tokens.
             live: rows that matter [B, R]; the others get fields, but nothing is computed for them.
 
         Returns:
@@ -175,21 +176,23 @@ class RNNGStackMachine:
         start = torch.where(reduce, nonterminal.start, torch.where(finish, top.start, start))
         outer = pool.field("open", nonterminal.predecessor)
         open_now = torch.where(opens, own, torch.where(reduce, outer, opened))
-        inside_word = ~self._at_word_end(num_tokens, edges)[:, None]
-        corner_now = torch.where((shift & inside_word) | finish, corner, own)
+        inside_word = pool.field("inside_word", parents)
+        corner_now = torch.where((shift & (inside_word > 0)) | finish, corner, own)
+        inside_word = torch.where(shift, self._starts_inside(tokens, num_tokens, edges), inside_word)
         chain = reduce & (top.action >= self.first) if self.in_order else torch.zeros_like(reduce)
         consecutive = torch.where(opens, consecutive + 1, torch.where(chain | finish, consecutive, 0))
         num_open = num_open + opens.long() - reduce.long()
         nodes = Nodes(parents, below, depth, actions, torch.where(shift, tokens, -1), start)
         length = pool.field("length", parents) + 1
-        return nodes, (open_now, torch.where(opens, base, -1), corner_now, num_open, consecutive, length)
+        return nodes, (open_now, torch.where(opens, base, -1), corner_now, num_open, consecutive, length, inside_word)
 
-    def _at_word_end(self, num_tokens: Tensor, edges: WordEdges | None) -> Tensor:
-        """Whether the last token ends a word [B]; True before the first."""
-        if edges is None:
-            return torch.ones_like(num_tokens, dtype=torch.bool)
-        last = (num_tokens - 1).clamp(min=0)[:, None]
-        return edges.is_end.gather(1, last).squeeze(1) | (num_tokens == 0)
+    def _starts_inside(self, tokens: Tensor, num_tokens: Tensor, edges: WordEdges | None) -> Tensor:
+        """1 where more pieces of a word must follow a token [B, R] that is generated now, else 0."""
+        if edges is not None:
+            ends = edges.is_end.gather(1, num_tokens.clamp(max=edges.is_end.shape[1] - 1)[:, None])
+            return (~ends).long().expand_as(tokens)
+        ends = self.model.word_ends_of(tokens)
+        return torch.zeros_like(tokens) if ends is None else (~ends).long()
 
     def _elements(self, pool: NodePool, row: Tensor, parent: Tensor, actions: Tensor, tokens: Tensor) -> Tensor:
         """What the actions put on the stack [R, w]; arbitrary for FINISH."""
@@ -237,7 +240,7 @@ class RNNGStackMachine:
 
     # --------------------------------------------------------------------------------------------- probabilities
     def action_log_probs(
-        self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, edges: WordEdges | None, phase: Phase
+        self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, phase: Phase
     ) -> Tensor:
         """Log-probabilities of the next action [B, R, A]; -inf where illegal.
 
@@ -245,19 +248,16 @@ class RNNGStackMachine:
             pool: the nodes.
             nodes: states [B, R].
             num_tokens: tokens before them [B].
-            edges: which tokens end a word; None = all.
             phase: what may come.
         """
         logits = pool.feature("actions", nodes)
-        legal = self.legal_actions(pool, nodes, num_tokens, edges, phase)
+        legal = self.legal_actions(pool, nodes, num_tokens, phase)
         if self.normalization == "train":
             return logits.log_softmax(-1).masked_fill(~legal, NEG_INF)
         log_probs = logits.masked_fill(~legal, NEG_INF).log_softmax(-1)
         return log_probs.masked_fill(~legal, NEG_INF)  # a state without a legal action has no distribution
 
-    def legal_actions(
-        self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, edges: WordEdges | None, phase: Phase
-    ) -> Tensor:
+    def legal_actions(self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, phase: Phase) -> Tensor:
         """Which actions states may take [B, R, A]: the rules of the authors' search.
 
         Their limits of storage are left out, but for that of the derivation's length at the end of a sentence: before,
@@ -267,7 +267,7 @@ class RNNGStackMachine:
         depth, before = pool.field("depth", nodes), pool.field("action", nodes)
         num_open, consecutive = pool.field("num_open", nodes), pool.field("consecutive", nodes)
         begun = (num_tokens > 0)[:, None].expand_as(nodes)
-        free = self._at_word_end(num_tokens, edges)[:, None].expand_as(nodes)
+        free = pool.field("inside_word", nodes) == 0
         ending = phase is Phase.END
         after_open = before >= self.first
         if self.in_order:
@@ -308,6 +308,27 @@ class RNNGStackMachine:
         if self.in_order:
             return FINISH, torch.ones_like(nodes, dtype=torch.bool)
         return REDUCE, pool.field("num_open", nodes) == 1
+
+    def trees(self, nodes: Nodes) -> tuple[list[list[list[tuple[int, int]]]], list[list[list[str]]]]:
+        """Spans and labels of the constituents of derivations [B, K, A], in the order of their REDUCE actions."""
+        ends = (nodes.action == SHIFT).cumsum(2).tolist()
+        spans, labels = [], []
+        for row in zip(nodes.action.tolist(), nodes.start.tolist(), ends, strict=True):
+            trees = [self._tree(*derivation) for derivation in zip(*row, strict=True)]
+            spans.append([tree[0] for tree in trees])
+            labels.append([tree[1] for tree in trees])
+        return spans, labels
+
+    def _tree(self, actions: list[int], starts: list[int], ends: list[int]) -> tuple[list[tuple[int, int]], list[str]]:
+        opened: list[str] = []
+        spans, labels = [], []
+        for action, start, end in zip(actions, starts, ends, strict=True):
+            if action >= self.first:
+                opened.append(self.config.nonterminals[action - self.first])
+            elif action == REDUCE:
+                spans.append((start, end))
+                labels.append(opened.pop())
+        return spans, labels
 
     def word_logits(self, predictor: Tensor) -> Tensor:
         """Logits [..., V] of the next word, float32; that of the padding word is -inf under "search"."""

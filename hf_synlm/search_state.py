@@ -1,6 +1,6 @@
 """What a beam search over derivations keeps: word edges, blocks of states, the beam, and the beam as a cache.
 
-Shapes: B sentences, K hypotheses, R rows of a block, C levels, S structural actions, N nodes, T tokens, V vocabulary.
+Shapes: B sentences, K hypotheses, R rows of a block, C levels, N nodes, T tokens, V vocabulary.
 All scores are natural logs in float32; -inf marks a hypothesis that does not exist.
 """
 
@@ -52,7 +52,7 @@ class Block:
     scores: Tensor
     """[B, R] joint log-probability of the derivation so far."""
     log_probs: Tensor
-    """[B, R, 1 + S] log-probabilities of the next action, column 0 = generate a word; -inf if illegal."""
+    """[B, R, 2] log-probabilities of the next action: generate a word, take the structural action; -inf if illegal."""
     history: Tensor
     """[B, R, N] nodes of the derivation, itself included."""
     origin: Tensor
@@ -91,6 +91,10 @@ class SearchState:
     """Upper bound of all stack depths, known without asking the device."""
     block: Block | None = None
     """All structural successors, if they are known already."""
+    particles: Tensor | None = None
+    """[B, R] number of particles of every hypothesis (particle filter only)."""
+    next_log_probs: Tensor | None = None
+    """[B, V] distribution of the next word, if it is known already."""
 
     def select_rows(self, index: Tensor) -> None:
         """Keep the sentences `index` [B'], in that order, in place."""
@@ -99,6 +103,8 @@ class SearchState:
             setattr(self, name, getattr(self, name).index_select(0, index))
         if self.edges is not None:
             self.edges = self.edges.select_rows(index)
+        if self.next_log_probs is not None:
+            self.next_log_probs = self.next_log_probs.index_select(0, index)
         if self.block is not None:
             for name in ("nodes", "scores", "log_probs", "history", "origin", "word_log_probs"):
                 value = getattr(self.block, name)
@@ -116,6 +122,7 @@ class SearchState:
             num_tokens=num_tokens,
             level_sizes=[index.shape[1]],
             block=None,
+            next_log_probs=None,
         )
 
 
@@ -193,7 +200,7 @@ class SyntacticCache(Cache):
         old, new = (None if ids is None else ids.tolist() for ids in (self.eos_token_ids, eos_token_ids))
         self.eos_token_ids = eos_token_ids
         if old != new and self.state is not None:
-            self.state.block = None
+            self.state.block = self.state.next_log_probs = None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of input columns read, padding included."""

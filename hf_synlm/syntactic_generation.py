@@ -54,11 +54,13 @@ class SyntacticGenerateOutput(GenerateDecoderOnlyOutput):
         actions: [B, A] action ids of the whole derivation (prompt and new words, end token left out), -1 = padding.
         spans: per sequence the spans (i, j) of the derivation in words, in the order of the actions; token 0 is the
             first one after the context (and after a begin token).
+        labels: per sequence the labels of its spans (models with labeled trees).
     """
 
     sequences_scores: Tensor | None = None
     actions: Tensor | None = None
     spans: list[list[tuple[int, int]]] | None = None
+    labels: list[list[str]] | None = None
 
 
 @dataclass
@@ -71,11 +73,12 @@ class SyntacticGenerateBeamOutput(GenerateBeamDecoderOnlyOutput):
             sampling with synchronous=False, divide it by (new words) ** length_penalty; word-synchronous beam sampling
             does not. -inf where fewer sequences exist than were asked for: there the prompt stands alone.
         actions: [B, A], as in `SyntacticGenerateOutput`.
-        spans: as in `SyntacticGenerateOutput`.
+        spans, labels: as in `SyntacticGenerateOutput`.
     """
 
     actions: Tensor | None = None
     spans: list[list[tuple[int, int]]] | None = None
+    labels: list[list[str]] | None = None
 
 
 # --------------------------------------------------------------------------------------------------------- the mixin
@@ -101,6 +104,19 @@ class SyntacticGenerationMixin(GenerationMixin):
         """
         width = self.config.scoring_num_beams if num_beams is None else num_beams
         return WordBeamSearch(self.search_adapter_class(self), width, eos_token_ids, renormalize)
+
+    def decoding_searches(self, config: GenerationConfig, renormalize: bool) -> tuple[Any, Any]:
+        """The search that reads prompts, and the one that generates.
+
+        Args:
+            config: Prepared generation config.
+            renormalize: As in `word_search`.
+        """
+        width = max(config.action_beam_size or self.config.scoring_num_beams, config.num_beams)
+        return (
+            self.word_search(width, renormalize=renormalize),
+            self.word_search(config.num_beams, config._eos_token_tensor, renormalize),
+        )
 
     def _marginal_forward(
         self,
@@ -356,16 +372,18 @@ class SyntacticGenerationMixin(GenerationMixin):
             streamer.end()
         # Independent draws are rows of their own.
         count = min(config.num_return_sequences, finished.scores.shape[1])
-        sequences, scores, actions, spans = finished.best(count)
+        sequences, scores, nodes = finished.best(count)
         if not config.return_dict_in_generate:
             return sequences
+        spans, labels = decoder.search.adapter.trees(nodes)
         output_class = SyntacticGenerateOutput if config.num_beams == 1 else SyntacticGenerateBeamOutput
         return output_class(
             sequences=sequences,
             sequences_scores=scores,
             scores=decoder.scores if config.output_scores else None,
-            actions=actions,
-            spans=spans,
+            actions=nodes.action.squeeze(1).clamp(min=decoder.search.adapter.pad_action),
+            spans=[row[0] for row in spans],
+            labels=None if labels is None else [row[0] for row in labels],
         )
 
     def generate_batch(self, *args: Any, **kwargs: Any) -> None:

@@ -1,7 +1,7 @@
 """Word-synchronous beam search over the derivations of a syntactic language model.
 
-A derivation builds a tree with the words as it goes: between two words it may take structural actions (COMP for GPST;
-NT and REDUCE for RNNG). The beam holds K derivations that have generated the same words, so that
+A derivation builds a tree with the words as it goes: between two words it may take structural actions. Here a state has
+one structural successor (COMP for GPST); `fast_track_search` is for systems with many. The beam holds K derivations that have generated the same words, so that
 
     m_t = logsumexp_k log p(x_1..t, y_k)
 
@@ -15,19 +15,18 @@ level, exactly as if the states had been expanded one action at a time. Nodes li
 when hypotheses branch.
 
 The model side is an *adapter* with
-    num_structural: number S of structural actions; 1 means that a state has one structural successor.
     begin(batch_size, device, **context) -> (pool, nodes [B, 1], history [B, 1, N])
     push(pool, parents, num_tokens, tokens=None, actions=None) -> id of the first of R new nodes
     read_actions(pool, history): run the layers that predict actions on the R newest nodes, history [B, R, N]
     num_unread(pool) -> how many of the newest nodes these layers have not seen
-    action_log_probs(pool, nodes, num_tokens, edges, renormalize=False) -> [B, R, 1 + S], column 0 generates a word;
-        -inf where illegal
+    action_log_probs(pool, nodes, num_tokens, edges, renormalize=False) -> [B, R, 2]: generate a word, take the
+        structural action; -inf where illegal
     chain_bound(pool, nodes) -> [B, R] upper bound of the structural actions before the next word
     is_complete(pool, nodes) -> [B, R] exactly one tree on the stack
     score_words(pool, history), num_unscored(pool): the same for the layers that predict words
     word_features(pool, nodes) -> [B, R, D], and logits_of(features [..., D]) -> [..., V] float32
 
-Shapes: B sentences, K hypotheses, R rows of a step, C levels, S structural actions, N nodes, T tokens, V vocabulary.
+Shapes: B sentences, K hypotheses, R rows of a step, C levels, N nodes, T tokens, V vocabulary.
 All scores are natural logs in float32; -inf marks a hypothesis that does not exist.
 """
 
@@ -38,10 +37,9 @@ import torch
 from torch import Tensor
 
 from .search_state import NEG_INF, Block, BlockTable, Candidates, SearchState
+from .stack import Nodes
+from .word_proposals import NEGLIGIBLE, Process, draw_word, propose_words
 
-# Closure rows whose whole subtree weighs less than exp(-25) of the mass already collected are left out: 1e-11, far
-# below float32 resolution of a sum.
-NEGLIGIBLE = 25.0
 # Numbers in one chunk of logits where only a few of each row are kept: memory does not grow with the batch.
 _CHUNK_ELEMENTS = 1 << 24
 
@@ -178,8 +176,6 @@ class WordBeamSearch:
 
     def _block_sizes(self, level_sizes: list[int], max_rows: int | None) -> tuple[list[int], bool]:
         """Rows per level of the next block, and whether states with successors remain behind it."""
-        if self.adapter.num_structural > 1:
-            return level_sizes[:1], True
         sizes = level_sizes[:1]
         for size in level_sizes[1:]:
             if size == 0:
@@ -246,16 +242,15 @@ class WordBeamSearch:
         Returns:
             The selected continuations (scores and ids, [B, K'] each, -inf = none), which rows were pending [B, R],
             and the structural successors that survive the last level: their scores (-inf = none) and their position
-            in [last level's rows x S].
+            in the last level.
         """
         scores, ids = synced
-        structural = block.scores[..., None] + block.log_probs[..., 1:]
+        structural = block.scores + block.log_probs[..., 1]
         width, pending, visited = generated.shape[2], block.scores[:, : block.bounds[0][1]] > NEG_INF, []
         for level, (a, b) in enumerate(block.bounds):
             visited.append(pending)
-            hidden = ~pending[..., None]
-            words = generated[:, a:b].masked_fill(hidden, NEG_INF).flatten(1)
-            moves = structural[:, a:b].masked_fill(hidden, NEG_INF).flatten(1)
+            words = generated[:, a:b].masked_fill(~pending[..., None], NEG_INF).flatten(1)
+            moves = structural[:, a:b].masked_fill(~pending, NEG_INF)
             pool = torch.cat([scores, words, moves], 1)
             best, index = pool.topk(min(self.num_beams, pool.shape[1]))
             new_ids = torch.arange(first_id + a * width, first_id + b * width, device=ids.device)
@@ -273,8 +268,7 @@ class WordBeamSearch:
 
     def next_block_state(self, state: SearchState, block: Block, moved: Tensor, move: Tensor) -> SearchState:
         """Execute the structural actions that survive a block, as the first level of the next one."""
-        num_structural, first_row = self.adapter.num_structural, block.bounds[-1][0]
-        row = first_row + move // num_structural
+        row = block.bounds[-1][0] + move
         parents = block.nodes.gather(1, row)
         chain = self.adapter.chain_bound(state.pool, parents).masked_fill(moved == NEG_INF, 0) - 1
         chain, order = chain.sort(dim=1, descending=True, stable=True)
@@ -283,8 +277,7 @@ class WordBeamSearch:
         row, moved, parents = row.gather(1, order), moved.gather(1, order), parents.gather(1, order)
         width = block.history.shape[2]
         history = block.history.gather(1, row[..., None].expand(-1, -1, width))
-        actions = 1 + (move % num_structural).gather(1, order) if num_structural > 1 else None
-        first = self.adapter.push(state.pool, parents, state.num_tokens, actions=actions)
+        first = self.adapter.push(state.pool, parents, state.num_tokens)
         nodes, history = append_own(first, history)
         origin = block.origin.gather(1, row)
         level = block.level + len(block.bounds)
@@ -420,6 +413,33 @@ class WordBeamSearch:
             deepest.gather(1, order), max_depth=state.max_depth,
         )  # fmt: skip
 
+    def close_each(self, state: SearchState) -> tuple[Tensor, Nodes]:
+        """Scores [B, K] and derivations [B, K, A] of the hypotheses with their trees closed; the state stays as is."""
+        size = state.pool.size
+        closed = self.close(state)
+        back = closed.origin.argsort(1)
+        history = closed.history.gather(1, back[..., None].expand(-1, -1, closed.history.shape[2]))
+        nodes = state.pool.derivations(history)
+        state.pool.truncate(size)
+        return closed.scores.gather(1, back), nodes
+
+    def keep(self, state: SearchState, index: Tensor) -> SearchState:
+        """The beam with the hypotheses `index` [B, R'] only, over the same pool."""
+        self.settle(state)
+        state = state.with_hypotheses(index)
+        chain = self.adapter.chain_bound(state.pool, state.nodes).masked_fill(state.scores == NEG_INF, -1)
+        return state.with_hypotheses(chain.argsort(dim=1, descending=True, stable=True))
+
+    def propose_words(
+        self, state: SearchState, process: Process | None, keep_scores: bool = False
+    ) -> tuple[Candidates, Candidates | None, Tensor | None]:
+        """The best K derivations that generate one more word; see `word_proposals.propose_words`."""
+        return propose_words(self, state, process, keep_scores)
+
+    def draw_word(self, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
+        """Draw one derivation and its next word per sentence; see `word_proposals.draw_word`."""
+        return draw_word(self, state, process)
+
     # ------------------------------------------------------------------------------------------ distributions
     def closure(self, state: SearchState) -> Block:
         """All structural successors of the beam, with their next-word log-probabilities."""
@@ -469,4 +489,4 @@ def _level_counts(chain: Tensor, max_depth: int, first: int = 1) -> Tensor:
     return (chain[..., None] >= levels).sum(1).amax(0)
 
 
-__all__ = ["NEGLIGIBLE", "WordBeamSearch", "append_own", "chain_history"]
+__all__ = ["WordBeamSearch", "append_own", "chain_history"]

@@ -26,7 +26,6 @@ from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, Generat
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.actions import actions_to_spans
-from hf_synlm.joint_decoding import draw_word, propose_words
 from hf_synlm.search_state import SyntacticCache
 from tests.reference import exhaustive_search as reference
 from tests.test_modeling_gpst import TINY
@@ -251,7 +250,7 @@ def test_beam_sampling_draws_from_the_beam(model: GPSTForCausalLM) -> None:
     search = model.word_search(4)
     state = search.begin(1, torch.device("cpu"))
     with torch.no_grad():
-        chosen, _, _ = propose_words(search, state, None)
+        chosen, _, _ = search.propose_words(state, None)
     prompts = torch.full((1500, 1), EOS)
     output = generate(model, prompts, do_sample=True, top_k=0, num_beams=4, max_new_tokens=1)
     counts = torch.bincount(output.sequences[:, -1], minlength=40)
@@ -581,7 +580,7 @@ def test_drawing_is_defined_when_rows_are_over(model: GPSTForCausalLM) -> None:
     state = search.begin(2, torch.device("cpu"))
     state.scores[0] = -math.inf
     with torch.no_grad():
-        chosen, words = draw_word(search, state, None)
+        chosen, words = search.draw_word(state, None)
     assert chosen.scores[0] == -math.inf and torch.isfinite(chosen.scores[1]) and torch.isfinite(words[1]).all()
 
 
