@@ -10,9 +10,11 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 
 from .configuration_gpst import GPSTConfig
 from .configuration_lstm import LSTMConfig
+from .configuration_rnng import RNNGConfig
 from .modeling_gpst import GPSTForCausalLM, GPSTForSequenceClassification, GPSTModel, GPSTPreTrainedModel
 from .modeling_lstm import LSTMForCausalLM, LSTMModel, LSTMPreTrainedModel
 from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
+from .modeling_rnng import RNNGForCausalLM, RNNGForSequenceClassification, RNNGModel, RNNGPreTrainedModel
 
 __version__ = "0.1.0.dev0"
 
@@ -23,6 +25,11 @@ _AUTO_CLASSES: dict[Any, dict[Any, Any]] = {
         AutoModelForSequenceClassification: GPSTForSequenceClassification,
     },
     LSTMConfig: {AutoModel: LSTMModel, AutoModelForCausalLM: LSTMForCausalLM},
+    RNNGConfig: {
+        AutoModel: RNNGModel,
+        AutoModelForCausalLM: RNNGForCausalLM,
+        AutoModelForSequenceClassification: RNNGForSequenceClassification,
+    },
 }
 
 for _config_class, _models in _AUTO_CLASSES.items():
@@ -43,6 +50,11 @@ __all__ = [
     "LSTMModel",
     "LSTMPreTrainedModel",
     "ParseOutput",
+    "RNNGConfig",
+    "RNNGForCausalLM",
+    "RNNGForSequenceClassification",
+    "RNNGModel",
+    "RNNGPreTrainedModel",
     "SyntacticClassifierOutput",
     "SyntacticLMOutput",
     "SyntacticModelOutput",

@@ -25,7 +25,7 @@ class BidirectionalLSTM(nn.Module):
         self.lstm = nn.LSTM(size, size, bidirectional=True)
 
     def forward(self, inputs: Tensor, sizes: list[int]) -> Tensor:
-        """States [2, S, w] of both directions after every step of chains, from their inputs [2, S, w] (see `Chains`)."""
+        """States [2, S, w] of both directions after every step of `Chains`, from their inputs [2, S, w]."""
         names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
         weight_ih, weight_hh, bias_ih, bias_hh = (
             torch.stack([getattr(self.lstm, name), getattr(self.lstm, name + "_reverse")]) for name in names

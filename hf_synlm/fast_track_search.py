@@ -45,6 +45,7 @@ class Reached:
 
     @classmethod
     def none(cls, batch: int, device: torch.device) -> "Reached":
+        """No hypotheses."""
         empty = torch.zeros(batch, 0, dtype=torch.long, device=device)
         return cls(torch.zeros(batch, 0, device=device), dict.fromkeys(_FIELDS, empty))
 
@@ -127,7 +128,10 @@ class FastTrackSearch:
         size, kept = self.action_beam_size, self.num_beams
         capacity = min(2 * size, size + 5 * self.fast_track_size)
         reached = [Reached.none(batch, device), Reached.none(batch, device)]
-        count, forced = torch.zeros(batch, 1, dtype=torch.long, device=device), torch.zeros_like(state.num_tokens)[:, None]
+        count, forced = (
+            torch.zeros(batch, 1, dtype=torch.long, device=device),
+            torch.zeros_like(state.num_tokens)[:, None],
+        )
         steps = 0
         while True:
             ends, moves, fields = self._continuations(state, nodes, scores, origin, phase, words)
@@ -190,7 +194,7 @@ class FastTrackSearch:
             total[..., action] = total[..., action].masked_fill(ends, NEG_INF)
         total[..., SHIFT] = NEG_INF
         fields: dict[str, list[Tensor]] = {name: [] for name in ("parents", "tokens", "origin", "actions", "ended")}
-        for score, ids, action, ended in parts:
+        for _, ids, action, ended in parts:
             for name, value in (("parents", nodes), ("origin", origin)):
                 fields[name].append(value[..., None].expand_as(ids).flatten(1))
             fields["tokens"].append(ids.flatten(1))
@@ -199,9 +203,7 @@ class FastTrackSearch:
         merged = {name: torch.cat(values, 1) for name, values in fields.items()}
         return torch.cat([score.flatten(1) for score, *_ in parts], 1), total.flatten(1), merged
 
-    def _fast_track(
-        self, ends: Tensor, best: Tensor, index: Tensor, is_end: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _fast_track(self, ends: Tensor, best: Tensor, index: Tensor, is_end: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The best ends [B, S] that are not among the best k, as many as `fast_track_size` leaves open."""
         width = min(self.fast_track_size, ends.shape[1])
         missing = self.fast_track_size - is_end.sum(1, keepdim=True)
@@ -469,9 +471,9 @@ class FastTrackSearch:
     def next_token_log_probs(self, state: SearchState) -> Tensor:
         """Next-word log-probabilities given the prefix, derivations summed out.
 
-        log p(w | x) = logsumexp_r [ log p(x, y_r) + log p(SHIFT | y_r) + log p(w | y_r) ] - log Z over the states r that
-        a beam of `action_beam_size` visits, which does not know the word. With end tokens, the first of them has the
-        probability that the sentence is over.
+        log p(w | x) = logsumexp_r [ log p(x, y_r) + log p(SHIFT | y_r) + log p(w | y_r) ] - log Z over the states r
+        that a beam of `action_beam_size` visits, which does not know the word. With end tokens, the first of them has
+        the probability that the sentence is over.
 
         Args:
             state: beam between two words.

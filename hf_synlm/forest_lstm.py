@@ -100,7 +100,10 @@ class _ForestLSTM(torch.autograd.Function):
         dtype = gates_GPD.dtype
         state_dtype = torch.promote_types(dtype, torch.float32)
         weight = weight_hh_GDD.to(dtype).transpose(1, 2)
-        hidden, cells, acts, activated = [], [], [], []
+        hidden: list[Tensor] = []
+        cells: list[Tensor] = []
+        acts: list[Tensor] = []
+        activated: list[Tensor] = []
         for level, gates in enumerate(gates_GPD.split(sizes, 1)):
             cell = None
             if level:

@@ -23,9 +23,9 @@ def linear_cross_entropy(
 
     loss = sum_r coefficient_r * (-log softmax(W h_r + b)[target_r])
 
-    The gradients of hidden, weight and bias are computed in the forward pass, chunk by chunk, and scaled in backward: the
-    gradient of a softmax needs the logits only, never the rest of the graph. GEMMs run in the type of `hidden_RD` (or
-    of autocast), sums over chunks in float32.
+    The gradients of hidden, weight and bias are computed in the forward pass, chunk by chunk, and scaled in backward:
+    the gradient of a softmax needs the logits only, never the rest of the graph. GEMMs run in the type of `hidden_RD`
+    (or of autocast), sums over chunks in float32.
 
     Args:
         hidden_RD: rows.

@@ -11,23 +11,30 @@ w element size, h stack size, V vocabulary, Y nonterminals. Log-probabilities an
 Source: the authors' `models.py`, `fixed_stack_models.py` and `fixed_stack_in_order_models.py` (aistairc/rnng-pytorch).
 """
 
-import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import can_return_tuple
 
 from .composition_rnng import AttentionComposition, LSTMComposition, chain_inputs
 from .configuration_rnng import RNNGConfig
+from .fast_track_search import FastTrackSearch
+from .incremental_parsing import parse_with_search
 from .linear_cross_entropy import linear_cross_entropy
-from .modeling_outputs import SyntacticLMOutput, SyntacticModelOutput
+from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
+from .particle_search import ParticleSearch
 from .schedule_rnng import LevelSchedule, RNNGSchedule, StepSchedule, make_schedule
+from .search_rnng import RNNGStackMachine
+from .search_state import SyntacticCache
 from .stack_lstm_rnng import StackLSTM
+from .syntactic_generation import SYNTACTIC_GENERATION_DEFAULTS, SyntacticGenerationMixin
 from .token_batch import attended_tokens
+
+DEFAULT_PARTICLES = 1000
 
 
 # ---------------------------------------------------------------------------------------------- base model
@@ -138,8 +145,7 @@ class RNNGModel(RNNGPreTrainedModel):
             mask: [B, T], True = token.
             schedule: of the derivations.
         """
-        column = (~mask).to(torch.uint8).argsort(dim=1, stable=True)  # tokens first
-        words = input_ids[schedule.word_row, column[schedule.word_row, schedule.word_position]]
+        words = input_ids[_word_places(schedule, mask)]
         bottoms = self.initial_element.expand(schedule.num_sentences, -1)
         parts = [bottoms, self.embed_tokens(words), self.embed_nonterminals(schedule.label)]
         elements = self.dropout(torch.cat(parts))
@@ -158,7 +164,7 @@ class RNNGModel(RNNGPreTrainedModel):
         return self.composition(inputs, chains, labels, self.predictor(tops))
 
     def predictor(self, hidden: Tensor) -> Tensor:
-        """z = ReLU(W_o h + b_o) [..., w], which the action head and the word head share."""
+        """The vector that action head and word head share: ReLU(W_o h + b_o) [..., w]."""
         return F.relu(self.output(self.dropout(hidden)))
 
     @can_return_tuple
@@ -196,9 +202,7 @@ class RNNGModel(RNNGPreTrainedModel):
         before[schedule.action_row, schedule.action_column] = states
         # A SHIFT is never the last action: the state after a word is the one before the next action.
         after = states.new_zeros(*input_ids.shape, states.shape[1])
-        column = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
-        row = schedule.word_row
-        after[row, column[row, schedule.word_position]] = states[schedule.shifts + 1]
+        after[_word_places(schedule, mask)] = states[schedule.shifts + 1]
         return SyntacticModelOutput(
             last_hidden_state=after, action_hidden_state=before, sentence_state=hidden[schedule.final]
         )
@@ -213,10 +217,17 @@ def _check_actions(actions: Tensor, mask: Tensor) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- language model
-class RNNGForCausalLM(RNNGPreTrainedModel):
-    """RNNG with its heads: training objective, marginal next-token distribution, search."""
+class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
+    """RNNG with its heads: training objective, marginal next-token distribution, search.
+
+    `generate` takes `fast_track_size` besides the options of `SyntacticGenerationMixin.generate`; `num_beams` is the
+    word beam and `action_beam_size` the beam inside a word. A generated sentence ends when its tree is closed, which
+    `eos_token_id` stands for. With `eos_token_id=None` it goes on until a stopping criterion, which closes its tree.
+    """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    search_adapter_class = RNNGStackMachine
+    generation_options = {**SYNTACTIC_GENERATION_DEFAULTS, "fast_track_size": None}
 
     def __init__(self, config: RNNGConfig):
         super().__init__(config)
@@ -234,49 +245,377 @@ class RNNGForCausalLM(RNNGPreTrainedModel):
         actions: Tensor | None = None,
         word_ends: Tensor | None = None,
         schedule: RNNGSchedule | None = None,
+        past_key_values: Any | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
         output_logits: bool = False,
     ) -> SyntacticLMOutput:
-        """Training objective with `actions`."""
+        """Training objective and probability of given derivations with `actions`, next-token log-probabilities without.
+
+        With `actions`: loss = - sum_t log p(a_t | a_<t, x_<) - sum_j log p(x_j | a_<, x_<j), normalized as
+        `config.loss_normalization` says; the softmaxes run over all classes, as in the authors' training. Without:
+        `logits`, log p(next token | prefix) with the derivations summed out over the search; nothing after a position
+        changes its value. The sentence is taken to go on: the end of the tree has no part in it.
+
+        Args:
+            input_ids: [B, T] token ids, one sentence per row.
+            attention_mask: [B, T], 1 = token; padding left or right. By default everything but padding.
+            labels: [B, T] = `input_ids` with -100 where the word loss shall not count; needs `actions`.
+            actions: [B, A] complete derivations, 0 = padding (see `TransitionSystem`).
+            word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
+            schedule: layout of `actions`, if it was made ahead (`schedule_rnng.make_schedule`).
+            past_key_values: search state to continue from.
+            use_cache: return the search state.
+            logits_to_keep: compute `logits` for the last so many positions only (0 = all).
+            output_logits: also return `action_logits` [B, A, Y] and `token_logits_given_tree` [B, T, V] of the given
+                derivations.
+
+        Returns:
+            `SyntacticLMOutput`; with `actions` its `joint_log_prob` [B] is log p(text, tree).
+
+        Raises:
+            ValueError: for bad shapes and ids, sequences that are no derivations of the tokens, labels without actions,
+                and options that do not go together.
+
+        Cost: objective: as many sequential steps as trees are high and stacks deep (LSTM composition). Logits: T
+            words, each about ten steps of `config.action_beam_size` states.
+        """
+        if actions is None:
+            if labels is not None or schedule is not None or output_logits:
+                raise ValueError(
+                    "labels, schedule and output_logits need actions: RNNG is trained on trees. Pass the derivations "
+                    "of a treebank, or those that parse finds."
+                )
+            return self._marginal_forward(
+                input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
+            )
+        if past_key_values is not None or use_cache or not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+            raise ValueError(
+                "past_key_values, use_cache and logits_to_keep go with next-token logits, not with actions."
+            )
+        for name, value in (("labels", labels), ("word_ends", word_ends)):
+            if value is not None and value.shape != input_ids.shape:
+                raise ValueError(f"{name} has shape {tuple(value.shape)}, input_ids {tuple(input_ids.shape)}.")
         mask = attended_tokens(self.config, input_ids, attention_mask)
-        word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
         if schedule is None:
+            word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
             schedule = self.model.make_schedule(actions, mask, word_ends)
-        return self._given_tree(input_ids, mask, actions, schedule, output_logits)
+        return self._given_tree(input_ids, mask, labels, actions, schedule, output_logits)
 
     def _given_tree(
-        self, input_ids: Tensor, mask: Tensor, actions: Tensor, schedule: RNNGSchedule, output_logits: bool
+        self,
+        input_ids: Tensor,
+        mask: Tensor,
+        labels: Tensor | None,
+        actions: Tensor,
+        schedule: RNNGSchedule,
+        output_logits: bool,
     ) -> SyntacticLMOutput:
-        """Log-probabilities of the actions and words of given derivations.
-
-        loss = - sum_t log softmax(W_a z_t)[a_t] - sum_j log softmax(E z_j + b)[x_j], over all classes
-        """
-        states = self.model.predictor(self.model.run(input_ids, mask, schedule)[schedule.context])
-        action_logits = self.action_head(states).float()
-        action_loss = F.cross_entropy(action_logits, schedule.action, reduction="none")
-        before = states[schedule.shifts]
-        column = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
-        place = (schedule.word_row, column[schedule.word_row, schedule.word_position])
-        words = input_ids[place]
-        word_total, word_loss = linear_cross_entropy(
-            before, self.lm_head.weight, words, torch.ones_like(words, dtype=torch.float32), self.lm_head.bias
-        )
-        count = {"batch": len(mask), "sum": 1, "action": len(action_loss), "token": len(words)}
-        divisor = count[self.config.loss_normalization]
-        joint = action_loss.new_zeros(len(mask)).index_add(0, schedule.action_row, -action_loss.detach())
-        joint = joint.index_add(0, schedule.word_row, -word_loss.to(joint.dtype))
+        """Log-probabilities of the actions and words of given derivations, heads in one multiplication each."""
+        parts = _score_derivations(self, self.model.run(input_ids, mask, schedule), input_ids, mask, labels, schedule)
+        sizes = {"batch": len(mask), "sum": 1, "action": len(parts.action_loss), "token": len(parts.word_loss)}
+        divisor = sizes[self.config.loss_normalization]
         output = SyntacticLMOutput(
-            loss=(action_loss.sum() + word_total) / divisor,
-            losses={"action": action_loss.detach().sum() / divisor, "word": word_loss.sum() / divisor},
-            joint_log_prob=joint,
+            loss=(parts.action_total + parts.word_total) / divisor,
+            losses={"action": parts.action_total.detach() / divisor, "word": parts.word_total.detach() / divisor},
+            joint_log_prob=parts.joint,
         )
         if output_logits:
-            full = action_logits.new_zeros(*actions.shape, action_logits.shape[1])
-            full[schedule.action_row, schedule.action_column] = action_logits
-            logits = self.lm_head(before)
-            given = logits.new_zeros(*input_ids.shape, logits.shape[1])
-            given[place] = logits
-            output.action_logits, output.token_logits_given_tree = full, given
+            output.action_logits = parts.action_logits.new_zeros(*actions.shape, parts.action_logits.shape[1])
+            output.action_logits[schedule.action_row, schedule.action_column] = parts.action_logits
+            logits = self.lm_head(parts.before_words)
+            output.token_logits_given_tree = logits.new_zeros(*input_ids.shape, logits.shape[1])
+            output.token_logits_given_tree[_word_places(schedule, mask)] = logits
         return output
 
+    # ------------------------------------------------------------------------------------------------------ search
+    def word_search(
+        self,
+        num_beams: int | None = None,
+        eos_token_ids: Tensor | None = None,
+        renormalize: bool = False,
+        *,
+        action_beam_size: int | None = None,
+        fast_track_size: int | None = None,
+        normalization: str | None = None,
+    ) -> FastTrackSearch:
+        """Word-synchronous search with this model.
 
-__all__ = ["RNNGForCausalLM", "RNNGModel", "RNNGPreTrainedModel"]
+        Args:
+            num_beams: word beam; None = `config.scoring_num_beams`.
+            eos_token_ids: ids that stand for the end of a sentence [E]; None = sentences go on.
+            renormalize: not used: see `normalization`.
+            action_beam_size: beam inside a word; None = `config.action_beam_size`, at least `num_beams`.
+            fast_track_size: None = `config.fast_track_size`.
+            normalization: "search" or "train"; None = `config.normalization`.
+        """
+        width = self.config.scoring_num_beams if num_beams is None else num_beams
+        if action_beam_size is None:
+            action_beam_size = max(self.config.action_beam_size, width if isinstance(width, int) else 0)
+        track = self.config.fast_track_size if fast_track_size is None else fast_track_size
+        return FastTrackSearch(RNNGStackMachine(self, normalization), width, action_beam_size, track, eos_token_ids)
+
+    def decoding_searches(self, config: GenerationConfig, renormalize: bool) -> tuple[FastTrackSearch, FastTrackSearch]:
+        """The search that reads prompts, and the one that generates; see `SyntacticGenerationMixin`."""
+        options = {"action_beam_size": config.action_beam_size, "fast_track_size": config.fast_track_size}
+        width = max(self.config.scoring_num_beams, config.num_beams)
+        if config.action_beam_size is not None:
+            width = max(config.num_beams, min(width, config.action_beam_size))
+        return (
+            self.word_search(width, **options),
+            self.word_search(config.num_beams, config._eos_token_tensor, **options),
+        )
+
+    def _new_cache(self, config: GenerationConfig, ends: Tensor | None) -> SyntacticCache:
+        options = {"action_beam_size": config.action_beam_size, "fast_track_size": config.fast_track_size}
+        return SyntacticCache(self.config.scoring_num_beams, ends, **options)
+
+    def _check_cache(self, config: GenerationConfig, cache: SyntacticCache) -> None:
+        for name in ("action_beam_size", "fast_track_size"):
+            asked, has = getattr(config, name), cache.options.get(name)
+            if asked is not None and asked != has:
+                raise ValueError(f"{name}={asked}, but past_key_values was made with {has}. Leave {name} out.")
+
+    def _prepare_attention_mask_for_generation(self, inputs_tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        # The stock inference gives up where padding and end have one id; here padding is never a word.
+        return (inputs_tensor != self.config.pad_token_id).long()
+
+    def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
+        if model_kwargs.get("context_sentence_ids") is not None:
+            raise ValueError("context_sentence_ids: RNNG reads one sentence; leave out what stands before it.")
+        super()._validate_model_kwargs(model_kwargs)
+
+    def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, mode_kwargs: dict) -> None:
+        super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
+        if not generation_config.synchronous:
+            raise ValueError("synchronous=False is an option of GPST; RNNG searches word by word.")
+        if generation_config.fast_track_size is not None and generation_config.fast_track_size < 0:
+            raise ValueError(f"fast_track_size={generation_config.fast_track_size} must not be negative")
+
+    @torch.no_grad()
+    def parse(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        word_ends: Tensor | None = None,
+        num_beams: int | None = None,
+        action_beam_size: int | None = None,
+        fast_track_size: int | None = None,
+        num_return_sequences: int = 1,
+        method: str = "search",
+        num_particles: int | None = None,
+        normalization: str | None = None,
+        stepwise: bool = False,
+    ) -> ParseOutput:
+        """Parse given text: n-best labeled trees, and prefix probabilities.
+
+        The surprisal of token t is `-token_log_probs[:, t]`, in nats; it conditions on a sentence that goes on, and
+        there is no term for its end: perplexity = exp(-sum of `token_log_probs` / number of words).
+
+        Args:
+            input_ids: [B, T], one sentence per row.
+            attention_mask: [B, T], 1 = token; padding left or right.
+            word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
+            num_beams: word beam; default `config.scoring_num_beams`.
+            action_beam_size: beam inside a word; default `config.action_beam_size`, at least `num_beams`.
+            fast_track_size: default `config.fast_track_size`.
+            num_return_sequences: number of trees per sentence, at most `num_beams`.
+            method: "search", or "particle" for the authors' variable-width beam.
+            num_particles: number of particles ("particle" only); default 1,000.
+            normalization: "search" or "train"; default `config.normalization`. Under "search" `log_probs` are higher
+                than the `joint_log_prob` of `forward` for the same tree: by a nat or so for a trained model, by far
+                more for an untrained one.
+            stepwise: also return `stepwise_log_probs`.
+
+        Returns:
+            `ParseOutput` with `labels`; spans and labels list every constituent, unary chains from the bottom up.
+
+        Raises:
+            ValueError: for an unknown method, options that the method does not have, and bad input (see `forward`).
+
+        Cost: about ten steps per word of up to `action_beam_size` states.
+        Source: Noji and Oseki 2021, section 3; `word_sync_beam_search` and `variable_beam_search` of their code.
+        """
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        if not bool(mask.any(1).all()):
+            row = int((~mask.any(1)).nonzero()[0])
+            raise ValueError(f"Row {row} of input_ids holds no token. Leave empty texts out.")
+        training = self.training
+        self.eval()
+        try:
+            search = self._parsing_search(
+                method, num_particles, num_beams, action_beam_size, fast_track_size, normalization, stepwise
+            )
+            return parse_with_search(
+                search,
+                input_ids,
+                mask,
+                word_ends=word_ends,
+                num_return_sequences=num_return_sequences,
+                stepwise=stepwise,
+            )
+        finally:
+            self.train(training)
+
+    def _parsing_search(
+        self,
+        method: str,
+        num_particles: int | None,
+        num_beams: int | None,
+        action_beam_size: int | None,
+        fast_track_size: int | None,
+        normalization: str | None,
+        stepwise: bool,
+    ) -> FastTrackSearch:
+        """The search that `parse` asks for."""
+        if method == "search":
+            if num_particles is not None:
+                raise ValueError(f"num_particles={num_particles}: only with method='particle'.")
+            return self.word_search(
+                num_beams,
+                action_beam_size=action_beam_size,
+                fast_track_size=fast_track_size,
+                normalization=normalization,
+            )
+        if method != "particle":
+            raise ValueError(f"method {method!r} is unknown. Choose 'search' or 'particle'.")
+        if any(value is not None for value in (num_beams, action_beam_size, fast_track_size)) or stepwise:
+            raise ValueError(
+                "method='particle' takes num_particles instead of num_beams, action_beam_size and fast_track_size, "
+                "and gives no stepwise probabilities."
+            )
+        particles = DEFAULT_PARTICLES if num_particles is None else num_particles
+        return ParticleSearch(RNNGStackMachine(self, normalization), particles)
+
+
+class _Scores(NamedTuple):
+    """What the heads say of given derivations."""
+
+    action_logits: Tensor
+    """[A, Y] of all actions."""
+    action_loss: Tensor
+    """[A] - log p of each action."""
+    action_total: Tensor
+    """Their sum."""
+    before_words: Tensor
+    """[W, w] prediction vectors before the words."""
+    word_loss: Tensor
+    """[W] - log p of each word, detached."""
+    word_total: Tensor
+    """Sum of those that count."""
+    joint: Tensor
+    """[B] log p(text, tree), detached."""
+
+
+def _score_derivations(
+    model: Any, hidden: Tensor, input_ids: Tensor, mask: Tensor, labels: Tensor | None, schedule: RNNGSchedule
+) -> _Scores:
+    """Run the heads on the states [P, h] of given derivations, in one multiplication each."""
+    states = model.model.predictor(hidden[schedule.context])
+    action_logits = model.action_head(states).float()
+    action_loss = F.cross_entropy(action_logits, schedule.action, reduction="none")
+    before, place = states[schedule.shifts], _word_places(schedule, mask)
+    words = input_ids[place]
+    counted = torch.ones_like(words, dtype=torch.float32)
+    if labels is not None:
+        if bool(((labels[place] != words) & (labels[place] != -100)).any()):
+            raise ValueError("labels must be input_ids, or -100 where the word loss shall not count.")
+        counted = (labels[place] != -100).float()
+    word_total, word_loss = linear_cross_entropy(before, model.lm_head.weight, words, counted, model.lm_head.bias)
+    joint = action_loss.new_zeros(len(mask)).index_add(0, schedule.action_row, -action_loss.detach())
+    joint = joint.index_add(0, schedule.word_row, -word_loss.to(joint.dtype))
+    return _Scores(action_logits, action_loss, action_loss.sum(), before, word_loss, word_total, joint)
+
+
+def _word_places(schedule: RNNGSchedule, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns [W] of the words of a schedule in the input."""
+    column = (~mask).to(torch.uint8).argsort(dim=1, stable=True)  # tokens first
+    return schedule.word_row, column[schedule.word_row, schedule.word_position]
+
+
+# ---------------------------------------------------------------------------------------------- classification
+class RNNGForSequenceClassification(RNNGPreTrainedModel):
+    """RNNG with a classifier on the state of the stack when the tree of the sentence is closed.
+
+    Its weights are those of `RNNGForCausalLM`, so that it starts from a language model, and the classifier's.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: RNNGConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = RNNGModel(config)
+        self.action_head = nn.Linear(config.embedding_size, config.num_actions)
+        self.lm_head = nn.Linear(config.embedding_size, config.vocab_size)
+        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        actions: Tensor | None = None,
+        word_ends: Tensor | None = None,
+    ) -> SyntacticClassifierOutput:
+        """Classify sentences by their trees, which the model's own search finds where they are not given.
+
+        With `labels`, loss = classification loss + negative log-probability of texts and trees per action and word, so
+        that the model stays a language model.
+
+        Args:
+            input_ids: [B, T] token ids, one sentence per row.
+            attention_mask: [B, T], 1 = token; padding left or right.
+            labels: [B] class ids (or targets of a regression, or [B, num_labels] of a multi-label problem).
+            actions: [B, A] derivations, 0 = padding.
+            word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
+
+        Returns:
+            `SyntacticClassifierOutput`.
+
+        Raises:
+            ValueError: see `RNNGForCausalLM.forward`; and when the search finds no tree of a sentence.
+        """
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
+        if actions is None:
+            actions = self._best_derivations(input_ids, mask, word_ends)
+        schedule = self.model.make_schedule(actions, mask, word_ends, run_last=True)
+        hidden = self.model.run(input_ids, mask, schedule)
+        logits = self.score(hidden[schedule.final])
+        result = SyntacticClassifierOutput(logits=logits)
+        if labels is not None:
+            classification = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+            parts = _score_derivations(self, hidden, input_ids, mask, None, schedule)
+            count = len(parts.action_loss) + len(parts.word_loss)
+            result.loss = classification + (parts.action_total + parts.word_total) / count
+            result.losses = {
+                "classification": classification.detach(),
+                "action": parts.action_total.detach() / count,
+                "word": parts.word_total.detach() / count,
+            }
+        return result
+
+    @torch.no_grad()
+    def _best_derivations(self, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None) -> Tensor:
+        """Actions [B, A] of the best trees that the search finds."""
+        config = self.config
+        width = max(config.action_beam_size, config.scoring_num_beams)
+        training = self.training
+        self.eval()
+        try:
+            machine = RNNGStackMachine(self)
+            search = FastTrackSearch(machine, config.scoring_num_beams, width, config.fast_track_size)
+            output = parse_with_search(search, input_ids, mask, word_ends=word_ends)
+        finally:
+            self.train(training)
+        missing = [row for row, trees in enumerate(output.spans) if not trees or not trees[0]]
+        if missing:
+            raise ValueError(f"The search finds no tree of row {missing[0]}. Pass actions, or raise action_beam_size.")
+        return output.actions[:, 0]
+
+
+__all__ = ["RNNGForCausalLM", "RNNGForSequenceClassification", "RNNGModel", "RNNGPreTrainedModel"]

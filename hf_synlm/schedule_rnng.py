@@ -193,7 +193,8 @@ class _StackMachine:
 
     def __init__(self, record: _Record, row: int, in_order: bool, word_ends: Sequence[bool] | None) -> None:
         self.record, self.row, self.in_order, self.word_ends = record, row, in_order, word_ends
-        self.pushes, self.elements = [row], []
+        self.pushes = [row]
+        self.elements: list[int] = []
         self.opened: list[tuple[int, int]] = []  # index among the elements, push
         self.corner = 0  # index of the left corner: the first piece of the last word, or the last composed element
         self.num_words = 0

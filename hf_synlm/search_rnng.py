@@ -239,9 +239,7 @@ class RNNGStackMachine:
         return torch.empty_like(composed).index_copy_(0, order, composed)
 
     # --------------------------------------------------------------------------------------------- probabilities
-    def action_log_probs(
-        self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, phase: Phase
-    ) -> Tensor:
+    def action_log_probs(self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, phase: Phase) -> Tensor:
         """Log-probabilities of the next action [B, R, A]; -inf where illegal.
 
         Args:

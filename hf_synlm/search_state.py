@@ -5,6 +5,7 @@ All scores are natural logs in float32; -inf marks a hypothesis that does not ex
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -185,10 +186,12 @@ class SyntacticCache(Cache):
     Args:
         num_beams: Number K of derivations.
         eos_token_ids: Words that may only be generated when exactly one tree is on the stack; None = no such rule.
+        **options: Further options of the model's search.
     """
 
-    def __init__(self, num_beams: int, eos_token_ids: Tensor | None = None) -> None:
+    def __init__(self, num_beams: int, eos_token_ids: Tensor | None = None, **options: Any) -> None:
         super().__init__(layers=[])
+        self.options = options
         self.num_beams = num_beams
         self.eos_token_ids = eos_token_ids
         self.state: SearchState | None = None

@@ -6,6 +6,7 @@ composition reads the stack (`by_step`), and single pushes for the search (`push
 Shapes: P pushes, R rows of a step, L layers, w element size, h stack size.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,7 +38,14 @@ class StackLSTM(nn.Module):
         self.cells = nn.ModuleList(
             nn.LSTMCell(hidden_size if layer else input_size, hidden_size) for layer in range(num_layers)
         )
-        self.dropout = dropout
+        self.hidden_size, self.dropout = hidden_size, dropout
+
+    def weights(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of every layer: input weights, recurrent weights, and the sum of the two biases."""
+        return [
+            (cell.get_parameter("weight_ih"), cell.get_parameter("weight_hh"), cell.bias_ih + cell.bias_hh)
+            for cell in self.cells
+        ]
 
     def by_level(self, elements: Tensor, schedule: LevelSchedule) -> Tensor:
         """Run all pushes, depth by depth.
@@ -52,15 +60,15 @@ class StackLSTM(nn.Module):
         Cost: L times the deepest stack sequential steps.
         """
         inputs = elements.index_select(0, schedule.source)
-        for layer, cell in enumerate(self.cells):
+        for layer, (weight_ih, weight_hh, bias) in enumerate(self.weights()):
             if layer:
                 inputs = F.dropout(inputs, self.dropout, self.training)
-            gates = F.linear(inputs, cell.weight_ih, cell.bias_ih + cell.bias_hh)
-            hidden, _ = forest_lstm(gates[None], cell.weight_hh[None], schedule.sizes, schedule.parents)
+            gates = F.linear(inputs, weight_ih, bias)
+            hidden, _ = forest_lstm(gates[None], weight_hh[None], schedule.sizes, schedule.parents)
             inputs = hidden[0]
         return inputs
 
-    def by_step(self, elements: Tensor, schedule: StepSchedule, compose: Any, parameters: list[Tensor]) -> Tensor:
+    def by_step(self, elements: Tensor, schedule: StepSchedule, compose: Any, parameters: Sequence[Tensor]) -> Tensor:
         """Run all pushes, action by action.
 
         Args:
@@ -75,12 +83,8 @@ class StackLSTM(nn.Module):
         Cost: as many sequential steps as the longest action sequence: a composition reads the push before it. States
             stand in one buffer for the whole sequence, so that nothing is copied per step, forward or backward.
         """
-        weights = [
-            value
-            for cell in self.cells
-            for value in (cell.weight_ih, cell.weight_hh, cell.bias_ih + cell.bias_hh)
-        ]
-        masks = torch.ones(len(self.cells) - 1, len(elements), self.cells[0].hidden_size, device=elements.device)
+        weights = [value for layer in self.weights() for value in layer]
+        masks = torch.ones(len(self.cells) - 1, len(elements), self.hidden_size, device=elements.device)
         masks = F.dropout(masks.to(elements.dtype), self.dropout, self.training)
         # The hand-written passes keep one type throughout.
         with torch.autocast(elements.device.type, enabled=False):
@@ -89,9 +93,9 @@ class StackLSTM(nn.Module):
     def push(self, elements: Tensor, hidden: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
         """Push elements [R, w] on states [R, L, h]; the new states and cells [R, L, h]. For evaluation."""
         new_hidden, new_cells, inputs = [], [], elements
-        for layer, cell in enumerate(self.cells):
-            gates = F.linear(inputs, cell.weight_ih, cell.bias_ih + cell.bias_hh)
-            gates = torch.addmm(gates, hidden[:, layer], cell.weight_hh.t().to(gates.dtype))
+        for layer, (weight_ih, weight_hh, bias) in enumerate(self.weights()):
+            gates = F.linear(inputs, weight_ih, bias)
+            gates = torch.addmm(gates, hidden[:, layer], weight_hh.t().to(gates.dtype))
             inputs, new, _ = lstm_step(gates, cells[:, layer])
             new_hidden.append(inputs)
             new_cells.append(new)
@@ -168,7 +172,9 @@ class _StackSteps(torch.autograd.Function):
                 at = step.reduced + first
                 # What later compositions read of these elements has arrived; this is what the push itself reads.
                 grad_composed = grad_elements[at] + grad_gates[0][at] @ layers[0][0]
-                _compose_backward(graph, step, grad_composed, grad_elements, grad_hidden[-1], parameters, grad_parameters)
+                _compose_backward(
+                    graph, step, grad_composed, grad_elements, grad_hidden[-1], parameters, grad_parameters
+                )
         grads = _weight_gradients(ctx.schedule, elements, masks, hidden, grad_gates)
         grad_elements += grad_gates[0] @ layers[0][0]
         for step_number, step in enumerate(steps, start=1):

@@ -90,11 +90,12 @@ class SyntacticGenerationMixin(GenerationMixin):
     """
 
     search_adapter_class: Any = None
+    generation_options = SYNTACTIC_GENERATION_DEFAULTS
     _is_stateful = True
 
     def word_search(
         self, num_beams: int | None = None, eos_token_ids: Tensor | None = None, renormalize: bool = False
-    ) -> WordBeamSearch:
+    ) -> Any:
         """Word-synchronous search with this model.
 
         Args:
@@ -133,8 +134,11 @@ class SyntacticGenerationMixin(GenerationMixin):
                 f"past_key_values is a {type(past_key_values).__name__}; pass the SyntacticCache that an earlier call "
                 "returned, or none"
             )
-        width = None if past_key_values is None else past_key_values.num_beams
-        search = self.word_search(width, None if past_key_values is None else past_key_values.eos_token_ids)
+        cache = past_key_values
+        search = (
+            self.word_search() if cache is None
+            else self.word_search(cache.num_beams, cache.eos_token_ids, **cache.options)
+        )  # fmt: skip
         logits, cache = marginal_logits(
             search,
             input_ids,
@@ -149,7 +153,7 @@ class SyntacticGenerationMixin(GenerationMixin):
 
     def set_generation_defaults(self) -> None:
         """Give `generation_config` the options of this library, and make it keep them when it is loaded again."""
-        for name, value in SYNTACTIC_GENERATION_DEFAULTS.items():
+        for name, value in self.generation_options.items():
             if not hasattr(self.generation_config, name):
                 setattr(self.generation_config, name, value)
         # A loader ignores unknown options of a file that says `_from_model_config: true`.
@@ -289,26 +293,34 @@ class SyntacticGenerationMixin(GenerationMixin):
             if cache is not None:
                 raise ValueError("past_key_values: pass the whole prompt, or continue with structure_mode='marginal'")
             return
-        asked, ends = generation_config.action_beam_size, generation_config._eos_token_tensor
-        width = asked or self.config.scoring_num_beams
+        ends = generation_config._eos_token_tensor
         if cache is not None:
             if not hasattr(cache, "begun"):
                 raise ValueError(f"past_key_values is a {type(cache).__name__}; pass a SyntacticCache, or none")
-            if asked is not None and asked != cache.num_beams:
-                raise ValueError(
-                    f"action_beam_size={asked}, but past_key_values is a beam of {cache.num_beams}. Leave "
-                    f"action_beam_size out, or start with SyntacticCache({asked})."
-                )
+            self._check_cache(generation_config, cache)
             if generation_config.use_cache is False:
                 raise ValueError("use_cache=False with past_key_values: leave one of them out")
             cache.set_end_tokens(ends)
         elif generation_config.use_cache is False:
-            model_kwargs["new_cache"] = lambda: SyntacticCache(width, ends)
+            model_kwargs["new_cache"] = lambda: self._new_cache(generation_config, ends)
             model_kwargs.pop("past_key_values", None)  # the stock beam search would reorder it, even if it is None
             return
         else:
-            cache = SyntacticCache(width, ends)
+            cache = self._new_cache(generation_config, ends)
         model_kwargs["past_key_values"] = cache
+
+    def _new_cache(self, config: GenerationConfig, ends: Tensor | None) -> SyntacticCache:
+        """Empty state of marginal mode."""
+        return SyntacticCache(config.action_beam_size or self.config.scoring_num_beams, ends)
+
+    def _check_cache(self, config: GenerationConfig, cache: SyntacticCache) -> None:
+        """Raise ValueError if a given cache does not fit the options."""
+        asked = config.action_beam_size
+        if asked is not None and asked != cache.num_beams:
+            raise ValueError(
+                f"action_beam_size={asked}, but past_key_values is a beam of {cache.num_beams}. Leave "
+                f"action_beam_size out, or start with SyntacticCache({asked})."
+            )
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Inputs of one step of the stock loops; without a cache each step gets an empty one of the right beam."""
@@ -328,7 +340,7 @@ class SyntacticGenerationMixin(GenerationMixin):
         begins = first_token_mask(input_ids, mask, self.config.bos_token_id)
         longest = int((mask.sum(1) - begins.sum(1)).max())
         check_length(
-            self.search_adapter_class(self),
+            self.word_search().adapter,
             longest + kwargs["generation_config"].max_length - input_ids.shape[1],
             "Prompt and generated text",
             "Shorten the prompt or lower max_new_tokens (max_length).",

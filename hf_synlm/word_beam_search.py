@@ -1,7 +1,8 @@
 """Word-synchronous beam search over the derivations of a syntactic language model.
 
-A derivation builds a tree with the words as it goes: between two words it may take structural actions. Here a state has
-one structural successor (COMP for GPST); `fast_track_search` is for systems with many. The beam holds K derivations that have generated the same words, so that
+A derivation builds a tree with the words as it goes: between two words it may take structural actions. Here a state
+has one structural successor (COMP for GPST); `fast_track_search` is for systems with many. The beam holds K derivations
+that have generated the same words, so that
 
     m_t = logsumexp_k log p(x_1..t, y_k)
 

@@ -64,7 +64,7 @@ def convert_rnng(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     del tensors["lm_head.weight"]
     tensors["model.initial_element"] = tensors["model.initial_element"].squeeze(0)
     for name in _LABEL_TABLES:
-        if config.in_order and name in tensors and len(tensors[name]) == len(config.nonterminals) + 1:
+        if config.in_order and name in tensors and len(tensors[name]) == len(original_config["nonterminals"]) + 1:
             # The authors' in-order tables have one row too many, which no action reads.
             tensors[name] = tensors[name][:-1].clone()
     model = RNNGForCausalLM(config).to(tensors["action_head.weight"].dtype)
