@@ -376,9 +376,9 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
             if asked is not None and asked != has:
                 raise ValueError(f"{name}={asked}, but past_key_values was made with {has}. Leave {name} out.")
 
-    def _prepare_attention_mask_for_generation(self, inputs_tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def _default_attention_mask(self, prompt: Tensor) -> Tensor:
         # The stock inference gives up where padding and end have one id; here padding is never a word.
-        return (inputs_tensor != self.config.pad_token_id).long()
+        return (prompt != self.config.pad_token_id).long()
 
     def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
         if model_kwargs.get("context_sentence_ids") is not None:

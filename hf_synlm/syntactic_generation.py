@@ -247,6 +247,10 @@ class SyntacticGenerationMixin(GenerationMixin):
         mask = kwargs.get("attention_mask")
         if isinstance(inputs, Tensor) and mask is not None and mask.shape != inputs.shape:
             raise ValueError(f"attention_mask has shape {tuple(mask.shape)}, inputs {tuple(inputs.shape)}. Align them.")
+        prompt = kwargs.get("input_ids") if inputs is None else inputs
+        if mask is None and isinstance(prompt, Tensor):
+            mask = self._default_attention_mask(prompt)
+            kwargs.update({} if mask is None else {"attention_mask": mask})
         return super().generate(
             inputs,
             generation_config,
@@ -261,6 +265,10 @@ class SyntacticGenerationMixin(GenerationMixin):
             custom_generate,
             **kwargs,
         )
+
+    def _default_attention_mask(self, prompt: Tensor) -> Tensor | None:
+        """Mask of prompts that come without one; None leaves it to transformers."""
+        return None
 
     # ------------------------------------------------------------------------------ hooks of GenerationMixin.generate
     def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:

@@ -133,4 +133,5 @@ def draw_index(scores: Tensor) -> Tensor:
     scores = scores.masked_fill((scores == NEG_INF).all(1, keepdim=True), 0.0)
     return torch.multinomial(scores.softmax(1), 1)
 
+
 __all__ = ["NEGLIGIBLE", "Process", "draw_index", "draw_word", "propose_words"]
