@@ -337,8 +337,8 @@ def make_schedule(
 def _shared(record: _Record, place: Tensor) -> dict[str, Tensor]:
     """Fields of `RNNGSchedule`; `place` [P] maps pushes to the order of the schedule."""
     action = torch.tensor(record.action)
-    words = torch.tensor(record.words).view(-1, 3)
-    opened = torch.tensor(record.opened).view(-1, 2)
+    words = torch.tensor(record.words, dtype=torch.long).view(-1, 3)
+    opened = torch.tensor(record.opened, dtype=torch.long).view(-1, 2)
     return {
         "word_row": words[:, 1],
         "word_position": words[:, 2],
