@@ -1,10 +1,13 @@
+import json
 import random
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from hf_synlm.actions import (
     COMP,
@@ -21,6 +24,7 @@ from hf_synlm.actions import (
     gen_comp_legal_mask,
     spans_to_actions,
 )
+from hf_synlm.data.treebank import parse_treebank
 from hf_synlm.trees import left_branching, random_tree, right_branching
 from tests.reference.trees import (
     actions_of,
@@ -365,3 +369,27 @@ def test_actions_that_cut_words_are_named(name, actions, word_ends, message):
 def test_labeled_spans_that_are_no_tree_are_named(name, spans, num_tokens, word_ends, message):
     with pytest.raises(ValueError, match=message):
         TransitionSystem(name, 2).spans_to_actions(spans, num_tokens, word_ends)
+
+
+GOLDENS = sorted((Path(__file__).parent / "goldens" / "rnng").glob("*/"))
+
+
+@pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
+def test_actions_and_stack_depths_of_the_authors(folder):
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    golden = load_file(folder / "io.safetensors")
+    labels = meta["config"]["nonterminals"]
+    system = TransitionSystem(meta["config"]["strategy"], len(labels))
+    assert system.num_actions == len(meta["i2a"])
+    for row, sentence in enumerate(parse_treebank(meta["trees"])):
+        num_tokens, num_actions = int(golden["sent_lengths"][row]), int(golden["action_lengths"][row])
+        word_ends = golden["subword_end_mask"][row, :num_tokens].tolist()
+        spans = [(labels.index(label), i, j) for label, i, j in sentence.labeled_spans]
+        actions = system.spans_to_actions(spans, num_tokens, word_ends)
+        padded = golden["action_ids"][row].tolist()
+        assert actions == padded[:num_actions]
+        assert system.actions_to_spans(padded, word_ends) == spans
+        # The authors note the depth before each action.
+        depths = system.stack_depths(actions, word_ends)
+        assert [0, *depths[:-1]] == golden["top_position"][row, :num_actions].tolist()
+        assert system.max_stack_depth(actions, word_ends) == int(golden["max_stack_size"][row])
