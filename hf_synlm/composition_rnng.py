@@ -32,7 +32,7 @@ class BidirectionalLSTM(nn.Module):
         )
         dtype = _matmul_dtype(inputs)
         gates = torch.baddbmm((bias_ih + bias_hh)[:, None].to(dtype), inputs.to(dtype), weight_ih.to(dtype).mT)
-        return forest_lstm(gates, weight_hh, sizes, [None] * (len(sizes) - 1))[0]
+        return forest_lstm(gates, weight_hh, sizes, [None] * (len(sizes) - 1))[0].to(inputs.dtype)
 
 
 def _matmul_dtype(values: Tensor) -> torch.dtype:

@@ -27,7 +27,7 @@ from .incremental_parsing import parse_with_search
 from .linear_cross_entropy import linear_cross_entropy
 from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
 from .particle_search import ParticleSearch
-from .schedule_rnng import LevelSchedule, RNNGSchedule, StepSchedule, make_schedule
+from .schedule_rnng import RNNGSchedule, make_schedule
 from .search_rnng import RNNGStackMachine
 from .search_state import SyntacticCache
 from .stack_lstm_rnng import StackLSTM
@@ -47,6 +47,16 @@ class RNNGPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["RNNGModel"]
     _skip_keys_device_placement = ["past_key_values"]
     _input_embed_layer = "embed_tokens"
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """Resize the vocabulary as transformers does; with `config.subwords` new tokens end a word."""
+        embeddings = super().resize_token_embeddings(*args, **kwargs)
+        base = self.base_model
+        if self.config.subwords:
+            flags, new = base.word_final, base.word_final.new_ones(self.config.vocab_size)
+            new[: len(flags)] = flags[: len(new)]
+            base.word_final = new
+        return embeddings
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -118,7 +128,7 @@ class RNNGModel(RNNGPreTrainedModel):
         Raises:
             ValueError: for sequences that are no derivations of the tokens.
         """
-        _check_actions(actions, mask)
+        _check_actions(actions, mask, word_ends)
         rows = [[action for action in row if action] for row in actions.tolist()]
         ends = None
         if word_ends is not None:
@@ -137,23 +147,25 @@ class RNNGModel(RNNGPreTrainedModel):
         )
         return schedule.to(self.initial_element.device)
 
-    def run(self, input_ids: Tensor, mask: Tensor, schedule: RNNGSchedule) -> Tensor:
+    def run(self, input_ids: Tensor, mask: Tensor, schedule: Any) -> Tensor:
         """States of the last layer of the stack LSTM after every push [P, h], in the order of the schedule.
 
         Args:
             input_ids: [B, T].
             mask: [B, T], True = token.
-            schedule: of the derivations.
+            schedule: of the derivations (a `LevelSchedule`, or a `StepSchedule` if the composition reads the stack).
         """
         words = input_ids[_word_places(schedule, mask)]
         bottoms = self.initial_element.expand(schedule.num_sentences, -1)
         parts = [bottoms, self.embed_tokens(words), self.embed_nonterminals(schedule.label)]
         elements = self.dropout(torch.cat(parts))
-        if isinstance(schedule, LevelSchedule):
+        if not self.composition.reads_stack:
             for chains in schedule.compositions:
                 elements = torch.cat([elements, self.composition(chain_inputs(elements, chains), chains)])
+            if not schedule.compositions and torch.is_grad_enabled():
+                # Distributed training waits for a gradient of every parameter, also where all trees are flat.
+                elements = elements + 0.0 * sum(value.sum() for value in self.composition.parameters())
             return self.stack_lstm.by_level(elements, schedule)
-        assert isinstance(schedule, StepSchedule)
         first = torch.arange(schedule.num_sentences, device=elements.device)
         place = torch.cat([first, schedule.word_push, schedule.label_push])
         elements = elements.new_zeros(sum(schedule.sizes), elements.shape[1]).index_copy(0, place, elements)
@@ -208,12 +220,41 @@ class RNNGModel(RNNGPreTrainedModel):
         )
 
 
-def _check_actions(actions: Tensor, mask: Tensor) -> None:
+def _check_actions(actions: Tensor, mask: Tensor, word_ends: Tensor | None) -> None:
     if actions.dim() != 2 or len(actions) != len(mask) or actions.is_floating_point():
         raise ValueError(
             f"actions must be integers [batch, actions] for {len(mask)} rows, not {actions.dtype} "
             f"{tuple(actions.shape)}."
         )
+    if word_ends is not None and word_ends.shape != mask.shape:
+        raise ValueError(f"word_ends has shape {tuple(word_ends.shape)}, input_ids {tuple(mask.shape)}. Align them.")
+    if bool((actions < 0).any()):
+        raise ValueError(f"actions hold {int(actions.min())}: ids are positive, and padding is 0.")
+    if bool(((actions[:, :-1] == 0) & (actions[:, 1:] != 0)).any()):
+        raise ValueError("actions have padding (0) before other actions. Pad them at the right end only.")
+    if bool((mask[:, 1:] & ~mask[:, :-1]).sum(1).add(mask[:, 0]).gt(1).any()):
+        raise ValueError("attention_mask leaves holes inside a text: its tokens must stand side by side.")
+
+
+def _check_not_empty(mask: Tensor) -> None:
+    if not bool(mask.any(1).all()):
+        row = int((~mask.any(1)).nonzero()[0])
+        raise ValueError(f"Row {row} of input_ids holds no token. Leave empty texts out.")
+
+
+def _check_schedule(schedule: RNNGSchedule, reads_stack: bool, actions: Tensor, mask: Tensor) -> None:
+    """Check that a layout made ahead is one of these derivations; what is on a GPU is not read."""
+    if hasattr(schedule, "steps") != reads_stack:
+        raise ValueError(
+            f"schedule is a {type(schedule).__name__}, which this composition cannot use. Make it with "
+            f"by_level={not reads_stack}."
+        )
+    matches = schedule.num_sentences == len(mask) == len(actions)
+    if matches and not actions.is_cuda and not schedule.action.is_cuda:
+        taken, words = actions != 0, schedule.word_row.bincount(minlength=len(mask))
+        matches = torch.equal(actions[taken], schedule.action) and torch.equal(words, mask.sum(1))
+    if not matches:
+        raise ValueError("schedule was made for other actions or tokens. Make it anew, or leave it out.")
 
 
 # ---------------------------------------------------------------------------------------------- language model
@@ -300,6 +341,9 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         if schedule is None:
             word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
             schedule = self.model.make_schedule(actions, mask, word_ends)
+        else:
+            _check_schedule(schedule, self.model.composition.reads_stack, actions, mask)
+            schedule = schedule.to(input_ids.device)
         return self._given_tree(input_ids, mask, labels, actions, schedule, output_logits)
 
     def _given_tree(
@@ -438,9 +482,7 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         Source: Noji and Oseki 2021, section 3; `word_sync_beam_search` and `variable_beam_search` of their code.
         """
         mask = attended_tokens(self.config, input_ids, attention_mask)
-        if not bool(mask.any(1).all()):
-            row = int((~mask.any(1)).nonzero()[0])
-            raise ValueError(f"Row {row} of input_ids holds no token. Leave empty texts out.")
+        _check_not_empty(mask)
         training = self.training
         self.eval()
         try:
@@ -519,7 +561,7 @@ def _score_derivations(
     words = input_ids[place]
     counted = torch.ones_like(words, dtype=torch.float32)
     if labels is not None:
-        if bool(((labels[place] != words) & (labels[place] != -100)).any()):
+        if labels.is_floating_point() or bool(((labels[place] != words) & (labels[place] != -100)).any()):
             raise ValueError("labels must be input_ids, or -100 where the word loss shall not count.")
         counted = (labels[place] != -100).float()
     word_total, word_loss = linear_cross_entropy(before, model.lm_head.weight, words, counted, model.lm_head.bias)
@@ -602,6 +644,7 @@ class RNNGForSequenceClassification(RNNGPreTrainedModel):
     @torch.no_grad()
     def _best_derivations(self, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None) -> Tensor:
         """Actions [B, A] of the best trees that the search finds."""
+        _check_not_empty(mask)
         config = self.config
         width = max(config.action_beam_size, config.scoring_num_beams)
         training = self.training

@@ -199,6 +199,12 @@ class _StackMachine:
         self.corner = 0  # index of the left corner: the first piece of the last word, or the last composed element
         self.num_words = 0
 
+    @property
+    def inside_word(self) -> bool:
+        """Whether more pieces of the last word follow; the last token always ends a word."""
+        ends, count = self.word_ends, self.num_words
+        return ends is not None and 0 < count < len(ends) and not ends[count - 1]
+
     def shift(self, time: int) -> int:
         push = self.record.push(self.row, time, self.pushes[-1])
         self.record.words.append((push, self.row, self.num_words))
@@ -250,6 +256,8 @@ class _StackMachine:
                 if not run_last:
                     return
             try:
+                if action != SHIFT and self.inside_word:
+                    raise ValueError(f"action {action} stands between the pieces of a word, where only SHIFT may")
                 if action == SHIFT:
                     push = self.shift(time + 1)
                 elif action == REDUCE:

@@ -95,11 +95,12 @@ class RNNGStackMachine:
         """Features of pushes [R, ..] from their elements [R, w] and the states below them [R, L, h]."""
         hidden, cells = self.model.stack_lstm.push(elements, hidden, cells)
         predictor = self.model.predictor(hidden[:, -1])
+        # Under autocast what comes out has its type.
         return {
-            "hidden": hidden.flatten(1),
-            "cells": cells.flatten(1),
+            "hidden": hidden.flatten(1).to(self.dtype),
+            "cells": cells.flatten(1).to(self.dtype),
             "element": elements,
-            "predictor": predictor,
+            "predictor": predictor.to(self.dtype),
             "actions": self.action_head(predictor).float(),
         }
 
@@ -202,7 +203,7 @@ class RNNGStackMachine:
         elements = torch.where(is_shift[:, None], words, self.model.embed_nonterminals(labels))
         which = is_reduce.nonzero().squeeze(1)
         if len(which):
-            elements[which] = self._compose(pool, row[which], parent[which])
+            elements[which] = self._compose(pool, row[which], parent[which]).to(elements.dtype)
         return elements
 
     def _compose(self, pool: NodePool, row_Q: Tensor, top_Q: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ class StackLSTM(nn.Module):
                 inputs = F.dropout(inputs, self.dropout, self.training)
             gates = F.linear(inputs, weight_ih, bias)
             hidden, _ = forest_lstm(gates[None], weight_hh[None], schedule.sizes, schedule.parents)
-            inputs = hidden[0]
+            inputs = hidden[0].to(elements.dtype)
         return inputs
 
     def by_step(self, elements: Tensor, schedule: StepSchedule, compose: Any, parameters: Sequence[Tensor]) -> Tensor:
@@ -175,6 +175,10 @@ class _StackSteps(torch.autograd.Function):
                 _compose_backward(
                     graph, step, grad_composed, grad_elements, grad_hidden[-1], parameters, grad_parameters
                 )
+        # Distributed training waits for a gradient of every parameter, also where all trees are flat.
+        for number, value in enumerate(parameters):
+            if grad_parameters[number] is None and value.requires_grad:
+                grad_parameters[number] = torch.zeros_like(value)
         grads = _weight_gradients(ctx.schedule, elements, masks, hidden, grad_gates)
         grad_elements += grad_gates[0] @ layers[0][0]
         for step_number, step in enumerate(steps, start=1):
