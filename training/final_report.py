@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tree_evaluation import PUNCTUATION, Treebank, score_baselines, score_number
 
 from hf_synlm.data.collate import encode_words
 from hf_synlm.evaluation.parsing import ParsingScores
-from hf_synlm.trees import draw_tree, fold_tokens, spans_to_tree
+from hf_synlm.trees import Span, draw_tree, fold_tokens, labeled_spans_to_brackets, spans_to_tree
 
 
 @dataclass
@@ -54,7 +55,11 @@ class FinalReport:
 
 
 def report_saved_model(
-    folder: Path, tokenizer: PreTrainedTokenizerBase, treebanks: dict[str, Treebank], num_beams: int, seed: int
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    treebanks: dict[str, Treebank],
+    methods: dict[str, dict[str, Any]],
+    seed: int,
 ) -> FinalReport:
     """Load a saved model in a clean process, print its scores and a generated sentence with its tree.
 
@@ -62,7 +67,7 @@ def report_saved_model(
         folder: the exported model.
         tokenizer: its tokenizer.
         treebanks: by treatment of punctuation, held-out trees.
-        num_beams: beam of left-to-right parsing; 0 leaves it out.
+        methods: by kind of tree, options of `model.parse`.
         seed: of the generated sentence.
 
     Returns:
@@ -78,7 +83,7 @@ def report_saved_model(
         "folder": str(folder.resolve()),
         "texts": {name: [" ".join(words) for words in treebank.words] for name, treebank in treebanks.items()},
         "word_ends": word_ends,
-        "num_beams": num_beams,
+        "methods": methods,
         "prompt": next(iter(treebanks.values())).words[0][0],
         "seed": seed,
     }
@@ -89,16 +94,30 @@ def report_saved_model(
         scores[name] = {}
         for kind, trees in answer["trees"][name].items():
             pairs = zip(trees, word_ends[name], strict=True)
-            folded = [fold_tokens([(i, j) for i, j in tree], ends) for tree, ends in pairs]
+            folded = [fold_tokens(distinct_spans(tree), ends) for tree, ends in pairs]
             scores[name][kind] = score_trees(folded, treebank)
         scores[name].update(score_baselines(treebank))
         print(score_table(scores[name], treebank))
     generated = answer["generated"]
     print(f"generated: {generated['text']}")
-    tree = spans_to_tree([(i, j) for i, j in generated["spans"]], len(generated["tokens"]))
-    print(draw_tree(tree, generated["tokens"]))
+    print(_tree_text(generated["tokens"], generated["spans"], generated["labels"]))
     conventions = {name: next(iter(table.values())).convention for name, table in scores.items()}
     return FinalReport(scores, conventions, generated["text"])
+
+
+def _tree_text(tokens: Sequence[str], spans: Sequence[Sequence[int]], labels: Sequence[str] | None) -> str:
+    """A tree for the terminal; with brackets and labels, if it has some and is complete."""
+    whole = (0, len(tokens))
+    if labels and whole in [tuple(span) for span in spans]:
+        return labeled_spans_to_brackets([(label, i, j) for label, (i, j) in zip(labels, spans, strict=True)], tokens)
+    # A sentence that was cut off has no constituent over all of it yet.
+    distinct = dict.fromkeys([*distinct_spans(spans), whole] if len(tokens) > 1 else [])
+    return draw_tree(spans_to_tree(list(distinct), len(tokens)), tokens)
+
+
+def distinct_spans(spans: Sequence[Sequence[int]]) -> list[Span]:
+    """Spans of two or more tokens, each once: labeled trees have unary chains, too."""
+    return list(dict.fromkeys((i, j) for i, j in spans if j - i > 1))
 
 
 def _run_clean_process(request: dict[str, Any]) -> dict[str, Any]:

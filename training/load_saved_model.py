@@ -60,6 +60,7 @@ def generate_sentence(model: Any, tokenizer: Any, request: dict[str, Any]) -> di
         "text": tokenizer.decode(tokens),
         "tokens": [tokenizer.decode([token]).strip() or "_" for token in tokens],
         "spans": spans,
+        "labels": output.labels[0] if getattr(output, "labels", None) else None,
     }
 
 
@@ -68,14 +69,12 @@ def main(request_file: str, answer_file: str) -> None:
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
     tokenizer = AutoTokenizer.from_pretrained(request["folder"], trust_remote_code=True)
     model = AutoModelForCausalLM.from_pretrained(request["folder"], trust_remote_code=True).eval()
-    beams = request["num_beams"]
     trees: dict[str, dict[str, list]] = {}
     for name, texts in request["texts"].items():
         ends = request["word_ends"][name]
-        trees[name] = {"induced (inside)": parse_texts(model, tokenizer, texts, ends, method="inside")}
-        if beams:
-            kind = f"left to right (beam {beams})"
-            trees[name][kind] = parse_texts(model, tokenizer, texts, ends, num_beams=beams)
+        trees[name] = {
+            kind: parse_texts(model, tokenizer, texts, ends, **options) for kind, options in request["methods"].items()
+        }
     answer = {
         "class": f"{type(model).__module__}.{type(model).__qualname__}",
         "trees": trees,

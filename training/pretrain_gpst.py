@@ -120,6 +120,13 @@ class EvaluationArguments:
         if self.search_num_beams < 0:
             raise ValueError(f"search_num_beams must not be negative and is {self.search_num_beams}.")
 
+    def methods(self) -> dict[str, dict[str, Any]]:
+        """Kinds of trees that are scored, with their options of `parse`."""
+        methods: dict[str, dict[str, Any]] = {"induced (inside)": {"method": "inside"}}
+        if self.search_num_beams:
+            methods[f"left to right (beam {self.search_num_beams})"] = {"num_beams": self.search_num_beams}
+        return methods
+
 
 # ---------------------------------------------------------------------------------------------- model
 def make_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, context_length: int) -> GPSTConfig:
@@ -232,12 +239,9 @@ class Evaluator:
         if self.treebank is not None and self.accelerator.is_main_process:
             scores = {}
             plain = self.accelerator.unwrap_model(model)
-            trees = parse_words(plain, self.tokenizer, self.treebank.words, method="inside")
-            scores["induced (inside)"] = score_trees(trees, self.treebank)
-            if self.arguments.search_num_beams:
-                beams = self.arguments.search_num_beams
-                trees = parse_words(plain, self.tokenizer, self.treebank.words, method="search", num_beams=beams)
-                scores[f"left to right (beam {beams})"] = score_trees(trees, self.treebank)
+            for kind, options in self.arguments.methods().items():
+                trees = parse_words(plain, self.tokenizer, self.treebank.words, **options)
+                scores[kind] = score_trees(trees, self.treebank)
             self.accelerator.print(score_table({**scores, **self.baselines}, self.treebank))
             result["trees"] = score_numbers({**scores, **self.baselines})
         self.accelerator.wait_for_everyone()
@@ -339,7 +343,7 @@ def main(argv: list[str] | None = None) -> None:
                 name: load_treebank(evaluation.test_trees, name, evaluation.max_tree_sentences)
                 for name in evaluation.report_punctuation
             }
-            report = report_saved_model(folder, tokenizer, treebanks, evaluation.search_num_beams, arguments.seed)
+            report = report_saved_model(folder, tokenizer, treebanks, evaluation.methods(), arguments.seed)
         write_results(run, time.monotonic() - started, report)
     accelerator.end_training()
 

@@ -1,0 +1,348 @@
+"""Training of RNNG and its LSTM baseline: batches, exact resume, the best model, evaluation, and what is refused."""
+
+import math
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from training_runs import TRAINING, kill_after_checkpoint, run_script
+
+sys.path.insert(0, str(TRAINING))
+
+import common  # noqa: E402
+import train_rnng  # noqa: E402
+import tree_batches  # noqa: E402
+from labeled_evaluation import Objective, add_perplexities, evaluate_given_trees, spread  # noqa: E402
+
+from hf_synlm import LSTMConfig, LSTMForCausalLM, RNNGConfig, RNNGForCausalLM  # noqa: E402
+from hf_synlm.data.samples import sample_path  # noqa: E402
+
+TYPES = (
+    train_rnng.ModelArguments,
+    tree_batches.TreeDataArguments,
+    train_rnng.CourseArguments,
+    common.TrainingArguments,
+)
+SMALL = "embedding_size=12,hidden_size=16"
+LENGTHS = np.random.default_rng(0).integers(3, 60, size=301)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A few trees of the embedded treebank."""
+    folder = tmp_path_factory.mktemp("trees")
+    paths = {"cache": str(folder / "cache")}
+    for name, count in (("train", 60), ("valid", 12), ("test", 6)):
+        lines = sample_path(f"trees.{name}.txt").read_text(encoding="utf-8").splitlines()[:count]
+        paths[name] = str(folder / f"{name}.txt")
+        Path(paths[name]).write_text("\n".join(lines), encoding="utf-8")
+    return paths
+
+
+def command(corpus: dict[str, str], output_dir: Path, architecture: str, *flags: str) -> list[str]:
+    return [
+        *(sys.executable, str(TRAINING / "train_rnng.py")),
+        *("--config", str(TRAINING / f"configs/{architecture}_tiny.yaml"), "--config_overrides", SMALL),
+        *("--output_dir", str(output_dir), "--overwrite_output_dir", "False", "--train_files", corpus["train"]),
+        *("--validation_files", corpus["valid"], "--test_files", corpus["test"], "--per_device_train_batch_size", "4"),
+        *("--max_batch_actions", "300", "--batch_group_size", "16", "--logging_steps", "1", *flags),
+    ]
+
+
+def run(corpus: dict[str, str], output_dir: Path, architecture: str, *flags: str) -> dict:
+    return run_script(command(corpus, output_dir, architecture, *flags), output_dir, corpus["cache"])
+
+
+def parse(*flags: str) -> tuple:
+    return common.parse_arguments(TYPES, ("--output_dir", "x", *flags), mappings=["config_overrides"])
+
+
+# ---------------------------------------------------------------------------------------------- batches
+def sampler(**changes: int) -> common.PaddedBatchSampler:
+    options = {"max_batch_size": 8, "max_padded_length": 200, "group_size": 64, "seed": 3}
+    return common.PaddedBatchSampler(LENGTHS, **{**options, **changes})
+
+
+def first(sampler: common.PaddedBatchSampler, count: int) -> list[list[int]]:
+    batches = iter(sampler)
+    return [next(batches) for _ in range(count)]
+
+
+def test_an_epoch_reads_every_sentence_once_within_the_bounds() -> None:
+    batches = sampler().epoch_batches(0)
+    assert Counter(k for batch in batches for k in batch) == Counter(range(len(LENGTHS)))
+    sizes = [len(batch) for batch in batches]
+    padded = [len(batch) * LENGTHS[batch].max() for batch in batches]
+    assert max(sizes) == 8 and max(padded) <= 200
+    # Batches are of similar length, and they are full: one more of their group would not fit (but at a group's end).
+    assert np.mean([np.ptp(LENGTHS[batch]) for batch in batches]) < 12
+    full = [
+        size == 8 or bound + LENGTHS[batch].max() > 150
+        for size, bound, batch in zip(sizes, padded, batches, strict=True)
+    ]
+    assert sum(full) >= len(full) - math.ceil(len(LENGTHS) / 64)
+
+
+def test_a_sentence_beyond_the_budget_is_a_batch_of_its_own() -> None:
+    batches = sampler(max_padded_length=30).epoch_batches(0)
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * LENGTHS[batch].max() <= 30
+    assert sum(map(len, batches)) == len(LENGTHS)
+
+
+def test_batches_depend_on_seed_and_number_only() -> None:
+    per_epoch = len(sampler().epoch_batches(0))
+    count = 2 * per_epoch + 5
+    whole = first(sampler(), count)
+    assert whole == first(sampler(), count)
+    assert whole[:per_epoch] == sampler().epoch_batches(0) != sampler().epoch_batches(1)
+    assert whole[:per_epoch] != first(sampler(seed=4), per_epoch)
+    for consumed in (1, per_epoch - 1, per_epoch + 7):
+        assert first(sampler(consumed=consumed), count - consumed) == whole[consumed:]
+    shares = [first(sampler(rank=rank, world_size=3), count // 3) for rank in range(3)]
+    together = [batch for step in zip(*shares, strict=True) for batch in step]
+    assert together == whole[: len(together)]
+    assert sampler().num_batches(2) == sum(len(sampler().epoch_batches(epoch)) for epoch in range(2))
+    assert sampler().num_samples(per_epoch + 1) == len(LENGTHS) + len(whole[per_epoch])
+
+
+@pytest.mark.parametrize("bad", [{"max_batch_size": 0}, {"max_padded_length": 0}, {"group_size": 0}])
+def test_sampler_refuses_empty_bounds(bad: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        sampler(**bad)
+    with pytest.raises(ValueError, match="are empty"):
+        common.PaddedBatchSampler([], 1, 1, 1, 0)
+
+
+def test_evaluation_batches_hold_every_sentence_once() -> None:
+    batches = tree_batches.padded_batches(LENGTHS, 16, 300)
+    assert sorted(k for batch in batches for k in batch) == list(range(len(LENGTHS)))
+    assert all(len(batch) <= 16 and len(batch) * LENGTHS[batch].max() <= 300 for batch in batches)
+
+
+# ---------------------------------------------------------------------------------------------- runs
+@pytest.mark.parametrize("architecture", ["rnng", "lstm"])
+def test_killed_run_resumes_bit_equal(architecture: str, corpus: dict[str, str], tmp_path: Path) -> None:
+    flags = ("--num_train_epochs", "1", "--checkpointing_steps", "3", "--evaluation_steps", "2")
+    flags = (*flags, "--gradient_accumulation_steps", "2", "--checkpoints_total_limit", "1")
+    if architecture == "rnng":
+        flags = (*flags, "--final_search_sentences", "0", "--final_report", "False")
+    straight = run(corpus, tmp_path / "straight", architecture, *flags)
+    assert straight["step"] > 6
+    killed = tmp_path / "killed"
+    kill_after_checkpoint(command(corpus, killed, architecture, *flags), killed, 3, corpus["cache"])
+    resumed = run(corpus, killed, architecture, *flags, "--resume_from_checkpoint", "latest")
+    assert "resumed from" in resumed["stdout"]
+    for key in ("step", "best_step", "sentences", "train", "evaluations", "test"):
+        assert resumed[key] == straight[key]
+    weights = [path / "model" / "model.safetensors" for path in (tmp_path / "straight", killed)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    first, last = straight["evaluations"][0]["losses"], straight["evaluations"][-1]["losses"]
+    assert last["nats"] < first["nats"]
+    names = {
+        "rnng": {"perplexity", "action_perplexity", "token_perplexity"},
+        "lstm": {"word_perplexity", "token_perplexity"},
+    }
+    for row in (*straight["train"], first, straight["test"]["losses"]):
+        assert {name for name in row if "perplexity" in name} == names[architecture]
+    assert straight["sentences"] >= 60
+
+
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_search_and_report_of_the_saved_model(system: str, corpus: dict[str, str], tmp_path: Path) -> None:
+    flags = ("--config_overrides", f"{SMALL},transition_system={system}", "--num_train_epochs", "1")
+    flags = (*flags, "--evaluation_steps", "8", "--search_sentences", "3", "--num_beams", "2")
+    flags = (*flags, "--action_beam_size", "6", "--tokenizer_type", "bpe", "--tokenizer_vocab_size", "150")
+    results = run(corpus, tmp_path / "out", "rnng", *flags)
+    first, *later = results["evaluations"]
+    assert "search" not in first and len(later) >= 2
+    for search, count in [(item["search"], 3) for item in later] + [(results["test"]["search"], 6)]:
+        assert search["num_sentences"] == count and math.isfinite(search["word_perplexity"])
+        assert 0 <= search["labeled_f1"] <= search["unlabeled_f1"] <= 100
+        assert search["beam"] == {"num_beams": 2, "action_beam_size": 6, "fast_track_size": 1}
+    assert "without hf_synlm (transformers_modules." in results["stdout"]
+    report = results["test"]["saved_model"]["trees"]["ignore"]["sentence_and_corpus_f1"]
+    assert {"search (beams 2 and 6)", "right", "random"} <= set(report)
+    # The process without the package finds the same trees.
+    assert report["search (beams 2 and 6)"]["sentence_f1"] == results["test"]["search"]["induction_sentence_f1"]
+    saved = {path.name for path in (tmp_path / "out" / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "modeling_rnng.py", "tokenizer.json", "README.md"} <= saved
+
+
+def test_early_stopping_keeps_and_saves_the_best_model(corpus: dict[str, str], tmp_path: Path) -> None:
+    # A learning rate that ruins the model at once: the untrained model stays the best.
+    flags = (
+        "--learning_rate",
+        "30",
+        "--lr_scheduler_type",
+        "constant",
+        "--warmup_ratio",
+        "0",
+        "--evaluation_steps",
+        "1",
+    )
+    results = run(corpus, tmp_path / "out", "lstm", *flags, "--early_stopping_patience", "2")
+    assert (results["step"], results["best_step"], len(results["evaluations"])) == (2, 0, 3)
+    assert "no better evaluation" in results["stdout"]
+    assert [path.name for path in (tmp_path / "out").glob("best_*")] == ["best_0"]
+    model = LSTMForCausalLM.from_pretrained(tmp_path / "out" / "model")
+    nats = results["evaluations"][0]["losses"]["nats"]
+    assert nats == pytest.approx(_nats(model, tmp_path / "out", corpus), rel=1e-5)
+
+
+def _nats(model: LSTMForCausalLM, output_dir: Path, corpus: dict[str, str]) -> float:
+    """Likelihood of the validation words, sentence by sentence, by the definition."""
+    from transformers import AutoTokenizer
+
+    from hf_synlm.data.treebank import read_treebank
+
+    tokenizer = AutoTokenizer.from_pretrained(output_dir / "model")
+    total = 0.0
+    for sentence in read_treebank(corpus["valid"]):
+        ids = tokenizer(" ".join(sentence.words), return_tensors="pt", add_special_tokens=False)["input_ids"]
+        with torch.no_grad():
+            logits = model.eval()(torch.cat([torch.zeros(1, 1, dtype=torch.long), ids], 1)).logits
+        total -= logits[0, :-1].log_softmax(-1).gather(1, ids[0, :, None]).sum().item()
+    return total
+
+
+# ---------------------------------------------------------------------------------------------- evaluation
+def small_batch(accelerator: common.Accelerator, corpus: dict[str, str], tmp_path: Path, **config: str) -> tuple:
+    """A small untrained RNNG with encoded trees."""
+    data = tree_batches.TreeDataArguments(train_files=[corpus["train"]], validation_files=[corpus["valid"]])
+    arguments = train_rnng.ModelArguments(config_overrides={"embedding_size": 8, "hidden_size": 8, **config})
+    trees, tokenizer, model = train_rnng.load_data(accelerator, arguments, data, tmp_path)
+    return trees, tree_batches.TreeCollator(tokenizer.pad_token_id, model.config), model
+
+
+@pytest.mark.parametrize("normalization", ["batch", "sum", "action", "token"])
+def test_perplexities_are_those_of_the_definition(
+    normalization: str, corpus: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", corpus["cache"])
+    accelerator = common.make_accelerator(common.TrainingArguments(output_dir=str(tmp_path)))
+    trees, collate, model = small_batch(accelerator, corpus, tmp_path, loss_normalization=normalization)
+    held_out = trees.validation
+    sizes = (5, 600)
+    got = evaluate_given_trees(accelerator, model, held_out, collate, Objective(model.config), *sizes)
+    nats, action_nats, num_words, num_actions = 0.0, 0.0, 0, 0
+    model.eval()
+    for index in range(len(held_out)):
+        item = held_out[index]
+        ids, actions = torch.tensor([item["input_ids"]]), torch.tensor([item["actions"]])
+        output = model(ids, actions=actions, output_logits=True)
+        nats -= output.joint_log_prob.item()
+        logs = output.action_logits.log_softmax(-1)
+        action_nats -= logs.gather(2, actions[..., None]).sum().item()
+        num_words += len(held_out.sentence(index).words)
+        num_actions += len(item["actions"])
+    assert got["nats"] == pytest.approx(nats, rel=1e-5)
+    assert got["nats_per_sentence"] == pytest.approx(nats / 12, rel=1e-5)
+    assert got["action_perplexity"] == pytest.approx(math.exp(action_nats / num_actions), rel=1e-4)
+    assert got["token_perplexity"] == pytest.approx(math.exp((nats - action_nats) / num_words), rel=1e-4)
+    assert got["perplexity"] == pytest.approx(math.exp(nats / (num_words + num_actions)), rel=1e-4)
+
+
+def test_perplexities_of_nothing_but_bad_guesses_are_infinite() -> None:
+    got = add_perplexities({"word_nats": 1e4, "tokens": 1.0, "words": 1e4, "loss": 2.0})
+    assert got == {"loss": 2.0, "token_perplexity": math.inf, "word_perplexity": math.e}
+
+
+@pytest.mark.parametrize(("count", "limit", "expected"), [(5, None, [0, 1, 2, 3, 4]), (9, 3, [0, 4, 8]), (3, 0, [])])
+def test_sentences_are_spread(count: int, limit: int | None, expected: list[int]) -> None:
+    assert spread(count, limit) == expected
+
+
+# ---------------------------------------------------------------------------------------------- arguments
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--architecture", "gru"), "architecture is 'gru'"),
+        (("--unknown_words", "none"), "unknown_words is 'none'"),
+        (("--tokenizer_type", "bytes"), "tokenizer_type is 'bytes'"),
+        (("--tokenizer_type", "bpe", "--lowercase"), "go with words"),
+        (("--max_batch_actions", "0"), "max_batch_actions must be at least 1"),
+        (("--train_files", "nowhere.txt", "--validation_files", "nowhere.txt"), "no file 'nowhere.txt'"),
+        (("--train_files", __file__), "validation_files are not set"),
+        (("--num_beams", "0"), "num_beams must be at least 1"),
+        (("--early_stopping_patience", "-1"), "early_stopping_patience must not be negative"),
+    ],
+)
+def test_bad_values_are_refused_before_work(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(*flags)
+
+
+@pytest.mark.parametrize("flag", ["search_sentences", "num_beams", "action_beam_size"])
+def test_an_lstm_has_no_trees_to_search(flag: str) -> None:
+    _, _, course, _ = parse("--architecture", "lstm", f"--{flag}", "3")
+    with pytest.raises(ValueError, match=f"{flag} is 3, but an LSTM has no trees"):
+        course.check_architecture("lstm")
+    course.check_architecture("rnng")
+
+
+def test_overrides_that_the_data_decide_are_refused(corpus: dict[str, str], tmp_path: Path) -> None:
+    class Tokenizer:
+        pad_token_id, bos_token_id, eos_token_id = 0, None, None
+
+        def __len__(self) -> int:
+            return 7
+
+    config = train_rnng.make_config(train_rnng.ModelArguments(), Tokenizer(), ["NP", "S"], False)
+    assert (config.vocab_size, config.nonterminals, config.bos_token_id) == (7, ["NP", "S"], 0)
+    for field in ("vocab_size", "nonterminals", "subwords"):
+        with pytest.raises(ValueError, match=f"{field} follows from"):
+            train_rnng.make_config(train_rnng.ModelArguments(config_overrides={field: 3}), Tokenizer(), ["S"], False)
+    with pytest.raises(ValueError, match="no field 'hidden'"):
+        train_rnng.make_config(train_rnng.ModelArguments(config_overrides={"hidden": 3}), Tokenizer(), ["S"], False)
+
+
+# ---------------------------------------------------------------------------------------------- configurations
+def config_paths() -> list[Path]:
+    return sorted([*(TRAINING / "configs").glob("rnng_*.yaml"), *(TRAINING / "configs").glob("lstm_*.yaml")])
+
+
+@pytest.mark.parametrize("path", config_paths(), ids=lambda path: path.stem)
+def test_configs_parse_and_name_their_command(path: Path, corpus: dict[str, str]) -> None:
+    values = yaml.safe_load(path.read_text())
+    files = []
+    for name in ("train_files", "validation_files", "test_files"):
+        if values.get(name):  # a treebank that one has to have
+            files += [f"--{name}", corpus["valid"]]
+    model, _, course, training = parse("--config", str(path), *files)
+    course.check_architecture(model.architecture)
+    assert path.stem.startswith(model.architecture)
+    text = path.read_text()
+    assert text.startswith("#") and f"--config training/configs/{path.name}" in text.replace("\\\n#", "")
+    assert training.weight_decay == 0.0 and training.max_grad_norm == 5.0
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("rnng_ptb", 15.2), ("rnng_ptb_subwords", 35.3), ("lstm_ptb", 15.1), ("lstm_ptb_subwords", 35.3)],
+)
+def test_published_sizes(name: str, millions: float, corpus: dict[str, str]) -> None:
+    path = TRAINING / f"configs/{name}.yaml"
+    files = ("--train_files", corpus["train"], "--validation_files", corpus["valid"], "--test_files", corpus["test"])
+    model, data, course, training = parse("--config", str(path), *files)
+    config_class = {"rnng": RNNGConfig, "lstm": LSTMConfig}[model.architecture]
+    config = config_class.from_preset(model.model_preset, **model.config_overrides)
+    with torch.device("meta"):
+        model_class = {"rnng": RNNGForCausalLM, "lstm": LSTMForCausalLM}[model.architecture]
+        count = sum(parameter.numel() for parameter in model_class(config).parameters())
+    assert round(count / 1e6, 1) == millions
+    assert data.tokenizer_vocab_size == config.vocab_size and config.dropout == 0.1
+    assert (data.max_batch_actions, data.batch_group_size) == (26000, 4096)
+    assert (training.per_device_train_batch_size, training.learning_rate) == (512, 1e-3)
+    assert training.lr_scheduler_type == "constant" and training.warmup_steps == 0
+    assert course.early_stopping_patience > 0 and course.num_train_epochs
+
+
+def test_epochs_count_every_batch_once() -> None:
+    batches = sampler(world_size=2)
+    total = batches.num_batches(3)
+    assert train_rnng.steps_of_epochs(batches, 3, 2) == math.ceil(total / 4)
