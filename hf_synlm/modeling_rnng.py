@@ -327,6 +327,12 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
                     "labels, schedule and output_logits need actions: RNNG is trained on trees. Pass the derivations "
                     "of a treebank, or those that parse finds."
                 )
+            if attention_mask is None:
+                words = attended_tokens(self.config, input_ids, None)
+                attention_mask = self._default_attention_mask(input_ids).bool()
+                begun = getattr(past_key_values, "begun", None)
+                if begun is not None and len(begun) == len(words):
+                    attention_mask = torch.where(begun[:, None], words, attention_mask)
             return self._marginal_forward(
                 input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
             )
@@ -421,8 +427,14 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
                 raise ValueError(f"{name}={asked}, but past_key_values was made with {has}. Leave {name} out.")
 
     def _default_attention_mask(self, prompt: Tensor) -> Tensor:
-        # The stock inference gives up where padding and end have one id; here padding is never a word.
-        return (prompt != self.config.pad_token_id).long()
+        # The stock inference gives up where padding and end have one id; here padding is never a word. Where it is the
+        # begin token, too, the one right before the text stays: the first word is predicted from it.
+        word = (prompt != self.config.pad_token_id).long()
+        before = word.cumsum(1) == 0
+        mask = word.flip(1).cummax(1).values.flip(1).bool() & ~before
+        if self.config.bos_token_id == self.config.pad_token_id:
+            mask = mask | (before & ~F.pad(before[:, 1:], (0, 1)))
+        return mask.long()
 
     def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
         if model_kwargs.get("context_sentence_ids") is not None:

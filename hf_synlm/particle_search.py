@@ -34,6 +34,8 @@ class ParticleSearch(FastTrackSearch):
     """
 
     def __init__(self, machine: RNNGStackMachine, num_particles: int) -> None:
+        if not isinstance(num_particles, int) or isinstance(num_particles, bool) or num_particles < 1:
+            raise ValueError(f"num_particles={num_particles!r} must be an integer of at least 1")
         super().__init__(machine, num_particles, num_particles, 0)
 
     def begin(self, batch_size: int, device: torch.device) -> SearchState:

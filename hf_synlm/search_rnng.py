@@ -266,8 +266,8 @@ class RNNGStackMachine:
         depth, before = pool.field("depth", nodes), pool.field("action", nodes)
         num_open, consecutive = pool.field("num_open", nodes), pool.field("consecutive", nodes)
         begun = (num_tokens > 0)[:, None].expand_as(nodes)
-        free = pool.field("inside_word", nodes) == 0
         ending = phase is Phase.END
+        free = (pool.field("inside_word", nodes) == 0) | ending  # the end of the text ends a word
         after_open = before >= self.first
         if self.in_order:
             full = (num_open >= config.max_open_nonterminals) | (consecutive >= config.consecutive_limit)

@@ -1,0 +1,285 @@
+"""Exhaustive and one-hypothesis-at-a-time specifications of the search of RNNG: one sentence, Python lists.
+
+States are prefixes of derivations (tuples of action ids). What is legal is decided here by replaying the prefix; the
+logits come from `forward` on a completion of it, so nothing of the search is used.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+SHIFT, REDUCE, FINISH = 1, 2, 3
+CONTINUE, END, EITHER = "a word follows", "the text is over", "a word follows or the text is over"
+Actions = tuple[int, ...]
+BATCH = 512
+
+
+@dataclass
+class Counters:
+    """What the legality rules read of a prefix."""
+
+    tokens: int = 0
+    open: int = 0
+    depth: int = 0
+    consecutive: int = 0
+    previous: int = 0
+    inside_word: bool = False
+
+
+@dataclass
+class Grammar:
+    """Legality of actions, and the scores of a model.
+
+    Args:
+        model: An `RNNGForCausalLM` in evaluation mode.
+        tokens: The sentence.
+        word_ends: Which tokens end a word; None = what the model knows.
+        normalization: "search" or "train".
+    """
+
+    model: Any
+    tokens: list[int]
+    word_ends: list[bool] | None = None
+    normalization: str = "search"
+
+    def __post_init__(self) -> None:
+        config = self.model.config
+        self.in_order = config.transition_system == "in_order"
+        self.first = 4 if self.in_order else 3
+        self.labels = range(self.first, self.first + len(config.nonterminals))
+        self.max_open, self.max_consecutive = config.max_open_nonterminals, config.max_consecutive_nonterminals
+        if self.word_ends is None:
+            final = self.model.model.word_final.tolist() if config.subwords else [True] * config.vocab_size
+            self.word_ends = [final[token] for token in self.tokens]
+        self.filler = 1 if config.pad_token_id == 0 else 0
+        self.known: dict[Actions, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    # ------------------------------------------------------------------------------------------------------- legality
+    def counters(self, actions: Actions) -> Counters:
+        """Replay a prefix."""
+        c, below = Counters(), []  # below: depth of the stack under each open constituent
+        corner = 0  # depth of the stack under the last complete element
+        for action in actions:
+            if action == SHIFT:
+                if not c.inside_word:
+                    corner = c.depth
+                c.depth += 1
+                c.inside_word = not self.word_ends[c.tokens] if c.tokens < len(self.word_ends) else False
+                c.tokens += 1
+                c.consecutive = 0
+            elif action == REDUCE:
+                corner = below.pop()
+                c.depth = corner + 1
+                c.open -= 1
+                if not (self.in_order and c.previous >= self.first):
+                    c.consecutive = 0
+            elif action >= self.first:
+                below.append(corner if self.in_order else c.depth)
+                c.depth += 1
+                c.open += 1
+                c.consecutive += 1
+            c.previous = action
+        return c
+
+    def legal(self, actions: Actions, phase: str) -> list[int]:
+        """Legal actions after a prefix."""
+        c = self.counters(actions)
+        if c.inside_word and phase != END:
+            return [SHIFT]
+        return self._legal_in_order(c, len(actions), phase) if self.in_order else self._legal_top_down(c, phase)
+
+    def _legal_top_down(self, c: Counters, phase: str) -> list[int]:
+        if c.open == 0:
+            return [] if c.tokens else list(self.labels)
+        reduces = c.previous < self.first and not (phase == CONTINUE and c.open == 1)
+        if phase == END:
+            return [REDUCE] if reduces else []
+        opens = c.open < self.max_open and c.consecutive < self.max_consecutive
+        return [SHIFT] + [REDUCE] * reduces + [*self.labels] * opens
+
+    def _legal_in_order(self, c: Counters, length: int, phase: str) -> list[int]:
+        full = c.open > self.max_open - 1 or c.consecutive > self.max_consecutive - 1
+        legal = []
+        if phase != END and (c.tokens == 0 or c.open > 0):
+            legal.append(SHIFT)
+        if c.open > 0 and not (full and phase != END):
+            legal.append(REDUCE)
+        if phase != CONTINUE and c.tokens and c.open == 0 and c.depth == 1:
+            legal.append(FINISH)
+        room = phase != END or (not full and max(100, 5 * c.tokens) - length >= c.open + 4)
+        if c.previous < self.first and c.depth > 0 and room:
+            legal.extend(self.labels)
+        return legal
+
+    # --------------------------------------------------------------------------------------------------------- scores
+    def completed(self, actions: Actions) -> tuple[Actions, list[int], list[bool]]:
+        """A derivation that begins with a prefix, followed by SHIFT if that is legal; its tokens and word ends."""
+        c = self.counters(actions)
+        over = c.inside_word and c.previous != SHIFT  # the end of the text has ended the word
+        shifts = SHIFT in self.legal(actions, EITHER) and not over
+        more: Actions = (SHIFT,) * shifts + (REDUCE,) * c.open
+        if c.open == 0 and self.in_order and c.tokens:  # a lone element gets a parent
+            more += (self.first, REDUCE)
+        elif c.open == 0 and not self.in_order:
+            more, shifts = (self.first, SHIFT, REDUCE), True
+        tokens, ends = self.tokens[: c.tokens], self.word_ends[: c.tokens]
+        if shifts:
+            tokens, ends = [*tokens, self.filler], [*ends, True]
+        return (*actions, *more, *(FINISH,) * self.in_order), tokens, ends
+
+    @torch.no_grad()
+    def learn(self, prefixes: Iterable[Actions]) -> None:
+        """Compute the logits after prefixes, several at a time."""
+        missing = sorted({p for p in prefixes if p not in self.known})
+        for begin in range(0, len(missing), BATCH):
+            part = missing[begin : begin + BATCH]
+            rows = [self.completed(prefix) for prefix in part]
+            width, length = (max(len(row[i]) for row in rows) for i in (1, 0))
+            ids, actions = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), length).long()
+            mask, ends = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.bool)
+            for row, (row_actions, tokens, row_ends) in enumerate(rows):
+                actions[row, : len(row_actions)] = torch.tensor(row_actions)
+                ids[row, : len(tokens)], mask[row, : len(tokens)] = torch.tensor(tokens), 1
+                ends[row, : len(tokens)] = torch.tensor(row_ends)
+            output = self.model(ids, attention_mask=mask, actions=actions, word_ends=ends, output_logits=True)
+            for row, prefix in enumerate(part):
+                words = output.token_logits_given_tree[row, min(prefix.count(SHIFT), width - 1)]
+                self.known[prefix] = output.action_logits[row, len(prefix)].double(), words.double()
+
+    def action_log_probs(self, actions: Actions, phase: str) -> dict[int, float]:
+        """Log-probabilities of the legal actions after a prefix."""
+        self.learn([actions])
+        legal, logits = self.legal(actions, phase), self.known[actions][0]
+        if self.normalization == "train":
+            log_probs = logits.log_softmax(0)
+        else:
+            log_probs = torch.full_like(logits, -math.inf)
+            log_probs[legal] = logits[legal].log_softmax(0) if legal else logits[legal]
+        return {action: float(log_probs[action]) for action in legal}
+
+    def word_log_probs(self, actions: Actions) -> torch.Tensor:
+        """Log-probabilities [V] of the next word after a prefix that SHIFT may follow."""
+        self.learn([actions])
+        logits = self.known[actions][1].clone()
+        if self.normalization == "search":
+            logits[self.model.config.pad_token_id] = -math.inf
+        return logits.log_softmax(0)
+
+    def log_prob(self, actions: Actions, phase_after: Callable[[int], str]) -> float:
+        """log p(actions, their words); `phase_after` gives the phase after so many words."""
+        total, generated = 0.0, 0
+        for place, action in enumerate(actions):
+            total += self.action_log_probs(actions[:place], phase_after(generated))[action]
+            if action == SHIFT:
+                total += float(self.word_log_probs(actions[:place])[self.tokens[generated]])
+                generated += 1
+        return total
+
+    # ---------------------------------------------------------------------------------------------------- enumeration
+    def ends(self, prefix: Actions, action: int) -> bool:
+        """Whether an action ends the sentence."""
+        return action == FINISH if self.in_order else action == REDUCE and self.counters(prefix).open == 1
+
+    def weighted(self, starts: list[tuple[float, Actions]], phase: str) -> list[tuple[float, Actions]]:
+        """All states before the next word with their log-probabilities."""
+        found, frontier = [], starts
+        while frontier:
+            found += frontier
+            self.learn([actions for _, actions in frontier])
+            frontier = [
+                (score + value, (*actions, action))
+                for score, actions in frontier
+                for action, value in self.action_log_probs(actions, phase).items()
+                if action != SHIFT and not self.ends(actions, action)
+            ]
+        return found
+
+    def prefixes(self, count: int) -> list[tuple[float, Actions]]:
+        """All derivations of the first words, up to the last of them, with their log-probabilities."""
+        beam: list[tuple[float, Actions]] = [(0.0, ())]
+        for token in self.tokens[:count]:
+            beam = [
+                (score + value + float(self.word_log_probs(actions)[token]), (*actions, SHIFT))
+                for score, actions in self.weighted(beam, CONTINUE)
+                for action, value in self.action_log_probs(actions, CONTINUE).items()
+                if action == SHIFT
+            ]
+        return beam
+
+    def derivations(self, prefixes: list[tuple[float, Actions]] | None = None) -> list[tuple[float, Actions]]:
+        """All derivations of the sentence, best first."""
+        starts = self.prefixes(len(self.tokens)) if prefixes is None else prefixes
+        complete = [
+            (score + value, (*actions, action))
+            for score, actions in self.weighted(starts, END)
+            for action, value in self.action_log_probs(actions, END).items()
+            if self.ends(actions, action)
+        ]
+        return sorted(complete, key=lambda x: -x[0])
+
+    def next_word(self, prefixes: list[tuple[float, Actions]], eos: int | None = None) -> torch.Tensor:
+        """log p(next word | prefixes) [V], normalized; with `eos`, that id stands for the end of the sentence."""
+        phase = CONTINUE if eos is None else EITHER
+        parts = []
+        for score, actions in self.weighted(prefixes, phase):
+            for action, value in self.action_log_probs(actions, phase).items():
+                if action == SHIFT:
+                    words = self.word_log_probs(actions)
+                    words[[self.model.config.pad_token_id, *([] if eos is None else [eos])]] = -math.inf
+                    parts.append(score + value + words)
+                elif eos is not None and self.ends(actions, action):
+                    end = torch.full((self.model.config.vocab_size,), -math.inf, dtype=torch.float64)
+                    end[eos] = score + value
+                    parts.append(end)
+        return torch.stack(parts).logsumexp(0).log_softmax(0)
+
+    # ----------------------------------------------------------------------------------------------------- the search
+    def search(
+        self, num_beams: int, action_beam_size: int, fast_track_size: int
+    ) -> tuple[list[tuple[float, Actions]], list[float]]:
+        """Word-synchronous beam search with fast-track, as the authors write it: no early stop, no batching.
+
+        Returns:
+            The complete derivations, best first, and the log-marginal of every prefix.
+        """
+        beam: list[tuple[float, Actions]] = [(0.0, ())]
+        marginals = []
+        for position in range(len(self.tokens) + 1):
+            completed = self._complete(beam, position, num_beams, action_beam_size, fast_track_size)
+            beam = sorted(completed, key=lambda x: -x[0])[:num_beams]
+            marginals.append(log_sum_exp([score for score, _ in beam]))
+        return beam, marginals[:-1]
+
+    def _complete(
+        self, beam: list[tuple[float, Actions]], position: int, num_beams: int, size: int, fast_track_size: int
+    ) -> list[tuple[float, Actions]]:
+        phase = CONTINUE if position < len(self.tokens) else END
+        capacity = min(2 * size, size + 5 * fast_track_size)
+        completed: list[tuple[float, Actions]] = []
+        forced = 0
+        while beam and len(completed) < capacity and len(completed) - forced < size:
+            self.learn([actions for _, actions in beam])
+            pairs = []
+            for score, actions in beam:
+                for action, value in self.action_log_probs(actions, phase).items():
+                    is_end = action == SHIFT if phase == CONTINUE else self.ends(actions, action)
+                    if action == SHIFT:
+                        value += float(self.word_log_probs(actions)[self.tokens[position]])
+                    pairs.append((score + value, (*actions, action), is_end))
+            pairs.sort(key=lambda x: -x[0])
+            best, rest = pairs[:size], pairs[size:]
+            ends = [x for x in best if x[2]]
+            tracked = [x for x in rest if x[2]][: max(0, fast_track_size - len(ends))]
+            forced += len(tracked)
+            completed += [x[:2] for x in [*ends, *tracked][: capacity - len(completed)]]
+            beam = [x[:2] for x in best if not x[2]]
+        return completed
+
+
+def log_sum_exp(values: list[float]) -> float:
+    """Logarithm of the sum of the exponentials."""
+    top = max(values, default=-math.inf)
+    return top if top == -math.inf else top + math.log(sum(math.exp(value - top) for value in values))

@@ -1,0 +1,464 @@
+"""The search of RNNG against enumeration and against the authors' procedure, one hypothesis at a time."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from hf_synlm import RNNGConfig, RNNGForCausalLM
+from hf_synlm.actions import TransitionSystem
+from hf_synlm.fast_track_search import FastTrackSearch
+from hf_synlm.search_state import SyntacticCache
+from tests.reference.rnng_search import Actions, Grammar, log_sum_exp
+
+SYSTEMS = [(system, composition) for system in ("top_down", "in_order") for composition in ("lstm", "attention")]
+NORMALIZATIONS = ("search", "train")
+WIDE = 5000
+INSIDE = (2, 5, 6)  # tokens that do not end a word in models of word pieces
+
+
+def make_model(system: str = "top_down", composition: str = "lstm", *, seed: int = 0, **fields: Any) -> RNNGForCausalLM:
+    """A tiny model of two labels."""
+    torch.manual_seed(seed)
+    config = RNNGConfig(
+        **{
+            "vocab_size": 12,
+            "embedding_size": 8,
+            "hidden_size": 8,
+            "num_layers": 2,
+            "nonterminals": ["S", "X"],
+            "transition_system": system,
+            "composition": composition,
+            "max_open_nonterminals": 4,
+            "max_consecutive_nonterminals": 2,
+            **fields,
+        }
+    )
+    model = RNNGForCausalLM(config).eval()
+    if config.subwords:
+        model.model.word_final[list(INSIDE)] = False
+    return model
+
+
+def parse(model: RNNGForCausalLM, ids: list[int] | torch.Tensor, width: int | None = None, **options: Any) -> Any:
+    """All trees of the beam; `width` sets both beams."""
+    ids = torch.tensor([ids]) if isinstance(ids, list) else ids
+    if width is not None:
+        options = {"num_beams": width, "action_beam_size": width, **options}
+    return model.parse(ids, **{"num_return_sequences": options.get("num_beams", 1), **options})
+
+
+def hypotheses(output: Any, row: int = 0) -> list[tuple[float, Actions]]:
+    """Scores and actions of the trees that exist."""
+    pairs = zip(output.log_probs[row].tolist(), output.actions[row].tolist(), strict=True)
+    return [(score, tuple(a for a in actions if a > 0)) for score, actions in pairs if score > -math.inf]
+
+
+def padded(rows: list[list[int]], left: bool, fill: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows padded with a token that means something, and their mask."""
+    width = max(map(len, rows))
+    ids, mask = torch.full((len(rows), width), fill), torch.zeros(len(rows), width, dtype=torch.long)
+    for row, values in enumerate(rows):
+        place = slice(width - len(values), width) if left else slice(0, len(values))
+        ids[row, place], mask[row, place] = torch.tensor(values), 1
+    return ids, mask
+
+
+def assert_same(found: list[tuple[float, Actions]], expected: list[tuple[float, Actions]], tolerance: float = 1e-4):
+    """Equal derivations with equal scores, best first; those that tie may change places."""
+    assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], abs=tolerance)
+    wanted = {actions: score for score, actions in expected}
+    assert len({actions for _, actions in found}) == len(found)
+    for score, actions in found:
+        # The last place of a beam may be shared.
+        last = expected[-1][0]
+        assert actions in wanted or abs(score - last) < tolerance
+        assert actions not in wanted or score == pytest.approx(wanted[actions], abs=tolerance)
+
+
+# --------------------------------------------------------------------------------------------------------- enumeration
+def check_exact(model: RNNGForCausalLM, tokens: list[int], normalization: str, ends: list[bool] | None = None) -> None:
+    """n-best list, prefix marginals and next-word distributions with beams that hold everything."""
+    grammar = Grammar(model, tokens, ends, normalization)
+    prefixes = [grammar.prefixes(count) for count in range(len(tokens) + 1)]
+    options = {} if ends is None else {"word_ends": torch.tensor([ends])}
+    output = parse(model, tokens, WIDE, normalization=normalization, stepwise=True, **options)
+    assert_same(hypotheses(output), grammar.derivations(prefixes[-1]))
+    marginals = [log_sum_exp([score for score, _ in states]) for states in prefixes]
+    assert output.token_log_probs[0].cumsum(0).tolist() == pytest.approx(marginals[1:], abs=1e-4)
+    expected = torch.stack([grammar.next_word(states) for states in prefixes]).float()
+    stepwise = expected[:-1].gather(1, torch.tensor(tokens)[:, None]).squeeze(1)
+    assert torch.allclose(output.stepwise_log_probs[0], stepwise, atol=1e-4)
+    wide = copy.deepcopy(model)
+    wide.config.scoring_num_beams = wide.config.action_beam_size = WIDE
+    wide.config.normalization = normalization
+    logits = wide(torch.tensor([tokens]), **options).logits[0]
+    assert torch.allclose(logits.exp(), expected[1:].exp(), atol=1e-5)
+    assert torch.allclose(logits.exp().sum(-1), torch.ones(len(tokens)), atol=1e-5)
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_full_beams_are_exact(system: str, composition: str, normalization: str) -> None:
+    """Two words: trees, scores, prefix probabilities and next-word probabilities equal the enumeration."""
+    check_exact(make_model(system, composition), [3, 7], normalization)
+
+
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_full_beams_are_exact_for_three_words(system: str) -> None:
+    """With one label less and one nonterminal in a row, so that all trees can be listed."""
+    model = make_model(
+        system, nonterminals=["S"], max_consecutive_nonterminals=2 if system == "top_down" else 1, seed=3
+    )
+    check_exact(model, [3, 7, 3], "search")
+
+
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_full_beams_are_exact_for_one_word(system: str) -> None:
+    """A sentence of one word; the in-order system has a tree without any constituent."""
+    model = make_model(system, max_consecutive_nonterminals=3)
+    check_exact(model, [3], "search")
+    trees = {actions for _, actions in hypotheses(parse(model, [3], WIDE))}
+    assert ((1, 3) in trees) == (system == "in_order")
+
+
+@pytest.mark.parametrize(("given", "normalization"), [(True, "search"), (False, "train")])
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_full_beams_are_exact_for_word_pieces(system: str, composition: str, given: bool, normalization: str) -> None:
+    """Nothing but SHIFT inside a word, whether its edges are given or known by the ids of the pieces."""
+    if given:
+        ends = [False, True, True] if system == "top_down" else [False, True]
+        check_exact(make_model(system, composition), [3, 7, 4][: len(ends)], normalization, ends)
+    else:
+        tokens = [INSIDE[0], 7, 4] if system == "top_down" else [INSIDE[0], 7]
+        check_exact(make_model(system, composition, subwords=True), tokens, normalization)
+
+
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_the_end_of_the_text_ends_a_word(system: str) -> None:
+    """A text that stops inside a word has trees, and the word its pieces."""
+    model = make_model(system, subwords=True)
+    check_exact(model, [3, INSIDE[0]], "search")
+    given = parse(make_model(system), [3, 4], WIDE, word_ends=torch.tensor([[True, False]]))
+    plain = parse(make_model(system), [3, 4], WIDE)
+    assert_same(hypotheses(given), hypotheses(plain))
+
+
+# ----------------------------------------------------------------------------------------------- the authors' procedure
+SETTINGS = [(1, 1, 0), (1, 1, 1), (1, 4, 1), (3, 3, 0), (2, 6, 0), (2, 6, 1), (3, 8, 2), (4, 5, 3), (5, 20, 1)]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_selection_is_that_of_the_authors(system: str, setting: tuple[int, int, int]) -> None:
+    """Final beam and prefix marginals of random models equal the procedure on Python lists."""
+    num_beams, size, track = setting
+    options = {"num_beams": num_beams, "action_beam_size": size, "fast_track_size": track}
+    for seed in range(3):
+        model = make_model(system, seed=seed, max_open_nonterminals=5, max_consecutive_nonterminals=3)
+        tokens = torch.randint(1, 12, (4 - seed,)).tolist()
+        normalization = NORMALIZATIONS[seed % 2]
+        beam, marginals = Grammar(model, tokens, None, normalization).search(*setting)
+        output = parse(model, tokens, **options, normalization=normalization)
+        assert len(hypotheses(output)) == len(beam)
+        if beam:
+            assert_same(hypotheses(output), beam)
+        found = output.token_log_probs[0].cumsum(0).tolist()
+        assert found == pytest.approx(marginals, abs=1e-4)
+
+
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_selection_with_word_pieces(system: str) -> None:
+    """The same inside words of several pieces, with attention composition."""
+    model = make_model(system, "attention", subwords=True, seed=5)
+    tokens = [INSIDE[1], INSIDE[0], 3, 4, INSIDE[2], 8]
+    beam, marginals = Grammar(model, tokens).search(3, 7, 1)
+    output = parse(model, tokens, num_beams=3, action_beam_size=7, fast_track_size=1)
+    assert_same(hypotheses(output), beam)
+    assert output.token_log_probs[0].cumsum(0).tolist() == pytest.approx(marginals, abs=1e-4)
+
+
+def never_early(
+    self: FastTrackSearch, reached: Any, live: Any, count: Any, forced: Any, capacity: int, phase: Any
+) -> torch.Tensor:
+    """Go on until as many hypotheses are set aside as the authors want."""
+    return (count >= capacity) | (count - forced >= self.action_beam_size)
+
+
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_early_stop_changes_nothing(system: str, composition: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word that ends as soon as nothing better can come gives the same beam as one that goes on."""
+    model = make_model(system, composition, max_consecutive_nonterminals=None, max_open_nonterminals=20)
+    ids, mask = padded([torch.randint(1, 12, (length,)).tolist() for length in (8, 5, 2)], left=False)
+    options = {"num_beams": 3, "action_beam_size": 24, "stepwise": True, "attention_mask": mask}
+    found = parse(model, ids, **options)
+    generated = model.generate(ids[:, :2], max_new_tokens=4, num_beams=3, action_beam_size=24, eos_token_id=0)
+    monkeypatch.setattr(FastTrackSearch, "_is_over", never_early)
+    expected = parse(model, ids, **options)
+    for row in range(3):
+        assert_same(hypotheses(found, row), hypotheses(expected, row), 1e-5)
+    for name in ("token_log_probs", "stepwise_log_probs", "beam_entropy", "num_actions", "stack_depth"):
+        assert torch.allclose(getattr(found, name), getattr(expected, name), atol=1e-5), name
+    again = model.generate(ids[:, :2], max_new_tokens=4, num_beams=3, action_beam_size=24, eos_token_id=0)
+    assert torch.equal(generated, again)
+
+
+# ------------------------------------------------------------------------------------------- batches, prefixes, caches
+STATISTICS = ("token_log_probs", "stepwise_log_probs", "beam_entropy", "num_actions", "stack_depth")
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("subwords", [False, True])
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_batch_equals_one_by_one(system: str, composition: str, subwords: bool, left: bool) -> None:
+    """Neither padding nor batch mates change trees, scores, statistics or distributions."""
+    model = make_model(system, composition, subwords=subwords, scoring_num_beams=4, action_beam_size=12)
+    rows = [[3, 7, 2, 3, 9, 1, 4], [6], [10, 5, 11], [1, 1]]
+    ids, mask = padded(rows, left)
+    output = parse(model, ids, num_beams=4, attention_mask=mask, stepwise=True)
+    logits = model(ids, attention_mask=mask).logits
+    assert torch.allclose(logits.exp().sum(-1), torch.ones(ids.shape), atol=1e-5)
+    for row, tokens in enumerate(rows):
+        single = parse(model, tokens, num_beams=4, stepwise=True)
+        assert_same(hypotheses(output, row), hypotheses(single), 1e-5)
+        columns = mask[row].bool()
+        for name in STATISTICS:
+            assert torch.allclose(getattr(output, name)[row][columns], getattr(single, name)[0], atol=1e-5), name
+            assert (getattr(output, name)[row][~columns] == 0).all()
+        assert torch.allclose(logits[row][columns], model(torch.tensor([tokens])).logits[0], atol=1e-4)
+        offset = int(columns.long().argmax())
+        shifted = [[(i - offset, j - offset) for i, j in tree] for tree in output.spans[row]]
+        assert shifted == single.spans[0] and output.labels[row] == single.labels[0]
+
+
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_logits_are_causal_and_stepwise(system: str) -> None:
+    """Later tokens change nothing before them, and `stepwise_log_probs` are the logits at the observed tokens."""
+    model = make_model(system, scoring_num_beams=3, action_beam_size=9)
+    ids = torch.randint(1, 12, (2, 8))
+    logits = model(ids).logits
+    changed = ids.clone()
+    changed[:, 5:] = torch.randint(1, 12, (2, 3))
+    assert torch.allclose(model(changed).logits[:, :5], logits[:, :5], atol=1e-5)
+    assert torch.allclose(model(ids[:, :3]).logits, logits[:, :3], atol=1e-5)
+    assert torch.allclose(model(ids, logits_to_keep=3).logits, logits[:, -3:], atol=1e-5)
+    kept = model(ids, logits_to_keep=torch.tensor([6, 1])).logits
+    assert torch.allclose(kept, logits[:, [6, 1]], atol=1e-5)
+    stepwise = model.parse(ids, stepwise=True).stepwise_log_probs
+    assert torch.allclose(stepwise[:, 1:], logits[:, :-1].gather(2, ids[:, 1:, None]).squeeze(2), atol=1e-5)
+    begun = torch.cat([torch.zeros_like(ids[:, :1]), ids], 1)
+    with_begin = model(begun, attention_mask=torch.ones_like(begun)).logits
+    assert torch.allclose(with_begin[:, 1:], logits, atol=1e-5)
+    assert torch.allclose(with_begin[:, 0].gather(1, ids[:, :1]).squeeze(1), stepwise[:, 0], atol=1e-5)
+    assert (logits[..., 0] == -math.inf).all()  # padding is never a word
+
+
+@pytest.mark.parametrize("cut", [1, 3, 6])
+@pytest.mark.parametrize("subwords", [False, True])
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_split_prefix_equals_full(system: str, subwords: bool, cut: int) -> None:
+    """Continuing from the cache at any position, with rows that begin, end and pause in either part."""
+    model = make_model(system, subwords=subwords, scoring_num_beams=3, action_beam_size=9)
+    ids = torch.randint(1, 12, (4, 7))
+    ids[1, 0] = 0
+    mask = torch.ones_like(ids)
+    mask[2, :4], mask[3, 2:] = 0, 0
+    full = model(ids, attention_mask=mask).logits
+    first = model(ids[:, :cut], attention_mask=mask[:, :cut], use_cache=True)
+    second = model(ids[:, cut:], attention_mask=mask, past_key_values=first.past_key_values)
+    assert second.past_key_values.get_seq_length() == 7
+    assert torch.allclose(torch.cat([first.logits, second.logits], 1), full, atol=1e-4)
+
+
+def test_cache_rows_can_be_reordered_repeated_and_copied() -> None:
+    """Reordered rows continue as reordered inputs do; a deep copy is independent."""
+    model = make_model(scoring_num_beams=3, action_beam_size=9)
+    ids = torch.randint(1, 12, (3, 6))
+    cache = model(ids[:, :4], use_cache=True).past_key_values
+    twin = copy.deepcopy(cache)
+    order = torch.tensor([2, 0, 0])
+    cache.reorder_cache(order)
+    expected = model(ids[order]).logits[:, 4:]
+    assert torch.allclose(model(ids[order, 4:], past_key_values=cache).logits, expected, atol=1e-4)
+    twin.batch_repeat_interleave(2)
+    expected = model(ids.repeat_interleave(2, 0)).logits[:, 4:]
+    assert torch.allclose(model(ids[:, 4:].repeat_interleave(2, 0), past_key_values=twin).logits, expected, atol=1e-4)
+    assert torch.allclose(model(ids, past_key_values=SyntacticCache(3)).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_word_ends_continue_across_caches(system: str) -> None:
+    """Word edges of a text in two parts equal those of the whole, with and without a begin token."""
+    model = make_model(system, scoring_num_beams=4, action_beam_size=12)
+    ids = torch.tensor([[0, 9, 3, 9, 4, 5, 8], [7, 9, 3, 9, 4, 5, 8]])
+    ends = torch.tensor([[True, False, True, True, False, False, True], [True, True, False, False, True, True, True]])
+    mask = torch.ones_like(ids)
+    full = model(ids, attention_mask=mask, word_ends=ends).logits
+    first = model(ids[:, :4], attention_mask=mask[:, :4], word_ends=ends[:, :4], use_cache=True)
+    cache = first.past_key_values
+    second = model(ids[:, 4:], attention_mask=mask, word_ends=ends[:, 4:], past_key_values=cache)
+    assert torch.allclose(torch.cat([first.logits, second.logits], 1), full, atol=1e-4)
+    assert not torch.allclose(model(ids, attention_mask=mask).logits, full, atol=1e-3)
+
+
+# ----------------------------------------------------------------------------------------------- trees and their scores
+@pytest.mark.parametrize("subwords", [False, True])
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_trees_are_those_of_the_actions(system: str, composition: str, subwords: bool) -> None:
+    """Spans and labels are what the transition system reads from the actions; "train" scores are `joint_log_prob`."""
+    model = make_model(system, composition, subwords=subwords, max_consecutive_nonterminals=3)
+    rows = [[3, 7, 2, 4, 9], [8], [INSIDE[0], INSIDE[1], 4]]
+    ids, mask = padded(rows, left=True)
+    output = parse(model, ids, num_beams=5, attention_mask=mask, normalization="train")
+    rules = TransitionSystem(system, 2)
+    for row, tokens in enumerate(rows):
+        offset, ends = output.offsets[row], Grammar(model, tokens).word_ends
+        for rank, (score, actions) in enumerate(hypotheses(output, row)):
+            spans = [(label, i + offset, j + offset) for label, i, j in rules.actions_to_spans(actions, ends)]
+            assert output.spans[row][rank] == [(i, j) for _, i, j in spans]
+            assert output.labels[row][rank] == [model.config.nonterminals[label] for label, _, _ in spans]
+            given = model(torch.tensor([tokens]), actions=torch.tensor([actions]))
+            assert score == pytest.approx(float(given.joint_log_prob), abs=1e-4)
+
+
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_long_sentences(system: str, composition: str) -> None:
+    """60 words: finite, the same in a batch, and under "train" the score of the given tree."""
+    model = make_model(system, composition, max_consecutive_nonterminals=None, max_open_nonterminals=100, seed=1)
+    long, short = torch.randint(1, 12, (60,)).tolist(), [3, 4]
+    ids, mask = padded([short, long], left=False)
+    options = {"num_beams": 3, "action_beam_size": 12, "normalization": "train"}
+    output = parse(model, ids, attention_mask=mask, **options)
+    single = parse(model, long, **options)
+    assert torch.isfinite(output.token_log_probs).all()
+    assert_same(hypotheses(output, 1), hypotheses(single), 1e-3)
+    assert_same(hypotheses(output, 0), hypotheses(parse(model, short, **options)))
+    for score, actions in hypotheses(single):
+        joint = model(torch.tensor([long]), actions=torch.tensor([actions])).joint_log_prob
+        assert score == pytest.approx(float(joint), abs=2e-3)
+
+
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_search_scores_exceed_training_scores(system: str) -> None:
+    """Renormalizing over legal actions only adds probability."""
+    model = make_model(system)
+    for score, actions in hypotheses(parse(model, [3, 4, 9], num_beams=4)):
+        joint = model(torch.tensor([[3, 4, 9]]), actions=torch.tensor([actions])).joint_log_prob
+        assert score > float(joint)
+
+
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_limits_hold(system: str) -> None:
+    """No tree of the beam opens more nonterminals, in a row or at once, than it may."""
+    model = make_model(system, max_open_nonterminals=2, max_consecutive_nonterminals=1)
+    found = hypotheses(parse(model, [3, 4, 9], 400))
+    grammar = Grammar(model, [3, 4, 9])
+    assert found
+    for _, actions in found:
+        counts = [grammar.counters(actions[:place]) for place in range(len(actions) + 1)]
+        assert max(c.open for c in counts) <= 2 + (system == "in_order")
+        assert all(
+            action
+            in grammar.legal(actions[:place], "a word follows" if counts[place].tokens < 3 else "the text is over")
+            for place, action in enumerate(actions)
+        )
+
+
+@pytest.mark.parametrize("system", ["top_down", "in_order"])
+def test_particle_filter(system: str) -> None:
+    """Very many particles keep everything; few keep trees that are scored as in the beam; batches change nothing."""
+    model = make_model(system)
+    tokens = [3, 7]
+    grammar = Grammar(model, tokens)
+    expected = {actions: score for score, actions in grammar.derivations()}
+    many = model.parse(torch.tensor([tokens]), method="particle", num_particles=2000, num_return_sequences=10)
+    assert [s for s, _ in hypotheses(many)] == pytest.approx(sorted(expected.values(), reverse=True)[:10], abs=1e-4)
+    few = model.parse(torch.tensor([tokens]), method="particle", num_particles=20, num_return_sequences=5)
+    for score, actions in hypotheses(few):
+        assert score == pytest.approx(expected[actions], abs=1e-4)
+    rows = [[3, 7, 4, 1], [9], [5, 5]]
+    ids, mask = padded(rows, left=True)
+    batch = model.parse(ids, mask, method="particle", num_particles=50, num_return_sequences=5)
+    for row, single in enumerate(rows):
+        alone = model.parse(torch.tensor([single]), method="particle", num_particles=50, num_return_sequences=5)
+        assert_same(hypotheses(batch, row), hypotheses(alone))
+        columns = mask[row].bool()
+        assert torch.allclose(batch.token_log_probs[row][columns], alone.token_log_probs[0], atol=1e-4)
+
+
+# -------------------------------------------------------------------------------------------------------- other inputs
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_precisions(dtype: torch.dtype) -> None:
+    """bfloat16 weights, autocast and float64 weights run and give float32 log-probabilities."""
+    for composition in ("lstm", "attention"):
+        model = make_model(composition=composition)
+        ids = torch.randint(1, 12, (2, 5))
+        exact = parse(model, ids, num_beams=3)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            auto = parse(model, ids, num_beams=3)
+            assert model(ids).logits.dtype == torch.float32
+        output = parse(model.to(dtype), ids, num_beams=3)
+        assert output.log_probs.dtype == auto.log_probs.dtype == torch.float32
+        tolerance = 1e-4 if dtype == torch.float64 else 1.0
+        assert torch.allclose(output.log_probs[:, 0], exact.log_probs[:, 0], atol=tolerance)
+        assert torch.allclose(auto.log_probs[:, 0], exact.log_probs[:, 0], atol=1.0)
+
+
+def test_training_mode_parses_without_dropout() -> None:
+    """`parse` switches dropout off and leaves the mode as it was."""
+    model = make_model(dropout=0.5)
+    expected = model.parse(torch.tensor([[3, 4, 9]])).log_probs
+    model.train()
+    assert torch.equal(model.parse(torch.tensor([[3, 4, 9]])).log_probs, expected) and model.training
+
+
+def test_ids_of_padding_may_be_anything() -> None:
+    """Ids under a zero mask are never looked up; without a mask, the padding id marks padding."""
+    model = make_model(subwords=True)
+    ids, mask = padded([[9, 3, 4, 8], [10, 5]], left=True, fill=0)
+    odd = ids.masked_fill(mask == 0, -100)
+    expected = model.parse(ids, mask)
+    assert torch.equal(model.parse(odd, mask).log_probs, expected.log_probs)
+    assert torch.equal(model.parse(ids).log_probs, expected.log_probs)
+    logits = model(ids, attention_mask=mask).logits
+    assert torch.equal(model(odd, attention_mask=mask).logits, logits)
+    assert torch.allclose(model(ids).logits[mask.bool()], logits[mask.bool()])
+
+
+def test_wrong_inputs_are_refused() -> None:
+    """Messages name the value and the remedy."""
+    model = make_model()
+    ids = torch.tensor([[3, 4, 9]])
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"num_beams": 0}, "num_beams=0"),
+        ({"num_beams": 2.0}, "num_beams=2.0"),
+        ({"num_beams": True}, "num_beams=True"),
+        ({"num_beams": 4, "action_beam_size": 3}, "action_beam_size=3 is smaller than num_beams=4"),
+        ({"fast_track_size": -1}, "fast_track_size=-1"),
+        ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences=3"),
+        ({"num_return_sequences": 0}, "num_return_sequences=0"),
+        ({"normalization": "none"}, "normalization 'none'"),
+        ({"method": "chart"}, "method 'chart'"),
+        ({"num_particles": 4}, "num_particles=4"),
+        ({"method": "particle", "num_beams": 3}, "num_particles"),
+        ({"method": "particle", "stepwise": True}, "stepwise"),
+        ({"method": "particle", "num_particles": 0}, "num_particles=0"),
+        ({"attention_mask": torch.tensor([[1, 0, 1]])}, "holes"),
+        ({"attention_mask": torch.tensor([[0, 0, 0]])}, "holds no token"),
+        ({"attention_mask": torch.ones(1, 2)}, "attention_mask has shape"),
+        ({"word_ends": torch.ones(1, 2, dtype=torch.bool)}, "word_ends has shape"),
+    ]
+    for options, message in cases:
+        with pytest.raises(ValueError, match=message):
+            model.parse(ids, **options)
+    for wrong in (12, -1):
+        for enter in (model, model.parse):
+            with pytest.raises(ValueError, match=f"Token id {wrong}"):
+                enter(torch.tensor([[3, wrong]]), attention_mask=torch.ones(1, 2, dtype=torch.long))
+    with pytest.raises(ValueError, match="logits_to_keep=-1"):
+        model(ids, logits_to_keep=-1)
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="1 sentences, input_ids 2 rows"):
+        model(ids.expand(2, -1), past_key_values=cache)
