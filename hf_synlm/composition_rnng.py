@@ -122,7 +122,8 @@ class AttentionComposition(nn.Module):
         # (V H_i) . q = H_i . (V^T q): one multiplication per node instead of one per child
         score = torch.einsum("rmd,rd->rm", both, (query @ self.key.weight.to(query.dtype)).to(both.dtype))
         column = torch.arange(both.shape[1], device=score.device)
-        weight = score.float().masked_fill(column >= chains.length[:, None], float("-inf")).softmax(1).to(both.dtype)
+        score = score.to(torch.promote_types(score.dtype, torch.float32))
+        weight = score.masked_fill(column >= chains.length[:, None], float("-inf")).softmax(1).to(both.dtype)
         total = self.dropout(torch.einsum("rm,rmd->rd", weight, both))
         label = self.dropout(self.labels(label_R))
         gate = torch.sigmoid(self.gate(torch.cat([label, total], 1)))

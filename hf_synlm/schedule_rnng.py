@@ -208,7 +208,7 @@ class _StackMachine:
     def shift(self, time: int) -> int:
         push = self.record.push(self.row, time, self.pushes[-1])
         self.record.words.append((push, self.row, self.num_words))
-        if self.num_words == 0 or self.word_ends is None or self.word_ends[self.num_words - 1]:
+        if not self.inside_word:
             self.corner = len(self.elements)
         self.num_words += 1
         self.elements.append(push)

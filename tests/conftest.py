@@ -122,3 +122,19 @@ def tiny_gpst_config() -> Any:
         cls_token_id=3,
         sep_token_id=4,
     )
+
+
+@pytest.fixture
+def tiny_rnng_config() -> Any:
+    """An RNNG of a few thousand parameters with three labels."""
+    from hf_synlm import RNNGConfig
+
+    return RNNGConfig(
+        vocab_size=23,
+        embedding_size=8,
+        hidden_size=10,
+        num_layers=2,
+        nonterminals=["NP", "S", "VP"],
+        scoring_num_beams=4,
+        action_beam_size=12,
+    )
