@@ -185,7 +185,8 @@ def test_early_stopping_keeps_and_saves_the_best_model(corpus: dict[str, str], t
         "--evaluation_steps",
         "1",
     )
-    results = run(corpus, tmp_path / "out", "lstm", *flags, "--early_stopping_patience", "2")
+    flags = (*flags, "--early_stopping_patience", "2", "--num_train_epochs", "0", "--max_train_steps", "7")
+    results = run(corpus, tmp_path / "out", "lstm", *flags)
     assert (results["step"], results["best_step"], len(results["evaluations"])) == (2, 0, 3)
     assert "no better evaluation" in results["stdout"]
     assert [path.name for path in (tmp_path / "out").glob("best_*")] == ["best_0"]
@@ -269,6 +270,7 @@ def test_sentences_are_spread(count: int, limit: int | None, expected: list[int]
         (("--train_files", "nowhere.txt", "--validation_files", "nowhere.txt"), "no file 'nowhere.txt'"),
         (("--train_files", __file__), "validation_files are not set"),
         (("--num_beams", "0"), "num_beams must be at least 1"),
+        (("--num_train_epochs", "-1"), "num_train_epochs must not be negative"),
         (("--early_stopping_patience", "-1"), "early_stopping_patience must not be negative"),
     ],
 )

@@ -89,8 +89,9 @@ class ModelArguments:
 class CourseArguments:
     """How long to train, which model to keep, and what is measured on the way."""
 
-    num_train_epochs: int | None = field(
-        default=None, metadata={"help": "Passes through the trees; takes the place of max_train_steps."}
+    num_train_epochs: int = field(
+        default=0,
+        metadata={"help": "Passes through the trees, in place of max_train_steps; 0: max_train_steps counts."},
     )
     early_stopping_patience: int = field(
         default=0, metadata={"help": "Stop after so many evaluations without a better likelihood; 0: never."}
@@ -122,11 +123,12 @@ class CourseArguments:
 
     def __post_init__(self):
         """Check the values."""
-        for name in ("num_train_epochs", "num_beams", "action_beam_size", "search_batch_size"):
+        for name in ("num_beams", "action_beam_size", "search_batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1 and is {value}.")
-        for name in ("early_stopping_patience", "search_sentences", "final_search_sentences", "fast_track_size"):
+        names = "num_train_epochs early_stopping_patience search_sentences final_search_sentences fast_track_size"
+        for name in names.split():
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name} must not be negative and is {value}.")
@@ -395,10 +397,11 @@ def main(argv: list[str] | None = None) -> None:
     accelerator.print(f"model: {model.num_parameters():,} parameters, vocabulary {config.vocab_size}")
     if arguments.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    if course.num_train_epochs is not None:
+    if course.num_train_epochs:
         sampler = make_sampler(accelerator, arguments, data, trees.train)
         accumulation = arguments.gradient_accumulation_steps
         arguments.max_train_steps = steps_of_epochs(sampler, course.num_train_epochs, accumulation)
+        accelerator.print(f"num_train_epochs {course.num_train_epochs}: {arguments.max_train_steps} steps")
     start_tracking(accelerator, "train_rnng", model_arguments, data, course, arguments)
     settings = course_settings(arguments, config, trees.train.fingerprint(), accelerator.num_processes)
     settings.update(
