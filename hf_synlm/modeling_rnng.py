@@ -667,7 +667,8 @@ class RNNGForSequenceClassification(RNNGPreTrainedModel):
             output = parse_with_search(search, input_ids, mask, word_ends=word_ends)
         finally:
             self.train(training)
-        missing = [row for row, trees in enumerate(output.spans) if not trees or not trees[0]]
+        # In-order, the tree of one word may be the bare word: no span, but a derivation.
+        missing = [row for row, trees in enumerate(output.spans) if not trees]
         if missing:
             raise ValueError(f"The search finds no tree of row {missing[0]}. Pass actions, or raise action_beam_size.")
         return output.actions[:, 0]

@@ -1,0 +1,644 @@
+"""RNNG as a model of transformers: the contract of `forward` and `parse`, bad input, options, saving, training."""
+
+import math
+import random
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, Trainer, TrainingArguments
+
+from hf_synlm import RNNGConfig, RNNGForCausalLM, RNNGForSequenceClassification, RNNGModel
+from hf_synlm.actions import TransitionSystem
+from hf_synlm.schedule_rnng import make_schedule
+from tests.reference.rnng import naive_log_prob
+from tests.test_rnng_derivations import SYSTEMS, batch_of, draw
+
+TINY = {
+    "vocab_size": 19,
+    "embedding_size": 8,
+    "hidden_size": 10,
+    "num_layers": 2,
+    "nonterminals": ["NP", "S", "VP"],
+    "scoring_num_beams": 4,
+    "action_beam_size": 12,
+    "dropout": 0.0,
+}
+LENGTHS = [7, 1, 4, 10, 2]
+FLAT = {"top_down": [3, 1, 1, 2], "in_order": [1, 4, 1, 2, 3]}
+IDS, ACTIONS = torch.tensor([[5, 6, 7]]), torch.tensor([[3, 1, 4, 1, 1, 2, 2]])
+
+
+def tiny(cls=RNNGForCausalLM, **overrides):
+    torch.manual_seed(0)
+    model = cls(RNNGConfig(**{**TINY, **overrides}))
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def batch(system="top_down", lengths=LENGTHS, pieces=False, left=False, words=False):
+    values = batch_of(draw(system, lengths, pieces, seed=1), left)
+    return values if pieces or words else {k: v for k, v in values.items() if k != "word_ends"}
+
+
+# ----------------------------------------------------------------------------------------------------- configuration
+def test_published_sizes():
+    with torch.device("meta"):
+        small, large = (RNNGForCausalLM(RNNGConfig.from_preset(f"rnng-{size}")) for size in ("15m", "35m"))
+    assert round(small.num_parameters() / 1e6, 2) == 15.17
+    assert round(large.num_parameters() / 1e6, 2) == 35.3
+    assert not small.config.subwords and large.config.subwords
+
+
+@pytest.mark.parametrize("x", [None, 0.1])
+def test_initialization(x):
+    model = RNNGForCausalLM(RNNGConfig(**{**TINY, "embedding_size": 64, "hidden_size": 48, "initializer_range": x}))
+    words = model.model.embed_tokens.weight
+    expected = {None: 1.0, 0.1: 0.1 / math.sqrt(3)}[x]
+    assert words[1:].std().item() == pytest.approx(expected, rel=0.1)
+    assert bool(words[0].any()) == (x is not None)
+    recurrent = model.model.stack_lstm.cells[0].weight_hh
+    assert recurrent.abs().max() <= (48**-0.5 if x is None else x)
+    assert recurrent.std().item() == pytest.approx((48**-0.5 if x is None else x) / math.sqrt(3), rel=0.1)
+    assert model.model.initial_element.std().item() == pytest.approx(expected, rel=0.4)
+
+
+def test_configuration_survives(tmp_path):
+    config = RNNGConfig(**{**TINY, "transition_system": "in_order", "max_consecutive_nonterminals": 5})
+    config.save_pretrained(tmp_path)
+    assert RNNGConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
+    assert (config.first_nonterminal, config.num_actions, config.consecutive_limit) == (4, 7, 5)
+    assert RNNGConfig().consecutive_limit == 8 and RNNGConfig(transition_system="in_order").consecutive_limit == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"transition_system": "bottom_up"}, "bottom_up"),
+        ({"composition": "mean"}, "mean"),
+        ({"loss_normalization": "word"}, "word"),
+        ({"normalization": "none"}, "none"),
+        ({"nonterminals": []}, "nonterminals"),
+        ({"nonterminals": ["S", "S"]}, "distinct"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"num_layers": 0}, "num_layers"),
+        ({"action_beam_size": 0}, "action_beam_size"),
+        ({"fast_track_size": -1}, "fast_track_size"),
+        ({"initializer_range": 0.0}, "initializer_range"),
+        ({"max_consecutive_nonterminals": 0}, "max_consecutive_nonterminals"),
+        ({"pad_token_id": 19}, "pad_token_id 19"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
+    ],
+)
+def test_bad_configurations_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        RNNGConfig(**{**TINY, **fields})
+
+
+def test_unknown_preset():
+    with pytest.raises(ValueError, match="rnng-99m"):
+        RNNGConfig.from_preset("rnng-99m")
+
+
+# ------------------------------------------------------------------------------------------------ given derivations
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_padding_and_batching_change_nothing(system, composition, left):
+    model = tiny(transition_system=system, composition=composition)
+    values = batch(system, pieces=True, left=left)
+    together = model(**values, output_logits=True)
+    states = model.model(**values)
+    for row in range(len(LENGTHS)):
+        kept, taken = values["attention_mask"][row].bool(), values["actions"][row] != 0
+        own = {
+            "input_ids": values["input_ids"][row, kept][None],
+            "actions": values["actions"][row, taken][None],
+            "word_ends": values["word_ends"][row, kept][None],
+        }
+        alone = model(**own, output_logits=True)
+        torch.testing.assert_close(together.joint_log_prob[row], alone.joint_log_prob[0])
+        torch.testing.assert_close(together.action_logits[row, taken], alone.action_logits[0])
+        torch.testing.assert_close(together.token_logits_given_tree[row, kept], alone.token_logits_given_tree[0])
+        torch.testing.assert_close(states.last_hidden_state[row, kept], model.model(**own).last_hidden_state[0])
+        torch.testing.assert_close(states.sentence_state[row], model.model(**own).sentence_state[0])
+
+
+def test_what_stands_at_padding_is_never_read():
+    model = tiny()
+    values = batch()
+    expected = model(**values).loss
+    hidden = values["attention_mask"] == 0
+    for filler in (18, -100, 10**6):
+        values["input_ids"] = values["input_ids"].masked_fill(hidden, filler)
+        assert torch.equal(model(**values).loss, expected)
+        assert model.parse(values["input_ids"], values["attention_mask"]).log_probs.isfinite().all()
+
+
+def test_a_missing_mask_is_inferred():
+    model = tiny()
+    for left in (False, True):
+        values = batch(left=left)
+        mask = values.pop("attention_mask")
+        assert torch.equal(model(**values).joint_log_prob, model(**values, attention_mask=mask).joint_log_prob)
+        ids = values["input_ids"]
+        assert torch.equal(model.parse(ids).log_probs, model.parse(ids, mask).log_probs)
+
+
+def test_a_begin_token_is_no_word():
+    model = tiny(bos_token_id=1)
+    with_begin = torch.tensor([[1, 5, 6, 7]])
+    assert torch.equal(model(with_begin, actions=ACTIONS).loss, model(IDS, actions=ACTIONS).loss)
+    spans = model.parse(IDS).spans[0][0]
+    assert model.parse(with_begin).spans[0][0] == [(i + 1, j + 1) for i, j in spans]
+
+
+@pytest.mark.parametrize("normalization", ["batch", "sum", "action", "token"])
+def test_loss_normalization(normalization):
+    model = tiny(loss_normalization=normalization)
+    values = batch()
+    output = model(**values)
+    divisor = {
+        "batch": len(LENGTHS),
+        "sum": 1,
+        "action": int((values["actions"] != 0).sum()),
+        "token": sum(LENGTHS),
+    }[normalization]
+    torch.testing.assert_close(output.loss, -output.joint_log_prob.sum() / divisor)
+    torch.testing.assert_close(sum(output.losses.values()), output.loss.detach())
+    assert set(output.losses) == {"action", "word"} and output.logits is None
+    assert not any(part.requires_grad for part in output.losses.values()) and not output.joint_log_prob.requires_grad
+    assert output.loss.requires_grad and output.action_logits is None and output.token_logits_given_tree is None
+
+
+def test_labels_mask_the_word_loss_only():
+    model = tiny(loss_normalization="sum")
+    values = batch()
+    whole = model(**values)
+    labels = values["input_ids"].masked_fill(values["attention_mask"] == 0, -100)
+    same = model(**values, labels=labels)
+    assert torch.equal(same.loss, whole.loss) and torch.equal(
+        model(**values, labels=values["input_ids"]).loss, same.loss
+    )
+    labels[:, 0] = -100
+    part = model(**values, labels=labels)
+    logits = model(**values, output_logits=True).token_logits_given_tree[:, 0].log_softmax(-1)
+    first = logits.gather(1, values["input_ids"][:, :1]).sum()
+    torch.testing.assert_close(part.losses["word"], whole.losses["word"] + first.detach())
+    assert torch.equal(part.losses["action"], whole.losses["action"])
+    torch.testing.assert_close(part.joint_log_prob, whole.joint_log_prob)
+    model.zero_grad()
+    model(**values, labels=torch.full_like(labels, -100)).loss.backward()
+    assert not model.lm_head.bias.grad.any() and model.action_head.bias.grad.any()
+
+
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_a_schedule_made_ahead_changes_nothing(system, composition):
+    model = tiny(transition_system=system, composition=composition)
+    values = batch(system, pieces=True)
+    mask = values["attention_mask"].bool()
+    expected = model(**values)
+    schedule = model.model.make_schedule(values["actions"], mask, values["word_ends"])
+    by_hand = make_schedule(
+        [[a for a in row if a] for row in values["actions"].tolist()],
+        transition_system=system,
+        num_labels=3,
+        num_words=mask.sum(1).tolist(),
+        word_ends=[row[kept].tolist() for row, kept in zip(values["word_ends"], mask, strict=True)],
+        by_level=composition == "lstm",
+    )
+    for made in (schedule, by_hand):
+        output = model(**values, schedule=made)
+        assert torch.equal(output.loss, expected.loss)
+        assert torch.equal(output.joint_log_prob, expected.joint_log_prob)
+    with pytest.raises(ValueError, match="other actions"):
+        model(**{k: v[:1] for k, v in values.items()}, schedule=schedule)
+    with pytest.raises(ValueError, match="other actions"):
+        model(**{k: v.flip(0) for k, v in values.items()}, schedule=schedule)
+    other = tiny(transition_system=system, composition="attention" if composition == "lstm" else "lstm")
+    with pytest.raises(ValueError, match=f"by_level={composition != 'lstm'}"):
+        other(**values, schedule=schedule)
+
+
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_every_parameter_gets_a_gradient(system, composition):
+    """Also where no constituent but the root is closed: distributed training waits for all of them."""
+    model = tiny(transition_system=system, composition=composition, dropout=0.3).train()
+    one = {"top_down": [3, 1, 2], "in_order": [1, 4, 2, 3]}[system]
+    for values in (
+        batch(system),
+        {"input_ids": torch.tensor([[5, 6]]), "actions": torch.tensor([FLAT[system]])},
+        {"input_ids": torch.tensor([[5]]), "actions": torch.tensor([one])},
+    ):
+        model.zero_grad()
+        model(**values).loss.backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+
+
+def test_a_bare_word_is_an_in_order_sentence():
+    model = tiny(transition_system="in_order").train()
+    output = model(torch.tensor([[5]]), actions=torch.tensor([[1, 3]]))
+    output.loss.backward()
+    assert output.loss.isfinite() and all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("composition", ["lstm", "attention"])
+def test_distributed_training_takes_flat_trees(composition):
+    model = tiny(composition=composition).train()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        run = DistributedDataParallel(model)
+        for _ in range(3):
+            run(torch.tensor([[5, 6]]), actions=torch.tensor([FLAT["top_down"]])).loss.backward()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_frozen_parts_stay():
+    for composition in ("lstm", "attention"):
+        model = tiny(composition=composition).train()
+        for module in (model.model.composition, model.model.stack_lstm.cells[0]):
+            module.requires_grad_(False)
+        model(**batch()).loss.backward()
+        frozen = {name for name, p in model.named_parameters() if p.grad is None}
+        assert frozen == {name for name, p in model.named_parameters() if "composition" in name or "cells.0" in name}
+
+
+@pytest.mark.parametrize("shape", ["right", "left", "unary"])
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_deep_trees(system, composition, shape):
+    """Depth 200, which the authors' in-order stack does not hold."""
+    depth = 200
+    spans = {
+        "right": [(k % 3, depth - 1 - k, depth) for k in range(depth)],
+        "left": [(k % 3, 0, k + 1) for k in range(depth)],
+        "unary": [(k % 3, 0, 2) for k in range(depth)],
+    }[shape]
+    length = 2 if shape == "unary" else depth
+    model = tiny(transition_system=system, composition=composition, loss_normalization="sum").train()
+    actions = TransitionSystem(system, 3).spans_to_actions(spans, length)
+    tokens = [random.randrange(1, 19) for _ in range(length)]
+    output = model(torch.tensor([tokens]), actions=torch.tensor([actions]))
+    output.loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    expected = sum(naive_log_prob(model.eval(), tokens, actions))
+    torch.testing.assert_close(-output.loss, expected, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_precisions_agree(system, composition):
+    values = batch(system, pieces=True)
+    options = {"transition_system": system, "composition": composition}
+    model = tiny(**options).train()
+    single, double = model(**values), tiny(**options).double()(**values)
+    torch.testing.assert_close(single.joint_log_prob.double(), double.joint_log_prob.double(), rtol=1e-5, atol=1e-4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = model(**values)
+    mixed.loss.backward()
+    assert mixed.joint_log_prob.dtype == torch.float32
+    half = tiny(**options).bfloat16().train()
+    low = half(**values)
+    low.loss.backward()
+    for output, trained in ((mixed, model), (low, half)):
+        torch.testing.assert_close(output.joint_log_prob.float(), single.joint_log_prob, rtol=0.02, atol=0.5)
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in trained.parameters())
+
+
+@pytest.mark.parametrize("composition", ["lstm", "attention"])
+def test_the_search_runs_in_half_precision(composition):
+    model = tiny(composition=composition)
+    ids = batch()["input_ids"]
+    expected = model.parse(ids)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed, logits = model.parse(ids), model(ids).logits
+    low = tiny(composition=composition).bfloat16()
+    for output in (mixed, low.parse(ids)):
+        assert output.log_probs.dtype == torch.float32 and output.token_log_probs.dtype == torch.float32
+        torch.testing.assert_close(output.log_probs, expected.log_probs, rtol=0.05, atol=1.0)
+    for values in (logits, low(ids).logits):
+        torch.testing.assert_close(values.float().exp().sum(-1), torch.ones(ids.shape), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("composition", ["lstm", "attention"])
+def test_dropout_is_seeded_and_off_in_evaluation(composition):
+    model = tiny(composition=composition, dropout=0.4)
+    values = batch()
+    assert torch.equal(model(**values).loss, model(**values).loss)
+    model.train()
+    losses = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        losses.append(model(**values).loss)
+    assert torch.equal(losses[0], losses[1]) and not torch.equal(losses[0], losses[2])
+    losses[2].backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    ids, mask = values["input_ids"], values["attention_mask"]
+    assert torch.equal(model.parse(ids, mask).log_probs, model.eval().parse(ids, mask).log_probs)
+
+
+def test_gradients_accumulate_over_micro_batches():
+    model = tiny(loss_normalization="sum")
+    values = batch()
+    model(**values).loss.backward()
+    whole = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    for rows in (slice(0, 2), slice(2, 5)):
+        model(**{name: value[rows] for name, value in values.items()}).loss.backward()
+    for parameter, gradient in zip(model.parameters(), whole, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5)
+
+
+# --------------------------------------------------------------------------------------------------- parse and logits
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_scores_of_found_trees_are_those_of_forward(system, composition):
+    model = tiny(transition_system=system, composition=composition)
+    values = batch(system, lengths=[5, 1, 3])
+    ids, mask = values["input_ids"], values["attention_mask"]
+    output = model.parse(ids, mask, normalization="train", num_return_sequences=3)
+    transition = TransitionSystem(system, 3)
+    for number in range(3):
+        forced = model(ids, attention_mask=mask, actions=output.actions[:, number]).joint_log_prob
+        torch.testing.assert_close(output.log_probs[:, number], forced, rtol=1e-5, atol=1e-4)
+        for row in range(3):
+            spans, labels = output.spans[row][number], output.labels[row][number]
+            labeled = [(model.config.nonterminals.index(x), *span) for x, span in zip(labels, spans, strict=True)]
+            actions = [a for a in output.actions[row, number].tolist() if a]
+            assert transition.actions_to_spans(actions) == labeled
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_parsing_does_not_depend_on_the_batch(left):
+    model = tiny(transition_system="in_order")
+    values = batch("in_order", left=left)
+    ids, mask = values["input_ids"], values["attention_mask"]
+    together = model.parse(ids, mask, num_return_sequences=2)
+    logits = model(ids, attention_mask=mask).logits
+    for row in range(len(LENGTHS)):
+        kept = mask[row].bool()
+        alone = model.parse(ids[row, kept][None], num_return_sequences=2)
+        torch.testing.assert_close(together.log_probs[row], alone.log_probs[0])
+        torch.testing.assert_close(together.token_log_probs[row, kept], alone.token_log_probs[0])
+        offset = together.offsets[row]
+        assert together.spans[row] == [[(i + offset, j + offset) for i, j in tree] for tree in alone.spans[0]]
+        torch.testing.assert_close(logits[row, kept], model(ids[row, kept][None]).logits[0])
+
+
+def test_logits_are_normalized_and_causal():
+    model = tiny()
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    logits = model(ids).logits
+    torch.testing.assert_close(logits.exp().sum(-1), torch.ones(1, 5))
+    changed = ids.clone()
+    changed[0, 3:] = 11
+    torch.testing.assert_close(model(changed).logits[:, :3], logits[:, :3])
+    torch.testing.assert_close(model(ids, logits_to_keep=2).logits, logits[:, -2:])
+    first = model(ids[:, :2], use_cache=True)
+    torch.testing.assert_close(first.logits, logits[:, :2])
+    rest = model(ids[:, 2:], past_key_values=first.past_key_values)
+    torch.testing.assert_close(rest.logits, logits[:, 2:])
+
+
+def test_labeled_brackets_list_unary_chains():
+    model = tiny()
+    output = model.parse(torch.tensor([[5]]), num_return_sequences=4)
+    for spans, labels in zip(output.spans[0], output.labels[0], strict=True):
+        assert len(spans) == len(labels) >= 1 and set(spans) == {(0, 1)} and set(labels) <= {"NP", "S", "VP"}
+
+
+# ------------------------------------------------------------------------------------------------------------ saving
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_saving_changes_no_bit(system, composition, tmp_path):
+    model = tiny(transition_system=system, composition=composition, subwords=True)
+    model.model.word_final[5:9] = False
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is RNNGForCausalLM and not loaded.training
+    assert set(loaded.state_dict()) == set(model.state_dict())
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+    values = batch(system)
+    ids, mask = values["input_ids"], values["attention_mask"]
+    word_ends = torch.ones_like(ids, dtype=torch.bool)
+    assert torch.equal(loaded(**values, word_ends=word_ends).loss, model(**values, word_ends=word_ends).loss)
+    mine, other = model.parse(ids, mask), loaded.parse(ids, mask)
+    assert mine.spans == other.spans and torch.equal(mine.log_probs, other.log_probs)
+    assert type(AutoModel.from_pretrained(tmp_path)) is RNNGModel
+
+
+def test_words_are_read_and_written_with_one_matrix(tmp_path):
+    model = tiny()
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.get_input_embeddings() is model.model.embed_tokens and model.get_output_embeddings() is model.lm_head
+    model.save_pretrained(tmp_path)
+    loaded = RNNGForCausalLM.from_pretrained(tmp_path)
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    assert loaded.num_parameters() == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("subwords", [False, True])
+def test_resizing_the_vocabulary(subwords, tmp_path):
+    model = tiny(subwords=subwords)
+    if subwords:
+        model.model.word_final[4] = False
+    before = model(IDS, actions=ACTIONS, output_logits=True).token_logits_given_tree
+    model.resize_token_embeddings(25)
+    assert model.config.vocab_size == 25 and model.lm_head.weight is model.model.embed_tokens.weight
+    ids = torch.tensor([[5, 24, 7]])
+    assert model(ids, actions=ACTIONS, output_logits=True).token_logits_given_tree.shape == (1, 3, 25)
+    assert model.parse(ids).log_probs.isfinite().all() and model(ids).logits.shape[-1] == 25
+    torch.testing.assert_close(
+        model(IDS, actions=ACTIONS, output_logits=True).token_logits_given_tree[..., :19], before
+    )
+    model.save_pretrained(tmp_path)
+    loaded = RNNGForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded(ids, actions=ACTIONS).loss, model(ids, actions=ACTIONS).loss)
+    model.resize_token_embeddings(10)
+    assert model(IDS, actions=ACTIONS).loss.isfinite()
+    if subwords:
+        assert loaded.model.word_final.tolist() == [k != 4 for k in range(25)]
+        assert model.model.word_final.tolist() == [k != 4 for k in range(10)]
+
+
+def test_what_the_model_knows_of_word_pieces():
+    model = tiny(subwords=True, transition_system="in_order")
+    model.model.word_final[5] = False
+    ids = torch.tensor([[5, 6, 7]])
+    actions = torch.tensor([[1, 1, 4, 1, 2, 3]])  # both pieces of the first word are the left corner
+    given = model(ids, actions=actions, word_ends=torch.tensor([[False, True, True]])).loss
+    assert torch.equal(model(ids, actions=actions).loss, given)
+    with pytest.raises(ValueError, match="between the pieces of a word"):
+        model(ids, actions=torch.tensor([[1, 4, 1, 1, 2, 3]]))
+    for tree in model.parse(ids, num_return_sequences=4).spans[0]:
+        assert not any(edge == 1 for span in tree for edge in span)
+
+
+# ------------------------------------------------------------------------------------------------------ classification
+@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
+def test_classifier(system, composition, tmp_path):
+    model = tiny(RNNGForSequenceClassification, transition_system=system, composition=composition, num_labels=3)
+    values = batch(system, lengths=[4, 1, 6])
+    given = model(**values)
+    states = model.model(**values).sentence_state
+    torch.testing.assert_close(given.logits, model.score(states))
+    found = model(values["input_ids"], attention_mask=values["attention_mask"])
+    language_model = RNNGForCausalLM(model.config).eval()
+    language_model.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("score")})
+    best = language_model.parse(values["input_ids"], values["attention_mask"]).actions[:, 0]
+    torch.testing.assert_close(found.logits, model(**{**values, "actions": best}).logits)
+    labels = torch.tensor([0, 2, 1])
+    trained = model.train()(**values, labels=labels)
+    trained.loss.backward()
+    assert all(p.grad is not None for p in model.parameters()) and set(trained.losses) == {
+        "classification",
+        "action",
+        "word",
+    }
+    torch.testing.assert_close(sum(trained.losses.values()), trained.loss.detach())
+    expected = torch.nn.functional.cross_entropy(given.logits, labels)
+    torch.testing.assert_close(trained.losses["classification"], expected.detach())
+    language_model.save_pretrained(tmp_path)
+    started = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    assert torch.equal(started.model.output.weight, model.model.output.weight)
+    assert started(**values).logits.shape == (3, 3) and started.lm_head.weight is started.model.embed_tokens.weight
+
+
+def test_classifier_regression_and_flat_trees():
+    values = {"input_ids": torch.tensor([[5, 6]]), "actions": torch.tensor([FLAT["top_down"]])}
+    model = tiny(RNNGForSequenceClassification, num_labels=1).train()
+    model(**values, labels=torch.tensor([0.5])).loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+# ------------------------------------------------------------------------------------------------------------- tools
+@pytest.mark.parametrize("composition", ["lstm", "attention"])
+def test_trainer_trains_on_trees(composition, tmp_path):
+    rows = draw("top_down", [random.randint(1, 6) for _ in range(16)], seed=3)
+    torch.manual_seed(0)
+    fresh = RNNGForCausalLM(RNNGConfig(**{**TINY, "composition": composition, "dropout": 0.1}))
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=4,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-2,
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+        remove_unused_columns=False,
+        label_names=["actions"],
+    )
+    trainer = Trainer(model=fresh, args=arguments, train_dataset=rows, eval_dataset=rows, data_collator=batch_of)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < before
+
+
+@pytest.mark.slow
+def test_compiled_training_is_the_same():
+    for composition in ("lstm", "attention"):
+        model, values = tiny(composition=composition), batch()
+        model(**values).loss.backward()
+        expected = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        torch.compile(model, backend="eager")(**values).loss.backward()
+        for parameter, gradient in zip(model.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_training_lowers_the_loss_of_a_small_treebank():
+    model = tiny(composition="attention", transition_system="in_order").train()
+    values = batch("in_order")
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    losses = []
+    for _ in range(25):
+        optimizer.zero_grad()
+        losses.append(model(**values).loss)
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < 0.75 * losses[0]
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+TWO = torch.tensor([[5, 6, 7], [0, 0, 0]])
+
+
+@pytest.mark.parametrize("composition", ["lstm", "attention"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "integers"),
+        ({"input_ids": torch.rand(1, 3)}, "integers"),
+        ({"input_ids": torch.tensor([[5, 6, 99]])}, "99"),
+        ({"input_ids": torch.tensor([[5, 6, -2]])}, "-2"),
+        ({"attention_mask": torch.ones(1, 2)}, "attention_mask"),
+        ({"input_ids": torch.tensor([[5, 6, 3, 7]]), "attention_mask": torch.tensor([[1, 1, 0, 1]])}, "holes"),
+        ({"input_ids": TWO, "actions": ACTIONS.repeat(2, 1)}, "row 1: 3 SHIFT actions for 0 tokens"),
+        ({"actions": ACTIONS[0]}, r"actions must be integers .*\(7,\)"),
+        ({"actions": ACTIONS.repeat(2, 1)}, "for 1 rows"),
+        ({"actions": ACTIONS.float()}, "float32"),
+        ({"actions": torch.cat([ACTIONS, torch.tensor([[-1]])], 1)}, "actions hold -1.*padding is 0"),
+        ({"actions": torch.tensor([[0, 3, 1, 1, 1, 2]])}, "padding.*right end"),
+        ({"actions": torch.tensor([[3, 1, 0, 1, 1, 2]])}, "padding.*right end"),
+        ({"actions": torch.tensor([[3, 1, 1, 1]])}, "row 0.*complete it with REDUCE"),
+        ({"actions": torch.tensor([[3, 1, 1, 2]])}, "2 SHIFT actions for 3 tokens"),
+        ({"actions": torch.tensor([[3, 1, 1, 1, 9, 2, 2]])}, "position 4: action 9 is unknown"),
+        ({"actions": torch.zeros(1, 4, dtype=torch.long)}, "row 0: there is no action"),
+        ({"word_ends": torch.ones(1, 2)}, "word_ends"),
+        (
+            {"word_ends": torch.tensor([[True, False, True]]), "actions": torch.tensor([[3, 1, 4, 1, 2, 1, 2]])},
+            "row 0, position 4.*pieces of a word",
+        ),
+        ({"labels": torch.ones(1, 2, dtype=torch.long)}, "labels has shape"),
+        ({"labels": torch.tensor([[5, 6, 8]])}, "labels must be input_ids, or -100"),
+        ({"labels": torch.rand(1, 3)}, "labels must be input_ids"),
+        ({"use_cache": True}, "use_cache"),
+        ({"logits_to_keep": 1}, "logits_to_keep"),
+        ({"actions": None, "labels": IDS}, "need actions"),
+        ({"actions": None, "output_logits": True}, "need actions"),
+    ],
+)
+def test_bad_input_is_named(arguments, message, composition):
+    model = tiny(composition=composition)
+    with pytest.raises(ValueError, match=message):
+        model(**{"input_ids": IDS, "actions": ACTIONS, **arguments})
+
+
+@pytest.mark.parametrize("cls", [RNNGModel, RNNGForSequenceClassification])
+def test_bad_input_of_the_other_classes_is_named(cls):
+    model = tiny(cls)
+    for arguments, message in (
+        ({"word_ends": torch.ones(1, 2)}, "word_ends has shape"),
+        ({"attention_mask": torch.ones(1, 2)}, "attention_mask"),
+        ({"actions": torch.tensor([[3, 1, 1, 2]])}, "2 SHIFT actions for 3 tokens"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model(**{"input_ids": IDS, "actions": ACTIONS, **arguments})
+    if cls is RNNGForSequenceClassification:
+        with pytest.raises(ValueError, match="Row 1"):
+            model(TWO)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"input_ids": TWO}, "Row 1"),
+        ({"method": "cky"}, "cky"),
+        ({"num_particles": 10}, "only with method='particle'"),
+        ({"method": "particle", "num_beams": 3}, "num_particles"),
+        ({"method": "particle", "num_particles": 0}, "0"),
+        ({"num_beams": 0}, "num_beams=0"),
+        ({"num_beams": 2.5}, "2.5"),
+        ({"num_beams": 5, "action_beam_size": 3}, "action_beam_size=3"),
+        ({"fast_track_size": -1}, "fast_track_size=-1"),
+        ({"num_return_sequences": 5}, "num_return_sequences=5"),
+        ({"normalization": "none"}, "none"),
+        ({"word_ends": torch.ones(1, 2)}, "word_ends"),
+        ({"input_ids": torch.tensor([[5, 3, 6]]), "attention_mask": torch.tensor([[1, 0, 1]])}, "holes"),
+    ],
+)
+def test_bad_options_of_parse_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        tiny().parse(**{"input_ids": IDS, **options})
