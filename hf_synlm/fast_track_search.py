@@ -57,6 +57,17 @@ class Reached:
         return Reached(scores, merged)
 
 
+class _GivenWords:
+    """Scores of one given word per sentence [B], as `WordScores`."""
+
+    def __init__(self, machine: RNNGStackMachine, pool: NodePool, tokens: Tensor) -> None:
+        self.machine, self.pool, self.tokens = machine, pool, tokens
+
+    def __call__(self, nodes: Tensor, wanted: Tensor, origin: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.machine.log_probs_of(self.pool, nodes, self.tokens, wanted)
+        return scores[..., None], self.tokens[:, None, None].expand(-1, nodes.shape[1], 1)
+
+
 class FastTrackSearch:
     """Word-synchronous search with fast-track, with the interface of `WordBeamSearch`.
 
@@ -110,13 +121,16 @@ class FastTrackSearch:
         return state.with_hypotheses(index)
 
     # --------------------------------------------------------------------------------------------- inside a word
-    def _reach(self, state: SearchState, phase: Phase, words: WordScores | None) -> tuple[Reached, Reached]:
+    def _reach(
+        self, state: SearchState, phase: Phase, words: WordScores | None, barred: Tensor | None = None
+    ) -> tuple[Reached, Reached]:
         """Take structural actions until the next word or the end of the sentence is reached often enough.
 
         Args:
             state: beam between two words.
             phase: what may come.
             words: words to generate; None in `Phase.END`.
+            barred: hypotheses [B, R] that must not end; None = all may.
 
         Returns:
             The hypotheses that generate a word, and those that end.
@@ -134,10 +148,12 @@ class FastTrackSearch:
         )
         steps = 0
         while True:
-            ends, moves, fields = self._continuations(state, nodes, scores, origin, phase, words)
+            ends, moves, fields, late = self._continuations(state, nodes, scores, origin, phase, words, barred)
             width = ends.shape[1]
             best, index = torch.cat([ends, moves], 1).topk(min(size, width + moves.shape[1]))
             is_end = (index < width) & (best > NEG_INF)
+            if late is not None:
+                self._score_late(ends, late, is_end, nodes, words)
             more, more_index, new_forced = self._fast_track(ends, best, index, is_end)
             # No more than `capacity` are set aside; the worst of a step are dropped first.
             room = torch.cat([is_end, more > NEG_INF], 1).long().cumsum(1) <= capacity - count
@@ -173,22 +189,32 @@ class FastTrackSearch:
         origin: Tensor,
         phase: Phase,
         words: WordScores | None,
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        barred: Tensor | None,
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor | None]:
         """Scores of the continuations that reach a word or the end [B, E], of the others [B, R A], and the E's fields.
 
-        Every state contributes its G words, then its end.
+        Every state contributes its G words, then its end. Words that are given cost most of the search and are no more
+        probable than the SHIFT before them: where k moves beat that, the word is not scored. The last value holds the
+        scores [B, R] up to SHIFT of these (-inf elsewhere); None where all are scored.
         """
         machine, pool = self.adapter, state.pool
         log_probs = machine.action_log_probs(pool, nodes, state.num_tokens, phase)
         total = scores[..., None] + log_probs
         parts: list[tuple[Tensor, Tensor, int, bool]] = []
+        late = None
         if words is not None:
             base = total[..., SHIFT]
-            word_scores, ids = words(nodes, base > NEG_INF, origin)
+            wanted = base > NEG_INF
+            if isinstance(words, _GivenWords):
+                bar = self._worst_move(total)
+                late = base.masked_fill(base >= bar, NEG_INF)
+                wanted = wanted & (base >= bar)
+            word_scores, ids = words(nodes, wanted, origin)
             parts.append((base[..., None] + word_scores, ids, SHIFT, False))
         if phase is not Phase.CONTINUE:
             action, ends = machine.end_action(pool, nodes)
-            score = total[..., action].masked_fill(~ends, NEG_INF)[..., None]
+            forbidden = ~ends if barred is None else ~ends | barred.gather(1, origin)
+            score = total[..., action].masked_fill(forbidden, NEG_INF)[..., None]
             token = 0 if self.eos_token_ids is None else int(self.eos_token_ids[0])
             parts.append((score, torch.full_like(nodes, token)[..., None], action, True))
             total[..., action] = total[..., action].masked_fill(ends, NEG_INF)
@@ -201,7 +227,24 @@ class FastTrackSearch:
             fields["actions"].append(torch.full_like(fields["tokens"][-1], action))
             fields["ended"].append(torch.full_like(fields["tokens"][-1], int(ended)))
         merged = {name: torch.cat(values, 1) for name, values in fields.items()}
-        return torch.cat([score.flatten(1) for score, *_ in parts], 1), total.flatten(1), merged
+        return torch.cat([score.flatten(1) for score, *_ in parts], 1), total.flatten(1), merged, late
+
+    def _worst_move(self, total: Tensor) -> Tensor:
+        """Score [B, 1] of the k-th best structural action of states [B, R, A]; -inf if there are fewer."""
+        moves = total.clone()
+        moves[..., SHIFT] = NEG_INF
+        moves = moves.flatten(1)
+        if moves.shape[1] < self.action_beam_size:
+            return moves.new_full((len(moves), 1), NEG_INF)
+        return moves.topk(self.action_beam_size).values[:, -1:]
+
+    def _score_late(self, ends: Tensor, late: Tensor, is_end: Tensor, nodes: Tensor, words: WordScores) -> None:
+        """Score the words that were left out where fast-track may need them, in place."""
+        lacking = is_end.sum(1, keepdim=True) < self.fast_track_size
+        wanted = (late > NEG_INF) & lacking
+        if bool(wanted.any()):
+            scores = late + words(nodes, wanted, nodes)[0].squeeze(2)
+            ends[:, : nodes.shape[1]] = torch.where(wanted, scores, ends[:, : nodes.shape[1]])
 
     def _fast_track(self, ends: Tensor, best: Tensor, index: Tensor, is_end: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The best ends [B, S] that are not among the best k, as many as `fast_track_size` leaves open."""
@@ -242,24 +285,26 @@ class FastTrackSearch:
         )
 
     # ------------------------------------------------------------------------------------------------ given words
-    def propose(self, state: SearchState, tokens: Tensor, block: object = None) -> Candidates:
+    def propose(
+        self, state: SearchState, tokens: Tensor, block: object = None, active: Tensor | None = None
+    ) -> Candidates:
         """The best K derivations that generate one given word per sentence.
 
         Args:
             state: beam between two words.
             tokens: the word of each sentence [B].
             block: not used.
+            active: sentences that take a word [B]; the others get no candidate. None = all.
 
         Returns:
             At most K candidates per sentence, best first.
         """
-
-        def given(nodes: Tensor, wanted: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
-            scores = self.adapter.log_probs_of(state.pool, nodes, tokens, wanted)
-            return scores[..., None], tokens[:, None, None].expand(-1, nodes.shape[1], 1)
-
+        if active is not None:
+            state = replace(state, scores=state.scores.masked_fill(~active[:, None], NEG_INF))
         first = state.pool.size
-        return self._candidates(state, self._reach(state, Phase.CONTINUE, given)[0], first)
+        return self._candidates(
+            state, self._reach(state, Phase.CONTINUE, _GivenWords(self.adapter, state.pool, tokens))[0], first
+        )
 
     def commit(
         self, state: SearchState, chosen: Candidates, active: Tensor | None = None, wanted: Tensor | None = None
@@ -321,9 +366,9 @@ class FastTrackSearch:
     def close_each(self, state: SearchState) -> tuple[Tensor, Nodes]:
         """Scores [B, K] and derivations [B, K, A] of the best way to end each hypothesis; the state stays as it is.
 
-        -inf where the search, which is over all hypotheses together, finds none.
+        One search ends all hypotheses together; those that it loses are searched again, one by one.
         """
-        size = state.pool.size
+        pool, size = state.pool, state.pool.size
         wide = FastTrackSearch(
             self.adapter, self.action_beam_size, self.action_beam_size, self.fast_track_size, self.eos_token_ids
         )
@@ -332,8 +377,17 @@ class FastTrackSearch:
         same = closed.origin[:, None] == torch.arange(count, device=closed.origin.device)[:, None]
         scores, index = closed.scores[:, None].masked_fill(~same, NEG_INF).max(2)
         history = closed.history.gather(1, index[..., None].expand(-1, -1, closed.history.shape[2]))
-        nodes = state.pool.derivations(history & (scores > NEG_INF)[..., None])
-        state.pool.truncate(size)
+        lost = (scores == NEG_INF) & (state.scores > NEG_INF)
+        for column in lost.any(0).nonzero().flatten().tolist():
+            chosen = lost[:, column]
+            alone = state.with_hypotheses(torch.full_like(state.nodes[:, :1], column))
+            alone.scores = alone.scores.masked_fill(~chosen[:, None], NEG_INF)
+            closed = wide.close(alone)
+            scores[:, column] = torch.where(chosen, closed.scores[:, 0], scores[:, column])
+            history = F.pad(history, (0, closed.history.shape[2] - history.shape[2]))
+            history[:, column] = torch.where(chosen[:, None], closed.history[:, 0], history[:, column])
+        nodes = pool.derivations(history & (scores > NEG_INF)[..., None])
+        pool.truncate(size)
         return scores, nodes
 
     # ----------------------------------------------------------------------------------------------- unknown words
@@ -361,11 +415,12 @@ class FastTrackSearch:
             best = words.topk(min(self.num_beams, words.shape[2]), 2)
             return best.values, best.indices
 
-        phase = self._phase_of(state, process)
+        origin = torch.arange(state.nodes.shape[1], device=state.nodes.device).expand_as(state.nodes)
+        phase, barred, _ = self._limits(process, origin)
         first = state.pool.size
-        going, over = self._reach(state, phase, best_words)
+        going, over = self._reach(state, phase, best_words, barred)
         if keep_scores:
-            summed.append(self._summed_words(state, phase, process))
+            summed.append(self._summed_words(state, phase, process, barred))
         chosen, ended = self._candidates(state, going, first), None
         if self.eos_token_ids is not None:
             ended = self._candidates(state, over, first)
@@ -377,7 +432,12 @@ class FastTrackSearch:
     def _words(self, pool: NodePool, nodes: Tensor, origin: Tensor, process: Process | None) -> Tensor:
         """Word scores [B, R, V]; padding and end tokens are no words."""
         words = self._without_specials(self.adapter.word_log_probs(pool, nodes))
-        return words if process is None else self._without_specials(process(origin, words))
+        return words if process is None else self._without_specials(self._processed(process, origin, words))
+
+    def _processed(self, process: Process, origin: Tensor, words: Tensor) -> Tensor:
+        """What the processors make of word scores [B, R, V]; they get K rows per sentence at a time."""
+        pairs = zip(origin.split(self.num_beams, 1), words.split(self.num_beams, 1), strict=True)
+        return torch.cat([process(*pair) for pair in pairs], 1)
 
     def _without_specials(self, words: Tensor) -> Tensor:
         words[..., self.adapter.config.pad_token_id] = NEG_INF
@@ -385,23 +445,27 @@ class FastTrackSearch:
             words[..., self.eos_token_ids] = NEG_INF
         return words
 
-    def _phase_of(self, state: SearchState, process: Process | None) -> Phase:
-        """Whether the sentence may end: not without end tokens, and not where the processors forbid them."""
+    def _limits(self, process: Process | None, origin: Tensor) -> tuple[Phase, Tensor | None, Tensor | None]:
+        """What the processors leave: the phase, the hypotheses [B, R] that must not end, those without any word."""
         if self.eos_token_ids is None or process is None:
-            return self._free_phase()
-        first = torch.zeros_like(state.nodes[:, :1])
-        words = torch.full((len(first), 1, self.adapter.config.vocab_size), NEG_INF, device=first.device)
-        words[..., self.eos_token_ids[0]] = 0.0
-        may_end = process(first, words)[..., self.eos_token_ids[0]] > NEG_INF
-        return Phase.EITHER if bool(may_end.any()) else Phase.CONTINUE
+            return self._free_phase(), None, None
+        nothing = torch.full((*origin.shape, self.adapter.config.vocab_size), NEG_INF, device=origin.device)
+        eos = self.eos_token_ids[0]
+        barred = self._processed(process, origin, nothing.index_fill(2, eos, 0.0))[..., eos] == NEG_INF
+        words = self._without_specials(torch.zeros_like(nothing))
+        words = self._without_specials(self._processed(process, origin, words))
+        wordless = (words == NEG_INF).all(2)
+        if bool(barred.all()):
+            return Phase.CONTINUE, None, wordless
+        return Phase.END if bool((wordless & ~barred).all()) else Phase.EITHER, barred, wordless
 
-    def _summed_words(self, state: SearchState, phase: Phase, process: Process | None) -> Tensor:
+    def _summed_words(self, state: SearchState, phase: Phase, process: Process | None, barred: Tensor | None) -> Tensor:
         """Log p(word | hypothesis) [B, K, V] over the states that a beam visits which does not know the word."""
         parts = []
         for index in range(state.nodes.shape[1]):
             alone = state.with_hypotheses(torch.full_like(state.nodes[:, :1], index))
             origin = torch.full_like(alone.nodes, index)
-            score = self._mixture(alone, phase, process, origin) - alone.scores
+            score = self._mixture(alone, phase, process, origin, barred) - alone.scores
             parts.append(score.masked_fill(alone.scores == NEG_INF, NEG_INF))
         return torch.stack(parts, 1)
 
@@ -420,21 +484,28 @@ class FastTrackSearch:
             where no word is possible), and the word scores [B, V] it was drawn from.
         """
         pool, machine, first = state.pool, self.adapter, state.pool.size
-        phase = self._phase_of(state, process)
         origin = draw_index(state.scores)
+        phase, barred, wordless = self._limits(process, origin)
         nodes, scores = state.nodes.gather(1, origin), state.scores.gather(1, origin)
         steps, actions = torch.zeros_like(nodes), torch.zeros_like(nodes)
         going = torch.ones_like(nodes, dtype=torch.bool)
         ended = torch.zeros_like(going)
         while True:
             log_probs = machine.action_log_probs(pool, nodes, state.num_tokens, phase)[:, 0]
-            action = draw_index(log_probs)
+            weights = log_probs.clone()
+            if wordless is not None:
+                weights[:, SHIFT].masked_fill_(wordless[:, 0], NEG_INF)
+            if barred is not None:
+                end, may_end = machine.end_action(pool, nodes)
+                weights[:, end].masked_fill_((may_end & barred)[:, 0], NEG_INF)
+            action = draw_index(weights)
             scores = torch.where(going, scores + log_probs.gather(1, action), scores)
             actions = torch.where(going, action, actions)
-            if phase is Phase.EITHER:
+            going = going & (weights.gather(1, action) > NEG_INF)
+            if phase is not Phase.CONTINUE:
                 end, may_end = machine.end_action(pool, nodes)
                 ended = torch.where(going, (action == end) & may_end, ended)
-            going = going & (action != SHIFT) & ~ended & (log_probs.gather(1, action) > NEG_INF)
+            going = going & (action != SHIFT) & ~ended
             if not bool(going.any()):
                 break
             zero = torch.zeros_like(action)
@@ -489,7 +560,12 @@ class FastTrackSearch:
         return state.next_log_probs
 
     def _mixture(
-        self, state: SearchState, phase: Phase, process: Process | None = None, origin: Tensor | None = None
+        self,
+        state: SearchState,
+        phase: Phase,
+        process: Process | None = None,
+        origin: Tensor | None = None,
+        barred: Tensor | None = None,
     ) -> Tensor:
         """Log p(x, w) [B, V], summed over the states that the beam visits; the pool stays as it is."""
         pool, machine, size = state.pool, self.adapter, state.pool.size
@@ -499,9 +575,10 @@ class FastTrackSearch:
         while True:
             log_probs = scores[..., None] + machine.action_log_probs(pool, nodes, state.num_tokens, phase)
             words = log_probs[..., SHIFT, None] + self._words(pool, nodes, origin, process)
-            if phase is Phase.EITHER:
+            if phase is not Phase.CONTINUE:
                 action, ends = machine.end_action(pool, nodes)
-                words[..., self.eos_token_ids[0]] = log_probs[..., action].masked_fill(~ends, NEG_INF)
+                forbidden = ~ends if barred is None else ~ends | barred.gather(1, origin)
+                words[..., self.eos_token_ids[0]] = log_probs[..., action].masked_fill(forbidden, NEG_INF)
                 log_probs[..., action] = log_probs[..., action].masked_fill(ends, NEG_INF)
             more = words.logsumexp(1)
             total = more if total is None else torch.logaddexp(total, more)

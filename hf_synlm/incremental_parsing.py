@@ -191,9 +191,10 @@ def read_text(search: Any, state: SearchState, text: AlignedText) -> SearchState
         State after them; rows of different lengths each after their own last word.
     """
     for step in range(text.tokens.shape[1]):
-        chosen = search.propose(state, text.tokens[:, step])
+        active = text.active(step)
+        chosen = search.propose(state, text.tokens[:, step], active=active)
         wanted = text.present[:, step + 1] if step + 1 < text.tokens.shape[1] else None
-        state, _ = search.commit(state, chosen, text.active(step), wanted)
+        state, _ = search.commit(state, chosen, active, wanted)
     return state
 
 
@@ -270,7 +271,7 @@ def parse_with_search(
             stepwise_log_prob = search.next_token_log_probs(state).gather(1, tokens[:, None]).squeeze(1)
             notes.stepwise.append(stepwise_log_prob)
             block = state.block
-        chosen = search.propose(state, tokens, block)
+        chosen = search.propose(state, tokens, block, active)
         # Level sizes may leave out sentences that are over: `close` counts again.
         wanted = text.present[:, step + 1] if step + 1 < text.tokens.shape[1] else None
         state, order = search.commit(state, chosen, active, wanted)
@@ -432,7 +433,7 @@ def marginal_logits(
         if step == 0 and first_begins:
             active = present & ~begins[:, 0]
         if active is None or step > 0 or bool(active.any()):
-            chosen = search.propose(state, text.tokens[:, step], state.block)
+            chosen = search.propose(state, text.tokens[:, step], state.block, active)
             state, _ = search.commit(state, chosen, active)
         if wanted_steps[step]:
             log_probs = search.next_token_log_probs(state)

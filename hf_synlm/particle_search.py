@@ -43,8 +43,12 @@ class ParticleSearch(FastTrackSearch):
         state = super().begin(batch_size, device)
         return replace(state, particles=torch.full_like(state.scores, float(self.num_beams)))
 
-    def propose(self, state: SearchState, tokens: Tensor, block: object = None) -> Candidates:
+    def propose(
+        self, state: SearchState, tokens: Tensor, block: object = None, active: Tensor | None = None
+    ) -> Candidates:
         """All derivations that generate a given word [B] and still have particles, best first."""
+        if active is not None:
+            state = replace(state, scores=state.scores.masked_fill(~active[:, None], NEG_INF))
         first = state.pool.size
         return self._candidates(state, self._spread(state, Phase.CONTINUE, tokens), first)
 

@@ -289,13 +289,16 @@ class WordBeamSearch:
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------ one word
-    def propose(self, state: SearchState, tokens: Tensor, block: Block | None = None) -> Candidates:
+    def propose(
+        self, state: SearchState, tokens: Tensor, block: Block | None = None, active: Tensor | None = None
+    ) -> Candidates:
         """The best K derivations that generate one given word per sentence.
 
         Args:
             state: Beam between two words.
             tokens: The word of each sentence [B].
             block: All structural successors of the beam, if they are laid out already.
+            active: Not used: the levels leave out sentences that are over.
 
         Returns:
             At most K candidates per sentence.
