@@ -44,7 +44,11 @@ def forest_lstm(
 
 
 def lstm_step(gates: Tensor, cell: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """One step of an LSTM from the sum of its gate inputs [..., N, 4 D]; they are overwritten with their activations.
+    """One step of an LSTM.
+
+    Args:
+        gates: sum of the gate inputs [..., N, 4 D]; overwritten with their activations.
+        cell: cell before the step [..., N, D]; None = 0.
 
     Returns:
         Hidden state, cell and tanh(cell), each [..., N, D].

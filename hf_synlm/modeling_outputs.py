@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from transformers.utils import ModelOutput
 
-from .trees import fold_tokens, spans_to_tree, tree_to_brackets
+from .trees import fold_tokens, labeled_spans_to_brackets, spans_to_tree, tree_to_brackets
 
 
 @dataclass
@@ -145,7 +145,7 @@ class ParseOutput(ModelOutput):
             hypothesis: rank in the n-best list.
 
         Returns:
-            For example `((fruit flies) (like (a banana)))`.
+            For example `((fruit flies) (like (a banana)))`, or with labels `(S (NP the cat) (VP sleeps))`.
 
         Raises:
             ValueError: when there is no such sentence or hypothesis, or the number of words does not fit.
@@ -156,13 +156,22 @@ class ParseOutput(ModelOutput):
         offset, length = self.offsets[sentence], self.lengths[sentence]
         spans = [(i - offset, j - offset) for i, j in self.spans[sentence][hypothesis]]
         ends = None if self.word_ends is None else self.word_ends[sentence]
-        if ends is not None and len(words) == len(ends):
-            last = {end - offset - 1 for end in ends}
-            flags = [position in last for position in range(length)]
-            spans, length = fold_tokens(spans, flags), len(ends)
-        if len(words) != length:
+        folds = ends is not None and len(words) == len(ends)
+        if len(words) != length and not folds:
             expected = f"{length} tokens" + (f" or {len(ends)} words" if ends is not None else "")
             raise ValueError(f"Sentence {sentence} has {expected}; {len(words)} words were given. Pass one per token.")
+        if self.labels is not None:
+            if folds:
+                # Constituents consist of whole words; one that covers a single word stays.
+                number = {0: 0} | {end - offset: place for place, end in enumerate(ends, 1)}
+                spans = [(number[i], number[j]) for i, j in spans]
+            names = self.labels[sentence][hypothesis]
+            labeled = [(label, i, j) for label, (i, j) in zip(names, spans, strict=True)]
+            return labeled_spans_to_brackets(labeled, words)
+        if folds:
+            last = {end - offset - 1 for end in ends}
+            spans = fold_tokens(spans, [position in last for position in range(length)])
+            length = len(ends)
         return tree_to_brackets(spans_to_tree(spans, length), words)
 
 

@@ -44,7 +44,8 @@ class RNNGPreTrainedModel(PreTrainedModel):
     config: RNNGConfig
     base_model_prefix = "model"
     accepts_loss_kwargs = False  # the loss has a normalizer of its own: see `loss_normalization`
-    _no_split_modules = ["RNNGModel"]
+    # Nothing is sharded by itself: embedding and head share a matrix, and the base model's methods run without hooks.
+    _no_split_modules: list[str] = []
     _skip_keys_device_placement = ["past_key_values"]
     _input_embed_layer = "embed_tokens"
 
@@ -104,7 +105,14 @@ class RNNGModel(RNNGPreTrainedModel):
         self.post_init()
 
     def word_ends_of(self, input_ids: Tensor) -> Tensor | None:
-        """Which tokens end a word [B, T], by their ids; None where every token does."""
+        """Which tokens end a word.
+
+        Args:
+            input_ids: token ids, any shape.
+
+        Returns:
+            True at the last pieces, in the same shape; None where every token ends a word.
+        """
         return self.word_final[input_ids] if self.config.subwords else None
 
     def make_schedule(
@@ -148,12 +156,15 @@ class RNNGModel(RNNGPreTrainedModel):
         return schedule.to(self.initial_element.device)
 
     def run(self, input_ids: Tensor, mask: Tensor, schedule: Any) -> Tensor:
-        """States of the last layer of the stack LSTM after every push [P, h], in the order of the schedule.
+        """Run the stack machine on given derivations.
 
         Args:
             input_ids: [B, T].
             mask: [B, T], True = token.
             schedule: of the derivations (a `LevelSchedule`, or a `StepSchedule` if the composition reads the stack).
+
+        Returns:
+            States of the last layer of the stack LSTM after every push [P, h], in the order of the schedule.
         """
         words = input_ids[_word_places(schedule, mask)]
         bottoms = self.initial_element.expand(schedule.num_sentences, -1)
@@ -176,7 +187,14 @@ class RNNGModel(RNNGPreTrainedModel):
         return self.composition(inputs, chains, labels, self.predictor(tops))
 
     def predictor(self, hidden: Tensor) -> Tensor:
-        """The vector that action head and word head share: ReLU(W_o h + b_o) [..., w]."""
+        """The vector that action head and word head share: ReLU(W_o h + b_o).
+
+        Args:
+            hidden: states of the last layer [..., h].
+
+        Returns:
+            [..., w].
+        """
         return F.relu(self.output(self.dropout(hidden)))
 
     @can_return_tuple
@@ -398,6 +416,9 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
             action_beam_size: beam inside a word; None = `config.action_beam_size`, at least `num_beams`.
             fast_track_size: None = `config.fast_track_size`.
             normalization: "search" or "train"; None = `config.normalization`.
+
+        Returns:
+            The search.
         """
         width = self.config.scoring_num_beams if num_beams is None else num_beams
         if action_beam_size is None:
@@ -406,7 +427,15 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         return FastTrackSearch(RNNGStackMachine(self, normalization), width, action_beam_size, track, eos_token_ids)
 
     def decoding_searches(self, config: GenerationConfig, renormalize: bool) -> tuple[FastTrackSearch, FastTrackSearch]:
-        """The search that reads prompts, and the one that generates; see `SyntacticGenerationMixin`."""
+        """The searches of `generate`; see `SyntacticGenerationMixin`.
+
+        Args:
+            config: of the generation.
+            renormalize: not used: see `normalization`.
+
+        Returns:
+            The search that reads prompts, and the one that generates.
+        """
         options = {"action_beam_size": config.action_beam_size, "fast_track_size": config.fast_track_size}
         width = max(self.config.scoring_num_beams, config.num_beams)
         if config.action_beam_size is not None:

@@ -2,11 +2,14 @@
 
 import json
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from hf_synlm import GPSTForCausalLM
 from hf_synlm.conversion import convert_state_dict
@@ -109,3 +112,113 @@ def test_pickles_with_other_objects_are_refused(tmp_path):
         read_state_dict(tmp_path / "x.safetensors")
     with pytest.raises(ValueError, match="no file"):
         read_state_dict(tmp_path / "missing.bin")
+
+
+# ------------------------------------------------------------------------------------------------------------- RNNG
+RNNG_GOLDENS = Path(__file__).parent / "goldens" / "rnng"
+
+
+@pytest.fixture
+def rnng_checkpoint():
+    folder = RNNG_GOLDENS / "io_attn_random_L2"
+    return load_file(folder / "state.safetensors"), json.loads((folder / "meta.json").read_text())
+
+
+def test_every_tensor_of_rnng_arrives(rnng_checkpoint):
+    state, meta = rnng_checkpoint
+    model = convert_state_dict("rnng", state, meta["config"])
+    unread_rows = 2 * model.config.embedding_size * 2  # the in-order tables of labels have one row too many
+    total = sum(tensor.numel() for name, tensor in state.items() if name != "vocab_mlp.weight")
+    assert sum(parameter.numel() for parameter in model.parameters()) == total - unread_rows
+    assert not model.training and model.config.max_consecutive_nonterminals is None
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    with_sections = convert_state_dict("rnng", {f"module.{name}": tensor for name, tensor in state.items()}, meta)
+    assert with_sections.config.max_consecutive_nonterminals == meta["max_cons_nts"]
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(with_sections.state_dict()[name], tensor)
+    assert convert_state_dict("rnng", {k: v.double() for k, v in state.items()}, meta).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s, c: s.update({"stack_rnn.linears.0.weight": torch.zeros(1)}), "without --fixed_stack"),
+        (lambda s, c: s.update({"stack_to_hidden.1.weight": torch.zeros(1)}), "without --fixed_stack"),
+        (lambda s, c: s.update({"composition.rnn.weight_ih_l0": torch.zeros(1)}), "without --fixed_stack"),
+        (lambda s, c: s.update(surprise=torch.zeros(1)), "surprise"),
+        (lambda s, c: s.update({5: torch.zeros(1)}), "names"),
+        (lambda s, c: s.pop("emb.0.weight"), "model.embed_tokens.weight"),
+        (lambda s, c: s.pop("vocab_mlp.weight"), "lm_head.weight"),
+        (lambda s, c: s.pop("vocab_mlp.bias"), "lm_head.bias is missing"),
+        (lambda s, c: s.pop("rnng.initial_emb.0.weight"), "initial_element"),
+        (lambda s, c: s.pop("rnng.stack_rnn.lstm.1.weight_hh"), "cells.1.weight_hh is missing"),
+        (lambda s, c: s.pop("rnng.composition.V.weight"), "composition.key.weight is missing"),
+        (lambda s, c: s["emb.0.weight"].add_(1), "tie them"),
+        (lambda s, c: s.update({"emb.0.weight": torch.zeros(3)}), r"embed_tokens.weight has shape \(3,\)"),
+        (lambda s, c: s.update({"rnng.output.1.bias": torch.zeros(3)}), r"model.output.bias is \(3,\)"),
+        (lambda s, c: s["rnng.output.1.bias"].fill_(float("nan")), "rnng.output.1.bias"),
+        (lambda s, c: s.update({"rnng.output.1.bias": torch.zeros(20).long()}), "rnng.output.1.bias"),
+        (lambda s, c: c.pop("strategy"), "strategy"),
+        (lambda s, c: c.pop("nonterminals"), "nonterminals"),
+        (lambda s, c: c.update(strategy="left_corner"), "left_corner"),
+        (lambda s, c: c.update(strategy="top_down"), "action_head"),
+        (lambda s, c: c.update(composition="lstm"), "composition"),
+        (lambda s, c: c.update(nonterminals=["S", "NP"]), "action_head"),
+        (lambda s, c: c.update(h_dim=7), "h_dim is 7"),
+        (lambda s, c: c.update(num_layers=3), "num_layers is 3"),
+        (lambda s, c: c.update(subword=True, word_final=[True] * 5), "word_final holds 5 flags"),
+    ],
+)
+def test_rnng_checkpoints_that_do_not_fit(rnng_checkpoint, change, message):
+    state, meta = rnng_checkpoint
+    change(state, meta["config"])
+    with pytest.raises(ValueError, match=message):
+        convert_state_dict("rnng", state, meta["config"])
+
+
+def test_rnng_learns_which_tokens_end_words():
+    folder = RNNG_GOLDENS / "td_lstm_subword_trained"
+    state, meta = load_file(folder / "state.safetensors"), json.loads((folder / "meta.json").read_text())
+    flags = [number % 3 == 0 for number in range(meta["config"]["vocab_size"])]
+    model = convert_state_dict("rnng", state, {**meta["config"], "word_final": flags})
+    assert model.config.subwords and model.model.word_final.tolist() == flags
+    assert convert_state_dict("rnng", state, meta).model.word_final.all()
+
+
+def test_command_line_of_rnng(rnng_checkpoint, tmp_path):
+    state, meta = rnng_checkpoint
+    torch.save(state, tmp_path / "weights.pt")
+    (tmp_path / "config.json").write_text(json.dumps(meta["config"]))
+    files = ["--weights", str(tmp_path / "weights.pt"), "--config", str(tmp_path / "config.json")]
+    command = [sys.executable, "-m", "hf_synlm.conversion", "rnng", *files, "--output", str(tmp_path / "out")]
+    run = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
+    assert "saved" in run.stdout
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert loaded.config.nonterminals == meta["config"]["nonterminals"]
+    assert {"modeling_rnng.py", "schedule_rnng.py", "README.md"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    ids = load_file(RNNG_GOLDENS / "io_attn_random_L2" / "io.safetensors")["token_ids"]
+    expected = convert_state_dict("rnng", state, meta["config"]).parse(ids)
+    assert torch.equal(loaded.parse(ids).log_probs, expected.log_probs)
+
+
+class Vocabulary:
+    """Stands for the authors' class of this name."""
+
+
+def test_the_authors_pickles_are_refused_with_instructions(rnng_checkpoint, tmp_path, capsys):
+    state, meta = rnng_checkpoint
+    (tmp_path / "config.json").write_text(json.dumps(meta["config"]))
+    (tmp_path / "list.json").write_text("[1]")
+    arguments = ["rnng", "--output", str(tmp_path / "out"), "--weights", str(tmp_path / "rnng.pt"), "--config"]
+    for checkpoint in ({"model_state_dict": state, "vocab": Vocabulary()}, {"model_state_dict": state}):
+        torch.save(checkpoint, tmp_path / "rnng.pt")
+        with pytest.raises(SystemExit):
+            main([*arguments, str(tmp_path / "config.json")])
+        message = capsys.readouterr().err
+        assert 'torch.save(checkpoint["model_state_dict"], "weights.pt")' in message
+        assert ("Vocabulary" in message) == ("vocab" in checkpoint)
+    for configs, expected in ((["config.json"] * 2, "takes one"), (["list.json"], "no JSON object")):
+        with pytest.raises(SystemExit):
+            main([*arguments, *(str(tmp_path / name) for name in configs)])
+        assert expected in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

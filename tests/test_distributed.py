@@ -12,22 +12,32 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from tests import test_modeling_rnng as rnng
 from tests.test_modeling_gpst import NO_DROPOUT, ids_of, tiny
 
 
-def batch(rank=None):
+def make(architecture):
+    if architecture == "gpst":
+        return tiny(**NO_DROPOUT).train()
+    return rnng.tiny(composition="attention", dropout=0.0).train()
+
+
+def batch(architecture, rank):
+    if architecture == "rnng":  # the second half holds flat trees only
+        values = rnng.batch(lengths=[6, 9, 1, 1])
+        return {name: value[2 * rank : 2 * rank + 2] for name, value in values.items()}
     ids, mask = ids_of(9, 4, 6, 1)
     labels = ids.masked_fill(mask == 0, -100)
-    rows = slice(None) if rank is None else slice(2 * rank, 2 * rank + 2)
+    rows = slice(2 * rank, 2 * rank + 2)
     return {"input_ids": ids[rows], "attention_mask": mask[rows], "labels": labels[rows]}
 
 
-def worker(rank: int, kind: str, port: int, folder: str) -> None:
+def worker(rank: int, kind: str, architecture: str, port: int, folder: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
     assert dist.get_world_size() == 2
-    model = tiny(**NO_DROPOUT).train()
+    model = make(architecture)
     if kind == "ddp":
         run = DistributedDataParallel(model)
     else:
@@ -36,7 +46,7 @@ def worker(rank: int, kind: str, port: int, folder: str) -> None:
             if type(module).__name__ in model._no_split_modules:
                 fully_shard(module, mesh=mesh)
         run = fully_shard(model, mesh=mesh)
-    run(**batch(rank)).loss.backward()
+    run(**batch(architecture, rank)).loss.backward()
     full = {n: p.grad.full_tensor() if kind == "fsdp" else p.grad for n, p in model.named_parameters()}
     if rank == 0:
         torch.save(full, Path(folder) / "gradients.pt")
@@ -44,14 +54,15 @@ def worker(rank: int, kind: str, port: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("architecture", ["gpst", "rnng"])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_two_processes_equal_one(kind, tmp_path):
+def test_two_processes_equal_one(kind, architecture, tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(worker, args=(kind, port, str(tmp_path)), nprocs=2)
+    mp.spawn(worker, args=(kind, architecture, port, str(tmp_path)), nprocs=2)
     theirs = torch.load(tmp_path / "gradients.pt", weights_only=True)
-    model = tiny(**NO_DROPOUT).train()
-    (0.5 * (model(**batch(0)).loss + model(**batch(1)).loss)).backward()
+    model = make(architecture)
+    (0.5 * sum(model(**batch(architecture, rank)).loss for rank in (0, 1))).backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(theirs[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=name)

@@ -1,4 +1,4 @@
-"""Command line of the conversion: `python -m hf_synlm.conversion gpst --weights FILE --config FILE --output DIR`."""
+"""Command line of the conversion: `python -m hf_synlm.conversion ARCH --weights FILE --config FILE --output DIR`."""
 
 import argparse
 import json
@@ -12,14 +12,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hf_synlm.conversion import CONVERTERS, convert_state_dict
+from hf_synlm.conversion.rnng import EXTRACTION
 from hf_synlm.hub.export import export_model
 
+# What to do with a checkpoint that holds more than tensors.
+_PLAIN = "save the plain state dict first."
+_REMEDIES = {"rnng": EXTRACTION}
 
-def read_state_dict(path: Path) -> dict[str, Tensor]:
+
+def read_state_dict(path: Path, remedy: str = _PLAIN) -> dict[str, Tensor]:
     """Read a checkpoint file: safetensors, or a PyTorch file that holds nothing but tensors.
 
     Args:
         path: the file.
+        remedy: what to do with a file that holds other objects, for the message.
 
     Returns:
         Tensors by name.
@@ -39,19 +45,25 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a file that is no checkpoint can fail anywhere in the unpickler
         raise ValueError(
-            f"{path} cannot be read as a file of tensors: {error}. Files with other pickled objects are refused; "
-            "save the plain state dict first."
+            f"{path} cannot be read as a file of tensors: {_reason(error)} Files with other pickled objects are "
+            f"refused; {remedy}"
         ) from error
     if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise ValueError(f"{path} holds no state dict (a mapping from names to tensors).")
+        raise ValueError(f"{path} holds no state dict (a mapping from names to tensors); {remedy}")
     return dict(loaded)
 
 
+def _reason(error: Exception) -> str:
+    """What the unpickler does not like, without its advice to trust the file."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return next((line.strip() for line in lines if "Unsupported" in line), lines[0]).partition(" Please use")[0]
+
+
 def read_config(paths: list[Path]) -> dict:
-    """Read the authors' configuration: one JSON file with all sections, or one file per section.
+    """Read the authors' configuration: one JSON file, or for GPST one file per section.
 
     Args:
-        paths: one file that holds `r2d2_config` and `gpt_config`, or the two files themselves in this order.
+        paths: one file, or the files of the sections `r2d2_config` and `gpt_config` in this order.
 
     Returns:
         The configuration with its sections.
@@ -65,8 +77,10 @@ def read_config(paths: list[Path]) -> dict:
             raise ValueError(f"There is no file {path}.")
         try:
             sections.append(json.loads(path.read_text(encoding="utf-8")))
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # no UTF-8, or no JSON
             raise ValueError(f"{path} is no JSON file: {error}") from error
+        if not isinstance(sections[-1], dict):
+            raise ValueError(f"{path} holds no JSON object. Pass the configuration of the checkpoint.")
     if len(sections) == 1:
         return sections[0]
     if len(sections) == 2:
@@ -92,8 +106,11 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.output.exists():
             raise ValueError(f"The output folder {options.output} exists. Choose another one or remove it.")
+        if options.arch != "gpst" and len(options.config) > 1:
+            raise ValueError(f"{len(options.config)} configuration files were given; {options.arch} takes one.")
         config = read_config(options.config)
-        model = convert_state_dict(options.arch, read_state_dict(options.weights), config)
+        tensors = read_state_dict(options.weights, _REMEDIES.get(options.arch, _PLAIN))
+        model = convert_state_dict(options.arch, tensors, config)
         export_model(model, None, options.output)
     except ValueError as error:
         parser.exit(2, f"error: {error}\n")

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hf_synlm.configuration_gpst import GPSTConfig
-from hf_synlm.conversion.rename import rename_state_dict
+from hf_synlm.conversion.rename import clean_state_dict, rename_state_dict
 from hf_synlm.modeling_gpst import GPSTForCausalLM
 
 _PAIR_ENCODERS = {"inside_enc": "composition", "outside_enc": "decomposition"}
@@ -78,12 +77,7 @@ def convert_gpst(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
         `embeddings.weight`. Without `up_scale` the checkpoint is of the ablation without surrogate. The height loss is
         the shipped one; heads that the release hard-codes to dropout 0.2 get it.
     """
-    if not all(isinstance(key, str) for key in state_dict):
-        raise ValueError("The keys of a state dict are names; this one has others. Pass the model's state dict.")
-    state_dict = {key.removeprefix("module."): tensor for key, tensor in state_dict.items()}
-    for key, tensor in state_dict.items():
-        if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
-            raise ValueError(f"{key} holds values that are no finite floating-point numbers. Is the file damaged?")
+    state_dict = clean_state_dict(state_dict)
     up_scale = {f"up_scale.{name}" for name in ("weight", "bias")} & set(state_dict)
     if len(up_scale) == 1:
         raise ValueError(f"The checkpoint holds {up_scale.pop()} without its partner. Is the file damaged?")

@@ -3,7 +3,29 @@
 import re
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
+
+
+def clean_state_dict(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Check the tensors of a checkpoint, and strip the prefix `module.` of distributed training.
+
+    Args:
+        state_dict: tensors by their original names.
+
+    Returns:
+        The same tensors.
+
+    Raises:
+        ValueError: for keys that are no names, and values that are no finite floating-point numbers.
+    """
+    if not all(isinstance(key, str) for key in state_dict):
+        raise ValueError("The keys of a state dict are names; this one has others. Pass the model's state dict.")
+    cleaned = {key.removeprefix("module."): tensor for key, tensor in state_dict.items()}
+    for key, tensor in cleaned.items():
+        if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
+            raise ValueError(f"{key} holds values that are no finite floating-point numbers. Is the file damaged?")
+    return cleaned
 
 
 def rename_state_dict(state_dict: Mapping[str, Tensor], rules: Mapping[str, str]) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_synlm.configuration_rnng import RNNGConfig
-from hf_synlm.conversion.rename import rename_state_dict
+from hf_synlm.conversion.rename import clean_state_dict, rename_state_dict
 from hf_synlm.modeling_rnng import RNNGForCausalLM
 
 # original name (regular expression) -> name here
@@ -33,24 +33,38 @@ _LABEL_TABLES = (
 )
 # Names that only the authors' older classes have, whose stack is a Python list per sentence.
 _OLD_CLASSES = ("stack_rnn.linears", "stack_to_hidden", "composition.")
+# The authors pickle their vocabulary and action dictionary together with the tensors.
+EXTRACTION = """in a copy of the authors' code, with a file that you trust, run
+    import json, torch
+    checkpoint = torch.load("rnng.pt", map_location="cpu", weights_only=False)
+    torch.save(checkpoint["model_state_dict"], "weights.pt")
+    config = {name: checkpoint["args"][name] for name in ("strategy", "composition", "dropout")}
+    config["nonterminals"] = checkpoint["action_dict"].nonterminals
+    config["subword"] = bool(checkpoint["args"]["sp_model"])
+    json.dump(config, open("config.json", "w"))
+and pass --weights weights.pt --config config.json."""
 
 
 def convert_rnng(state_dict: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> RNNGForCausalLM:
     """Build a model from a checkpoint of the authors' fixed-stack classes.
 
     Args:
-        state_dict: tensors by their original names.
+        state_dict: tensors by their original names; the prefix `module.` of distributed training is stripped.
         original_config: `strategy` ("top_down" or "in_order"), `composition` ("lstm" or "attention"), `nonterminals`
             (the labels in the order of their ids), and, if they are known, `subword` (bool), `dropout`,
             `max_open_nts`, `max_cons_nts`, `word_final` (one flag per token id: whether it ends a word). Sizes are
-            read off the tensors; where `w_dim`, `h_dim`, `num_layers`, `vocab_size` are given, they must agree.
+            read off the tensors; where `w_dim`, `h_dim`, `num_layers`, `vocab_size` are given, they must agree. Some
+            or all of it may stand in a section `config`.
 
     Returns:
         The model, in evaluation mode.
 
     Raises:
-        ValueError: for keys of other classes, missing values, or sizes that do not fit.
+        ValueError: for keys of other classes, damaged or missing values, or sizes that do not fit.
     """
+    state_dict = clean_state_dict(state_dict)
+    if isinstance(original_config.get("config"), Mapping):
+        original_config = {**original_config, **original_config["config"]}
     old = [key for key in state_dict if key.startswith(_OLD_CLASSES)]
     if old:
         raise ValueError(
@@ -108,6 +122,9 @@ def rnng_config(tensors: Mapping[str, Tensor], original_config: Mapping[str, Any
     missing = [name for name in (*needed, "model.initial_element") if name not in tensors]
     if missing:
         raise ValueError(f"The checkpoint lacks the tensors that become {missing}. Is it another model?")
+    for name in needed:
+        if tensors[name].dim() != 2:
+            raise ValueError(f"The tensor that becomes {name} has shape {tuple(tensors[name].shape)}, not two axes.")
     vocab_size, width = tensors["model.embed_tokens.weight"].shape
     layers = {name.split(".")[3] for name in tensors if name.startswith("model.stack_lstm.cells.")}
     sizes = {
@@ -134,4 +151,4 @@ def rnng_config(tensors: Mapping[str, Tensor], original_config: Mapping[str, Any
     )
 
 
-__all__ = ["RULES", "convert_rnng", "rnng_config"]
+__all__ = ["EXTRACTION", "RULES", "convert_rnng", "rnng_config"]

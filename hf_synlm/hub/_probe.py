@@ -4,6 +4,7 @@ The file runs in two places: imported by `verify` in a process with hf_synlm, an
 FOLDER REQUEST RESULT`, in a process where `import hf_synlm` fails. So it must not import this package.
 """
 
+import inspect
 import sys
 import traceback
 from collections.abc import Callable
@@ -109,13 +110,22 @@ def _probe_model(folder: str, auto_class: str, request: dict[str, Any]) -> dict[
 
     model = _load(folder, auto_class, request)
     with torch.no_grad():
-        output = model(**_inputs(request))
+        output = model(**_inputs(request), **_given_structure(folder, model, request))
     name = "last_hidden_state" if auto_class == "AutoModel" else "logits"
     values = output[name]
     if auto_class != "AutoModelForSequenceClassification":
         # What stands at padding has no meaning.
         values = values[request["attention_mask"].bool()]
     return {"class": type(model).__module__, name: values}
+
+
+def _given_structure(folder: str, model: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """Derivations for a model whose `forward` demands them: those that the language model of the folder finds."""
+    actions = inspect.signature(model.forward).parameters.get("actions")
+    if actions is None or actions.default is not inspect.Parameter.empty:
+        return {}
+    parser = _load(folder, "AutoModelForCausalLM", request)
+    return {"actions": parser.parse(**_inputs(request), num_beams=request["num_beams"]).actions[:, 0]}
 
 
 def _probe_parse(folder: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -126,7 +136,8 @@ def _probe_parse(folder: str, request: dict[str, Any]) -> dict[str, Any]:
         return {}
     with torch.no_grad():
         output = model.parse(**_inputs(request), num_beams=request["num_beams"])
-    return {name: output[name] for name in ("spans", "actions", "log_probs", "token_log_probs")}
+    names = ("spans", "labels", "actions", "log_probs", "token_log_probs")
+    return {name: output[name] for name in names if name in output}
 
 
 def _probe_generate(folder: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +152,7 @@ def _probe_generate(folder: str, request: dict[str, Any]) -> dict[str, Any]:
             max_new_tokens=request["max_new_tokens"],
             return_dict_in_generate=True,
         )
-    return {name: output[name] for name in ("sequences", "actions", "spans") if name in output}
+    return {name: output[name] for name in ("sequences", "actions", "spans", "labels") if name in output}
 
 
 def main(folder: str, request_file: str, result_file: str) -> None:
