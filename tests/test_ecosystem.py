@@ -4,9 +4,10 @@ import pytest
 import torch
 from transformers import pipeline
 
-from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTForSequenceClassification
+from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTForSequenceClassification, RNNGConfig, RNNGForCausalLM
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.tokenizers import special_token_ids, train_bpe_tokenizer
+from hf_synlm.data.vocabulary import subword_tokenizer, word_final_ids, word_tokenizer
 from tests.test_modeling_gpst import TINY
 
 SENTENCES = [
@@ -131,3 +132,63 @@ def test_trainer_trains(model, config, tokenizer, tmp_path):
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     assert trainer.evaluate()["eval_loss"] < before
+
+
+# --------------------------------------------------------------------------------------------------------------- RNNG
+@pytest.fixture(scope="module", params=["words", "pieces"])
+def rnng(request):
+    """A model, its tokenizer, and the log-probability of each sentence as `parse` computes it."""
+    lines = [line.split() for line in sample_path("raw.valid.txt").read_text(encoding="utf-8").split("\n") if line]
+    pieces = request.param == "pieces"
+    if pieces:
+        tokenizer = subword_tokenizer(lines, 300)
+    else:
+        tokenizer = word_tokenizer(lines, unknown="berkeley", min_count=2)
+    torch.manual_seed(0)
+    config = RNNGConfig(
+        vocab_size=len(tokenizer),
+        embedding_size=8,
+        hidden_size=10,
+        nonterminals=["NP", "S", "VP"],
+        subwords=pieces,
+        scoring_num_beams=4,
+        action_beam_size=12,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    model = RNNGForCausalLM(config).eval()
+    if pieces:
+        model.model.word_final.copy_(torch.tensor(word_final_ids(tokenizer)))
+    rows = [torch.tensor([tokenizer(sentence)["input_ids"]]) for sentence in SENTENCES]
+    totals = [model.parse(ids, stepwise=True).stepwise_log_probs.sum().item() for ids in rows]
+    return model, tokenizer, totals
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_lm_eval_agrees_with_parse_of_rnng(rnng, batch_size):
+    pytest.importorskip("lm_eval")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    model, tokenizer, totals = rnng
+    lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
+    requests = [Instance("loglikelihood", {}, ("", sentence), x) for x, sentence in enumerate(SENTENCES)]
+    assert [score for score, _ in lm.loglikelihood(requests)] == pytest.approx(totals, abs=1e-3)
+    rolling = [Instance("loglikelihood_rolling", {}, (sentence,), x) for x, sentence in enumerate(SENTENCES)]
+    assert lm.loglikelihood_rolling(rolling) == pytest.approx(totals, abs=1e-3)
+
+
+def test_minicons_agrees_with_parse_of_rnng(rnng):
+    model, tokenizer, totals = rnng
+    scorer = pytest.importorskip("minicons.scorer").IncrementalLMScorer(model, "cpu", tokenizer=tokenizer)
+    scores = scorer.sequence_score(SENTENCES, reduction=lambda x: x.sum(0).item(), bos_token=True)
+    assert scores == pytest.approx(totals, abs=1e-3)
+
+
+def test_text_generation_pipeline_of_rnng(rnng):
+    model, tokenizer, _ = rnng
+    generator = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    together = generator(["The state", "We"], max_new_tokens=4, do_sample=False, batch_size=2, num_beams=3)
+    alone = generator("We", max_new_tokens=4, do_sample=False, num_beams=3)
+    assert together[1][0]["generated_text"] == alone[0]["generated_text"]

@@ -14,7 +14,16 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTForSequenceClassification, GPSTModel
+from hf_synlm import (
+    GPSTConfig,
+    GPSTForCausalLM,
+    GPSTForSequenceClassification,
+    GPSTModel,
+    RNNGConfig,
+    RNNGForCausalLM,
+    RNNGForSequenceClassification,
+)
+from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.hub import export
 from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.export import check_complete, export_model, push_to_hub
@@ -91,6 +100,20 @@ class TestExport:
         assert check_complete(folder) == GPSTConfig().auto_map
         report = verify_export(folder)
         assert report.passed, report.table()
+
+    @pytest.mark.parametrize("system", ["top_down", "in_order"])
+    @pytest.mark.parametrize("model_class", [RNNGForCausalLM, RNNGForSequenceClassification])
+    def test_rnng_is_the_same_without_the_package(self, model_class, system, tiny_rnng_config, tmp_path):
+        tiny_rnng_config.transition_system = system
+        tiny_rnng_config.composition = "lstm" if system == "top_down" else "attention"
+        tokenizer = word_tokenizer([WORDS])  # pad, begin and end are one token, as the model has it
+        folder = export_model(model_class(tiny_rnng_config), tokenizer, tmp_path / "rnng-tiny")
+        assert check_complete(folder) == RNNGConfig().auto_map
+        report = verify_export(folder)
+        assert report.passed, report.table()
+        assert {check.name for check in report.checks} == ALL_CHECKS
+        files = {file.name for file in folder.glob("*.py")}
+        assert {"modeling_rnng.py", "fast_track_search.py", "stack.py"} <= files and "modeling_gpst.py" not in files
 
     def test_code_is_byte_identical_to_the_package(self, exported: Path):
         files = {file.name for file in exported.glob("*.py")}

@@ -237,6 +237,10 @@ def test_pieces_make_the_round_trip(subwords, sample):
     assert pieces[True] > 100
 
 
+def test_no_pieces_are_an_empty_text(subwords):
+    assert subwords.decode([]) == "" and subwords.decode([3], skip_special_tokens=True) == ""
+
+
 def test_unknown_characters_do_not_end_words(subwords):
     words = ["☃", "the", "a☃", "☃☃a", "x▁y", "▁"]
     ids, word_ends = encode_words(subwords, words)

@@ -355,8 +355,9 @@ def subword_tokenizer(
         trained = _learn_unigram(counts, vocab_size, special, alphabet)
     trained.normalizer = _word_end_normalizer()
     trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    # Not `Strip`: of a text without characters it panics.
     trained.decoder = decoders.Sequence(
-        [decoders.Replace(WORD_END, " "), decoders.Fuse(), decoders.Strip(" ", left=0, right=1)]
+        [decoders.Replace(WORD_END, " "), decoders.Fuse(), decoders.Replace(Regex(" $"), "")]
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=trained,
