@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from accelerate import Accelerator
 from training_runs import TRAINING, kill_after_checkpoint, run_script
 
 sys.path.insert(0, str(TRAINING))
@@ -277,6 +278,15 @@ def test_sentences_are_spread(count: int, limit: int | None, expected: list[int]
 def test_bad_values_are_refused_before_work(flags: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse(*flags)
+
+
+def test_bad_trees_are_named_and_wide_leaves_are_read_on_demand(tmp_path: Path) -> None:
+    path = tmp_path / "trees.txt"
+    path.write_text("(S (NP (NN New York)) (VP (VBZ sleeps)))\n")
+    with pytest.raises(ValueError, match=r"trees.txt:1: .*split_leaves=True"):
+        tree_batches.load_trees(Accelerator(cpu=True), [str(path)])
+    (row,) = tree_batches.load_trees(Accelerator(cpu=True), [str(path)], split_leaves=True)
+    assert row["words"] == ["New", "York", "sleeps"] and row["spans"] == [[0, 2], [2, 3], [0, 3]]
 
 
 @pytest.mark.parametrize("flag", ["search_sentences", "num_beams", "action_beam_size"])

@@ -276,9 +276,8 @@ def load_data(
     accelerator: Accelerator, model_arguments: ModelArguments, data: TreeDataArguments, output_dir: Path
 ) -> tuple[Data, PreTrainedTokenizerBase, PreTrainedModel]:
     """Read the trees, make or load tokenizer and model, and encode the trees for them."""
-    trees = [
-        load_trees(accelerator, files) for files in (data.train_files, data.validation_files, data.test_files) if files
-    ]
+    parts = (data.train_files, data.validation_files, data.test_files)
+    trees = [load_trees(accelerator, files, data.split_leaves) for files in parts if files]
     source = data.tokenizer_name or model_arguments.model_name_or_path
     tokenizer = make_tree_tokenizer(accelerator, data, trees[0], source, output_dir)
     model = load_model(model_arguments, tokenizer)
@@ -366,14 +365,14 @@ def write_results(run: Run, seconds: float, num_sentences: int, test: dict[str, 
 def report(
     folder: Path,
     tokenizer: PreTrainedTokenizerBase,
-    test_file: str,
+    data: TreeDataArguments,
     course: CourseArguments,
     config: PreTrainedConfig,
     seed: int,
 ) -> dict[str, Any]:
     """Load the saved model as its users will, parse the first test sentences and generate one; for JSON."""
     beam = course.beam(config)
-    treebanks = {"ignore": load_treebank(test_file, "ignore", REPORT_SENTENCES)}
+    treebanks = {"ignore": load_treebank(data.test_files[0], "ignore", REPORT_SENTENCES, data.split_leaves)}
     methods = {f"search (beams {beam['num_beams']} and {beam['action_beam_size']})": beam}
     return report_saved_model(folder, tokenizer, treebanks, methods, seed).numbers()
 
@@ -455,7 +454,7 @@ def run_training(
         test = evaluator("test", trees.test, course.final_search_sentences).run(run.model, step)
     if accelerator.is_main_process:
         if course.final_report and data.test_files:
-            test["saved_model"] = report(folder, tokenizer, data.test_files[0], course, config, arguments.seed)
+            test["saved_model"] = report(folder, tokenizer, data, course, config, arguments.seed)
         write_results(run, time.monotonic() - started, num_sentences, test)
 
 

@@ -17,6 +17,7 @@ import torch
 from accelerate import Accelerator
 from common import save_tokenizer_once
 from datasets import Dataset, Features, List, Value
+from datasets.exceptions import DatasetGenerationError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_synlm.actions import TransitionSystem
@@ -53,6 +54,10 @@ class TreeDataArguments:
     validation_files: list[str] = field(default_factory=list, metadata={"help": "Treebank files for validation."})
     test_files: list[str] = field(
         default_factory=list, metadata={"help": "Treebank files for the evaluation of the final model; may be none."}
+    )
+    split_leaves: bool = field(
+        default=False,
+        metadata={"help": "Read a leaf of several words, (NN New York), as so many words; otherwise it is an error."},
     )
     max_sentence_tokens: int = field(default=300, metadata={"help": "Leave longer sentences out of training."})
     tokenizer_name: str | None = field(
@@ -109,12 +114,13 @@ class TreeDataArguments:
 
 
 # ---------------------------------------------------------------------------------------------- trees
-def load_trees(accelerator: Accelerator, paths: Sequence[str]) -> Dataset:
+def load_trees(accelerator: Accelerator, paths: Sequence[str], split_leaves: bool = False) -> Dataset:
     """Read treebank files.
 
     Args:
         accelerator: the main process reads first, the others find its cache.
         paths: files of bracketed trees.
+        split_leaves: see `read_treebank`.
 
     Returns:
         A data set with the columns of `TREE_FEATURES`.
@@ -125,16 +131,26 @@ def load_trees(accelerator: Accelerator, paths: Sequence[str]) -> Dataset:
     # Time stamps are part of the cache key, so that an edited file is read again.
     stamps = [(os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths]
     with accelerator.main_process_first():
-        return Dataset.from_generator(
-            _read_rows,
-            gen_kwargs={"paths": [str(Path(path).resolve()) for path in paths], "stamps": stamps},
-            features=Features(TREE_FEATURES),
-        )
+        try:
+            return Dataset.from_generator(
+                _read_rows,
+                gen_kwargs={
+                    "paths": [str(Path(path).resolve()) for path in paths],
+                    "stamps": stamps,
+                    "split_leaves": split_leaves,
+                },
+                features=Features(TREE_FEATURES),
+            )
+        except DatasetGenerationError as error:
+            # What is wrong with the trees, without the way it took through the library.
+            if isinstance(error.__cause__, ValueError):
+                raise error.__cause__ from None
+            raise
 
 
-def _read_rows(paths: list[str], stamps: list) -> Iterator[dict[str, Any]]:
+def _read_rows(paths: list[str], stamps: list, split_leaves: bool) -> Iterator[dict[str, Any]]:
     for path in paths:
-        for sentence in read_treebank(path):
+        for sentence in read_treebank(path, split_leaves=split_leaves):
             yield {
                 "words": sentence.words,
                 "tags": sentence.tags,

@@ -46,7 +46,9 @@ class Treebank:
         return [len(words) for words in self.words]
 
 
-def load_treebank(path: str | Path, punctuation: str = "remove", max_sentences: int | None = None) -> Treebank:
+def load_treebank(
+    path: str | Path, punctuation: str = "remove", max_sentences: int | None = None, split_leaves: bool = False
+) -> Treebank:
     """Read a treebank file for evaluation.
 
     Args:
@@ -54,6 +56,7 @@ def load_treebank(path: str | Path, punctuation: str = "remove", max_sentences: 
         punctuation: "remove" deletes punctuation before parsing (Kim et al. 2019a, the paper's setting), "ignore"
             parses it but deletes it from both trees before scoring, "keep" treats it as words.
         max_sentences: read only so many of the first sentences.
+        split_leaves: see `read_treebank`.
 
     Returns:
         The treebank.
@@ -64,7 +67,7 @@ def load_treebank(path: str | Path, punctuation: str = "remove", max_sentences: 
     if punctuation not in PUNCTUATION:
         raise ValueError(f"punctuation {punctuation!r} is unknown. Choose one of {sorted(PUNCTUATION)}.")
     sentences: list[TreebankSentence] = []
-    for sentence in read_treebank(path):
+    for sentence in read_treebank(path, split_leaves=split_leaves):
         kept = keep_by_tag(sentence.tags)
         if any(kept):
             sentences.append(sentence if punctuation != "remove" else _without(sentence, kept))
