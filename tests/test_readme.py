@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hf_synlm import GPSTConfig, GPSTForCausalLM
+from hf_synlm import GPSTConfig, GPSTForCausalLM, RNNGConfig, RNNGForCausalLM
 from hf_synlm.data.tokenizers import train_bpe_tokenizer
+from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.hub.export import export_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,13 +27,15 @@ def blocks(kind: str) -> list[re.Match[str]]:
 
 
 @pytest.fixture
-def demo_folder(tiny_gpst_config: GPSTConfig, tmp_path: Path) -> Path:
-    """What `make demo` leaves behind, with a model too small to be good."""
+def demo_folder(tiny_gpst_config: GPSTConfig, tiny_rnng_config: RNNGConfig, tmp_path: Path) -> Path:
+    """What the commands leave behind, with models too small to be good."""
     tokenizer = train_bpe_tokenizer(["the people of this country"], vocab_size=270)
     fields = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
     ids = {name: getattr(tokenizer, name) for name in fields}
     settings = {**tiny_gpst_config.to_dict(), **ids, "reduce_token_id": 1, "vocab_size": len(tokenizer)}
     model = GPSTForCausalLM(GPSTConfig(**settings))
+    words = word_tokenizer(["the people of this country agree .".split()])
+    export_model(RNNGForCausalLM(tiny_rnng_config), words, tmp_path / "runs" / "rnng_tiny" / "model")
     return export_model(model, tokenizer, tmp_path / "runs" / "gpst_tiny" / "model")
 
 
