@@ -54,8 +54,9 @@ class RNNGConfig(PreTrainedConfig):
         max_open_nonterminals: no more than so many constituents are open at once.
         max_consecutive_nonterminals: nonterminals opened in a row without a word between (in_order: also unary chains);
             None = 8 for top_down, 3 for in_order, as the authors' search.
-    Special tokens: pad_token_id is never a word, its embedding is not trained, and it stands for the beginning and the
-        end of a sentence, too (bos_token_id, eos_token_id): sentences begin and end by their tree.
+    Special tokens: pad_token_id is never a word (its row is trained as that of a word which never comes), and it stands
+        for the beginning and the end of a sentence, too (bos_token_id, eos_token_id): sentences begin and end by their
+        tree.
 
     Raises:
         ValueError: when a field is out of range or two fields do not fit; the message names the value. (A value of
@@ -171,6 +172,9 @@ class RNNGConfig(PreTrainedConfig):
                 raise ValueError(f"{name} {getattr(self, name)!r} is unknown. Choose one of {list(choices)}.")
         if not self.nonterminals or len(set(self.nonterminals)) < len(self.nonterminals):
             raise ValueError(f"nonterminals must be distinct labels, at least one, and are {self.nonterminals}.")
+        for label in self.nonterminals:
+            if not label or set(label) & set("() \t\n"):
+                raise ValueError(f"The nonterminal {label!r} is empty or holds brackets or white space. Rename it.")
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             value = getattr(self, name)
             if isinstance(value, int) and not 0 <= value < self.vocab_size:

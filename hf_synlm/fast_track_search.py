@@ -27,7 +27,6 @@ from .actions import SHIFT
 from .search_rnng import Phase, RNNGStackMachine
 from .search_state import NEG_INF, Candidates, SearchState
 from .stack import NodePool, Nodes
-from .word_proposals import NEGLIGIBLE, Process, draw_index
 
 WordScores = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(states [B, R], which may generate [B, R], origins [B, R]) -> scores and ids of G words [B, R, G]."""
@@ -57,6 +56,20 @@ class Reached:
         return Reached(scores, merged)
 
 
+@dataclass
+class Limits:
+    """What logits processors leave to the hypotheses of a beam, each [B, R]."""
+
+    end_scores: Tensor
+    """Added where a sentence ends; -inf = it must not."""
+    end_tokens: Tensor
+    """The end token that is written then."""
+    wordless: Tensor | None
+    """True where no word may follow; None = nowhere."""
+    raises: Tensor
+    """True where a word or the end may score above 0."""
+
+
 class _GivenWords:
     """Scores of one given word per sentence [B], as `WordScores`."""
 
@@ -69,7 +82,7 @@ class _GivenWords:
 
 
 class FastTrackSearch:
-    """Word-synchronous search with fast-track, with the interface of `WordBeamSearch`.
+    """Word-synchronous search with fast-track for given words, with the interface of `WordBeamSearch`.
 
     Args:
         machine: the model side.
@@ -122,7 +135,7 @@ class FastTrackSearch:
 
     # --------------------------------------------------------------------------------------------- inside a word
     def _reach(
-        self, state: SearchState, phase: Phase, words: WordScores | None, barred: Tensor | None = None
+        self, state: SearchState, phase: Phase, words: WordScores | None, limits: Limits | None = None
     ) -> tuple[Reached, Reached]:
         """Take structural actions until the next word or the end of the sentence is reached often enough.
 
@@ -130,7 +143,7 @@ class FastTrackSearch:
             state: beam between two words.
             phase: what may come.
             words: words to generate; None in `Phase.END`.
-            barred: hypotheses [B, R] that must not end; None = all may.
+            limits: what processors leave; None = there are none.
 
         Returns:
             The hypotheses that generate a word, and those that end.
@@ -148,7 +161,7 @@ class FastTrackSearch:
         )
         steps = 0
         while True:
-            ends, moves, fields, late = self._continuations(state, nodes, scores, origin, phase, words, barred)
+            ends, moves, fields, late = self._continuations(state, nodes, scores, origin, phase, words, limits)
             width = ends.shape[1]
             best, index = torch.cat([ends, moves], 1).topk(min(size, width + moves.shape[1]))
             is_end = (index < width) & (best > NEG_INF)
@@ -167,8 +180,9 @@ class FastTrackSearch:
             count = count + (found > NEG_INF).sum(1, keepdim=True)
             forced = forced + new_forced
             live = ~is_end & (index >= width) & (best > NEG_INF)
-            live = live & ~self._is_over(reached, best.masked_fill(~live, NEG_INF), count, forced, capacity, phase)
-            rows = int(live.sum(1).amax())  # the one host sync of a step
+            full = (count >= capacity) | (count - forced >= size)
+            live = live & ~full & ~self._is_decided(reached, best.masked_fill(~live, NEG_INF), phase, limits)
+            rows = int(live.sum(1).amax())
             if not rows:
                 return reached[0], reached[1]
             order = (~live).to(torch.uint8).argsort(dim=1, stable=True)[:, :rows]
@@ -189,7 +203,7 @@ class FastTrackSearch:
         origin: Tensor,
         phase: Phase,
         words: WordScores | None,
-        barred: Tensor | None,
+        limits: Limits | None,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor | None]:
         """Scores of the continuations that reach a word or the end [B, E], of the others [B, R A], and the E's fields.
 
@@ -198,8 +212,7 @@ class FastTrackSearch:
         scores [B, R] up to SHIFT of these (-inf elsewhere); None where all are scored.
         """
         machine, pool = self.adapter, state.pool
-        log_probs = machine.action_log_probs(pool, nodes, state.num_tokens, phase)
-        total = scores[..., None] + log_probs
+        total = scores[..., None] + self._action_log_probs(state, nodes, origin, phase, limits)
         parts: list[tuple[Tensor, Tensor, int, bool]] = []
         late = None
         if words is not None:
@@ -213,10 +226,8 @@ class FastTrackSearch:
             parts.append((base[..., None] + word_scores, ids, SHIFT, False))
         if phase is not Phase.CONTINUE:
             action, ends = machine.end_action(pool, nodes)
-            forbidden = ~ends if barred is None else ~ends | barred.gather(1, origin)
-            score = total[..., action].masked_fill(forbidden, NEG_INF)[..., None]
-            token = 0 if self.eos_token_ids is None else int(self.eos_token_ids[0])
-            parts.append((score, torch.full_like(nodes, token)[..., None], action, True))
+            score, token = self._end_scores(total[..., action].masked_fill(~ends, NEG_INF), origin, limits)
+            parts.append((score[..., None], token[..., None], action, True))
             total[..., action] = total[..., action].masked_fill(ends, NEG_INF)
         total[..., SHIFT] = NEG_INF
         fields: dict[str, list[Tensor]] = {name: [] for name in ("parents", "tokens", "origin", "actions", "ended")}
@@ -228,6 +239,23 @@ class FastTrackSearch:
             fields["ended"].append(torch.full_like(fields["tokens"][-1], int(ended)))
         merged = {name: torch.cat(values, 1) for name, values in fields.items()}
         return torch.cat([score.flatten(1) for score, *_ in parts], 1), total.flatten(1), merged, late
+
+    def _action_log_probs(
+        self, state: SearchState, nodes: Tensor, origin: Tensor, phase: Phase, limits: Limits | None
+    ) -> Tensor:
+        """Log-probabilities of actions [B, R, A]; where no word may follow, those at the end of a sentence."""
+        log_probs = self.adapter.action_log_probs(state.pool, nodes, state.num_tokens, phase)
+        if limits is None or limits.wordless is None:
+            return log_probs
+        at_end = self.adapter.action_log_probs(state.pool, nodes, state.num_tokens, Phase.END)
+        return torch.where(limits.wordless.gather(1, origin)[..., None], at_end, log_probs)
+
+    def _end_scores(self, scores: Tensor, origin: Tensor, limits: Limits | None) -> tuple[Tensor, Tensor]:
+        """Scores [B, R] of hypotheses that end as processors have it, and the end tokens they write."""
+        if limits is None:
+            token = 0 if self.eos_token_ids is None else int(self.eos_token_ids[0])
+            return scores, torch.full_like(origin, token)
+        return scores + limits.end_scores.gather(1, origin), limits.end_tokens.gather(1, origin)
 
     def _worst_move(self, total: Tensor) -> Tensor:
         """Score [B, 1] of the k-th best structural action of states [B, R, A]; -inf if there are fewer."""
@@ -257,16 +285,16 @@ class FastTrackSearch:
         more = more.masked_fill(torch.arange(width, device=ends.device) >= missing, NEG_INF)
         return more, place, (more > NEG_INF).sum(1, keepdim=True)
 
-    def _is_over(
-        self, reached: list[Reached], live: Tensor, count: Tensor, forced: Tensor, capacity: int, phase: Phase
-    ) -> Tensor:
-        """Sentences [B, 1] where enough hypotheses are set aside, or no live one can be among the best K."""
-        full = (count >= capacity) | (count - forced >= self.action_beam_size)
+    def _is_decided(self, reached: list[Reached], live: Tensor, phase: Phase, limits: Limits | None) -> Tensor:
+        """Sentences [B, 1] where no live hypothesis can be among the best K any more."""
         main = reached[1 if phase is Phase.END else 0].scores
         if main.shape[1] < self.num_beams:
-            return full
+            return torch.zeros_like(live[:, :1], dtype=torch.bool)
+        if limits is not None and limits.wordless is not None:
+            main = torch.where(limits.wordless.all(1, keepdim=True), reached[1].scores, main)
         worst = main[:, -1:]
-        return full | ((worst > NEG_INF) & (live.amax(1, keepdim=True) <= worst))
+        decided = (worst > NEG_INF) & (live.amax(1, keepdim=True) <= worst)
+        return decided if limits is None else decided & ~limits.raises.any(1, keepdim=True)
 
     def _candidates(self, state: SearchState, reached: Reached, first: int) -> Candidates:
         """Candidates with their histories: those of the beam, and the nodes from `first` on that lead to them."""
@@ -390,213 +418,6 @@ class FastTrackSearch:
         pool.truncate(size)
         return scores, nodes
 
-    # ----------------------------------------------------------------------------------------------- unknown words
-    def propose_words(
-        self, state: SearchState, process: Process | None, keep_scores: bool = False
-    ) -> tuple[Candidates, Candidates | None, Tensor | None]:
-        """The best K derivations that generate one more word, whatever word it is, and the best that end.
-
-        As `propose`, with the K best words of every state as its continuations. The end counts as a word of probability
-        1 in the states where the tree may be closed.
-
-        Args:
-            state: beam between two words.
-            process: maps hypotheses [B, R] and their word log-probabilities [B, R, V] to word scores; None = identity.
-            keep_scores: also return the word scores of every hypothesis.
-
-        Returns:
-            At most K candidates; at most K that end (None without end tokens); and log p(word | hypothesis) [B, K', V]
-            of the words that the states visited by the search give, structural actions summed out.
-        """
-        summed: list[Tensor] = []
-
-        def best_words(nodes: Tensor, wanted: Tensor, origin: Tensor) -> tuple[Tensor, Tensor]:
-            words = self._words(state.pool, nodes, origin, process).masked_fill(~wanted[..., None], NEG_INF)
-            best = words.topk(min(self.num_beams, words.shape[2]), 2)
-            return best.values, best.indices
-
-        origin = torch.arange(state.nodes.shape[1], device=state.nodes.device).expand_as(state.nodes)
-        phase, barred, _ = self._limits(process, origin)
-        first = state.pool.size
-        going, over = self._reach(state, phase, best_words, barred)
-        if keep_scores:
-            summed.append(self._summed_words(state, phase, process, barred))
-        chosen, ended = self._candidates(state, going, first), None
-        if self.eos_token_ids is not None:
-            ended = self._candidates(state, over, first)
-            closed = self._ended(state, ended, over.fields["actions"])
-            ended = replace(ended, parents=closed.nodes, history=closed.history)
-            chosen = replace(chosen, history=F.pad(chosen.history, (0, state.pool.size - chosen.history.shape[2])))
-        return chosen, ended, summed[0] if summed else None
-
-    def _words(self, pool: NodePool, nodes: Tensor, origin: Tensor, process: Process | None) -> Tensor:
-        """Word scores [B, R, V]; padding and end tokens are no words."""
-        words = self._without_specials(self.adapter.word_log_probs(pool, nodes))
-        return words if process is None else self._without_specials(self._processed(process, origin, words))
-
-    def _processed(self, process: Process, origin: Tensor, words: Tensor) -> Tensor:
-        """What the processors make of word scores [B, R, V]; they get K rows per sentence at a time."""
-        pairs = zip(origin.split(self.num_beams, 1), words.split(self.num_beams, 1), strict=True)
-        return torch.cat([process(*pair) for pair in pairs], 1)
-
-    def _without_specials(self, words: Tensor) -> Tensor:
-        words[..., self.adapter.config.pad_token_id] = NEG_INF
-        if self.eos_token_ids is not None:
-            words[..., self.eos_token_ids] = NEG_INF
-        return words
-
-    def _limits(self, process: Process | None, origin: Tensor) -> tuple[Phase, Tensor | None, Tensor | None]:
-        """What the processors leave: the phase, the hypotheses [B, R] that must not end, those without any word."""
-        if self.eos_token_ids is None or process is None:
-            return self._free_phase(), None, None
-        nothing = torch.full((*origin.shape, self.adapter.config.vocab_size), NEG_INF, device=origin.device)
-        eos = self.eos_token_ids[0]
-        barred = self._processed(process, origin, nothing.index_fill(2, eos, 0.0))[..., eos] == NEG_INF
-        words = self._without_specials(torch.zeros_like(nothing))
-        words = self._without_specials(self._processed(process, origin, words))
-        wordless = (words == NEG_INF).all(2)
-        if bool(barred.all()):
-            return Phase.CONTINUE, None, wordless
-        return Phase.END if bool((wordless & ~barred).all()) else Phase.EITHER, barred, wordless
-
-    def _summed_words(self, state: SearchState, phase: Phase, process: Process | None, barred: Tensor | None) -> Tensor:
-        """Log p(word | hypothesis) [B, K, V] over the states that a beam visits which does not know the word."""
-        parts = []
-        for index in range(state.nodes.shape[1]):
-            alone = state.with_hypotheses(torch.full_like(state.nodes[:, :1], index))
-            origin = torch.full_like(alone.nodes, index)
-            score = self._mixture(alone, phase, process, origin, barred) - alone.scores
-            parts.append(score.masked_fill(alone.scores == NEG_INF, NEG_INF))
-        return torch.stack(parts, 1)
-
-    def draw_word(self, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
-        """Draw one derivation and its next word (or the end of the sentence) per sentence.
-
-        A hypothesis is drawn in proportion to its probability, then action by action from the model, then the word
-        from p(w | state) under the processors: exact ancestral sampling.
-
-        Args:
-            state: beam between two words.
-            process: as in `propose_words`.
-
-        Returns:
-            One candidate per sentence, its score the log-probability under the model (without the processors; -inf
-            where no word is possible), and the word scores [B, V] it was drawn from.
-        """
-        pool, machine, first = state.pool, self.adapter, state.pool.size
-        origin = draw_index(state.scores)
-        phase, barred, wordless = self._limits(process, origin)
-        nodes, scores = state.nodes.gather(1, origin), state.scores.gather(1, origin)
-        steps, actions = torch.zeros_like(nodes), torch.zeros_like(nodes)
-        going = torch.ones_like(nodes, dtype=torch.bool)
-        ended = torch.zeros_like(going)
-        while True:
-            log_probs = machine.action_log_probs(pool, nodes, state.num_tokens, phase)[:, 0]
-            weights = log_probs.clone()
-            if wordless is not None:
-                weights[:, SHIFT].masked_fill_(wordless[:, 0], NEG_INF)
-            if barred is not None:
-                end, may_end = machine.end_action(pool, nodes)
-                weights[:, end].masked_fill_((may_end & barred)[:, 0], NEG_INF)
-            action = draw_index(weights)
-            scores = torch.where(going, scores + log_probs.gather(1, action), scores)
-            actions = torch.where(going, action, actions)
-            going = going & (weights.gather(1, action) > NEG_INF)
-            if phase is not Phase.CONTINUE:
-                end, may_end = machine.end_action(pool, nodes)
-                ended = torch.where(going, (action == end) & may_end, ended)
-            going = going & (action != SHIFT) & ~ended
-            if not bool(going.any()):
-                break
-            zero = torch.zeros_like(action)
-            pushed = machine.push(pool, nodes, action, zero, state.num_tokens, state.edges, going)
-            nodes, steps = torch.where(going, pushed, nodes), steps + going
-        log_probs = self._without_specials(machine.word_log_probs(pool, nodes))
-        words = log_probs.clone() if process is None else self._without_specials(process(origin, log_probs.clone()))
-        token = draw_index(words[:, 0])
-        word_score = log_probs[:, 0].gather(1, token).masked_fill(words[:, 0].gather(1, token) == NEG_INF, NEG_INF)
-        shifts = actions == SHIFT
-        scores = torch.where(shifts, scores + word_score, scores.masked_fill(~ended, NEG_INF))
-        fields = {"parents": nodes, "tokens": token, "origin": origin, "steps": steps, "actions": actions}
-        if self.eos_token_ids is not None:
-            eos = self.eos_token_ids[0]
-            fields["tokens"] = torch.where(ended, eos, token)
-            words[:, 0] = torch.where(ended, torch.full_like(words[:, 0], NEG_INF).index_fill(1, eos, 0.0), words[:, 0])
-        chosen = self._candidates(state, Reached(scores, fields), first)
-        if bool(ended.any()):
-            over = replace(chosen, scores=scores.masked_fill(~ended, NEG_INF))
-            closed = self._ended(state, over, actions)
-            width = closed.history.shape[2]
-            history = F.pad(chosen.history, (0, width - chosen.history.shape[2]))
-            chosen = replace(
-                chosen,
-                parents=torch.where(ended, closed.nodes, chosen.parents),
-                history=torch.where(ended[..., None], closed.history, history),
-            )
-        return chosen, words[:, 0]
-
-    # ----------------------------------------------------------------------------------------------- distributions
-    def _free_phase(self) -> Phase:
-        return Phase.CONTINUE if self.eos_token_ids is None else Phase.EITHER
-
-    def next_token_log_probs(self, state: SearchState) -> Tensor:
-        """Next-word log-probabilities given the prefix, derivations summed out.
-
-        log p(w | x) = logsumexp_r [ log p(x, y_r) + log p(SHIFT | y_r) + log p(w | y_r) ] - log Z over the states r
-        that a beam of `action_beam_size` visits, which does not know the word. With end tokens, the first of them has
-        the probability that the sentence is over.
-
-        Args:
-            state: beam between two words.
-
-        Returns:
-            [B, V], normalized over V. Uniform where the beam is empty.
-        """
-        if state.next_log_probs is not None:
-            return state.next_log_probs
-        total = self._mixture(state, self._free_phase())
-        total = total.masked_fill((total == NEG_INF).all(1, keepdim=True), 0.0)
-        state.next_log_probs = total.log_softmax(-1)
-        return state.next_log_probs
-
-    def _mixture(
-        self,
-        state: SearchState,
-        phase: Phase,
-        process: Process | None = None,
-        origin: Tensor | None = None,
-        barred: Tensor | None = None,
-    ) -> Tensor:
-        """Log p(x, w) [B, V], summed over the states that the beam visits; the pool stays as it is."""
-        pool, machine, size = state.pool, self.adapter, state.pool.size
-        nodes, scores = state.nodes, state.scores
-        origin = torch.arange(nodes.shape[1], device=nodes.device).expand_as(nodes) if origin is None else origin
-        total = None
-        while True:
-            log_probs = scores[..., None] + machine.action_log_probs(pool, nodes, state.num_tokens, phase)
-            words = log_probs[..., SHIFT, None] + self._words(pool, nodes, origin, process)
-            if phase is not Phase.CONTINUE:
-                action, ends = machine.end_action(pool, nodes)
-                forbidden = ~ends if barred is None else ~ends | barred.gather(1, origin)
-                words[..., self.eos_token_ids[0]] = log_probs[..., action].masked_fill(forbidden, NEG_INF)
-                log_probs[..., action] = log_probs[..., action].masked_fill(ends, NEG_INF)
-            more = words.logsumexp(1)
-            total = more if total is None else torch.logaddexp(total, more)
-            mass = total.logsumexp(1, keepdim=True)
-            log_probs[..., SHIFT] = NEG_INF
-            moves = log_probs.flatten(1)
-            scores, index = moves.topk(min(self.action_beam_size, moves.shape[1]))
-            scores = scores.masked_fill(scores < mass - NEGLIGIBLE, NEG_INF)
-            rows = int((scores > NEG_INF).sum(1).amax())
-            if not rows:
-                pool.truncate(size)
-                return total
-            scores, index = scores[:, :rows], index[:, :rows]
-            row, action = index // machine.config.num_actions, index % machine.config.num_actions
-            parents, origin = nodes.gather(1, row), origin.gather(1, row)
-            tokens = torch.zeros_like(action)
-            nodes = machine.push(pool, parents, action, tokens, state.num_tokens, state.edges, scores > NEG_INF)
-
 
 def _keep_frozen(state: SearchState, chosen: Candidates, active: Tensor) -> Candidates:
     """Put the old beam in the place of the candidates where a sentence takes no word."""
@@ -628,4 +449,4 @@ def _with_nodes(pool: NodePool, history: Tensor, nodes: Tensor, moving: Tensor) 
     return history.scatter(2, place, history.gather(2, place) | moving[:, None, None])
 
 
-__all__ = ["FastTrackSearch", "Reached"]
+__all__ = ["FastTrackSearch", "Limits", "Reached"]

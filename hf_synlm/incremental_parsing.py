@@ -238,9 +238,10 @@ def parse_with_search(
     Source: `R2D2GenFastBeamSearcher` and `R2D2GenFastEvaluator` of the authors' GPST code. There, the second numbers
     the positions after the last word one too small; here they are right.
     """
-    if not 1 <= num_return_sequences <= search.num_beams:
+    is_count = isinstance(num_return_sequences, int) and not isinstance(num_return_sequences, bool)
+    if not is_count or not 1 <= num_return_sequences <= search.num_beams:
         raise ValueError(
-            f"num_return_sequences={num_return_sequences} must lie between 1 and num_beams={search.num_beams}"
+            f"num_return_sequences={num_return_sequences!r} must be an integer from 1 to num_beams={search.num_beams}"
         )
     if stepwise and not synchronous:
         raise ValueError("stepwise=True needs a word-synchronous beam; leave synchronous=True")
@@ -415,7 +416,7 @@ def marginal_logits(
     )  # fmt: skip
     first_begins = bool(begins.any())
     if word_ends is not None or state.edges is not None:
-        _extend_edges(state, text, begins, word_ends)
+        _extend_edges(search.adapter, state, text, begins, word_ends)
     if state.block is None and state.max_depth:
         search.refresh(state)
     kept = torch.arange(width, device=input_ids.device)
@@ -462,10 +463,13 @@ def _new_columns(config: Any, input_ids: Tensor, attention_mask: Tensor | None, 
     return mask
 
 
-def _extend_edges(state: SearchState, text: AlignedText, begins: Tensor, word_ends: Tensor | None) -> None:
-    """Add the word edges of new columns; every token is a word where none are given."""
+def _extend_edges(
+    adapter: Any, state: SearchState, text: AlignedText, begins: Tensor, word_ends: Tensor | None
+) -> None:
+    """Add the word edges of new columns; where none are given, those that the model knows, or every token is a word."""
     present = text.present & ~begins
-    ends = torch.ones_like(present) if word_ends is None else text.align(word_ends.bool()) | ~present
+    known = adapter.word_ends_of(text.tokens) if word_ends is None else text.align(word_ends.bool())
+    ends = torch.ones_like(present) if known is None else known | ~present
     if state.edges is None:
         size = int(state.num_tokens.max()) if len(state.num_tokens) else 0
         state.edges = WordEdges.from_ends(ends.new_ones(len(ends), size))

@@ -25,7 +25,7 @@ class SyntacticLMOutput(ModelOutput):
         past_key_values: search state after the last token (with `use_cache`).
         spans: per row the inner nodes `(i, j)` of the trees, in post-order, leaves left out.
         joint_log_prob: [B] log p(text, tree) of the trees in `spans`.
-        action_logits: [B, A, 2] GEN and COMP at each slot of the action sequence of the trees.
+        action_logits: [B, A, Y] at each slot of the action sequence of the trees; Y = 2 (GEN and COMP) for GPST.
         token_logits_given_tree: [B, T, V]; position t predicts token t given the actions before it.
         chart: dict of chart tensors (with `output_chart`).
         hidden_states, attentions: kept for compatibility; always `None` for models whose forward is a search.
@@ -106,7 +106,7 @@ class ParseOutput(ModelOutput):
     Fields:
         spans: per sentence, per hypothesis the inner nodes `(i, j)` in token positions of the input row, post-order;
             only as many hypotheses as the beam holds.
-        actions: [B, N, A] action ids (GEN 0, COMP 1), -1 = padding.
+        actions: [B, N, A] action ids (GEN 0, COMP 1, padding -1; labeled trees: see `TransitionSystem`, padding 0).
         log_probs: [B, N] log p(text, tree); -inf where a beam holds fewer hypotheses. `None` for methods without
             probabilities.
         token_log_probs: [B, T] prefix marginal ratios log p(x_1..t) - log p(x_1..t-1), each marginal summed over the

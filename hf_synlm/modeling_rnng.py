@@ -22,6 +22,7 @@ from transformers.utils import can_return_tuple
 
 from .composition_rnng import AttentionComposition, LSTMComposition, chain_inputs
 from .configuration_rnng import RNNGConfig
+from .fast_track_decoding import FastTrackDecoder
 from .fast_track_search import FastTrackSearch
 from .incremental_parsing import parse_with_search
 from .linear_cross_entropy import linear_cross_entropy
@@ -113,7 +114,7 @@ class RNNGModel(RNNGPreTrainedModel):
         Returns:
             True at the last pieces, in the same shape; None where every token ends a word.
         """
-        return self.word_final[input_ids] if self.config.subwords else None
+        return self.word_final[input_ids.long()] if self.config.subwords else None
 
     def make_schedule(
         self,
@@ -166,7 +167,7 @@ class RNNGModel(RNNGPreTrainedModel):
         Returns:
             States of the last layer of the stack LSTM after every push [P, h], in the order of the schedule.
         """
-        words = input_ids[_word_places(schedule, mask)]
+        words = input_ids[_word_places(schedule, mask)].long()
         bottoms = self.initial_element.expand(schedule.num_sentences, -1)
         parts = [bottoms, self.embed_tokens(words), self.embed_nonterminals(schedule.label)]
         elements = self.dropout(torch.cat(parts))
@@ -312,7 +313,8 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         """Training objective and probability of given derivations with `actions`, next-token log-probabilities without.
 
         With `actions`: loss = - sum_t log p(a_t | a_<t, x_<) - sum_j log p(x_j | a_<, x_<j), normalized as
-        `config.loss_normalization` says; the softmaxes run over all classes, as in the authors' training. Without:
+        `config.loss_normalization` says (by all words and actions, also where `labels` leave words out); the softmaxes
+        run over all classes, as in the authors' training. Without:
         `logits`, log p(next token | prefix) with the derivations summed out over the search; nothing after a position
         changes its value. The sentence is taken to go on: the end of the tree has no part in it.
 
@@ -346,10 +348,13 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
                     "of a treebank, or those that parse finds."
                 )
             if attention_mask is None:
-                words = attended_tokens(self.config, input_ids, None)
+                attended_tokens(self.config, input_ids, None)  # checks
                 attention_mask = self._default_attention_mask(input_ids).bool()
                 begun = getattr(past_key_values, "begun", None)
-                if begun is not None and len(begun) == len(words):
+                if begun is not None and len(begun) == len(input_ids):
+                    # Their begin token has been read: everything but padding is a word.
+                    word = (input_ids != self.config.pad_token_id).long()
+                    words = (word.flip(1).cummax(1).values.flip(1) * word.cummax(1).values).bool()
                     attention_mask = torch.where(begun[:, None], words, attention_mask)
             return self._marginal_forward(
                 input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
@@ -406,11 +411,11 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         action_beam_size: int | None = None,
         fast_track_size: int | None = None,
         normalization: str | None = None,
-    ) -> FastTrackSearch:
+    ) -> FastTrackDecoder:
         """Word-synchronous search with this model.
 
         Args:
-            num_beams: word beam; None = `config.scoring_num_beams`.
+            num_beams: word beam; None = `config.scoring_num_beams`, at most `action_beam_size`.
             eos_token_ids: ids that stand for the end of a sentence [E]; None = sentences go on.
             renormalize: not used: see `normalization`.
             action_beam_size: beam inside a word; None = `config.action_beam_size`, at least `num_beams`.
@@ -420,14 +425,23 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         Returns:
             The search.
         """
-        width = self.config.scoring_num_beams if num_beams is None else num_beams
+        width = self._default_width(action_beam_size) if num_beams is None else num_beams
         if action_beam_size is None:
             action_beam_size = max(self.config.action_beam_size, width if isinstance(width, int) else 0)
         track = self.config.fast_track_size if fast_track_size is None else fast_track_size
-        return FastTrackSearch(RNNGStackMachine(self, normalization), width, action_beam_size, track, eos_token_ids)
+        machine = RNNGStackMachine(self, normalization, eos_token_ids)
+        return FastTrackDecoder(machine, width, action_beam_size, track, eos_token_ids)
 
-    def decoding_searches(self, config: GenerationConfig, renormalize: bool) -> tuple[FastTrackSearch, FastTrackSearch]:
+    def _default_width(self, action_beam_size: int | None) -> int:
+        """Word beam where none is asked for."""
+        width = self.config.scoring_num_beams
+        return width if not isinstance(action_beam_size, int) else max(1, min(width, action_beam_size))
+
+    def decoding_searches(self, config: GenerationConfig, renormalize: bool) -> tuple[Any, Any]:
         """The searches of `generate`; see `SyntacticGenerationMixin`.
+
+        Under normalization "train" the probabilities of what may come sum to less than one; sampling draws every action
+        and word in proportion to them.
 
         Args:
             config: of the generation.
@@ -436,18 +450,22 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         Returns:
             The search that reads prompts, and the one that generates.
         """
-        options = {"action_beam_size": config.action_beam_size, "fast_track_size": config.fast_track_size}
-        width = max(self.config.scoring_num_beams, config.num_beams)
-        if config.action_beam_size is not None:
-            width = max(config.num_beams, min(width, config.action_beam_size))
+        options = self._search_options(config)
+        width = max(self._default_width(config.action_beam_size), config.num_beams)
         return (
             self.word_search(width, **options),
             self.word_search(config.num_beams, config._eos_token_tensor, **options),
         )
 
+    @staticmethod
+    def _search_options(config: GenerationConfig) -> dict[str, Any]:
+        return {
+            "action_beam_size": config.action_beam_size,
+            "fast_track_size": config.fast_track_size,
+        }
+
     def _new_cache(self, config: GenerationConfig, ends: Tensor | None) -> SyntacticCache:
-        options = {"action_beam_size": config.action_beam_size, "fast_track_size": config.fast_track_size}
-        return SyntacticCache(self.config.scoring_num_beams, ends, **options)
+        return SyntacticCache(self._default_width(config.action_beam_size), ends, **self._search_options(config))
 
     def _check_cache(self, config: GenerationConfig, cache: SyntacticCache) -> None:
         for name in ("action_beam_size", "fast_track_size"):
@@ -474,8 +492,15 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
         if not generation_config.synchronous:
             raise ValueError("synchronous=False is an option of GPST; RNNG searches word by word.")
-        if generation_config.fast_track_size is not None and generation_config.fast_track_size < 0:
-            raise ValueError(f"fast_track_size={generation_config.fast_track_size} must not be negative")
+        track = generation_config.fast_track_size
+        if track is not None and (not isinstance(track, int) or isinstance(track, bool) or track < 0):
+            raise ValueError(f"fast_track_size={track!r} must be an integer that is not negative")
+        decay = generation_config.exponential_decay_length_penalty
+        if decay is not None and generation_config.structure_mode == "joint":
+            raise ValueError(
+                "exponential_decay_length_penalty scales the probability of an end token; a sentence of RNNG ends when "
+                "its tree is closed. Leave it out, or take structure_mode='marginal'."
+            )
 
     @torch.no_grad()
     def parse(
@@ -507,7 +532,9 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
             fast_track_size: default `config.fast_track_size`.
             num_return_sequences: number of trees per sentence, at most `num_beams`.
             method: "search", or "particle" for the authors' variable-width beam.
-            num_particles: number of particles ("particle" only); default 1,000.
+            num_particles: number of particles ("particle" only); default 1,000. As in the authors' code, an action that
+                gets less than half a particle is dropped, so a sentence may lose all its derivations where they are few
+                and labels many: then its `log_probs` are -inf, and it has no tree.
             normalization: "search" or "train"; default `config.normalization`. Under "search" `log_probs` are higher
                 than the `joint_log_prob` of `forward` for the same tree: by a nat or so for a trained model, by far
                 more for an untrained one.
@@ -524,6 +551,8 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         """
         mask = attended_tokens(self.config, input_ids, attention_mask)
         _check_not_empty(mask)
+        if word_ends is None:
+            word_ends = self.model.word_ends_of(input_ids.masked_fill(~mask, 0))
         training = self.training
         self.eval()
         try:
@@ -596,10 +625,11 @@ def _score_derivations(
 ) -> _Scores:
     """Run the heads on the states [P, h] of given derivations, in one multiplication each."""
     states = model.model.predictor(hidden[schedule.context])
-    action_logits = model.action_head(states).float()
+    action_logits = model.action_head(states)
+    action_logits = action_logits.to(torch.promote_types(action_logits.dtype, torch.float32))
     action_loss = F.cross_entropy(action_logits, schedule.action, reduction="none")
     before, place = states[schedule.shifts], _word_places(schedule, mask)
-    words = input_ids[place]
+    words = input_ids[place].long()
     counted = torch.ones_like(words, dtype=torch.float32)
     if labels is not None:
         if labels.is_floating_point() or bool(((labels[place] != words) & (labels[place] != -100)).any()):

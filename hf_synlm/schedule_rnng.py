@@ -14,12 +14,14 @@ rows 0 .. B - 1 are the bottoms of the stacks, then all words, all opened nonter
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .actions import FINISH, REDUCE, SHIFT
 
@@ -34,40 +36,47 @@ class Chains:
     """Number of rows that are as long as step 0, 1, ..."""
     last: Tensor
     """[R] the last step of every row."""
-    position: Tensor
-    """[2, R, M] step at which child m is read in each direction; arbitrary behind the end of a row."""
     length: Tensor
     """[R] number of children."""
+    position: Tensor | None
+    """[2, R, M] step at which child m is read in each direction; arbitrary behind the end of a row. None with an
+    opening element, whose composition reads last steps only."""
 
 
-def lay_out_chains(children_RM: Tensor, length_R: Tensor, opening_R: Tensor | None = None) -> Chains:
+def lay_out_chains(children_C: Tensor, length_R: Tensor, opening_R: Tensor | None = None) -> Chains:
     """Lay out the children of some nodes.
 
     Args:
-        children_RM: elements, left to right, anything behind the end; rows with more children come first.
-        length_R: number of children, descending.
+        children_C: elements of all nodes one after the other, left to right in each; nodes with more children first.
+        length_R: number of children of each node, descending.
         opening_R: element that is read before the children in both directions; None = there is none.
 
     Returns:
         The layout; with an opening element, step 0 of every row is that one.
+
+    Cost: O(children); without an opening element O(nodes times the most children).
     """
-    width = children_RM.shape[1]
-    column = torch.arange(width, device=children_RM.device)
-    mirror = (length_R[:, None] - 1 - column).clamp_min(0)
-    both = torch.stack([children_RM, children_RM.gather(1, mirror)])
-    steps = length_R
-    if opening_R is not None:
-        both = torch.cat([opening_R[None, :, None].expand(2, -1, 1), both], 2)
-        steps = length_R + 1
-    # True where row r has a step s; read step by step.
-    used_SR = torch.arange(both.shape[2], device=steps.device)[:, None] < steps
-    first = torch.nn.functional.pad(used_SR.sum(1).cumsum(0), (1, 0))
-    sizes = used_SR.sum(1).tolist()
-    row = torch.arange(len(steps), device=steps.device)
+    device = length_R.device
+    row_C = torch.arange(len(length_R), device=device).repeat_interleave(length_R, output_size=len(children_C))
+    start_R = length_R.cumsum(0) - length_R
+    column_C = torch.arange(len(children_C), device=device) - start_R[row_C]
     shift = 0 if opening_R is None else 1
-    at = torch.stack([column.expand_as(mirror), mirror]) + shift
-    position = (first[at] + row[:, None]).clamp_max(int(first[-1]) - 1)
-    return Chains(both.transpose(1, 2)[:, used_SR], sizes, first[steps - 1] + row, position, length_R)
+    steps_R = length_R + shift
+    # Row r has a step s if it has more than s of them; the steps of one number stand together.
+    size_S = (len(steps_R) - steps_R.bincount().cumsum(0))[:-1]
+    first_S = F.pad(size_S.cumsum(0), (1, 0))
+    forward_C = first_S[column_C + shift] + row_C
+    backward_C = first_S[length_R[row_C] - 1 - column_C + shift] + row_C
+    index = torch.empty(2, len(children_C) + shift * len(length_R), dtype=torch.long, device=device)
+    index[0, forward_C], index[1, backward_C] = children_C, children_C
+    position = None
+    if opening_R is not None:
+        index[:, : len(opening_R)] = opening_R
+    else:
+        position = torch.zeros(2, len(length_R), len(size_S), dtype=torch.long, device=device)
+        position[0, row_C, column_C], position[1, row_C, column_C] = forward_C, backward_C
+    last_R = first_S[steps_R - 1] + torch.arange(len(steps_R), device=device)
+    return Chains(index, size_S.tolist(), last_R, length_R, position)
 
 
 @dataclass
@@ -99,8 +108,20 @@ class RNNGSchedule:
         return len(self.final)
 
     def to(self, device: Any, non_blocking: bool = False) -> "RNNGSchedule":
-        """The schedule on another device."""
-        return _moved(self, device, non_blocking)
+        """The schedule on another device; all of it in one copy."""
+        if self.final.device == torch.device(device):
+            return self
+        parts, flat = self._packed()
+        return _put_together(parts, flat.to(device, non_blocking=non_blocking))
+
+    def __reduce__(self) -> tuple:
+        """Pickle as one tensor: between processes, every tensor takes an open file."""
+        return _put_together, self._packed()
+
+    def _packed(self) -> tuple[Any, Tensor]:
+        tensors: list[Tensor] = []
+        parts = _take_apart(self, tensors, [0])
+        return parts, torch.cat(tensors)
 
 
 @dataclass
@@ -146,16 +167,41 @@ class StepSchedule(RNNGSchedule):
     steps: list[StackStep] = field(default_factory=list)
 
 
-def _moved(value: Any, device: Any, non_blocking: bool) -> Any:
-    """The value with all tensors in it on another device."""
+class _Slot(NamedTuple):
+    """Where a tensor lies in the one that holds all."""
+
+    start: int
+    shape: tuple[int, ...]
+
+
+class _Parts(NamedTuple):
+    """A dataclass, taken apart."""
+
+    cls: type
+    fields: dict[str, Any]
+
+
+def _take_apart(value: Any, tensors: list[Tensor], used: list[int]) -> Any:
+    """The value with slots in the place of its tensors, which are collected; `used` = [numbers in them]."""
     if isinstance(value, Tensor):
-        return value.to(device, non_blocking=non_blocking)
+        tensors.append(value.flatten())
+        used[0] += value.numel()
+        return _Slot(used[0] - value.numel(), tuple(value.shape))
     if isinstance(value, list):
-        return [_moved(item, device, non_blocking) for item in value]
+        return [_take_apart(item, tensors, used) for item in value]
     if dataclasses.is_dataclass(value):
-        names = [item.name for item in dataclasses.fields(value)]
-        return type(value)(**{name: _moved(getattr(value, name), device, non_blocking) for name in names})
+        fields = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+        return _Parts(type(value), {name: _take_apart(item, tensors, used) for name, item in fields.items()})
     return value
+
+
+def _put_together(parts: Any, flat: Tensor) -> Any:
+    """Inverse of `_take_apart`; the tensors are views of one."""
+    if isinstance(parts, _Slot):
+        return flat[parts.start : parts.start + math.prod(parts.shape)].view(parts.shape)
+    if isinstance(parts, _Parts):
+        return parts.cls(**{name: _put_together(item, flat) for name, item in parts.fields.items()})
+    return [_put_together(item, flat) for item in parts] if isinstance(parts, list) else parts
 
 
 # ------------------------------------------------------------------------------------------------ stack machine
@@ -360,11 +406,6 @@ def _shared(record: _Record, place: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _padded(rows: list[list[int]]) -> Tensor:
-    width = max(map(len, rows))
-    return torch.tensor([row + [0] * (width - len(row)) for row in rows])
-
-
 def _by_level(record: _Record) -> LevelSchedule:
     num_pushes = len(record.parent)
     element = list(range(num_pushes))  # push -> element
@@ -378,7 +419,7 @@ def _by_level(record: _Record) -> LevelSchedule:
     compositions = []
     for height in sorted(heights):
         nodes = sorted(heights[height], key=lambda node: -len(node[2]))
-        children = _padded([[element[child] for child in node[2]] for node in nodes])
+        children = torch.tensor([element[child] for node in nodes for child in node[2]])
         opening = torch.tensor([element[node[1]] for node in nodes])
         compositions.append(lay_out_chains(children, torch.tensor([len(node[2]) for node in nodes]), opening))
         for push, *_ in nodes:
@@ -421,7 +462,7 @@ def _by_step(record: _Record) -> StepSchedule:
             tops = [before[record.row[push], now - 1] for push, _, _ in chosen]
             chains = None
             if chosen:
-                children = _padded([[places[child] for child in node[2]] for node in chosen])
+                children = torch.tensor([places[child] for node in chosen for child in node[2]])
                 chains = lay_out_chains(children, torch.tensor([len(node[2]) for node in chosen]))
             steps.append(
                 StackStep(

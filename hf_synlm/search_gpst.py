@@ -35,6 +35,10 @@ class GPSTSearchAdapter:
 
     pad_action = PAD_ACTION
 
+    def word_ends_of(self, tokens: Tensor) -> Tensor | None:
+        """What the model knows of which tokens end a word: nothing, so all do."""
+        return None
+
     def __init__(self, model: Any) -> None:
         self.config, self.dtype = model.config, model.dtype
         self.model, self.heads, self.lm_head = model.model, model.heads, model.lm_head

@@ -52,6 +52,7 @@ class RNNGStackMachine:
             `model.embed_nonterminals`, `model.initial_element`, `model.stack_lstm`, `model.composition`,
             `model.predictor`, `model.word_ends_of`.
         normalization: "search" or "train" (see `RNNGConfig`); None = the config's.
+        end_token_ids: ids that stand for the end of a sentence [E] and so are no words; None = all are.
 
     Raises:
         ValueError: for another normalization.
@@ -60,10 +61,11 @@ class RNNGStackMachine:
     max_tokens = math.inf
     pad_action = PAD
 
-    def __init__(self, model: Any, normalization: str | None = None) -> None:
+    def __init__(self, model: Any, normalization: str | None = None, end_token_ids: Tensor | None = None) -> None:
         self.config, self.dtype = model.config, model.dtype
         self.model, self.action_head, self.lm_head = model.model, model.action_head, model.lm_head
-        self.normalization = normalization or self.config.normalization
+        self.normalization = self.config.normalization if normalization is None else normalization
+        self.end_token_ids = end_token_ids
         if self.normalization not in ("search", "train"):
             raise ValueError(f"normalization {self.normalization!r} is unknown. Choose 'search' or 'train'.")
         self.in_order, self.first = self.config.in_order, self.config.first_nonterminal
@@ -192,7 +194,7 @@ class RNNGStackMachine:
         if edges is not None:
             ends = edges.is_end.gather(1, num_tokens.clamp(max=edges.is_end.shape[1] - 1)[:, None])
             return (~ends).long().expand_as(tokens)
-        ends = self.model.word_ends_of(tokens)
+        ends = self.word_ends_of(tokens)
         return torch.zeros_like(tokens) if ends is None else (~ends).long()
 
     def _elements(self, pool: NodePool, row: Tensor, parent: Tensor, actions: Tensor, tokens: Tensor) -> Tensor:
@@ -227,17 +229,22 @@ class RNNGStackMachine:
         seen_QM = torch.stack(walk, 1)
         column = torch.arange(seen_QM.shape[1], device=seen_QM.device)
         children_QM = seen_QM.gather(1, (length[:, None] - 1 - column).clamp(min=0))
+        children = children_QM[column < length[:, None]]
         elements = pool.features["element"].flatten(0, 1)
         composition = self.model.composition
         if composition.reads_stack:
-            chains = lay_out_chains(children_QM, length)
+            chains = lay_out_chains(children, length)
             labels = names["action"][nonterminal] - self.first
             tops = pool.features["predictor"].flatten(0, 1)[top]
             composed = composition(chain_inputs(elements, chains), chains, labels, tops)
         else:
-            chains = lay_out_chains(children_QM, length, nonterminal)
+            chains = lay_out_chains(children, length, nonterminal)
             composed = composition(chain_inputs(elements, chains), chains)
         return torch.empty_like(composed).index_copy_(0, order, composed)
+
+    def word_ends_of(self, tokens: Tensor) -> Tensor | None:
+        """What the model knows of which tokens end a word; None = all do."""
+        return self.model.word_ends_of(tokens)
 
     # --------------------------------------------------------------------------------------------- probabilities
     def action_log_probs(self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, phase: Phase) -> Tensor:
@@ -330,10 +337,12 @@ class RNNGStackMachine:
         return spans, labels
 
     def word_logits(self, predictor: Tensor) -> Tensor:
-        """Logits [..., V] of the next word, float32; that of the padding word is -inf under "search"."""
+        """Logits [..., V] of the next word, float32; under "search" -inf at padding and end tokens."""
         logits = self.lm_head(predictor).float()
         if self.normalization == "search":
             logits[..., self.config.pad_token_id] = NEG_INF
+            if self.end_token_ids is not None:
+                logits[..., self.end_token_ids] = NEG_INF
         return logits
 
     def log_probs_of(self, pool: NodePool, nodes: Tensor, tokens: Tensor, wanted: Tensor) -> Tensor:

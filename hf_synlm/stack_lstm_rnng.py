@@ -88,7 +88,8 @@ class StackLSTM(nn.Module):
         masks = F.dropout(masks.to(elements.dtype), self.dropout, self.training)
         # The hand-written passes keep one type throughout.
         with torch.autocast(elements.device.type, enabled=False):
-            return _StackSteps.apply(elements, masks, schedule, compose, len(weights), *weights, *parameters)
+            train = torch.is_grad_enabled()  # off inside of the function
+            return _StackSteps.apply(elements, masks, schedule, compose, train, len(weights), *weights, *parameters)
 
     def push(self, elements: Tensor, hidden: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
         """Push elements [R, w] on states [R, L, h]; the new states and cells [R, L, h]. For evaluation."""
@@ -106,7 +107,7 @@ class _StackSteps(torch.autograd.Function):
     """`StackLSTM.by_step`. The LSTM is differentiated by hand; every composition keeps a small graph of its own."""
 
     @staticmethod
-    def forward(ctx, elements, masks, schedule, compose, num_weights, *tensors):
+    def forward(ctx, elements, masks, schedule, compose, train, num_weights, *tensors):
         weights, parameters = tensors[:num_weights], tensors[num_weights:]
         layers = [weights[3 * layer : 3 * layer + 3] for layer in range(len(weights) // 3)]
         elements, size = elements.clone(), layers[0][1].shape[1]
@@ -116,7 +117,7 @@ class _StackSteps(torch.autograd.Function):
         acts = [F.linear(elements, layers[0][0], layers[0][2])]
         acts += [torch.zeros_like(acts[0]) for _ in layers[1:]]
         graphs: list[Any] = [None]
-        train, first = any(ctx.needs_input_grad), 0
+        train, first = train and any(ctx.needs_input_grad), 0
         for number, count in enumerate(schedule.sizes):
             rows = slice(first, first + count)
             step = schedule.steps[number - 1] if number else None
@@ -142,6 +143,11 @@ class _StackSteps(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_output):
+        with torch.autocast(grad_output.device.type, enabled=False):
+            return _StackSteps._backward(ctx, grad_output)
+
+    @staticmethod
+    def _backward(ctx, grad_output):
         elements, masks, hidden, cells, activated, *rest = ctx.saved_tensors
         depth = len(hidden)
         acts, weights, parameters = rest[:depth], rest[depth:], ctx.parameters
@@ -184,7 +190,7 @@ class _StackSteps(torch.autograd.Function):
         for step_number, step in enumerate(steps, start=1):
             if ctx.graphs[step_number] is not None:
                 grad_elements[step.reduced + sum(sizes[:step_number])] = 0
-        return grad_elements, None, None, None, None, *grads, *grad_parameters
+        return grad_elements, None, None, None, None, None, *grads, *grad_parameters
 
 
 def _compose(elements: Tensor, tops: Tensor, step: Any, rows: slice, compose: Any, train: bool) -> Any:
@@ -211,7 +217,10 @@ def _compose_backward(
     """Add the gradients of one step's compositions to those of children, stack tops and parameters."""
     inputs, top, composed = graph
     wanted = [inputs, top, *(value for value in parameters if value.requires_grad)]
-    grads = torch.autograd.grad(composed, wanted, grad_composed.to(composed.dtype), allow_unused=True)
+    # The graphs live as long as the context does: there may be another backward.
+    grads = torch.autograd.grad(
+        composed, wanted, grad_composed.to(composed.dtype), retain_graph=True, allow_unused=True
+    )
     grad_elements.index_add_(0, step.chains.index.flatten(), grads[0].flatten(0, 1))
     if grads[1] is not None:
         grad_tops.index_add_(0, step.top, grads[1])

@@ -51,7 +51,8 @@ class SyntacticGenerateOutput(GenerateDecoderOnlyOutput):
         sequences_scores: [B] sum over the new words and the derivation of log-probabilities in nats. Greedy search adds
             up the word scores that the processors give (without processors: log p(new words, derivation | prompt));
             sampling those of the model itself, processors left out. -inf where the prompt has no derivation.
-        actions: [B, A] action ids of the whole derivation (prompt and new words, end token left out), -1 = padding.
+        actions: [B, A] action ids of the whole derivation (prompt and new words, end token left out); padding is -1,
+            and 0 in systems of labeled trees.
         spans: per sequence the spans (i, j) of the derivation in words, in the order of the actions; token 0 is the
             first one after the context (and after a begin token).
         labels: per sequence the labels of its spans (models with labeled trees).
@@ -211,8 +212,9 @@ class SyntacticGenerationMixin(GenerationMixin):
             negative_prompt_attention_mask: As in transformers; marginal mode only.
             custom_generate: As in transformers; replaces the loop of this library.
             structure_mode: "joint" or "marginal".
-            action_beam_size: Number of derivations with which a prompt is read (default `config.scoring_num_beams`,
-                at least num_beams), and the size of the state in marginal mode.
+            action_beam_size: GPST: number of derivations with which a prompt is read (default
+                `config.scoring_num_beams`, at least num_beams), and the size of the state in marginal mode. RNNG: beam
+                inside a word, at least num_beams (default `config.action_beam_size`).
             close_tree: Complete the tree by forced actions when a criterion (usually the length) ends the text before
                 an end token does; their probability counts. False leaves a forest.
             synchronous: False is the paper's baseline "w/o sync": at every step the best num_beams single actions (COMP
@@ -222,7 +224,8 @@ class SyntacticGenerationMixin(GenerationMixin):
                 their induced trees, and the stack starts empty after them. Joint mode only.
             **kwargs: Any option of transformers that applies: num_beams, num_return_sequences, do_sample, top_k,
                 top_p, temperature, max_new_tokens, min_new_tokens, eos_token_id, stop_strings, repetition_penalty,
-                length_penalty, early_stopping, output_scores, return_dict_in_generate, ...
+                length_penalty, early_stopping, output_scores, return_dict_in_generate, ... And those of the model:
+                fast_track_size for RNNG.
 
         Returns:
             Sequences [B * num_return_sequences, L'], or with `return_dict_in_generate=True` an output with
@@ -419,8 +422,14 @@ def _check_options(config: GenerationConfig, mode_kwargs: dict[str, Any]) -> Non
     """Raise ValueError for options of `generate` that do not apply."""
     if config.structure_mode not in ("joint", "marginal"):
         raise ValueError(f"structure_mode={config.structure_mode!r} must be 'joint' or 'marginal'")
-    if config.action_beam_size is not None and config.action_beam_size < 1:
-        raise ValueError(f"action_beam_size={config.action_beam_size} must be at least 1")
+    size = config.action_beam_size
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        raise ValueError(f"action_beam_size={size!r} must be an integer of at least 1")
+    for name in ("close_tree", "synchronous"):
+        if not isinstance(getattr(config, name), bool):
+            raise ValueError(f"{name}={getattr(config, name)!r} must be True or False")
+    if config.structure_mode == "marginal" and not config.close_tree:
+        raise ValueError("close_tree=False: only with structure_mode='joint'; marginal mode writes no trees")
     if not config.synchronous and config.structure_mode == "marginal":
         raise ValueError("synchronous=False: only with structure_mode='joint'; a marginal beam has words of one length")
     if not config.synchronous and config.output_scores:

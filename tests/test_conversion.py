@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_synlm import GPSTForCausalLM
-from hf_synlm.conversion import convert_state_dict
+from hf_synlm.conversion import TOKENIZERS, convert_state_dict
 from hf_synlm.conversion.__main__ import main, read_state_dict
 from hf_synlm.conversion.rename import rename_state_dict
 
@@ -166,7 +166,7 @@ def test_every_tensor_of_rnng_arrives(rnng_checkpoint):
         (lambda s, c: c.update(nonterminals=["S", "NP"]), "action_head"),
         (lambda s, c: c.update(h_dim=7), "h_dim is 7"),
         (lambda s, c: c.update(num_layers=3), "num_layers is 3"),
-        (lambda s, c: c.update(subword=True, word_final=[True] * 5), "word_final holds 5 flags"),
+        (lambda s, c: c.update(subword=True, vocabulary=["<pad>"] * 5), "vocabulary holds 5 tokens"),
     ],
 )
 def test_rnng_checkpoints_that_do_not_fit(rnng_checkpoint, change, message):
@@ -179,22 +179,44 @@ def test_rnng_checkpoints_that_do_not_fit(rnng_checkpoint, change, message):
 def test_rnng_learns_which_tokens_end_words():
     folder = RNNG_GOLDENS / "td_lstm_subword_trained"
     state, meta = load_file(folder / "state.safetensors"), json.loads((folder / "meta.json").read_text())
-    flags = [number % 3 == 0 for number in range(meta["config"]["vocab_size"])]
-    model = convert_state_dict("rnng", state, {**meta["config"], "word_final": flags})
-    assert model.config.subwords and model.model.word_final.tolist() == flags
-    assert convert_state_dict("rnng", state, meta).model.word_final.all()
+    size = meta["config"]["vocab_size"]
+    pieces = ["<pad>", "<unk>", "<s>", "</s>", *(f"w{x}" + "\u2581" * (x % 3 == 0) for x in range(4, size))]
+    model = convert_state_dict("rnng", state, {**meta["config"], "vocabulary": pieces})
+    assert model.config.subwords
+    assert model.model.word_final.tolist() == [True, False, True, True, *(x % 3 == 0 for x in range(4, size))]
+    with pytest.warns(UserWarning, match="no vocabulary"):
+        assert convert_state_dict("rnng", state, meta).model.word_final.all()
+    assert TOKENIZERS["rnng"]({**meta, "vocabulary": pieces}) is None  # its tokenizer is a sentencepiece model
+
+
+def test_the_vocabulary_of_rnng_becomes_a_tokenizer():
+    tokens = ["<pad>", "<unk>", "<unkn>", "<cunks>", "the", "N", "dog"]
+    config = {"vocabulary": tokens, "unkmethod": "berkeleyrule"}
+    tokenizer = TOKENIZERS["rnng"](config)
+    assert tokenizer.get_vocab() == {token: x for x, token in enumerate(tokens)}
+    assert tokenizer("the Dogs 1,200 dog undone")["input_ids"] == [4, 3, 2, 6, 1]
+    assert tokenizer.pad_token_id == tokenizer.bos_token_id == tokenizer.eos_token_id == 0
+    changed = TOKENIZERS["rnng"]({**config, "unkmethod": "unk", "lowercase": True, "replace_num": True})
+    assert changed("The Dogs 1,200 DOG")["input_ids"] == [4, 1, 5, 6]
+    with pytest.raises(ValueError, match="unkmethod is 'odd'"):
+        TOKENIZERS["rnng"]({**config, "unkmethod": "odd"})
+    for bad in (["<unk>", "<pad>"], ["<pad>", "a"], ["<pad>", "<unk>", "a", "a"]):
+        with pytest.raises(ValueError, match="tokens of the vocabulary"):
+            TOKENIZERS["rnng"]({"vocabulary": bad})
 
 
 def test_command_line_of_rnng(rnng_checkpoint, tmp_path):
     state, meta = rnng_checkpoint
     torch.save(state, tmp_path / "weights.pt")
-    (tmp_path / "config.json").write_text(json.dumps(meta["config"]))
+    words = ["<pad>", "<unk>", *(f"w{x}" for x in range(2, meta["config"]["vocab_size"]))]
+    (tmp_path / "config.json").write_text(json.dumps({**meta["config"], "vocabulary": words}))
     files = ["--weights", str(tmp_path / "weights.pt"), "--config", str(tmp_path / "config.json")]
     command = [sys.executable, "-m", "hf_synlm.conversion", "rnng", *files, "--output", str(tmp_path / "out")]
     run = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
     assert "saved" in run.stdout
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert loaded.config.nonterminals == meta["config"]["nonterminals"]
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")("w5 w2 so")["input_ids"] == [5, 2, 1]
     assert {"modeling_rnng.py", "schedule_rnng.py", "README.md"} <= {path.name for path in (tmp_path / "out").iterdir()}
     ids = load_file(RNNG_GOLDENS / "io_attn_random_L2" / "io.safetensors")["token_ids"]
     expected = convert_state_dict("rnng", state, meta["config"]).parse(ids)

@@ -38,6 +38,7 @@ from hf_synlm.data.tokenizers import (
     train_wordpiece_tokenizer,
 )
 from hf_synlm.data.treebank import PUNCTUATION_TAGS, WORD_TAGS, clean_label, parse_treebank, read_treebank
+from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.trees import spans_to_tree, tree_to_spans, validate_spans
 
 # Treebank
@@ -222,7 +223,10 @@ def test_oracle(pieces):
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
     assert batch["actions"].tolist() == [[4, 3, 1, 1, 1, 1, 2, 1, 2], [3, 1, 1, 2, 0, 0, 0, 0, 0]]
     assert batch["word_ends"].tolist() == [[False, True, False, True, True], [False, True, False, False, False]]
-    assert [batch[key].dtype for key in batch] == [torch.long, torch.long, torch.long, torch.bool]
+    assert batch["labels"].tolist() == [[1, 2, 3, 4, 5], [3, 4, -100, -100, -100]]
+    assert {key for key in batch if batch[key].dtype is not torch.long} == {"word_ends"}
+    with pytest.raises(ValueError, match="<text>:1: a word is the padding token"):
+        encode_tree(parse("(S (NN the) (NN <pad>))")[0], word_tokenizer([["the"]]), in_order, labels)
 
 
 @pytest.mark.parametrize("name", ["top_down", "in_order"])

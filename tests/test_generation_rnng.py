@@ -22,10 +22,11 @@ from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, Generat
 
 from hf_synlm import RNNGForCausalLM
 from hf_synlm.actions import TransitionSystem
+from hf_synlm.fast_track_search import FastTrackSearch
 from hf_synlm.search_state import SyntacticCache
 from tests.reference.rnng_search import CONTINUE, EITHER, END, SHIFT, Actions, Grammar, log_sum_exp
 from tests.test_generation_gpst import ListStreamer, Recorder, StopAfter, chi_square
-from tests.test_search_rnng import INSIDE, WIDE, make_model, padded
+from tests.test_search_rnng import INSIDE, WIDE, make_model, never_early, padded
 
 EOS = 0
 SYSTEMS = ["top_down", "in_order"]
@@ -601,3 +602,99 @@ def test_unsupported_options_are_refused(options: dict, message: str) -> None:
     """Nothing is silently ignored."""
     with pytest.raises(ValueError, match=message):
         generate(narrow_model("top_down"), [[9, 2]], **options)
+
+
+# ------------------------------------------------------------------------------------------- processors and the end
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("cleaner", ["renormalize_logits", "remove_invalid_values"])
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_processors_that_hide_infinities_do_not_allow_the_end(system: str, cleaner: str, options: dict) -> None:
+    """They turn scores that are -inf everywhere into NaN, or into the lowest number."""
+    torch.manual_seed(0)
+    options = {**options, cleaner: True, "eos_token_id": EOS, "min_new_tokens": 4, "max_new_tokens": 6}
+    output = generate(narrow_model(system), [[3, 4]], **options)
+    assert not bool((output.sequences[:, 2:6] == EOS).any())
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_processors_of_one_prompt_do_not_touch_another(system: str) -> None:
+    """What is forbidden to one prompt changes neither texts nor scores of the others, nor its own in their company."""
+    prompts = torch.tensor([[3, 4], [9, 5], [7, 7]])
+
+    def forbidding(row: int) -> Any:
+        return lambda number, ids: list(range(1, 12)) if prompts[row].tolist() == ids[:2].tolist() else list(range(12))
+
+    for seed in range(4):
+        model = narrow_model(system, seed=seed)
+        options = {"eos_token_id": EOS, "num_beams": 3, "max_new_tokens": 4, "prefix_allowed_tokens_fn": forbidding(0)}
+        together = generate(model, prompts, **options)
+        for row in range(3):
+            alone = generate(model, prompts[row : row + 1], **options)
+            width = alone.sequences.shape[1]
+            assert torch.equal(together.sequences[row, :width], alone.sequences[0])
+            assert float(together.sequences_scores[row]) == pytest.approx(float(alone.sequences_scores), abs=1e-4)
+
+
+def test_end_tokens_are_no_words() -> None:
+    """Whatever the model thinks of them as words, the other words share it."""
+    model = exact_model("top_down", vocab_size=6, nonterminals=["S"])
+    distributions = []
+    for boost in (0.0, 4.0):
+        with torch.no_grad():
+            model.lm_head.bias[3] += boost
+        search = model.word_search(None, torch.tensor([3]))
+        state = search.begin(1, torch.device("cpu"))
+        state, _ = search.commit(state, search.propose(state, torch.tensor([4])))
+        assert float(search.adapter.word_log_probs(state.pool, state.nodes)[0, 0].exp().sum()) == pytest.approx(1)
+        distributions.append(search.next_token_log_probs(state)[0])
+    assert torch.allclose(distributions[0], distributions[1], atol=1e-5)
+
+
+def test_biases_on_the_end_count() -> None:
+    """A processor that adds to the end token adds to the action that ends the sentence."""
+    model = narrow_model("top_down")
+    length = {}
+    for bias in (-50.0, 0.0, 50.0):
+        output = generate(model, [[3, 4]], eos_token_id=EOS, max_new_tokens=8, sequence_bias=[[[EOS], bias]])
+        length[bias] = output.sequences.shape[1]
+    assert length[-50.0] == 10 and length[50.0] == 3
+    with pytest.raises(ValueError, match="exponential_decay_length_penalty.*marginal"):
+        generate(model, [[3, 4]], exponential_decay_length_penalty=(1, 2.0))
+
+
+def test_any_end_token_ends_a_sentence() -> None:
+    """The one that the processors leave is written."""
+    model = narrow_model("top_down")
+    output = generate(model, [[3, 4]], eos_token_id=[0, 3], prefix_allowed_tokens_fn=lambda *_: [3])
+    assert output.sequences.tolist() == [[3, 4, 3]]
+
+
+def test_raised_scores_do_not_stop_the_search_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A live hypothesis may still win when a processor adds to its next word."""
+    for seed in range(12):
+        model = make_model("top_down", seed=seed, max_open_nonterminals=20, max_consecutive_nonterminals=None)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(3)
+        options = {"num_beams": 2, "action_beam_size": 30, "max_new_tokens": 2, "num_return_sequences": 2}
+        options["sequence_bias"] = [[[5], 20.0], [[6], 20.0]]
+        found = generate(model, [[3, 4]], **options)
+        with monkeypatch.context() as patch:
+            patch.setattr(FastTrackSearch, "_is_decided", never_early)
+            expected = generate(model, [[3, 4]], **options)
+        assert torch.equal(found.sequences, expected.sequences)
+        assert torch.allclose(found.sequences_scores, expected.sequences_scores, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"close_tree": "no"}, "close_tree='no'"),
+        ({"close_tree": False, "structure_mode": "marginal"}, "close_tree=False"),
+        ({"fast_track_size": "a"}, "fast_track_size='a'"),
+        ({"action_beam_size": 2.5}, "action_beam_size=2.5"),
+    ],
+)
+def test_options_of_wrong_types_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        generate(narrow_model("top_down"), [[3, 4]], **options)

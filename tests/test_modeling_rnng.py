@@ -1,5 +1,6 @@
 """RNNG as a model of transformers: the contract of `forward` and `parse`, bad input, options, saving, training."""
 
+import functools
 import math
 import random
 
@@ -11,6 +12,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceCl
 
 from hf_synlm import RNNGConfig, RNNGForCausalLM, RNNGForSequenceClassification, RNNGModel
 from hf_synlm.actions import TransitionSystem
+from hf_synlm.data.collate import collate_trees
 from hf_synlm.schedule_rnng import make_schedule
 from tests.reference.rnng import naive_log_prob
 from tests.test_rnng_derivations import SYSTEMS, batch_of, draw
@@ -534,6 +536,56 @@ def test_trainer_trains_on_trees(composition, tmp_path):
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     assert trainer.evaluate()["eval_loss"] < before
+
+
+def test_trainer_evaluates_what_the_collator_makes(tmp_path):
+    rows = draw("top_down", [3, 5, 2], seed=3)
+    arguments = TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True,
+                                  remove_unused_columns=False)  # fmt: skip
+    collate = functools.partial(collate_trees, pad_token_id=0)
+    trainer = Trainer(model=tiny(), args=arguments, eval_dataset=rows, data_collator=collate)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(float(tiny()(**collate(rows)).loss), abs=1e-4)
+
+
+@pytest.mark.parametrize("composition", ["lstm", "attention"])
+def test_backward_twice_and_under_autocast(composition):
+    model, values = tiny(composition=composition), batch()
+    loss = model(**values).loss
+    loss.backward(retain_graph=True)
+    once = [p.grad.clone() for p in model.parameters()]
+    loss.backward()
+    for parameter, grad in zip(model.parameters(), once, strict=True):
+        torch.testing.assert_close(parameter.grad, 2 * grad)
+    model.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(**values).loss.backward()
+    for parameter, grad in zip(model.parameters(), once, strict=True):
+        torch.testing.assert_close(parameter.grad, grad, rtol=0.1, atol=0.1)
+
+
+def test_no_graph_is_kept_without_gradients(monkeypatch):
+    model, kept = tiny(composition="attention"), []
+    plain = type(model.model.composition).forward
+    monkeypatch.setattr(type(model.model.composition), "forward", lambda *args: kept.append(plain(*args)) or kept[-1])
+    with torch.no_grad():
+        model(**batch())
+    assert kept and not any(value.requires_grad for value in kept)
+
+
+def test_double_precision_stays():
+    model, values = tiny().double(), batch()
+    output = model(**values, output_logits=True)
+    for value in (output.loss, output.joint_log_prob, output.action_logits, output.token_logits_given_tree):
+        assert value.dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+def test_small_integers_are_token_ids(dtype):
+    for pieces in (False, True):
+        model = tiny(subwords=pieces)
+        values = batch(pieces=pieces)
+        expected = model(**values).joint_log_prob
+        assert torch.equal(model(**{**values, "input_ids": values["input_ids"].to(dtype)}).joint_log_prob, expected)
 
 
 @pytest.mark.slow

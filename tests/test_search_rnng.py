@@ -180,11 +180,9 @@ def test_selection_with_word_pieces(system: str) -> None:
     assert output.token_log_probs[0].cumsum(0).tolist() == pytest.approx(marginals, abs=1e-4)
 
 
-def never_early(
-    self: FastTrackSearch, reached: Any, live: Any, count: Any, forced: Any, capacity: int, phase: Any
-) -> torch.Tensor:
+def never_early(self: FastTrackSearch, reached: Any, live: torch.Tensor, *args: Any) -> torch.Tensor:
     """Go on until as many hypotheses are set aside as the authors want."""
-    return (count >= capacity) | (count - forced >= self.action_beam_size)
+    return torch.zeros_like(live[:, :1], dtype=torch.bool)
 
 
 @pytest.mark.parametrize(("system", "composition"), SYSTEMS)
@@ -195,7 +193,7 @@ def test_early_stop_changes_nothing(system: str, composition: str, monkeypatch: 
     options = {"num_beams": 3, "action_beam_size": 24, "stepwise": True, "attention_mask": mask}
     found = parse(model, ids, **options)
     generated = model.generate(ids[:, :2], max_new_tokens=4, num_beams=3, action_beam_size=24, eos_token_id=0)
-    monkeypatch.setattr(FastTrackSearch, "_is_over", never_early)
+    monkeypatch.setattr(FastTrackSearch, "_is_decided", never_early)
     expected = parse(model, ids, **options)
     for row in range(3):
         assert_same(hypotheses(found, row), hypotheses(expected, row), 1e-5)
@@ -462,3 +460,70 @@ def test_wrong_inputs_are_refused() -> None:
     cache = model(ids, use_cache=True).past_key_values
     with pytest.raises(ValueError, match="1 sentences, input_ids 2 rows"):
         model(ids.expand(2, -1), past_key_values=cache)
+
+
+# ------------------------------------------------------------------------------------------------- known corner cases
+def test_a_begin_token_inside_a_text_is_a_word_in_every_split() -> None:
+    """Only at the beginning of a text does the begin token stand for it."""
+    model = make_model(bos_token_id=2)
+    ids = torch.tensor([[5, 7, 2, 8, 9]])
+    whole = model(ids).logits
+    first = model(ids[:, :2], use_cache=True)
+    second = model(ids[:, 2:], past_key_values=first.past_key_values)
+    assert torch.allclose(torch.cat([first.logits, second.logits], 1), whole, atol=1e-5)
+
+
+def test_word_ends_may_be_given_for_a_part_only() -> None:
+    """For the rest counts what the model knows of its pieces."""
+    model = make_model(subwords=True)
+    ids = torch.tensor([[INSIDE[0], 4, INSIDE[1], 5, 6]])
+    ends = model.model.word_ends_of(ids)
+    whole = model(ids).logits
+    first = model(ids[:, :2], word_ends=ends[:, :2], use_cache=True)
+    second = model(ids[:, 2:], past_key_values=first.past_key_values)
+    assert torch.allclose(torch.cat([first.logits, second.logits], 1), whole, atol=1e-5)
+
+
+def test_brackets_of_pieces_name_words() -> None:
+    """What the model knows of its pieces is in the output, too."""
+    output = make_model(subwords=True).parse(torch.tensor([[INSIDE[0], 4, 5]]))
+    assert output.word_ends == [[2, 3]]
+    text = output.brackets(["ab", "c"])
+    assert text.replace("(", " ( ").replace(")", " ) ").split()[-1] == ")" and " ab" in text and " c)" in text
+
+
+def test_narrow_action_beams_narrow_the_word_beam() -> None:
+    """Nobody who asks for a narrow action beam has to ask for a word beam that fits."""
+    model, ids = make_model(), torch.tensor([[3, 4]])
+    narrow = model.parse(ids, action_beam_size=3)
+    assert torch.equal(narrow.log_probs, model.parse(ids, num_beams=3, action_beam_size=3).log_probs)
+    for mode in ("joint", "marginal"):
+        assert model.generate(ids, action_beam_size=3, structure_mode=mode, max_new_tokens=2).shape[1] >= 2
+    with pytest.raises(ValueError, match="action_beam_size=3 is smaller than num_beams=5"):
+        model.parse(ids, num_beams=5, action_beam_size=3)
+
+
+def test_large_vocabularies_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of word scores are cut; nothing depends on where."""
+    model, ids = make_model(), torch.tensor([[3, 4, 5]])
+    options = {"max_new_tokens": 3, "num_beams": 3, "eos_token_id": 0, "return_dict_in_generate": True}
+    expected = model(ids).logits, model.generate(ids, **options)
+    monkeypatch.setattr("hf_synlm.fast_track_decoding._TABLE_ELEMENTS", 30)
+    assert torch.allclose(model(ids).logits, expected[0], atol=1e-6)
+    found = model.generate(ids, **options)
+    assert torch.equal(found.sequences, expected[1].sequences)
+    assert torch.allclose(found.sequences_scores, expected[1].sequences_scores, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"normalization": ""}, "normalization ''"),
+        ({"num_return_sequences": True}, "num_return_sequences=True"),
+        ({"num_return_sequences": 1.5}, "num_return_sequences=1.5"),
+        ({"action_beam_size": 2.5}, "action_beam_size=2.5"),
+    ],
+)
+def test_options_of_wrong_types_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_model().parse(torch.tensor([[3, 4]]), **options)

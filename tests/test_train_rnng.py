@@ -4,6 +4,7 @@ import math
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -161,6 +162,7 @@ def test_search_and_report_of_the_saved_model(system: str, corpus: dict[str, str
     results = run(corpus, tmp_path / "out", "rnng", *flags)
     first, *later = results["evaluations"]
     assert "search" not in first and len(later) >= 2
+    assert "step 0: no sentence is parsed with an untrained model" in results["stdout"]
     for search, count in [(item["search"], 3) for item in later] + [(results["test"]["search"], 6)]:
         assert search["num_sentences"] == count and math.isfinite(search["word_perplexity"])
         assert 0 <= search["labeled_f1"] <= search["unlabeled_f1"] <= 100
@@ -278,6 +280,22 @@ def test_sentences_are_spread(count: int, limit: int | None, expected: list[int]
 def test_bad_values_are_refused_before_work(flags: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse(*flags)
+
+
+def test_a_tokenizer_made_from_something_else_is_refused(corpus: dict[str, str], tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    trees = tree_batches.load_trees(accelerator, [corpus["train"]])
+
+    def make(**options: Any) -> Any:
+        data = tree_batches.TreeDataArguments(
+            train_files=[corpus["train"]], validation_files=[corpus["valid"]], **options
+        )
+        return tree_batches.make_tree_tokenizer(accelerator, data, trees, None, tmp_path)
+
+    vocabulary = make().get_vocab()
+    assert make().get_vocab() == vocabulary
+    with pytest.raises(ValueError, match=r"made with \{'tokenizer_type': 'words'.*'bpe'"):
+        make(tokenizer_type="bpe", tokenizer_vocab_size=150)
 
 
 def test_bad_trees_are_named_and_wide_leaves_are_read_on_demand(tmp_path: Path) -> None:

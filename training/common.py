@@ -1031,18 +1031,33 @@ def save_final_model(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[s
     return folder
 
 
-def save_tokenizer_once(accelerator: Accelerator, folder: Path, make: Callable[[], PreTrainedTokenizerBase]) -> None:
+def save_tokenizer_once(
+    accelerator: Accelerator, folder: Path, make: Callable[[], PreTrainedTokenizerBase], made_from: dict[str, Any]
+) -> None:
     """Make a tokenizer on the main process and save it; a resumed run finds that of its first part.
 
     Args:
         accelerator: of the run. Every process has to call.
         folder: where the tokenizer lies afterwards; if it exists, nothing is made.
         make: makes the tokenizer.
+        made_from: files and options that it depends on; written next to it.
+
+    Raises:
+        ValueError: when the one that exists was made from something else.
     """
+    record = folder / "made_from.json"
     if accelerator.is_main_process and not folder.is_dir():
         tokenizer = make()
         partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
         shutil.rmtree(partial, ignore_errors=True)
         tokenizer.save_pretrained(partial)
+        (partial / record.name).write_text(json.dumps(made_from, indent=2), encoding="utf-8")
         partial.rename(folder)
     accelerator.wait_for_everyone()
+    known = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+    changed = {name: value for name, value in made_from.items() if known.get(name) != value}
+    if changed:
+        raise ValueError(
+            f"The tokenizer in {folder} was made with { ({name: known.get(name) for name in changed}) }, and now "
+            f"{changed} is asked for. Repeat the old values, pass it as tokenizer_name, or take another output_dir."
+        )

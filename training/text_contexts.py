@@ -28,6 +28,19 @@ from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer, train_
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.evaluation.parsing import keep_by_tag
 
+# What the tokenizer of a run depends on.
+TOKENIZER_OPTIONS = (
+    "tokenizer_type",
+    "tokenizer_vocab_size",
+    "tokenizer_min_frequency",
+    "context_length",
+    "dataset_name",
+    "dataset_config_name",
+    "train_split",
+    "train_files",
+    "train_trees",
+    "drop_punctuation",
+)
 # Marks at the edge of a word; inside a word (don't, 3.5, well-known) they stay.
 _EDGE_PUNCTUATION = re.compile(r"(?<!\w)[^\w\s]+|[^\w\s]+(?!\w)")
 _TABULAR = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
@@ -252,6 +265,7 @@ def make_tokenizer(
             min_frequency=data.tokenizer_min_frequency,
             model_max_length=data.context_length,
         ),
+        {name: getattr(data, name) for name in TOKENIZER_OPTIONS},
     )
     return load_tokenizer(folder)
 

@@ -225,6 +225,7 @@ class Evaluator:
         max_batch_actions: bound on the padded size of a batch.
         rows: sentences to parse; may be none.
         search: batch size and widths of the search.
+        from_scratch: the model of step 0 is untrained.
     """
 
     accelerator: Accelerator
@@ -236,6 +237,7 @@ class Evaluator:
     max_batch_actions: int
     rows: list[int]
     search: dict[str, Any]
+    from_scratch: bool
 
     def run(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Evaluate; the main process prints the result. Every process has to call.
@@ -248,7 +250,9 @@ class Evaluator:
         text = "  ".join(f"{name} {value:.4g}" for name, value in losses.items())
         self.accelerator.print(f"step {step}: {self.name} of {len(self.dataset)} sentences: {text}")
         flat = {f"{self.name}/{name}": value for name, value in losses.items()}
-        if self.rows and step > 0:
+        if self.rows and step == 0 and self.from_scratch:
+            self.accelerator.print("step 0: no sentence is parsed with an untrained model")
+        elif self.rows:
             scores = search_trees(self.accelerator, model, self.dataset, self.rows, self.collate, **self.search)
             self.accelerator.print(f"step {step}: {self.name}: {scores}")
             result["search"] = scores.numbers()
@@ -412,7 +416,8 @@ def main(argv: list[str] | None = None) -> None:
     )
     optimizer, schedule = make_optimizer(model, arguments)
     run = Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
-    run_training(run, checkpoint, settings, trees, data, course, tokenizer, started)
+    from_scratch = model_arguments.model_name_or_path is None
+    run_training(run, checkpoint, settings, trees, data, course, tokenizer, started, from_scratch)
     accelerator.end_training()
 
 
@@ -425,6 +430,7 @@ def run_training(
     course: CourseArguments,
     tokenizer: PreTrainedTokenizerBase,
     started: float,
+    from_scratch: bool,
 ) -> None:
     """Train, go back to the best model, save it and measure it on the test trees."""
     accelerator, arguments = run.accelerator, run.arguments
@@ -437,8 +443,9 @@ def run_training(
     def evaluator(name: str, dataset: TreeDataset, limit: int | None) -> Evaluator:
         rows = spread(len(dataset), limit) if is_grammar else []
         return Evaluator(
-            accelerator, name, dataset, collate, objective, arguments, data.max_batch_actions, rows, search
-        )
+            accelerator, name, dataset, collate, objective, arguments, data.max_batch_actions, rows, search,
+            from_scratch,
+        )  # fmt: skip
 
     validation = evaluator("validation", trees.validation, course.search_sentences)
     best = BestModel(validation_loss, course.early_stopping_patience)

@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_synlm.actions import TransitionSystem
 from hf_synlm.configuration_rnng import RNNGConfig
-from hf_synlm.data.collate import LABEL_PADDING, collate_trees
+from hf_synlm.data.collate import collate_trees
 from hf_synlm.data.oracle import encode_trees
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
@@ -215,7 +215,9 @@ def make_tree_tokenizer(
         )
 
     if name is None:
-        save_tokenizer_once(accelerator, folder, make)
+        names = ("tokenizer_type", "tokenizer_vocab_size", "tokenizer_min_frequency", "unknown_words", "lowercase")
+        made_from = {name: getattr(data, name) for name in (*names, "replace_numbers", "train_files", "split_leaves")}
+        save_tokenizer_once(accelerator, folder, make, made_from)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if tokenizer.pad_token_id is None:
         raise ValueError(f"The tokenizer {name!r} has no padding token. Set its pad_token.")
@@ -347,9 +349,9 @@ class TreeCollator:
         batch = collate_trees(rows, self.pad_token_id)
         num_words = batch["word_ends"].sum()
         if self.config is None:
-            ids, mask = batch["input_ids"], batch["attention_mask"]
-            labels = ids.masked_fill(mask == 0, LABEL_PADDING)
-            return {"input_ids": ids, "attention_mask": mask, "labels": labels, "num_words": num_words}
+            words = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
+            return {**words, "num_words": num_words}
+        del batch["labels"]  # all words count
         schedule = make_schedule(
             [row["actions"] for row in rows],
             transition_system=self.config.transition_system,

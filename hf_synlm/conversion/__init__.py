@@ -4,15 +4,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.conversion.gpst import convert_gpst
-from hf_synlm.conversion.rnng import convert_rnng
+from hf_synlm.conversion.rnng import convert_rnng, rnng_tokenizer
 
 CONVERTERS: dict[str, Callable[[Mapping[str, Tensor], Mapping[str, Any]], PreTrainedModel]] = {
     "gpst": convert_gpst,
     "rnng": convert_rnng,
 }
+# Where the authors' configuration holds the vocabulary.
+TOKENIZERS: dict[str, Callable[[Mapping[str, Any]], PreTrainedTokenizerBase | None]] = {"rnng": rnng_tokenizer}
 
 
 def convert_state_dict(arch: str, state_dict: dict[str, Tensor], original_config: dict) -> PreTrainedModel:
@@ -34,4 +36,4 @@ def convert_state_dict(arch: str, state_dict: dict[str, Tensor], original_config
     return CONVERTERS[arch](state_dict, original_config)
 
 
-__all__ = ["CONVERTERS", "convert_state_dict"]
+__all__ = ["CONVERTERS", "TOKENIZERS", "convert_state_dict"]

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hf_synlm.conversion import CONVERTERS, convert_state_dict
+from hf_synlm.conversion import CONVERTERS, TOKENIZERS, convert_state_dict
 from hf_synlm.conversion.rnng import EXTRACTION
 from hf_synlm.hub.export import export_model
 
@@ -111,7 +111,8 @@ def main(arguments: list[str] | None = None) -> int:
         config = read_config(options.config)
         tensors = read_state_dict(options.weights, _REMEDIES.get(options.arch, _PLAIN))
         model = convert_state_dict(options.arch, tensors, config)
-        export_model(model, None, options.output)
+        tokenizer = TOKENIZERS[options.arch](config) if options.arch in TOKENIZERS else None
+        export_model(model, tokenizer, options.output)
     except ValueError as error:
         parser.exit(2, f"error: {error}\n")
     sys.stdout.write(f"saved {options.output}\n")

@@ -1,13 +1,16 @@
 """The authors' RNNG checkpoints (aistairc/rnng-pytorch, the fixed-stack models) -> `RNNGForCausalLM`."""
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from hf_synlm.configuration_rnng import RNNGConfig
 from hf_synlm.conversion.rename import clean_state_dict, rename_state_dict
+from hf_synlm.data.vocabulary import BEGIN_TOKEN, END_TOKEN, PAD_TOKEN, WORD_END, UnknownRule, tokenizer_of_words
 from hf_synlm.modeling_rnng import RNNGForCausalLM
 
 # original name (regular expression) -> name here
@@ -26,6 +29,7 @@ RULES: dict[str, str] = {
     r"rnng\.composition\.nt_emb2\.0\.weight": "model.composition.labels.weight",
     r"rnng\.composition\.gate\.0\.(weight|bias)": r"model.composition.gate.\1",
 }
+_UNKNOWN_RULES: dict[str, UnknownRule] = {"unk": "single", "berkeleyrule": "berkeley", "berkeleyrule2": "berkeley2"}
 _LABEL_TABLES = (
     "model.embed_nonterminals.weight",
     "model.composition.query_labels.weight",
@@ -40,7 +44,9 @@ EXTRACTION = """in a copy of the authors' code, with a file that you trust, run
     torch.save(checkpoint["model_state_dict"], "weights.pt")
     config = {name: checkpoint["args"][name] for name in ("strategy", "composition", "dropout")}
     config["nonterminals"] = checkpoint["action_dict"].nonterminals
-    config["subword"] = bool(checkpoint["args"]["sp_model"])
+    config["vocabulary"], config["unkmethod"] = checkpoint["vocab"].i2w, checkpoint["vocab"].unkmethod
+    config["subword"] = any("\u2581" in token for token in config["vocabulary"])
+    config.update({name: checkpoint["prepro_args"].get(name, False) for name in ("lowercase", "replace_num")})
     json.dump(config, open("config.json", "w"))
 and pass --weights weights.pt --config config.json."""
 
@@ -52,9 +58,10 @@ def convert_rnng(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
         state_dict: tensors by their original names; the prefix `module.` of distributed training is stripped.
         original_config: `strategy` ("top_down" or "in_order"), `composition` ("lstm" or "attention"), `nonterminals`
             (the labels in the order of their ids), and, if they are known, `subword` (bool), `dropout`,
-            `max_open_nts`, `max_cons_nts`, `word_final` (one flag per token id: whether it ends a word). Sizes are
-            read off the tensors; where `w_dim`, `h_dim`, `num_layers`, `vocab_size` are given, they must agree. Some
-            or all of it may stand in a section `config`.
+            `max_open_nts`, `max_cons_nts`, `vocabulary` (the tokens in the order of their ids; pieces that end a word
+            hold U+2581). Sizes are read off the tensors; where `w_dim`, `h_dim`, `num_layers`, `vocab_size` are given,
+            they must agree. Some or all of it may stand in a section `config`. Without the vocabulary of a model of
+            pieces, `word_ends` must be passed with every text, or each piece counts as a word: a warning says so.
 
     Returns:
         The model, in evaluation mode.
@@ -62,9 +69,7 @@ def convert_rnng(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     Raises:
         ValueError: for keys of other classes, damaged or missing values, or sizes that do not fit.
     """
-    state_dict = clean_state_dict(state_dict)
-    if isinstance(original_config.get("config"), Mapping):
-        original_config = {**original_config, **original_config["config"]}
+    state_dict, original_config = clean_state_dict(state_dict), _flat(original_config)
     old = [key for key in state_dict if key.startswith(_OLD_CLASSES)]
     if old:
         raise ValueError(
@@ -83,12 +88,7 @@ def convert_rnng(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
             tensors[name] = tensors[name][:-1].clone()
     model = RNNGForCausalLM(config).to(tensors["action_head.weight"].dtype)
     if config.subwords:
-        flags = original_config.get("word_final")
-        tensors["model.word_final"] = torch.ones(config.vocab_size, dtype=torch.bool)
-        if flags is not None:
-            if len(flags) != config.vocab_size:
-                raise ValueError(f"word_final holds {len(flags)} flags for a vocabulary of {config.vocab_size} tokens.")
-            tensors["model.word_final"] = torch.as_tensor(flags, dtype=torch.bool)
+        tensors["model.word_final"] = _word_final(original_config.get("vocabulary"), config.vocab_size)
     expected = {name: value.shape for name, value in model.state_dict().items() if name != "lm_head.weight"}
     for name in sorted(set(expected) | set(tensors)):
         found, wanted = tensors.get(name), expected.get(name)
@@ -100,6 +100,55 @@ def convert_rnng(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
             )
     model.load_state_dict(tensors, strict=False)
     return model.eval()
+
+
+def rnng_tokenizer(original_config: Mapping[str, Any]) -> PreTrainedTokenizerFast | None:
+    """Tokenizer of a checkpoint of words.
+
+    Args:
+        original_config: see `convert_rnng`; used are `vocabulary`, `unkmethod`, `lowercase`, `replace_num`.
+
+    Returns:
+        The tokenizer with the ids of the checkpoint; None without a vocabulary, and for word pieces, whose tokenizer is
+        the sentencepiece model that belongs to the checkpoint.
+
+    Raises:
+        ValueError: for an unknown `unkmethod`, and vocabularies that are none.
+    """
+    original_config = _flat(original_config)
+    if "vocabulary" not in original_config or original_config.get("subword"):
+        return None
+    method = original_config.get("unkmethod", "unk")
+    if method not in _UNKNOWN_RULES:
+        raise ValueError(f"unkmethod is {method!r}; known are {', '.join(_UNKNOWN_RULES)}.")
+    return tokenizer_of_words(
+        original_config["vocabulary"],
+        unknown=_UNKNOWN_RULES[method],
+        lowercase=bool(original_config.get("lowercase", False)),
+        replace_numbers=bool(original_config.get("replace_num", False)),
+    )
+
+
+def _flat(original_config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration without its section."""
+    section = original_config.get("config")
+    return {**original_config, **section} if isinstance(section, Mapping) else original_config
+
+
+def _word_final(vocabulary: Sequence[str] | None, vocab_size: int) -> Tensor:
+    """Which tokens [V] end a word."""
+    if vocabulary is None:
+        warnings.warn(
+            "The configuration holds no vocabulary, so the model does not know which pieces end a word. Pass word_ends "
+            "with every text, or set model.model.word_final.",
+            stacklevel=3,
+        )
+        return torch.ones(vocab_size, dtype=torch.bool)
+    if len(vocabulary) != vocab_size:
+        raise ValueError(f"The vocabulary holds {len(vocabulary)} tokens, the checkpoint {vocab_size}.")
+    # Padding, unknown characters, beginning and end: of these, only the unknown one is part of a word.
+    flags = [WORD_END in token or token in (PAD_TOKEN, BEGIN_TOKEN, END_TOKEN) for token in vocabulary]
+    return torch.tensor(flags)
 
 
 def rnng_config(tensors: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> RNNGConfig:
@@ -151,4 +200,4 @@ def rnng_config(tensors: Mapping[str, Tensor], original_config: Mapping[str, Any
     )
 
 
-__all__ = ["EXTRACTION", "RULES", "convert_rnng", "rnng_config"]
+__all__ = ["EXTRACTION", "RULES", "convert_rnng", "rnng_config", "rnng_tokenizer"]

@@ -140,8 +140,9 @@ def collate_trees(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict
         pad_token_id: id that fills `input_ids`.
 
     Returns:
-        `input_ids` and `attention_mask` (1 = token, 0 = padding) int64 [B, T], `word_ends` bool [B, T] (False at
-        padding), `actions` int64 [B, A] (0 at padding).
+        `input_ids` and `attention_mask` (1 = token, 0 = padding) int64 [B, T], `labels` int64 [B, T] (`input_ids`, -100
+        at padding; `Trainer` wants them), `word_ends` bool [B, T] (False at padding), `actions` int64 [B, A] (0 at
+        padding).
 
     Raises:
         ValueError: the batch, a sentence or its actions are empty, or the number of word ends is not that of tokens.
@@ -158,6 +159,7 @@ def collate_trees(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict
     return {
         "input_ids": _pad(rows, pad_token_id, torch.long),
         "attention_mask": _pad([[1] * len(row) for row in rows], 0, torch.long),
+        "labels": _pad(rows, LABEL_PADDING, torch.long),
         "actions": _pad([sentence["actions"] for sentence in batch], PAD, torch.long),
         "word_ends": _pad([sentence["word_ends"] for sentence in batch], False, torch.bool),
     }

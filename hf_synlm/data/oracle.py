@@ -96,10 +96,11 @@ def encode_trees(
         add_special_tokens=False,
         return_offsets_mapping=True,
         return_attention_mask=False,
+        split_special_tokens=True,
         verbose=False,
     )
     return [
-        _encode(sentence, input_ids, offsets, system, label_ids)
+        _encode(sentence, input_ids, offsets, system, label_ids, tokenizer.pad_token_id)
         for sentence, input_ids, offsets in zip(
             sentences, encoding["input_ids"], encoding["offset_mapping"], strict=True
         )
@@ -126,9 +127,12 @@ def _encode(
     offsets: Sequence[tuple[int, int]],
     system: TransitionSystem,
     label_ids: dict[str, int],
+    pad_token_id: int | None,
 ) -> EncodedTree:
     """Put the tree of a sentence over its tokens and write it as actions."""
     try:
+        if pad_token_id in input_ids:
+            raise ValueError("a word is the padding token of the tokenizer: change the word, or leave the sentence out")
         word_ends = word_ends_from_offsets(offsets, sentence.words)
         # Word boundary -> token boundary.
         boundaries = [0, *(token + 1 for token, is_end in enumerate(word_ends) if is_end)]

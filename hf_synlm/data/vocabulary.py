@@ -190,7 +190,45 @@ def word_tokenizer(
             f"no word is left of {len(counts)} with min_count {min_count} and vocab_size {vocab_size}, "
             f"{len(reserved)} of which are for padding and classes: lower min_count or raise vocab_size"
         )
-    vocabulary = {token: index for index, token in enumerate([*reserved, *known])}
+    return tokenizer_of_words(
+        [*reserved, *known],
+        unknown=unknown,
+        lowercase=lowercase,
+        replace_numbers=replace_numbers,
+        model_max_length=model_max_length,
+    )
+
+
+def tokenizer_of_words(
+    tokens: Sequence[str],
+    *,
+    unknown: UnknownRule = "single",
+    lowercase: bool = False,
+    replace_numbers: bool = False,
+    model_max_length: int = 1024,
+) -> PreTrainedTokenizerFast:
+    """Make the tokenizer of a vocabulary of words.
+
+    Args:
+        tokens: by id; the first is `<pad>`, and `<unk>` is among them.
+        unknown: rule of `unknown_class`; a class that is no token becomes `<unk>`.
+        lowercase: lower-case all text.
+        replace_numbers: write N for each sequence of digits, commas and periods that begins with a digit.
+        model_max_length: longest input in tokens that users are not warned about.
+
+    Returns:
+        A fast tokenizer, padding on the left as generation wants it.
+
+    Raises:
+        ValueError: tokens occur twice, or `<pad>` and `<unk>` are not where they should be.
+    """
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    if len(vocabulary) < len(tokens) or vocabulary.get(PAD_TOKEN) != 0 or UNKNOWN_TOKEN not in vocabulary:
+        raise ValueError(
+            f"the {len(tokens)} tokens of the vocabulary must differ, begin with {PAD_TOKEN} and hold {UNKNOWN_TOKEN}: "
+            f"{len(vocabulary)} differ, and it begins with {list(tokens[:3])}"
+        )
+    steps = _cleaning(lowercase, replace_numbers)
     made = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN_TOKEN))
     steps += _unknown_steps(vocabulary, unknown)
     if steps:

@@ -50,7 +50,7 @@ class EvalbParameters:
             one side would delete it, it stays.
         labeled: False compares brackets without their labels.
         cutoff_length: the second summary is over the sentences of at most this length.
-        max_errors: more sentences than this whose words differ stop the evaluation.
+        max_errors: more sentences than this and one whose words differ stop the evaluation, as in EVALB.
     """
 
     delete_labels: tuple[str, ...] = ("TOP", "-NONE-", ",", ":", "``", "''", ".")
@@ -443,9 +443,9 @@ def labeled_f1(
                 raise ValueError(f"prediction for sentence {number}: {error}") from error
         sentences.append(score_sentence(test_tree, gold_tree, parameters))
         num_errors += sentences[-1].status == "error"
-        if num_errors > parameters.max_errors:
+        if num_errors > parameters.max_errors + 1:  # EVALB looks at its counter before it counts
             raise ValueError(
-                f"the words of more than {parameters.max_errors} sentences differ from the gold words, the last is "
+                f"the words of more than {parameters.max_errors + 1} sentences differ from the gold words, the last is "
                 f"sentence {number} ({sentences[-1].reason}): score trees over the same words, or raise max_errors"
             )
     cutoff = parameters.cutoff_length
