@@ -539,9 +539,15 @@ def test_trainer_trains_on_trees(composition, tmp_path):
 
 
 def test_trainer_evaluates_what_the_collator_makes(tmp_path):
-    rows = draw("top_down", [3, 5, 2], seed=3)
-    arguments = TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True,
-                                  remove_unused_columns=False)  # fmt: skip
+    names = ("input_ids", "actions", "word_ends")
+    rows = [dict(zip(names, row, strict=True)) for row in draw("top_down", [3, 5, 2], seed=3)]
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        remove_unused_columns=False,
+    )
     collate = functools.partial(collate_trees, pad_token_id=0)
     trainer = Trainer(model=tiny(), args=arguments, eval_dataset=rows, data_collator=collate)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(float(tiny()(**collate(rows)).loss), abs=1e-4)
