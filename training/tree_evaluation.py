@@ -67,7 +67,7 @@ def load_treebank(path: str | Path, punctuation: str = "remove", max_sentences: 
     for sentence in read_treebank(path):
         kept = keep_by_tag(sentence.tags)
         if any(kept):
-            sentences.append(sentence if punctuation != "remove" else _without(sentence, kept))
+            sentences.append(sentence if punctuation != "remove" else sentence.select_words(kept))
         if max_sentences is not None and len(sentences) == max_sentences:
             break
     return Treebank(
@@ -75,19 +75,6 @@ def load_treebank(path: str | Path, punctuation: str = "remove", max_sentences: 
         spans=[sentence.spans for sentence in sentences],
         keep=[keep_by_tag(sentence.tags) for sentence in sentences] if punctuation == "ignore" else None,
         convention=PUNCTUATION[punctuation],
-    )
-
-
-def _without(sentence: TreebankSentence, kept: list[bool]) -> TreebankSentence:
-    """The sentence without the words that are not kept."""
-    before = [sum(kept[:index]) for index in range(len(kept) + 1)]
-    spans = [(label, before[i], before[j]) for label, i, j in sentence.labeled_spans if before[j] > before[i]]
-    chosen = [index for index, keep in enumerate(kept) if keep]
-    return dataclasses.replace(
-        sentence,
-        words=tuple(sentence.words[index] for index in chosen),
-        tags=tuple(sentence.tags[index] for index in chosen),
-        labeled_spans=tuple(spans),
     )
 
 
