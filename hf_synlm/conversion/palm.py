@@ -68,8 +68,7 @@ def convert_palm(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     for section in ("config", "loss"):
         if isinstance(original_config.get(section), Mapping):
             options |= original_config[section]
-    tensors = rename_state_dict(clean_state_dict(state_dict), RULES)
-    _join_directions(tensors)
+    tensors = rename_tensors(clean_state_dict(state_dict))
     config = palm_config(tensors, options)
     if not torch.equal(_tensor(tensors, "lm_head.weight"), _tensor(tensors, "model.embed_tokens.weight")):
         raise ValueError("encoder.weight and decoder.weight differ; PaLM ties them. Is the file damaged?")
@@ -140,18 +139,27 @@ def palm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Pa
     )
 
 
-def _join_directions(tensors: dict[str, Tensor]) -> None:
-    """Replace the rational RNNs' tensors [H, 2d] and [2d] of each direction by one matrix per gate, [2d, H]."""
+def rename_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Bring tensors into the form of this package, their directions put together: [H, 2d] and [2d] -> [2d, H] per gate.
+
+    Args:
+        state_dict: by their original names.
+
+    Returns:
+        By their new names.
+
+    Raises:
+        ValueError: for unknown names, and a direction without the other.
+    """
+    tensors = rename_state_dict(state_dict, RULES)
     names = [f"{direction}.{part}" for part in ("weight", "bias") for direction in ("fw", "bw")]
-    if not any(name in tensors for name in names):
-        return
-    *weights, forward_bias, backward_bias = (_tensor(tensors, name) for name in names)
-    tensors[f"{_ATTENTION}.input.weight"] = torch.cat([weight[:, 0::2].T for weight in weights])
-    tensors[f"{_ATTENTION}.forget_gate.weight"] = torch.cat([weight[:, 1::2].T for weight in weights])
-    biases = [bias[len(bias) // 2 :] for bias in (forward_bias, backward_bias)]
-    tensors[f"{_ATTENTION}.forget_gate.bias"] = torch.cat(biases)
-    for name in names:
-        del tensors[name]
+    if any(name in tensors for name in names):
+        *weights, forward_bias, backward_bias = (_tensor(tensors, name) for name in names)
+        tensors[f"{_ATTENTION}.input.weight"] = torch.cat([weight[:, 0::2].T for weight in weights])
+        tensors[f"{_ATTENTION}.forget_gate.weight"] = torch.cat([weight[:, 1::2].T for weight in weights])
+        biases = [bias[len(bias) // 2 :] for bias in (forward_bias, backward_bias)]
+        tensors[f"{_ATTENTION}.forget_gate.bias"] = torch.cat(biases)
+    return {name: tensor for name, tensor in tensors.items() if name not in names}
 
 
 def _tensor(tensors: Mapping[str, Tensor], name: str) -> Tensor:
@@ -160,4 +168,4 @@ def _tensor(tensors: Mapping[str, Tensor], name: str) -> Tensor:
     return tensors[name]
 
 
-__all__ = ["RULES", "convert_palm", "palm_config"]
+__all__ = ["RULES", "convert_palm", "palm_config", "rename_tensors"]
