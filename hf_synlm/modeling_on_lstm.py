@@ -1,9 +1,8 @@
-"""ON-LSTM: a recurrent language model with ordered neurons (Shen et al., ICLR 2019), and ONLSTM-SYD, which learns from
-gold trees (Du et al., ACL 2020).
+"""ON-LSTM, a language model with ordered neurons (Shen et al., ICLR 2019), and ONLSTM-SYD (Du et al., ACL 2020).
 
 A stack of LSTM layers whose cells forget in a fixed order: see `on_lstm_layer`. How much of a cell is forgotten before
 a word is the syntactic distance of the gap before it, and the distances of a sentence are its tree. ONLSTM-SYD has a
-second set of distances in some layer, which a ranking loss draws to those of gold trees.
+second set of distances in some layer, which learns from gold trees by a ranking loss.
 
 Shapes: B sentences, T tokens, L layers, S supervised layers, H hidden size, E embedding size, V vocabulary. Losses are
 in nats.
@@ -12,12 +11,11 @@ Source: `model.py` and `main.py` of Ordered-Neurons, and of SDLM, its fork with 
 embedding leaves the last vocabulary row without its gradient, by accident (`padding_idx=-1`); here it has it.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
+from transformers.generation import GenerationMixin
 from transformers.utils import can_return_tuple
 
 from .configuration_on_lstm import ONLSTMConfig
@@ -109,13 +107,15 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
         ids = input_ids.long() if mask is None else tokens_first(input_ids.long().masked_fill(~mask, 0), mask)
         embedded = self.embed_tokens(ids)
         embedded = embedding_dropout(embedded, ids, config.vocab_size, config.embedding_dropout, self.training)
-        inputs = locked_dropout(embedded, config.input_dropout, self.training).transpose(0, 1)
+        inputs = embedded.transpose(0, 1)
         old = cache.state if cache is not None and cache.is_initialized else self._zero_state(embedded)
         last = None if mask is None else (mask.sum(1), torch.arange(len(mask), device=mask.device))
         new: list[Tensor] = []
         distances: list[Tensor] = []
         supervised: dict[int, Tensor] = {}
         for number, layer in enumerate(self.layers):
+            p = config.hidden_dropout if number else config.input_dropout
+            inputs = locked_dropout(inputs.transpose(0, 1), p, self.training).transpose(0, 1)
             hidden, cell = (tensor.to(inputs.device) for tensor in old[2 * number : 2 * number + 2])
             states, cells, distance, syd = layer(inputs, hidden, cell, config.weight_dropout)
             # The state after the last token of each row.
@@ -123,7 +123,7 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
             distances.append(distance)
             if number in (config.supervised_layers or []):
                 supervised[number] = self._syd_distance(number, states, distance, syd)
-            inputs = locked_dropout(states[1:].transpose(0, 1), config.hidden_dropout, self.training).transpose(0, 1)
+            inputs = states[1:]
         keep = cache is not None or bool(use_cache)
         if keep:
             cache = RecurrentCache() if cache is None else cache
@@ -137,7 +137,7 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
         )
 
     def _zero_state(self, embedded: Tensor) -> tuple[Tensor, ...]:
-        """h and c of every layer before the first token."""
+        """States of every layer, h and c, before the first token."""
         dtype = torch.promote_types(embedded.dtype, torch.float32)
         sizes = (size for size in self.config.layer_sizes for _ in "hc")
         return tuple(torch.zeros(len(embedded), size, dtype=dtype, device=embedded.device) for size in sizes)
@@ -158,7 +158,7 @@ def _at_columns(distances_TB: list[Tensor], mask: Tensor | None) -> Tensor:
     return torch.stack(columns).masked_fill(~mask, 0)
 
 
-class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel):
+class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, GenerationMixin):
     """ON-LSTM language model: next-token log-probabilities, training loss, stock generation, trees."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}

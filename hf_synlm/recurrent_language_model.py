@@ -6,8 +6,9 @@ the network computes on the way. Nothing is added to a row and its first token i
 * `XPreTrainedModel(RecurrentPreTrainedModel)` with its configuration and initial weights;
 * `XModel(XPreTrainedModel)`, whose forward(input_ids, attention_mask, past_key_values, use_cache) returns a
   `RecurrentModelOutput`;
-* `XForCausalLM(RecurrentLanguageModel, XPreTrainedModel)` with `model`, `lm_head` and the hook `output_features`; its
-  `forward` calls `score_text` and adds the losses of its own with `add_losses`, its `parse` calls `parse_text`;
+* `XForCausalLM(RecurrentLanguageModel, XPreTrainedModel, GenerationMixin)` with `model`, `lm_head` and the hook
+  `output_features`; its `forward` calls `score_text` and adds the losses of its own with `add_losses`, its `parse`
+  calls `parse_text`;
 * `XForSequenceClassification(RecurrentSequenceClassifier, XPreTrainedModel)` with `model`, `dropout` and `score`.
 
 Shapes: B sentences, T columns of the input, L layers, E features that are read by the output layer, V vocabulary.
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerationMixin
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 from transformers.modeling_outputs import BaseModelOutputWithPast
@@ -364,6 +365,36 @@ class RecurrentLanguageModel(GenerationMixin):
         return _FramedText(ids.masked_fill(~mask, 0), mask, first_B, count_B, closing.any(1))
 
     # ------------------------------------------------------------------------------------------------- generation
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        **kwargs: Any,
+    ) -> RecurrentGenerateOutput | RecurrentGenerateBeamOutput | Tensor:
+        """Continue prompts by the stock decoding loops, with the trees of what is written.
+
+        Args:
+            inputs: Prompts [B, L]; left padding. Without prompts the text begins with the begin token.
+            generation_config: Options; keyword arguments win.
+            logits_processor: Extra processors of word scores.
+            stopping_criteria: Extra criteria.
+            **kwargs: `attention_mask` [B, L], and any option of transformers: num_beams, num_return_sequences,
+                do_sample, top_k, top_p, temperature, max_new_tokens, eos_token_id, stop_strings, repetition_penalty,
+                length_penalty, output_scores, return_dict_in_generate, streamer, ...
+
+        Returns:
+            Sequences [B * num_return_sequences, L'], or with `return_dict_in_generate=True` an output with `sequences`,
+            `spans` and `actions`: the tree of each sequence, prompt included, as `parse` finds it by default.
+
+        Raises:
+            ValueError: for options that do not exist, and for assisted decoding, which needs a state that can go back.
+
+        Cost: one step per token from the cached state; for trees one more pass over the text.
+        """
+        return super().generate(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
+
     def _sample(self, input_ids: Tensor, *args: Any, generation_config: Any, **kwargs: Any) -> Any:
         mask = kwargs.get("attention_mask")
         result = super()._sample(input_ids, *args, generation_config=generation_config, **kwargs)

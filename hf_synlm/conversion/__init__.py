@@ -7,10 +7,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_synlm.conversion.gpst import convert_gpst
+from hf_synlm.conversion.on_lstm import convert_on_lstm
 from hf_synlm.conversion.rnng import convert_rnng
 
 CONVERTERS: dict[str, Callable[[Mapping[str, Tensor], Mapping[str, Any]], PreTrainedModel]] = {
     "gpst": convert_gpst,
+    "on_lstm": convert_on_lstm,
     "rnng": convert_rnng,
 }
 
