@@ -5,7 +5,7 @@ folded back to words before they are scored.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,17 @@ class Treebank:
 
 
 def load_treebank(path: str | Path, punctuation: str = "remove", max_sentences: int | None = None) -> Treebank:
-    """Read a treebank file for evaluation.
+    """Read a treebank file for evaluation; see `make_treebank`."""
+    return make_treebank(read_treebank(path), punctuation, max_sentences)
+
+
+def make_treebank(
+    trees: Iterable[TreebankSentence], punctuation: str = "remove", max_sentences: int | None = None
+) -> Treebank:
+    """Prepare gold trees for evaluation.
 
     Args:
-        path: file of bracketed trees.
+        trees: the sentences.
         punctuation: "remove" deletes punctuation before parsing (Kim et al. 2019a, the paper's setting), "ignore"
             parses it but deletes it from both trees before scoring, "keep" treats it as words.
         max_sentences: read only so many of the first sentences.
@@ -59,12 +66,12 @@ def load_treebank(path: str | Path, punctuation: str = "remove", max_sentences: 
         The treebank.
 
     Raises:
-        ValueError: for another value of `punctuation`, and for files that are no treebank.
+        ValueError: for another value of `punctuation`.
     """
     if punctuation not in PUNCTUATION:
         raise ValueError(f"punctuation {punctuation!r} is unknown. Choose one of {sorted(PUNCTUATION)}.")
     sentences: list[TreebankSentence] = []
-    for sentence in read_treebank(path):
+    for sentence in trees:
         kept = keep_by_tag(sentence.tags)
         if any(kept):
             sentences.append(sentence if punctuation != "remove" else sentence.select_words(kept))
@@ -117,14 +124,14 @@ def parse_words(
     return trees
 
 
-def score_trees(trees: Sequence[Sequence[Span]], treebank: Treebank) -> ParsingScores:
-    """Unlabeled F1 of trees over the words of a treebank (counting convention "gpst")."""
-    return unlabeled_f1(trees, treebank.spans, treebank.lengths, "gpst", keep=treebank.keep)
+def score_trees(trees: Sequence[Sequence[Span]], treebank: Treebank, convention: str = "gpst") -> ParsingScores:
+    """Unlabeled F1 of trees over the words of a treebank, by a convention of `hf_synlm.evaluation.parsing`."""
+    return unlabeled_f1(trees, treebank.spans, treebank.lengths, convention, keep=treebank.keep)
 
 
-def score_baselines(treebank: Treebank) -> dict[str, ParsingScores]:
+def score_baselines(treebank: Treebank, convention: str = "gpst") -> dict[str, ParsingScores]:
     """The same for left, right, balanced and random trees, and for the binarized gold trees."""
-    return branching_baselines(treebank.spans, treebank.lengths, "gpst", keep=treebank.keep)
+    return branching_baselines(treebank.spans, treebank.lengths, convention, keep=treebank.keep)
 
 
 def score_table(scores: dict[str, ParsingScores], treebank: Treebank) -> str:
