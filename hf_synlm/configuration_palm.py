@@ -58,7 +58,7 @@ class PaLMConfig(PreTrainedConfig):
     """
 
     model_type = "palm"
-    keys_to_ignore_at_inference = ["past_key_values", "losses", "span_scores"]
+    keys_to_ignore_at_inference = ["past_key_values", "losses", "joint_log_prob", "span_scores"]
     attribute_map = {"num_hidden_layers": "num_layers"}
 
     vocab_size: int = 10000
@@ -101,6 +101,11 @@ class PaLMConfig(PreTrainedConfig):
         # The decorator wraps errors of its own validation round in its own type; users catch a plain ValueError.
         self.validate_architecture()
         super().__post_init__(**kwargs)
+
+    @property
+    def layer_sizes(self) -> list[int]:
+        """Width of every layer; the last one is as wide as the embedding, which the words are predicted with."""
+        return [self.hidden_size] * (self.num_layers - 1) + [self.embedding_size]
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> "PaLMConfig":

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from transformers import initialization as init
+from transformers.generation import GenerationMixin
 from transformers.utils import can_return_tuple
 
 from .configuration_palm import PaLMConfig
@@ -55,6 +56,11 @@ class PaLMModelOutput(RecurrentModelOutput):
 
 class WeightDropLSTM(nn.LSTM):
     """One LSTM layer; in training, single recurrent weights are left out for a whole segment."""
+
+    weight_ih_l0: Tensor
+    weight_hh_l0: Tensor
+    bias_ih_l0: Tensor
+    bias_hh_l0: Tensor
 
     def __init__(self, input_size: int, hidden_size: int, dropout: float) -> None:
         super().__init__(input_size, hidden_size, batch_first=True)
@@ -108,8 +114,8 @@ class SpanContext(nn.Module):
         context, scores_BTK = self.attention(query_BTH, history_BKH)
         context = self._drop(context)
         gate = self.residual_gate(torch.cat([query_BTH, context], -1)).sigmoid()
-        mixed = torch.lerp(self._drop(self.projection(context).tanh()), hidden_BTH, gate)
-        return self._drop(mixed), scores_BTK
+        projected = self._drop(self.projection(context).tanh())
+        return self._drop(gate * hidden_BTH + (1 - gate) * projected), scores_BTK
 
     def _drop(self, values_BTD: Tensor) -> Tensor:
         return locked_dropout(values_BTD, self.dropout, self.training)
@@ -128,7 +134,8 @@ class PaLMPreTrainedModel(RecurrentPreTrainedModel):
             bound = (3 / module.embedding_dim) ** 0.5
             init.uniform_(module.weight, -bound, bound)
         elif isinstance(module, nn.Linear):
-            init.xavier_uniform_(module.weight)
+            bound = getattr(module, "initial_bound", (6 / (module.in_features + module.out_features)) ** 0.5)
+            init.uniform_(module.weight, -bound, bound)
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, WeightDropLSTM):
@@ -136,20 +143,8 @@ class PaLMPreTrainedModel(RecurrentPreTrainedModel):
                 if name.startswith("bias"):
                     init.zeros_(parameter)
                 else:  # each gate by itself
-                    for block in parameter.chunk(4):
-                        init.orthogonal_(block)
-        elif isinstance(module, SpanAttention):
-            # Directions, and the parts of a layer that reads a concatenation, are drawn as the matrices that they are.
-            hidden, size = self.config.hidden_size, self.config.rrnn_size
-            layers = [(module.input, hidden + size, 5 / 3), (module.forget_gate, hidden + size, 5 / 3)]
-            if module.output_gate is not None:
-                layers.append((module.output_gate, hidden + size, 1))
-            if module.learned:
-                fan = 2 * size + hidden + self.config.attention_size
-                layers += [(module.query, fan, 1), (module.key, fan, 1)]
-            for layer, fan, gain in layers:
-                bound = gain * (6 / fan) ** 0.5
-                init.uniform_(layer.weight, -bound, bound)
+                    gates = [init.orthogonal_(torch.empty_like(gate)) for gate in parameter.chunk(4)]
+                    init.copy_(parameter, torch.cat(gates))
 
 
 class PaLMModel(PaLMPreTrainedModel):
@@ -157,7 +152,7 @@ class PaLMModel(PaLMPreTrainedModel):
 
     def __init__(self, config: PaLMConfig):
         super().__init__(config)
-        sizes = [config.embedding_size, *[config.hidden_size] * (config.num_layers - 1), config.embedding_size]
+        sizes = [config.embedding_size, *config.layer_sizes]
         self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size)
         self.layers = nn.ModuleList(
             WeightDropLSTM(*pair, config.weight_dropout) for pair in zip(sizes, sizes[1:], strict=False)
@@ -219,7 +214,7 @@ class PaLMModel(PaLMPreTrainedModel):
     def _initial_state(self, batch_size: int) -> tuple[Tensor, ...]:
         """Zeros, as the state before any token: h and c of every layer, and K queries."""
         like, config = self.embed_tokens.weight, self.config
-        state = [like.new_zeros(batch_size, layer.hidden_size) for layer in self.layers for _ in "hc"]
+        state = [like.new_zeros(batch_size, size) for size in config.layer_sizes for _ in "hc"]
         if self.span_context is not None:
             state.append(like.new_zeros(batch_size, config.num_spans, config.hidden_size))
         return tuple(state)
@@ -257,7 +252,7 @@ def _last_rows(values_BTD: Tensor, count: int, lengths_B: Tensor | None) -> Tens
     return values_BTD.gather(1, rows[..., None].expand(-1, -1, values_BTD.shape[2]))
 
 
-class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel):
+class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMixin):
     """PaLM with its output layer: next-token log-probabilities, training objective, trees, stock generation."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}

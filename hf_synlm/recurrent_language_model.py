@@ -144,10 +144,6 @@ class RecurrentPreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values"]
     _input_embed_layer = "embed_tokens"
 
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False
-
 
 class _FramedText(NamedTuple):
     """Sentences with begin and end token, and where their words stand in the input."""
@@ -166,6 +162,10 @@ class _FramedText(NamedTuple):
 
 class RecurrentLanguageModel(GenerationMixin):
     """Scores, loss, generation and trees of a causal language model over a recurrent network."""
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
 
     def output_features(self, output: RecurrentModelOutput) -> Tensor:
         """Hook: what `lm_head` reads, [B, T, E], dropout included.

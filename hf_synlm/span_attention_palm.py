@@ -12,8 +12,8 @@ Shapes: B sentences, T positions, K spans, N = K + T - 1 tokens that end a span 
 size, D width of both directions together, P attention size.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -75,14 +75,15 @@ class SpanAttention(nn.Module):
         hidden, width = config.hidden_size, 2 * config.rrnn_size
         self.dropout = config.hidden_dropout
         self.input_activation = config.input_activation
-        self.input = nn.Linear(hidden, width, bias=False)
-        self.forget_gate = nn.Linear(hidden, width)
-        self.output_gate = nn.Linear(hidden, width) if config.output_gate else None
+        size, attention = config.rrnn_size, config.attention_size
+        self.input = _linear(hidden, width, (hidden, size), gain=5 / 3, bias=False)
+        self.forget_gate = _linear(hidden, width, (hidden, size), gain=5 / 3)
+        self.output_gate = _linear(hidden, width, (hidden, size)) if config.output_gate else None
         self.learned = config.span_scores == "learned"
         if self.learned:
-            self.query = nn.Linear(hidden, config.attention_size)
-            self.key = nn.Linear(width, config.attention_size, bias=False)
-            self.score = nn.Linear(config.attention_size, 1, bias=False)
+            self.query = _linear(hidden, attention, (hidden + width, attention))
+            self.key = _linear(width, attention, (hidden + width, attention), bias=False)
+            self.score = _linear(attention, 1, (attention, 1), bias=False)
 
     def forward(self, query_BTH: Tensor, history_BKH: Tensor) -> tuple[Tensor, Tensor]:
         """Attend from every position.
@@ -133,6 +134,15 @@ class SpanAttention(nn.Module):
         return input, logit.sigmoid()
 
 
+def _linear(
+    in_features: int, out_features: int, fans: tuple[int, int], gain: float = 1.0, bias: bool = True
+) -> nn.Linear:
+    """A layer that is drawn as (part of) a matrix of the authors with other fans: a direction, a concatenation."""
+    layer = nn.Linear(in_features, out_features, bias=bias)
+    layer.initial_bound = gain * (6 / sum(fans)) ** 0.5
+    return layer
+
+
 def gold_attention(spans: Sequence[Sequence[Span]], mask_BT: Tensor | None, scores_BTK: Tensor) -> Tensor:
     """Attention that given spans ask for (PaLM-S): each token shares 1 among those that end right before it.
 
@@ -152,9 +162,10 @@ def gold_attention(spans: Sequence[Sequence[Span]], mask_BT: Tensor | None, scor
     place: list[tuple[int, int, int]] = []
     for row, (pairs, mask) in enumerate(zip(spans, masks, strict=True)):
         tokens = [column for column, is_token in enumerate(mask) if is_token]
+        before = [0, *accumulate(mask)]  # number of tokens before each column
         for i, j in pairs:
-            end = bisect_left(tokens, j)  # number of tokens before column j
-            length = end - (i if i < 0 else bisect_left(tokens, i))
+            end = before[j]
+            length = end - (i if i < 0 else before[i])
             if 1 < length <= num_spans and end < len(tokens):
                 place.append((row, tokens[end], num_spans - length))
     target_BTK = torch.zeros_like(scores_BTK)

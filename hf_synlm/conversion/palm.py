@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_synlm.configuration_palm import PaLMConfig
-from hf_synlm.conversion.rename import clean_state_dict, rename_state_dict
+from hf_synlm.conversion.rename import clean_state_dict, fill_model, rename_state_dict
 from hf_synlm.modeling_palm import PaLMForCausalLM
 
 _ATTENTION = "model.span_context.attention"
@@ -76,16 +76,7 @@ def convert_palm(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
         for name in _SCORES:
             tensors.pop(name, None)
     model = PaLMForCausalLM(config).to(tensors["lm_head.weight"].dtype)
-    expected = {name: value.shape for name, value in model.state_dict().items()}
-    for name in sorted(set(expected) | set(tensors)):
-        found, wanted = tensors.get(name), expected.get(name)
-        if found is None or wanted is None or found.shape != wanted:
-            given = "missing" if found is None else tuple(found.shape)
-            raise ValueError(
-                f"{name} is {given} in the checkpoint and should be {None if wanted is None else tuple(wanted)}. "
-                "Is it the configuration of this checkpoint?"
-            )
-    model.load_state_dict(tensors)
+    fill_model(model, tensors)
     model.tie_weights()
     return model.eval()
 
