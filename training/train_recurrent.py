@@ -234,11 +234,13 @@ def gold_structure(config: PreTrainedConfig, tree_supervision: bool) -> str | No
     """
     if not tree_supervision:
         return None
-    learns, name, remedy = {
-        "on_lstm": (bool(getattr(config, "supervised_layers", None)), "distances", "Set supervised_layers"),
-        "prpn": (getattr(config, "parsing_network", "") == "recurrent", "distances", "Set parsing_network=recurrent"),
-        "palm": (has_trees(config) and config.span_scores == "learned", "spans", "Use PaLM with learned span_scores"),
-    }[config.model_type]
+    if config.model_type == "on_lstm":
+        learns, name, remedy = bool(config.supervised_layers), "distances", "Set supervised_layers"
+    elif config.model_type == "prpn":
+        learns, name, remedy = config.parsing_network == "recurrent", "distances", "Set parsing_network=recurrent"
+    else:
+        learns = config.span_attention and config.span_scores == "learned"
+        name, remedy = "spans", "Use span_attention and learned span_scores"
     if not learns:
         raise ValueError(f"tree_supervision is set, but this model does not learn from trees. {remedy}.")
     return name
