@@ -47,8 +47,7 @@ class PaLMModelOutput(RecurrentModelOutput):
     """Output of the bare PaLM.
 
     Fields, besides those of `RecurrentModelOutput`:
-        span_scores: [B, T, K] scores of the spans that end right before each token, the longest first.
-        query_states: [B, T, H] what the attention reads.
+        query_states: [B, T, H] what the attention reads: the output of the layer below it, after dropout.
     """
 
     query_states: Tensor | None = None
@@ -72,7 +71,7 @@ class WeightDropLSTM(nn.LSTM):
         """Outputs [B, T, H], and the state (h, c), each [B, H], after the first `lengths_B` inputs of each row."""
         recurrent = weight_dropout(self.weight_hh_l0, self.weight_dropout, self.training, rescale=True)
         weights = [self.weight_ih_l0, recurrent, self.bias_ih_l0, self.bias_hh_l0]
-        options = (True, 1, 0.0, self.training, False)
+        options = (True, 1, 0.0, torch.is_grad_enabled(), False)  # biases, layers, dropout, train, bidirectional
         old = tuple(tensor[None].to(inputs_BTI) for tensor in state)
         if lengths_B is None:
             outputs, hidden, cell = torch.lstm(inputs_BTI, old, weights, *options, True)
@@ -201,13 +200,12 @@ class PaLMModel(PaLMPreTrainedModel):
         if keep_state:
             output.past_key_values = RecurrentCache() if cache is None else cache
             output.past_key_values.store(new_state, input_ids.shape[1])
-        if mask_BT is not None:
-            before = state[2 * self.config.num_layers - 2]  # of the last layer
-            for name in ("last_hidden_state", "query_states", "span_scores"):
-                values = output.get(name)
-                if values is not None:
-                    first = before[:, None] if name == "last_hidden_state" else torch.zeros_like(values[:, :1])
-                    output[name] = after_columns(torch.cat([first.to(values), values], 1), mask_BT)
+        before = state[2 * self.config.num_layers - 2]  # h of the last layer
+        output.last_hidden_state = _at_columns(output.last_hidden_state, before, mask_BT)
+        if self.span_context is not None:
+            output.query_states = _at_columns(output.query_states, state[-1][:, -1], mask_BT)
+            nothing = output.span_scores.new_zeros(len(ids), self.config.num_spans)
+            output.span_scores = _at_columns(output.span_scores, nothing, mask_BT)
         output.token_mask = mask_BT
         return output
 
@@ -242,6 +240,13 @@ class PaLMModel(PaLMPreTrainedModel):
             new_state.append(_last_rows(rows, config.num_spans, lengths_B))
         output.last_hidden_state = hidden
         return output, tuple(new_state)
+
+
+def _at_columns(values_BTX: Tensor, before_BX: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """Values after every token, and before the first one, at the columns of the input."""
+    if mask_BT is None:
+        return values_BTX
+    return after_columns(torch.cat([before_BX[:, None].to(values_BTX), values_BTX], 1), mask_BT)
 
 
 def _last_rows(values_BTD: Tensor, count: int, lengths_B: Tensor | None) -> Tensor:

@@ -47,7 +47,7 @@ class RecurrentModelOutput(BaseModelOutputWithPast):
         token_mask: [B, T], True at the columns that hold tokens; None = all.
         distances: [L, B, T] syntactic distances of the language model; value t belongs to the gap before token t.
         syd_distances: distances that are trained on gold trees, in the same shape.
-        span_scores: [B, T, K] attention over the spans that end at each token.
+        span_scores: [B, T, K] scores of the spans that end right before each token, the longest first.
     """
 
     token_mask: Tensor | None = None
@@ -323,10 +323,10 @@ class RecurrentLanguageModel(GenerationMixin):
                 output = self.model(text.input_ids, attention_mask=text.mask)
                 targets = next_tokens(text.input_ids, text.mask)
                 _, scores = self._cross_entropy(self.output_features(output), targets)
+                trees = read_trees(output, [[1, *(end + 1 for end in row[:-1])] for row in ends])
         finally:
             self.train(training)
-        starts = [[1, *(end + 1 for end in row[:-1])] for row in ends]
-        trees = [_spread_spans(*pair) for pair in zip(read_trees(output, starts), ends, strict=True)]
+        trees = [_spread_spans(*pair) for pair in zip(trees, ends, strict=True)]
         actions = [spans_to_actions(spans, row[-1]) for spans, row in zip(trees, ends, strict=True)]
         offsets = text.first_B.tolist()
         place = torch.arange(input_ids.shape[1], device=input_ids.device) - text.first_B[:, None]

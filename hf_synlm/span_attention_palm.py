@@ -72,10 +72,10 @@ class SpanAttention(nn.Module):
 
     def __init__(self, config: PaLMConfig) -> None:
         super().__init__()
-        hidden, width = config.hidden_size, 2 * config.rrnn_size
+        hidden, size, attention = config.hidden_size, config.rrnn_size, config.attention_size
+        width = 2 * size
         self.dropout = config.hidden_dropout
         self.input_activation = config.input_activation
-        size, attention = config.rrnn_size, config.attention_size
         self.input = _linear(hidden, width, (hidden, size), gain=5 / 3, bias=False)
         self.forget_gate = _linear(hidden, width, (hidden, size), gain=5 / 3)
         self.output_gate = _linear(hidden, width, (hidden, size)) if config.output_gate else None
@@ -113,9 +113,9 @@ class SpanAttention(nn.Module):
         query_BTP = self.query(query_BTH) if self.learned else None
         vectors, scores = [], []
         for state_BTD in span_states(*self._gates(query_BTH, history_BKH), num_spans):
-            vector_BTD = state_BTD if gate_BTD is None else (state_BTD * gate_BTD).tanh()
+            vector_BTD = state_BTD if gate_BTD is None else (state_BTD * gate_BTD).tanh_()
             if self.learned:
-                scores.append(self.score((self.key(vector_BTD) + query_BTP).tanh()))
+                scores.append(self.score((self.key(vector_BTD) + query_BTP).tanh_()))
             if keep_vectors:
                 vectors.append(vector_BTD)
         if self.learned:
@@ -125,7 +125,7 @@ class SpanAttention(nn.Module):
 
     def _gates(self, query_BTH: Tensor, history_BKH: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and forget gates [B, N, D] of the tokens that end a span."""
-        tokens_BNH = torch.cat([history_BKH.to(query_BTH.dtype), query_BTH[:, :-1]], 1)
+        tokens_BNH = torch.cat([history_BKH.to(query_BTH), query_BTH[:, :-1]], 1)
         logit, input = self.forget_gate(tokens_BNH), self.input(tokens_BNH)
         if self.input_activation == "tanh":
             input = input.tanh()

@@ -419,6 +419,13 @@ class TestParse:
             assert set(split_by_scores(scores, range(6))) >= {(0, 5)}
             assert set(split_by_scores(scores, range(6))) == set(spans)
 
+    def test_in_training_mode(self):
+        model = tiny()
+        ids, mask = ids_of(9, 6)
+        expected = model.parse(ids, mask)
+        output = model.train().parse(ids, mask)
+        assert model.training and output.spans == expected.spans and torch.equal(output.log_probs, expected.log_probs)
+
     def test_errors(self):
         ids, _ = ids_of(4)
         with pytest.raises(ValueError, match="distance"):

@@ -262,6 +262,11 @@ def test_other_forms_of_a_checkpoint():
     renamed = {f"module.{key.replace('.module', '').replace('_raw', '')}": value for key, value in tensors.items()}
     assert torch.equal(convert_palm(renamed, {"max_span_length": 6})(ids).logits, expected)
     assert convert_palm(tensors, {"max_span_length": 6}).config.num_spans == 5
+    twice = {**tensors, "rnns.0.module.weight_hh_l0": tensors["rnns.0.module.weight_hh_l0_raw"]}
+    assert torch.equal(convert_palm(twice, meta)(ids).logits, expected)
+    twice["rnns.0.module.weight_hh_l0"] = twice["rnns.0.module.weight_hh_l0"] + 1
+    with pytest.raises(ValueError, match="Two tensors"):
+        convert_palm(twice, meta)
     assert convert_palm({key: value.double() for key, value in tensors.items()}, meta).dtype == torch.float64
     layers = {key: value for key, value in tensors.items() if not key.startswith(("_att_", "_hidden_"))}
     baseline = convert_palm(layers, {**meta, "eos_token_id": 3})

@@ -28,18 +28,26 @@ RULES: dict[str, str] = {
 }
 # What only learned scores read.
 _SCORES = [f"{_ATTENTION}.{name}" for name in ("key.weight", "query.weight", "query.bias", "score.weight")]
-_DROPOUTS = {
+# The authors' options that are fields here.
+_OPTIONS = {
     "dropoute": "embedding_dropout",
     "dropouti": "input_dropout",
     "dropouth": "hidden_dropout",
     "dropout": "output_dropout",
     "wdrop": "weight_dropout",
-}
-_WEIGHTS = {
+    "alpha": "activation_regularization",
     "ar_alpha": "activation_regularization",
+    "beta": "temporal_activation_regularization",
     "tar_beta": "temporal_activation_regularization",
     "att_lambda": "span_attention_weight",
 }
+# The authors pickle their model as a Python object.
+EXTRACTION = """in a copy of the authors' code, with a file that you trust, run
+    import json, torch
+    model = torch.load("model.pt", map_location="cpu", weights_only=False)[0]
+    torch.save(model.state_dict(), "weights.pt")
+    json.dump(vars(args), open("config.json", "w"))
+with the args of the training (max_span_length is needed), and pass --weights weights.pt --config config.json."""
 
 
 def convert_palm(state_dict: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> PaLMForCausalLM:
@@ -53,10 +61,10 @@ def convert_palm(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     Args:
         state_dict: original tensors; the prefix `module.` of distributed training is stripped.
         original_config: what the tensors do not say, all optional, at the top or in sections `config` and `loss`:
-            `num_spans`, or `max_span_length` (one more); `kind` ("PaLM-RB" for fixed scores); the authors' options
-            `dropout`, `dropouth`, `dropouti`, `dropoute`, `wdrop`; `ar_alpha`, `tar_beta`, `att_lambda`;
-            `eos_token_id`. Sizes (`vocab_size`, `emb_size`, `hidden_size`, `num_layers`, `rrnn_size_per_direction`,
-            `attention_mlp_size`) must agree with the tensors.
+            `num_spans`, or the authors' `max_span_length` (one more); `kind` ("PaLM-RB" for fixed scores); their
+            `dropout`, `dropouth`, `dropouti`, `dropoute`, `wdrop`, `alpha`, `beta` (or `ar_alpha`, `tar_beta`);
+            `att_lambda`; `eos_token_id`. Sizes (`emsize`, `nhid`, `nlayers`, or `vocab_size`, `emb_size`,
+            `hidden_size`, `num_layers`, `rrnn_size_per_direction`, `attention_mlp_size`) must agree with the tensors.
 
     Returns:
         The model, in evaluation mode.
@@ -100,8 +108,11 @@ def palm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Pa
         "vocab_size": vocab_size,
         "emb_size": embedding_size,
         "num_layers": len(layers),
-        "hidden_size": _tensor(tensors, "model.layers.0.weight_hh_l0").shape[1] if len(layers) > 1 else embedding_size,
+        "hidden_size": _tensor(tensors, "model.layers.0.weight_hh_l0").shape[1],
     }
+    if len(layers) == 1:  # the only layer is as wide as the embedding
+        sizes["hidden_size"] = options.get("hidden_size", options.get("nhid", embedding_size))
+    sizes |= {"emsize": sizes["emb_size"], "nlayers": sizes["num_layers"], "nhid": sizes["hidden_size"]}
     span_attention = any(name.startswith("model.span_context.") for name in tensors)
     if span_attention:
         sizes["rrnn_size_per_direction"] = len(_tensor(tensors, f"{_ATTENTION}.input.weight")) // 2
@@ -109,7 +120,7 @@ def palm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Pa
     for name, value in sizes.items():
         if options.get(name, value) != value:
             raise ValueError(f"{name} is {options[name]} in the configuration and {value} in the tensors.")
-    fields = {field: options[name] for name, field in {**_DROPOUTS, **_WEIGHTS}.items() if name in options}
+    fields = {field: options[name] for name, field in _OPTIONS.items() if name in options}
     if span_attention:
         fields |= {"rrnn_size": sizes["rrnn_size_per_direction"], "attention_size": sizes["attention_mlp_size"]}
         if str(options.get("kind", "")).startswith("PaLM-RB"):
@@ -142,7 +153,10 @@ def rename_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         ValueError: for unknown names, and a direction without the other.
     """
-    tensors = rename_state_dict(state_dict, RULES)
+    # After an evaluation the authors' layers hold the recurrent weights by a second name, too.
+    raw = {key: state_dict.get(f"{key}_raw") for key in state_dict}
+    copies = [key for key, value in state_dict.items() if raw[key] is not None and torch.equal(raw[key], value)]
+    tensors = rename_state_dict({key: value for key, value in state_dict.items() if key not in copies}, RULES)
     names = [f"{direction}.{part}" for part in ("weight", "bias") for direction in ("fw", "bw")]
     if any(name in tensors for name in names):
         *weights, forward_bias, backward_bias = (_tensor(tensors, name) for name in names)
@@ -159,4 +173,4 @@ def _tensor(tensors: Mapping[str, Tensor], name: str) -> Tensor:
     return tensors[name]
 
 
-__all__ = ["RULES", "convert_palm", "palm_config", "rename_tensors"]
+__all__ = ["EXTRACTION", "RULES", "convert_palm", "palm_config", "rename_tensors"]
