@@ -58,7 +58,7 @@ class ONLSTMLayer(nn.Module):
         syd_distance = None
         if self.split_head is not None:
             split = weight_dropout(self.split_head.weight, dropout, self.training, rescale=False)
-            syd_distance = split_distance(F.linear(master_forget, split, self.split_head.bias))
+            syd_distance = split_distance(F.linear(master_forget.to(split.dtype), split, self.split_head.bias))
         return states.to(inputs_TBD.dtype), cells, split_distance(master_forget), syd_distance
 
 
