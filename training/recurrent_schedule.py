@@ -308,7 +308,7 @@ class EpochControl(BestModel):
     def update(self, run: Run) -> bool:
         """Look at the newest evaluation; every process has to call. Returns whether to stop."""
         stop = super().update(run)
-        if self.optimizer.enter(self.next_phase(run)):
+        if run.state.step < run.arguments.max_train_steps and self.optimizer.enter(self.next_phase(run)):
             text = f"step {run.state.step}: {self.optimizer.phase.name} begins"
             if self.schedule.schedule == "adam-asgd" and self.optimizer.phase.name == "averaging":
                 text += f", from the weights of step {self.restore(run)}"
