@@ -541,12 +541,17 @@ class TestGenerate:
     def test_sequences_that_a_criterion_ends(self):
         model = tiny()
         ids, _ = ids_of(3, 3)
-        options = {"max_new_tokens": 5, "eos_token_id": 28, "suppress_tokens": [0, 28], "return_dict_in_generate": True}
-        free = model.generate(ids, **options)
-        stop = StoppingCriteriaList([OneWord(int(free.sequences[0, 4]))])
-        result = model.generate(ids, stopping_criteria=stop, **options)
-        assert result.sequences[0, 5:].tolist() == [29] * (result.sequences.shape[1] - 5)
-        assert max(end for _, end in result.spans[0]) == 5
+        options = {
+            "max_new_tokens": 5,
+            "eos_token_id": 28,
+            "suppress_tokens": [0, 28, 29],
+            "return_dict_in_generate": True,
+        }
+        word = model.generate(ids, **options).sequences[0, 4]
+        result = model.generate(ids, stopping_criteria=StoppingCriteriaList([OneWord(word)]), **options)
+        end = 4 + int((result.sequences[0, 3:] == word).long().argmax())
+        assert result.sequences[0, end:].tolist() == [29] * (result.sequences.shape[1] - end)
+        assert max(end for _, end in result.spans[0]) == end
 
     def test_scores_are_log_probabilities(self):
         model = tiny()
