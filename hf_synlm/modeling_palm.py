@@ -16,6 +16,7 @@ are in nats.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -397,6 +398,9 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
         if self.model.span_context is None:
             raise ValueError("span_attention=False: an AWD-LSTM has no trees. Use a PaLM.")
         return self.parse_text(input_ids, attention_mask, word_ends, self._read_trees)
+
+    def _with_trees(self, kind: Any, result: Any, *args: Any) -> Any:
+        return result if self.model.span_context is None else super()._with_trees(kind, result, *args)
 
     def _read_trees(self, output: PaLMModelOutput, starts: list[list[int]]) -> list[list[Span]]:
         """Spans over the words of each row, which begin at the columns `starts`."""

@@ -470,9 +470,12 @@ class TestGenerate:
             first = int(words.long().argmax())
             assert [(i + first, j + first) for i, j in own] == output.spans[row]
 
-    def test_baseline_generates(self):
+    def test_baseline_has_no_trees(self):
         ids, _ = ids_of(4)
-        assert tiny(span_attention=False).generate(ids, max_new_tokens=3, eos_token_id=None).shape == (1, 7)
+        output = tiny(span_attention=False).generate(
+            ids, max_new_tokens=3, eos_token_id=None, return_dict_in_generate=True
+        )
+        assert output.sequences.shape == (1, 7) and not hasattr(output, "spans")
 
 
 # ------------------------------------------------------------------------------------------- transformers

@@ -154,8 +154,8 @@ def rename_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
         ValueError: for unknown names, and a direction without the other.
     """
     # After an evaluation the authors' layers hold the recurrent weights by a second name, too.
-    raw = {key: state_dict.get(f"{key}_raw") for key in state_dict}
-    copies = [key for key, value in state_dict.items() if raw[key] is not None and torch.equal(raw[key], value)]
+    pairs = ((key, f"{key}_raw") for key in state_dict)
+    copies = [key for key, raw in pairs if raw in state_dict and torch.equal(state_dict[key], state_dict[raw])]
     tensors = rename_state_dict({key: value for key, value in state_dict.items() if key not in copies}, RULES)
     names = [f"{direction}.{part}" for part in ("weight", "bias") for direction in ("fw", "bw")]
     if any(name in tensors for name in names):
