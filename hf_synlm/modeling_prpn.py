@@ -25,8 +25,8 @@ from transformers.generation import GenerationMixin
 from transformers.utils import can_return_tuple
 
 from .configuration_prpn import PRPNConfig
-from .modeling_outputs import ParseOutput
 from .layers_prpn import TokenRows, UnbiasedLayerNorm, drop
+from .modeling_outputs import ParseOutput
 from .parser_prpn import (
     FAR,
     ConvolutionalParsingNetwork,
@@ -145,9 +145,9 @@ class PRPNModel(PRPNPreTrainedModel):
             output_attentions: also return `attentions`.
 
         Returns:
-            `PRPNModelOutput`. A column that is skipped has the features of the column before it. The state holds the last
-            features of every sentence, its last N distances, states and cells of its last N tokens, layer by layer, and
-            the state of the parsing network.
+            `PRPNModelOutput`. A column that is skipped has the features of the column before it. The state holds the
+            last features of every sentence, its last N distances, the states and cells of its last N tokens, layer by
+            layer, and the state of the parsing network.
 
         Raises:
             ValueError: for wrong shapes, types, ids outside the vocabulary, a cache of another batch, or training on

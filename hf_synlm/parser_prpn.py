@@ -158,7 +158,7 @@ class ConvolutionalParsingNetwork(nn.Module):
         features_RH = self.features(drop(embeddings_SBE, self.dropout, self.training), rows)
         halves = features_RH.unflatten(1, (2, -1))
         score_R2 = torch.einsum("rgh,gh->rg", halves, self.score.weight.squeeze(2)) + self.score.bias
-        own, following = rows.put(score_R2.float().sigmoid()).unbind(2)
+        own, following = rows.put(_at_least_float32(score_R2).sigmoid()).unbind(2)
         return Distances(own, following, None, (last_entries(embeddings_SBE, count_B, len(state[0])),))
 
 
@@ -217,10 +217,14 @@ class RecurrentParsingNetwork(nn.Module):
         local_TBH = rows.put(features_RH)
         states_TBH, distance_state = run_lstm(self.distance_lstm, local_TBH, state[3:], count_B)
         states_TBH = drop(states_TBH, self.dropout, self.training)
-        own, following = self.language_model_head(states_TBH).float().sigmoid().unbind(2)
-        supervised = self.supervised_head(states_TBH).squeeze(2).float().sigmoid()
+        own, following = _at_least_float32(self.language_model_head(states_TBH)).sigmoid().unbind(2)
+        supervised = _at_least_float32(self.supervised_head(states_TBH)).squeeze(2).sigmoid()
         lookback = last_entries(words_SBH, count_B, len(state[2]))
         return Distances(own, following, supervised, (*word_state, lookback, *distance_state))
+
+
+def _at_least_float32(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def run_lstm(

@@ -224,3 +224,41 @@ def test_trees_of_streams(case):
             return end, [*spans, (start, end)]
 
         assert distances_to_spans(distances, "biased") == spans_of(tree)[1]
+
+
+class TestConversion:
+    def state(self, **changes):
+        from safetensors.torch import load_file
+
+        case = "lm_word_hard_tied_res0"
+        return load_file(GOLDENS / case / "state.safetensors"), {**files(case)[1]["config"], **changes}
+
+    def test_old_checkpoints_have_no_counters(self):
+        tensors, config = self.state()
+        model = convert_prpn({key: value for key, value in tensors.items() if "num_batches" not in key}, config)
+        ids = torch.tensor([[3, 5, 4, 7]])
+        torch.testing.assert_close(model(ids).logits, convert_prpn(tensors, config)(ids).logits)
+        assert not model.model.parser.features.norm.num_batches_tracked.any()
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"nhid": 26}, "nhid is 26"),
+            ({"nslots": None}, "nslots"),
+            ({"tensor": "reader.0.memory_rnn.new"}, "unknown tensors"),
+            ({"without": "predictor.ffd.1.bias"}, "predictor.output.bias is missing"),
+            ({"without": "encoder.weight"}, "lacks the tensors"),
+        ],
+    )
+    def test_what_does_not_fit_is_named(self, changes, message):
+        tensors, config = self.state()
+        if "tensor" in changes:
+            tensors[changes["tensor"]] = torch.ones(1)
+        elif "without" in changes:
+            del tensors[changes["without"]]
+        elif changes.get("nslots", 0) is None:
+            del config["nslots"]
+        else:
+            config |= changes
+        with pytest.raises(ValueError, match=message):
+            convert_prpn(tensors, config)
