@@ -64,7 +64,7 @@ class StreamDataArguments:
         },
     )
     max_sentence_words: int | None = field(
-        default=None, metadata={"help": "Leave sentences with more words out of training, after preprocessing."}
+        default=None, metadata={"help": "Leave out sentences with more words, counted after preprocessing."}
     )
     tokenizer_name: str | None = field(
         default=None, metadata={"help": "Folder or Hub name of a tokenizer; without it one is made from the text."}
@@ -95,6 +95,13 @@ class StreamDataArguments:
     batch_group_size: int = field(
         default=4096, metadata={"help": "Sentences of similar length among which a batch is drawn."}
     )
+    test_batch_size: int | None = field(
+        default=None,
+        metadata={
+            "help": "Rows or sentences in the evaluation of the test files; default: per_device_eval_batch_size. With "
+            "one row of a stream every token is predicted from all before it."
+        },
+    )
     tree_supervision: bool = field(
         default=False, metadata={"help": "Train on the gold trees too: distances (ON-LSTM, PRPN) or spans (PaLM)."}
     )
@@ -107,7 +114,8 @@ class StreamDataArguments:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} is {getattr(self, name)!r}. Choose among {', '.join(choices)}.")
-        for name in "tokenizer_min_frequency bptt max_batch_tokens batch_group_size max_sentence_words".split():
+        names = "tokenizer_min_frequency bptt max_batch_tokens batch_group_size max_sentence_words test_batch_size"
+        for name in names.split():
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1 and is {value}.")

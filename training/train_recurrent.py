@@ -311,10 +311,13 @@ def load_data(
     tokenizer = make_stream_tokenizer(accelerator, data, source, output_dir)
     model = make_model(model_arguments, tokenizer)
     gold = gold_structure(model.config, data.tree_supervision)
-    train_stream = load_stream(data, data.train_files, tokenizer, gold)
-    validation = load_stream(data, data.validation_files, tokenizer)
-    test = load_stream(data, data.test_files, tokenizer) if data.test_files else None
-    return Data(train_stream, validation, test), tokenizer, model
+    limit = data.max_sentence_words
+    parts = Data(
+        train=load_stream(data, data.train_files, tokenizer, gold, limit),
+        validation=load_stream(data, data.validation_files, tokenizer, None, limit),
+        test=load_stream(data, data.test_files, tokenizer, None, limit) if data.test_files else None,
+    )
+    return parts, tokenizer, model
 
 
 def make_batches(
@@ -455,11 +458,11 @@ def run_training(
         options = (parsing.parsing_convention, parsing.parse_options, parsing.parse_batch_size)
         return TreeScorer(parsing.treebank(paths), tokenizer, *options, limit)
 
-    def evaluator(name: str, stream: TokenStream, trees: TreeScorer | None) -> TextEvaluator:
-        size = arguments.per_device_eval_batch_size
-        return TextEvaluator(accelerator, name, stream, data, pad, size, trees, of_characters)
-
-    validation = evaluator("validation", streams.validation, scorer(parsing.parsing_files, parsing.parse_sentences))
+    size = arguments.per_device_eval_batch_size
+    validation_scorer = scorer(parsing.parsing_files, parsing.parse_sentences)
+    validation = TextEvaluator(
+        accelerator, "validation", streams.validation, data, pad, size, validation_scorer, of_characters
+    )
 
     def evaluate(model: nn.Module, step: int) -> dict[str, Any]:
         with optimizer.averaged_weights():
@@ -477,7 +480,9 @@ def run_training(
     folder = save_final_model(run, tokenizer, card_facts(run, data, len(run.state.notes["evaluations"]) - 1))
     test: dict[str, Any] = {}
     if streams.test is not None:
-        test.update(evaluator("test", streams.test, None).run(run.model, step))
+        size = data.test_batch_size or size
+        evaluator = TextEvaluator(accelerator, "test", streams.test, data, pad, size, None, of_characters)
+        test.update(evaluator.run(run.model, step))
     final_scorer = scorer(parsing.final_parsing_files, None)
     if final_scorer is not None:
         test["trees"] = score_final_trees(run, final_scorer)
