@@ -131,7 +131,8 @@ def _probe_parse(folder: str, request: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     model = _load(folder, "AutoModelForCausalLM", request)
-    if not hasattr(model, "parse"):
+    # An LSTM has no trees, nor has an AWD-LSTM, which is a PaLM without its attention.
+    if not hasattr(model, "parse") or not getattr(model.config, "span_attention", True):
         return {}
     with torch.no_grad():
         output = _parse(model, request)

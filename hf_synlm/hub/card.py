@@ -141,7 +141,8 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
     template = TEMPLATE_FILE.read_text(encoding="utf-8")
     kinds = {
         "search" if hasattr(config, "scoring_num_beams") else "no search",
-        "no trees" if config.model_type == "lstm_lm" else "trees",
+        # A PaLM without its attention is an AWD-LSTM.
+        "no trees" if config.model_type == "lstm_lm" or not getattr(config, "span_attention", True) else "trees",
     }
     template = _SECTION.sub(lambda match: match[2] if match[1] in kinds else "", template)
     text = re.sub(r"{{ (\w+) }}", lambda match: values[match.group(1)], template)
