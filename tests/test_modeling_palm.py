@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from hf_synlm.configuration_palm import PaLMConfig
-from hf_synlm.modeling_palm import PaLMForCausalLM, PaLMForSequenceClassification, PaLMModel
+from hf_synlm import PaLMConfig, PaLMForCausalLM, PaLMForSequenceClassification, PaLMModel
 from hf_synlm.recurrent_cache import RecurrentCache
 from hf_synlm.span_attention_palm import gold_attention, span_states, split_by_scores
 from tests.reference import palm as reference
@@ -497,8 +496,6 @@ def test_save_and_load_are_exact(tmp_path, overrides):
 
 
 def test_auto_classes(tmp_path):
-    import hf_synlm  # noqa: F401
-
     tiny().save_pretrained(tmp_path)
     assert type(AutoModelForCausalLM.from_pretrained(tmp_path)).__name__ == "PaLMForCausalLM"
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from hf_synlm import recurrent_dropout, span_attention_palm
+from hf_synlm.conversion.__main__ import main
 from hf_synlm.conversion.palm import convert_palm, rename_tensors
 from hf_synlm.recurrent_cache import RecurrentCache
 from hf_synlm.span_attention_palm import gold_attention, span_states, split_by_scores
@@ -272,3 +274,14 @@ def test_other_forms_of_a_checkpoint():
     baseline = convert_palm(layers, {**meta, "eos_token_id": 3})
     assert baseline.model.span_context is None and baseline.config.eos_token_id == baseline.config.bos_token_id == 3
     assert baseline(ids).logits.shape == expected.shape
+
+
+def test_command_line(tmp_path):
+    case, output = GOLDENS / "s_small_m", tmp_path / "model"
+    options = ["--weights", case / "state.safetensors", "--config", case / "meta.json", "--output", output]
+    assert main(["palm", *map(str, options)]) == 0
+    io, meta = files("s_small_m")
+    loaded = AutoModelForCausalLM.from_pretrained(output)
+    expected = convert_palm(load_file(case / "state.safetensors"), meta)
+    ids = io["seg0.input_ids"].T
+    assert loaded.config.num_spans == 4 and torch.equal(loaded(ids).logits, expected(ids).logits)
