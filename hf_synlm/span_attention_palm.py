@@ -66,8 +66,8 @@ class SpanAttention(nn.Module):
 
     Dropout takes the same units of the rational RNN's state from all spans.
 
-    Source: equation 3 of the paper and `model.py` of the authors, whose backward recurrence mixes the rows of a batch
-        and lets a token see later ones; this one does not.
+    Source: equation 3 of the paper, with the gate of the authors' code. Their recurrence from right to left (`rrnn.py`)
+        mixes the rows of a batch and lets a token see later ones; this one does not.
     """
 
     def __init__(self, config: PaLMConfig) -> None:
