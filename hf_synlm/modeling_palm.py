@@ -10,10 +10,10 @@ The scores of the attention define a tree, top down: a constituent is split wher
 the token after it, is highest. Trees are only induced (PaLM-U), or the attention is trained on given spans (PaLM-S).
 Without the attention the model is the AWD-LSTM (`span_attention=False`).
 
-Source: the authors' code (Noahs-ARK/PaLM) where it differs from their paper, in the equations above for instance;
-`PaLMConfig` has options for the rest of it. As in the paper and not in the code: no token sees later ones or other rows,
-also in a batch; the loss of PaLM-S, which the code lacks; the scores of PaLM-RB, ten times those of the code. The lookup
-of the embedding there leaves the last vocabulary row without its gradient, by accident; here it has it.
+Source: the authors' code (Noahs-ARK/PaLM) where it differs from their paper, as in the equations above; for the rest of
+that `PaLMConfig` has options. As in the paper and not in the code: no token sees later tokens or other rows of a batch;
+the loss of PaLM-S, which the code lacks; the scores of PaLM-RB, ten times those of the code. There the lookup of the
+embedding leaves the last vocabulary row without its gradient, by accident; here it has it.
 
 Shapes: B sentences, T tokens, K spans, H hidden size, E embedding size, D width of span vectors, V vocabulary. Losses
 are in nats.

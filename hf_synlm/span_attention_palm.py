@@ -40,8 +40,8 @@ def span_states(input_BND: Tensor, forget_BND: Tensor, num_spans: int) -> Iterat
         [B, T, D] for each length 1 .. K: states of the spans of that length that end right before the positions.
 
     Cost: K steps, each a few operations on [B, T, D].
-    Source: the recurrence of Algorithm 1. The authors take differences of prefix states divided by products of gates,
-        which cancel, and turn to NaN where a gate is 0; no rounding of ours is larger than that of the recurrence.
+    Source: the recurrence of Algorithm 1. The authors compute it from differences of prefix states and quotients of
+        products of gates, which lose digits, and all of them where a gate is 0 (NaN); here is neither.
     """
     num_positions = input_BND.shape[1] - num_spans + 1
     input_forward, input_backward = input_BND.chunk(2, -1)
@@ -126,12 +126,12 @@ class SpanAttention(nn.Module):
     def _gates(self, query_BTH: Tensor, history_BKH: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and forget gates [B, N, D] of the tokens that end a span."""
         tokens_BNH = torch.cat([history_BKH.to(query_BTH), query_BTH[:, :-1]], 1)
-        logit, input = self.forget_gate(tokens_BNH), self.input(tokens_BNH)
+        logit, value = self.forget_gate(tokens_BNH), self.input(tokens_BNH)
         if self.input_activation == "tanh":
-            input = input.tanh()
+            value = value.tanh()
         # A state is linear in the inputs, so that a mask on them is one on the states.
-        input = locked_dropout(input * (-logit).sigmoid(), self.dropout, self.training)
-        return input, logit.sigmoid()
+        value = locked_dropout(value * (-logit).sigmoid(), self.dropout, self.training)
+        return value, logit.sigmoid()
 
 
 def _linear(
