@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from .matrix_products import linear_map, weight_gradient
 from .recurrent_dropout import weight_dropout
 
 
@@ -53,8 +54,10 @@ class ONLSTMLayer(nn.Module):
             of the split head, if there is one.
         """
         weight = weight_dropout(self.hh.weight, dropout, self.training, rescale=False)
-        gates = F.linear(inputs_TBD, self.ih.weight, self.ih.bias + self.hh.bias)
-        states, cells, master_forget = on_lstm(gates, hidden_BH, cell_BH, weight, self.num_chunks)
+        bias = self.ih.bias + self.hh.bias
+        states, cells, master_forget = on_lstm(
+            inputs_TBD, hidden_BH, cell_BH, self.ih.weight, weight, bias, self.num_chunks
+        )
         syd_distance = None
         if self.split_head is not None:
             split = weight_dropout(self.split_head.weight, dropout, self.training, rescale=False)
@@ -78,17 +81,25 @@ def split_distance(master_forget: Tensor) -> Tensor:
 
 @torch.compiler.disable
 def on_lstm(
-    gates_TBG: Tensor, hidden_BH: Tensor, cell_BH: Tensor, weight_GH: Tensor, num_chunks: int
+    inputs_TBD: Tensor,
+    hidden_BH: Tensor,
+    cell_BH: Tensor,
+    input_weight_GD: Tensor,
+    weight_GH: Tensor,
+    bias_G: Tensor,
+    num_chunks: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run the recurrence over a segment.
+    """Run a layer over a segment.
 
-    Products with `weight_GH` run in the type of `gates_TBG`, everything else in float32 or higher.
+    Matrix products run in the type of the inputs (or of autocast), everything else in float32 or higher.
 
     Args:
-        gates_TBG: what the inputs and biases contribute to the gates.
+        inputs_TBD: inputs.
         hidden_BH: h before the first step.
         cell_BH: c before the first step.
-        weight_GH: recurrent matrix.
+        input_weight_GD: matrix of the inputs, W_x.
+        weight_GH: recurrent matrix, W_h.
+        bias_G: bias of the gates.
         num_chunks: number of chunks N.
 
     Returns:
@@ -98,26 +109,30 @@ def on_lstm(
     Cost: T steps of one product [B, H] x [H, G] and a dozen elementwise operations, forward and backward; O(T B G)
     memory. Nothing waits for the device.
     """
-    return _ONLSTM.apply(gates_TBG, hidden_BH, cell_BH, weight_GH, num_chunks)
+    return _ONLSTM.apply(inputs_TBD, hidden_BH, cell_BH, input_weight_GD, weight_GH, bias_G, num_chunks)
 
 
 class _ONLSTM(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, gates, hidden, cell, weight, num_chunks):
-        (steps, batch, _), size = gates.shape, hidden.shape[1]
+    def forward(ctx, inputs, hidden, cell, input_weight, weight, bias, num_chunks):
+        (steps, batch, _), size = inputs.shape, hidden.shape[1]
         grid = (batch, num_chunks, size // num_chunks)
-        dtype = torch.promote_types(gates.dtype, torch.float32)
-        # Scores of the master gates (2 N), and the activations of the other gates (4 H).
-        acts = torch.empty(gates.shape, dtype=dtype, device=gates.device)
-        probs = acts.new_empty(steps, batch, 2, num_chunks)
-        masters = torch.empty_like(probs)  # I and F
-        states = acts.new_empty(steps + 1, batch, size)
-        cells = torch.empty_like(states)
-        states[0], cells[0] = hidden, cell
-        with torch.autocast(gates.device.type, enabled=False):
-            weight_HG = weight.to(gates.dtype).t()
+        device = inputs.device.type
+        low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else inputs.dtype
+        dtype = torch.promote_types(low, torch.float32)
+        with torch.autocast(device, enabled=False):
+            rows = inputs.to(low).reshape(steps * batch, -1)
+            from_inputs = linear_map(input_weight.to(low), len(rows))
+            # In the end these are the scores of the master gates (2 N), and the activations of the others (4 H).
+            acts = (from_inputs(rows).to(dtype) + bias).view(steps, batch, -1)
+            from_states = linear_map(weight.to(low), batch, steps)
+            probs = acts.new_empty(steps, batch, 2, num_chunks)
+            masters = torch.empty_like(probs)  # I and F
+            states = acts.new_empty(steps + 1, batch, size)
+            cells = torch.empty_like(states)
+            states[0], cells[0] = hidden, cell
             for t in range(steps):
-                acts[t] = torch.addmm(gates[t], states[t].to(gates.dtype), weight_HG)
+                acts[t] += from_states(states[t].to(low))
                 scores = acts[t, :, : 2 * num_chunks].view(batch, 2, num_chunks)
                 master = torch.cumsum(torch.softmax(scores, -1, out=probs[t]), -1, out=masters[t])
                 torch.sub(1, master[:, 0], out=master[:, 0])
@@ -130,33 +145,31 @@ class _ONLSTM(torch.autograd.Function):
                 after = torch.mul(opened[:, 1], cells[t].view(grid), out=cells[t + 1].view(grid))
                 after.addcmul_(opened[:, 0], units[:, 1])
                 torch.mul(units[:, 0], after.tanh(), out=states[t + 1].view(grid))
-        ctx.save_for_backward(acts, probs, masters, states, cells, weight)
-        ctx.types = gates.dtype, hidden.dtype, cell.dtype
+        ctx.save_for_backward(inputs, input_weight, weight, acts, probs, masters, states, cells)
+        ctx.low, ctx.types = low, tuple(tensor.dtype for tensor in (inputs, hidden, cell, input_weight, weight, bias))
         ctx.set_materialize_grads(False)
         return states, cells, acts[:, :, num_chunks : 2 * num_chunks].clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_states, grad_cells, grad_forget):
-        acts, probs, masters, states, cells, weight = ctx.saved_tensors
-        (steps, batch, gates_size), size = acts.shape, states.shape[2]
-        num_chunks = probs.shape[3]
+        inputs, input_weight, weight, acts, probs, masters, states, cells = ctx.saved_tensors
+        (steps, batch, gates), num_chunks, low = acts.shape, probs.shape[3], ctx.low
+        grid = (batch, num_chunks, states.shape[2] // num_chunks)
         if grad_states is None:
             grad_states = torch.zeros_like(states)
         grads, master_slopes, opened_forget, state_slopes = _slopes(acts, masters, cells)
         grad_hidden = grad_states[steps]
-        grad_cell = torch.zeros_like(cells[0]) if grad_cells is None else grad_cells[steps]
-        grid = (batch, num_chunks, size // num_chunks)
-        type_, hidden_type, cell_type = ctx.types
+        grad_cell = (torch.zeros_like(cells[0]) if grad_cells is None else grad_cells[steps]).view(grid)
         with torch.autocast(acts.device.type, enabled=False):
-            weight_GH = weight.to(type_)
+            to_states = linear_map(weight.to(low).t(), batch, steps)
             for t in reversed(range(steps)):
                 down = grad_hidden.view(grid)
-                through = torch.addcmul(grad_cell.view(grid), down, state_slopes[t])
+                through = torch.addcmul(grad_cell, down, state_slopes[t])
                 units = grads[t, :, 2 * num_chunks :].view(batch, 4, *grid[1:])
                 units[:, 0].mul_(down)
                 units[:, 1:].mul_(through[:, None])
-                # cumsum and softmax backwards; a softmax does not care for a constant, here the sum of all.
+                # Cumsum and softmax backwards; a softmax does not care for a constant, here the sum of all.
                 master = (master_slopes[t] * through[:, None]).sum(-1)
                 master = master - master.cumsum(-1)
                 master = master - (probs[t] * master).sum(-1, keepdim=True)
@@ -166,11 +179,17 @@ class _ONLSTM(torch.autograd.Function):
                 grad_cell = through * opened_forget[t]
                 if grad_cells is not None:
                     grad_cell = grad_cell + grad_cells[t].view(grid)
-                grad_hidden = grad_states[t] + (grads[t].to(type_) @ weight_GH)
-            grads = grads.to(type_)
-            rows, before = grads.view(-1, gates_size), states[:-1].to(type_).view(-1, size)
-            grad_weight = (rows.t() @ before).to(weight.dtype)
-        return grads, grad_hidden.to(hidden_type), grad_cell.view(batch, size).to(cell_type), grad_weight, None
+                grad_hidden = grad_states[t] + to_states(grads[t].to(low))
+            grads = grads.view(-1, gates)
+            grad_bias, grads = grads.sum(0), grads.to(low)
+            grad_inputs = None
+            if ctx.needs_input_grad[0]:
+                grad_inputs = linear_map(input_weight.to(low).t(), len(grads))(grads).view(inputs.shape)
+            grad_input_weight = weight_gradient(grads, inputs.to(low).reshape(len(grads), -1))
+            grad_weight = weight_gradient(grads, states[:-1].to(low).view(len(grads), -1))
+        results = (grad_inputs, grad_hidden, grad_cell.flatten(1), grad_input_weight, grad_weight, grad_bias)
+        typed = (None if tensor is None else tensor.to(dtype) for tensor, dtype in zip(results, ctx.types, strict=True))
+        return (*typed, None)
 
 
 def _slopes(acts: Tensor, masters: Tensor, cells: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

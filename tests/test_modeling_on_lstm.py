@@ -101,9 +101,9 @@ def test_loss_is_the_weighted_sum_of_its_parts():
 
 def test_layer_gradients_in_double_precision():
     torch.manual_seed(0)
-    chunks, units, batch, steps = 3, 2, 2, 4
+    chunks, units, batch, steps, width = 3, 2, 2, 4, 5
     size, gates = chunks * units, 2 * chunks + 4 * chunks * units
-    shapes = [(steps, batch, gates), (batch, size), (batch, size), (gates, size)]
+    shapes = [(steps, batch, width), (batch, size), (batch, size), (gates, width), (gates, size), (gates,)]
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     for places in ([0, 1, 2], [0], [1], [2]):  # each output alone: gradients that are not there count as zero
         assert torch.autograd.gradcheck(lambda *x, y=places: [on_lstm(*x, chunks)[i] for i in y], inputs)
