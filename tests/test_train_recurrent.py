@@ -1,6 +1,7 @@
 """Training of recurrent language models: schedules, segments, exact resume, perplexity, F1, and what is refused."""
 
 import dataclasses
+import inspect
 import json
 import math
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from training_runs import TRAINING, kill_after_checkpoint, run_script
 from transformers import AutoTokenizer
@@ -531,3 +533,72 @@ def test_resume_with_other_settings_is_refused(corpus: dict[str, str], tmp_path:
             train_recurrent.main(
                 flags(corpus, tmp_path / "out", "awd_lstm", *more, *other, "--resume_from_checkpoint", "latest")
             )
+
+
+# ---------------------------------------------------------------------------------------------- configurations
+def config_paths() -> list[Path]:
+    return [path for name in SMALL for path in sorted((TRAINING / "configs").glob(f"{name}_*.yaml"))]
+
+
+@pytest.mark.parametrize("path", config_paths(), ids=lambda path: path.stem)
+def test_configs_parse_and_name_their_command(path: Path, corpus: dict[str, str]) -> None:
+    text = path.read_text()
+    command = " ".join(line.strip("# \\") for line in text.splitlines() if line.startswith("#   "))
+    assert f"--config training/configs/{path.name} --output_dir runs/{path.stem}" in command
+    kind = ".words" if "file_format: text" in text else ""
+    files = ("--train_files", corpus[f"train{kind}"], "--validation_files", corpus[f"valid{kind}"])
+    given = files if "--train_files" in command else ()
+    model, data, parsing, schedule, training = parse("--config", str(path), *given)
+    parsing.complete(data)
+    assert path.stem.startswith(model.architecture)
+    config_class = train_recurrent.CONFIGS[model.architecture]
+    overrides = common.check_overrides(config_class, model.config_overrides)
+    config = config_class.from_preset(model.model_preset, **overrides)
+    gold = train_recurrent.gold_structure(config, data.tree_supervision)
+    assert (gold is not None) == ("syd" in path.stem or "palm_s" in path.stem)
+    assert schedule.num_train_epochs > schedule.finetuning_epoch
+    expected = {"on_lstm": "sgd-asgd", "awd_lstm": "sgd-asgd", "palm": "adam-asgd", "prpn": "adam-plateau"}
+    if "tiny" not in path.stem:
+        assert schedule.schedule == expected[model.architecture]
+        assert training.learning_rate == {"sgd-asgd": 30, "adam-asgd": 1e-3}.get(schedule.schedule, 3e-3) or (
+            path.stem == "prpn_wsj10" and training.learning_rate == 1e-3
+        )
+    # What parse would refuse is refused here, not after an epoch.
+    if train_recurrent.has_trees(config):
+        assert set(parsing.parse_options) <= set(
+            inspect.signature(train_recurrent.MODELS[model.architecture].parse).parameters
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"), [("on_lstm_ptb", 25.2), ("prpn_ptb", 43.6), ("palm_ptb", 23.6), ("awd_lstm_ptb", 24.2)]
+)
+def test_published_sizes(name: str, millions: float) -> None:
+    values = yaml.safe_load((TRAINING / f"configs/{name}.yaml").read_text())
+    config = train_recurrent.CONFIGS[values["architecture"]].from_preset(values["model_preset"], vocab_size=10000)
+    with torch.device("meta"):
+        model = train_recurrent.MODELS[values["architecture"]](config)
+    assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 1) == millions
+
+
+# ---------------------------------------------------------------------------------------------- several processes
+@pytest.mark.slow
+def test_two_processes_train_the_model_of_one(corpus: dict[str, str], tmp_path: Path) -> None:
+    """With half the rows each, and after a resumption; dropout would differ."""
+    none = ",".join(f"{name}_dropout=0" for name in ("embedding", "input", "hidden", "output", "weight"))
+    overrides = f"{SMALL['on_lstm']},supervised_layers=[1],syntactic_distance_weight=0,{none}"
+    course = ("--schedule", "adam-asgd", "--averaging_epoch", "1", "--num_train_epochs", "3", "--tree_supervision")
+    more = ("--learning_rate", "0.01", "--config_overrides", overrides, "--checkpointing_steps", "20", *course)
+
+    def evaluations(name: str, launcher: list[str], rows: str, *last: str) -> list[float]:
+        arguments = flags(corpus, tmp_path / name, "on_lstm", *more, "--per_device_train_batch_size", rows, *last)
+        found = run_script(
+            [*launcher, str(TRAINING / "train_recurrent.py"), *arguments], tmp_path / name, corpus["cache"]
+        )
+        return [item["losses"]["nats"] for item in found["evaluations"]]
+
+    one = evaluations("one", [sys.executable], "4")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    two = evaluations("two", launcher, "2")
+    assert two == pytest.approx(one, rel=1e-5) and one[-1] < one[0]
+    assert evaluations("two", launcher, "2", "--resume_from_checkpoint", "latest") == two
