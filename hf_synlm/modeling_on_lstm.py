@@ -1,6 +1,6 @@
 """ON-LSTM, a language model with ordered neurons (Shen et al., ICLR 2019), and ONLSTM-SYD (Du et al., ACL 2020).
 
-A stack of LSTM layers whose cells forget in a fixed order: see `on_lstm_layer`. How much of a cell is forgotten before
+A stack of LSTM layers whose cells forget in a fixed order: see `layer_on_lstm`. How much of a cell is forgotten before
 a word is the syntactic distance of the gap before it, and the distances of a sentence are its tree. ONLSTM-SYD has a
 second set of distances in some layer, which learns from gold trees by a ranking loss.
 
@@ -19,8 +19,8 @@ from transformers.generation import GenerationMixin
 from transformers.utils import can_return_tuple
 
 from .configuration_on_lstm import ONLSTMConfig
+from .layer_on_lstm import ONLSTMLayer
 from .modeling_outputs import ParseOutput
-from .on_lstm_layer import ONLSTMLayer
 from .recurrent_cache import RecurrentCache, segment_mask
 from .recurrent_dropout import embedding_dropout, locked_dropout
 from .recurrent_language_model import (
