@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from .layers_prpn import TokenRows, drop
+from .layers_prpn import TokenRows, drop, linear
 
 FAR = 1e4
 """Distance of the tokens before the first one: so large that no gate is open to them."""
@@ -111,7 +111,7 @@ class LookbackFeatures(nn.Module):
         """Features [R, H] of inputs [L + T, B, E]."""
         windows_TBEL = inputs_SBE.unfold(0, self.convolution.kernel_size[0], 1)
         weight = self.convolution.weight.flatten(1)
-        features = F.linear(rows.take(windows_TBEL).flatten(1), weight, self.convolution.bias)
+        features = linear(rows.take(windows_TBEL).flatten(1), weight, self.convolution.bias)
         return drop(F.relu(self.norm(features)), self.dropout, self.training)
 
 

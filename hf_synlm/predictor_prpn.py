@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .layers_prpn import TokenRows, drop, gated_softmax
+from .layers_prpn import TokenRows, drop, gated_softmax, linear
 
 
 class ResidualBlock(nn.Module):
@@ -31,8 +31,10 @@ class ResidualBlock(nn.Module):
 
     def forward(self, rows_RD: Tensor) -> Tensor:
         """Rows [R, size] of the same shape."""
-        inner = drop(F.relu(self.inner_norm(self.inner(rows_RD))), self.dropout, self.training)
-        return F.relu(self.outer_norm(self.outer(inner)) + rows_RD)
+        inner = drop(
+            F.relu(self.inner_norm(linear(rows_RD, self.inner.weight, self.inner.bias))), self.dropout, self.training
+        )
+        return F.relu(self.outer_norm(linear(inner, self.outer.weight, self.outer.bias)) + rows_RD)
 
 
 class PredictNetwork(nn.Module):
@@ -74,12 +76,13 @@ class PredictNetwork(nn.Module):
         features = rows.take(torch.cat([hidden_TBH, read_TBH.to(hidden_TBH.dtype)], 2))
         for block in self.blocks:
             features = block(features)
-        features = self.output_norm(self.output(drop(features, self.dropout, self.training))).tanh()
+        features = linear(drop(features, self.dropout, self.training), self.output.weight, self.output.bias)
+        features = self.output_norm(features).tanh()
         return rows.put(features), attention_TBN
 
     def _attend(self, hidden_TBH: Tensor, tape_SBH: Tensor, gate_TBN: Tensor) -> tuple[Tensor, Tensor]:
         """Read the states before each token [T, B, H]; attention weights [T, B, N]."""
-        key_TBH = self.key(drop(hidden_TBH, self.dropout, self.training))
+        key_TBH = linear(drop(hidden_TBH, self.dropout, self.training), self.key.weight, self.key.bias)
         key_BTH = drop(key_TBH, self.dropout, self.training).transpose(0, 1)
         tape_BSH = tape_SBH.transpose(0, 1)
         steps, batch, slots = gate_TBN.shape

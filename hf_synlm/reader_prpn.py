@@ -12,9 +12,17 @@ Source: Shen et al. 2018, section 5.1; `ReadingNetwork.py` and `LSTMCell.py` of 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
-from .layers_prpn import ATTENTION_EPSILON, UnbiasedLayerNorm, drop, normalize, normalize_backward, normalize_factors
+from .layers_prpn import (
+    ATTENTION_EPSILON,
+    UnbiasedLayerNorm,
+    drop,
+    linear,
+    normalize,
+    normalize_backward,
+    normalize_factors,
+)
+from .matrix_products import linear_map, weight_gradient
 from .recurrent_dropout import keep_mask
 
 
@@ -69,8 +77,8 @@ class ReadingLayer(nn.Module):
         size, training = self.key.out_features, self.training
         input_size = x_TBI.shape[-1]
         x_key = drop(x_TBI, self.key_dropout, training)
-        key_TBH = F.linear(x_key, self.key.weight[:, :input_size], self.key.bias)
-        gates_TBG = self.input(drop(x_TBI, self.dropout, training))
+        key_TBH = linear(x_key, self.key.weight[:, :input_size], self.key.bias)
+        gates_TBG = linear(drop(x_TBI, self.dropout, training), self.input.weight, self.input.bias)
         masks: list[Tensor | None] = [None, None, None]
         if training and self.key_dropout:
             masks[:2] = [keep_mask(key_TBH.shape, self.key_dropout, self.cell_norm.weight) for _ in range(2)]
@@ -114,24 +122,25 @@ class _Reading(torch.autograd.Function):
         attention, slope = torch.empty_like(gate_TBN), torch.empty_like(gate_TBN)
         best = torch.empty(steps, batch, 1, dtype=torch.long, device=key.device)
         inverse, cell_inverse = key.new_empty(steps, batch, 1), key.new_empty(steps, batch, 1)
+        map_key, map_past = linear_map(key_weight, batch, steps), linear_map(weight, batch, steps)
         for t in range(steps):
-            window = tape[t : t + slots].transpose(0, 1)
+            window = tape[t : t + slots]  # [N, B, D]
             before = tape[t + slots - 1, :, :size]
             if mask_before is not None:
                 before = before * mask_before[t]
-            torch.addmm(key_TBH[t], before, key_weight.t(), out=key[t])
+            torch.add(key_TBH[t], map_key(before.contiguous()), out=key[t])
             if mask_key is not None:
                 key[t].mul_(mask_key[t])
-            logits = torch.bmm(window[..., :size], key[t].unsqueeze(2)).squeeze(2).mul_(size**-0.5)
+            logits = (window[..., :size] * key[t]).sum(2).t().contiguous().mul_(size**-0.5)
             top, best[t] = logits.max(1, keepdim=True)
             exponential = logits.sub_(top).exp_()
             torch.mul(exponential, gate_TBN[t], out=attention[t])
             total = attention[t].sum(1, keepdim=True).add_(ATTENTION_EPSILON)
             attention[t].div_(total)
             torch.div(exponential, total, out=slope[t])
-            torch.bmm(attention[t].unsqueeze(1), window, out=read[t].unsqueeze(1))
+            torch.bmm(attention[t].unsqueeze(1), window.transpose(0, 1), out=read[t].unsqueeze(1))
             past, past_cell = read[t].split(size, 1)
-            z = torch.addmm(bias, past if mask_recurrent is None else past * mask_recurrent, weight.t())
+            z = map_past(past.contiguous() if mask_recurrent is None else past * mask_recurrent).add_(bias)
             inverse[t] = normalize(z, out=normalized[t])
             i, f, g, o = _activate(torch.addcmul(gates_TBG[t], normalized[t], gain, out=acts[t]))
             hidden, cell = tape[t + slots].split(size, 1)
@@ -166,6 +175,7 @@ class _Reading(torch.autograd.Function):
         grad_read, grad_key = torch.empty_like(read), torch.empty_like(key)
         grad_gates, grad_z = torch.empty_like(acts), torch.empty_like(acts)
         grad_gate, grad_hidden = torch.empty_like(attention), torch.empty_like(key)
+        map_key, map_past = linear_map(key_weight.t(), batch, steps), linear_map(weight.t(), batch, steps)
         carried = None
         for t in range(steps - 1, -1, -1):
             grad, grad_cell = _from_windows(spread, grad_read, key, t, slots)
@@ -179,21 +189,21 @@ class _Reading(torch.autograd.Function):
             grad_z[t] = normalize_backward(grad_gates[t] * gain, normalized[t], scale[t], ratio[t])
             past, past_cell = grad_read[t].split(size, 1)
             torch.mul(grad_cell, forget[t], out=past_cell)
-            torch.mm(grad_z[t], weight, out=past)
+            past.copy_(map_past(grad_z[t]))
             if mask_recurrent is not None:
                 past.mul_(mask_recurrent)
-            window = tape[t : t + slots].transpose(0, 1)
-            grad_weights = torch.bmm(window, grad_read[t].unsqueeze(2)).squeeze(2)
+            window = tape[t : t + slots]
+            grad_weights = (window * grad_read[t]).sum(2).t().contiguous()
             grad_weights -= (grad_weights * attention[t]).sum(1, keepdim=True)
             torch.mul(grad_weights, slope[t], out=grad_gate[t])
             grad_logits = grad_weights.mul_(attention[t])
             # The maximum is subtracted from all logits.
             grad_logits.scatter_add_(1, best[t], -grad_logits.sum(1, keepdim=True)).mul_(size**-0.5)
             spread[t, :, 1] = grad_logits.flip(1)
-            torch.bmm(grad_logits.unsqueeze(1), window[..., :size], out=grad_key[t].unsqueeze(1))
+            torch.bmm(grad_logits.unsqueeze(1), window[..., :size].transpose(0, 1), out=grad_key[t].unsqueeze(1))
             if mask_key is not None:
                 grad_key[t].mul_(mask_key[t])
-            carried = torch.mm(grad_key[t], key_weight)
+            carried = map_key(grad_key[t])
             if mask_before is not None:
                 carried.mul_(mask_before[t])
         before, past = tape[slots - 1 : slots - 1 + steps, :, :size], read[..., :size]
@@ -202,8 +212,8 @@ class _Reading(torch.autograd.Function):
         grad_cell_norm = grad_hidden * cell_slope
         return (
             grad_key, grad_gates, grad_gate, None, None, None, None,
-            grad_key.flatten(0, 1).t() @ before.reshape(-1, size),
-            grad_z.flatten(0, 1).t() @ past.reshape(-1, size),
+            weight_gradient(grad_key.flatten(0, 1), before.reshape(-1, size)),
+            weight_gradient(grad_z.flatten(0, 1), past.reshape(-1, size)),
             grad_z.sum((0, 1)),
             (grad_gates * normalized).sum((0, 1)),
             (grad_cell_norm * cell_normalized).sum((0, 1)),
