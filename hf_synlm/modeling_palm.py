@@ -31,6 +31,7 @@ from transformers.generation import GenerationMixin
 from transformers.utils import can_return_tuple
 
 from .configuration_palm import PaLMConfig
+from .matrix_products import OneDNNLinear
 from .modeling_outputs import ParseOutput
 from .recurrent_cache import RecurrentCache, segment_mask
 from .recurrent_dropout import embedding_dropout, locked_dropout, weight_dropout
@@ -102,8 +103,8 @@ class SpanContext(nn.Module):
         super().__init__()
         self.dropout = config.hidden_dropout
         self.attention = SpanAttention(config)
-        self.projection = nn.Linear(2 * config.rrnn_size, config.hidden_size)
-        self.residual_gate = nn.Linear(config.hidden_size + 2 * config.rrnn_size, config.hidden_size)
+        self.projection = OneDNNLinear(2 * config.rrnn_size, config.hidden_size)
+        self.residual_gate = OneDNNLinear(config.hidden_size + 2 * config.rrnn_size, config.hidden_size)
 
     def forward(self, hidden_BTH: Tensor, query_BTH: Tensor, history_BKH: Tensor) -> tuple[Tensor, Tensor]:
         """Mix hidden states with the context of spans.

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .configuration_palm import PaLMConfig
+from .matrix_products import OneDNNLinear
 from .recurrent_dropout import locked_dropout
 from .trees import Span
 
@@ -136,9 +137,9 @@ class SpanAttention(nn.Module):
 
 def _linear(
     in_features: int, out_features: int, fans: tuple[int, int], gain: float = 1.0, bias: bool = True
-) -> nn.Linear:
+) -> OneDNNLinear:
     """A layer that is drawn as (part of) a matrix of the authors with other fans: a direction, a concatenation."""
-    layer = nn.Linear(in_features, out_features, bias=bias)
+    layer = OneDNNLinear(in_features, out_features, bias=bias)
     layer.initial_bound = gain * (6 / sum(fans)) ** 0.5
     return layer
 

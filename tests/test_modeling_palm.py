@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from hf_synlm import PaLMConfig, PaLMForCausalLM, PaLMForSequenceClassification, PaLMModel
+from hf_synlm import PaLMConfig, PaLMForCausalLM, PaLMForSequenceClassification, PaLMModel, matrix_products
 from hf_synlm.recurrent_cache import RecurrentCache
 from hf_synlm.span_attention_palm import gold_attention, span_states, split_by_scores
 from tests.reference import palm as reference
@@ -548,6 +548,20 @@ def test_bfloat16(overrides):
     assert half(ids, attention_mask=mask, use_cache=True).logits.dtype == torch.float32
     if spans is not None:
         half.parse(ids, mask)
+
+
+def test_fast_products_change_nothing(monkeypatch):
+    model = tiny(**NO_DROPOUT).train()
+    ids, _ = ids_of(50, 50)
+    results = []
+    for fast in (True, False):
+        monkeypatch.setattr(matrix_products, "_ROWS_FROM", 0 if fast else 10**9)
+        model.zero_grad()
+        output = model(ids, labels=ids, spans=[[(0, 3)], [(5, 7)]])
+        output.loss.backward()
+        results.append([output.loss, output.span_scores, *[parameter.grad for parameter in model.parameters()]])
+    for mine, expected in zip(*results, strict=True):
+        torch.testing.assert_close(mine, expected, atol=1e-5, rtol=1e-4)
 
 
 def test_compiled():
