@@ -46,7 +46,7 @@ class RecurrentModelOutput(BaseModelOutputWithPast):
             skipped has the state of the column before it.
         token_mask: [B, T], True at the columns that hold tokens; None = all.
         distances: [L, B, T] syntactic distances of the language model; value t belongs to the gap before token t.
-        syd_distances: distances that are trained on gold trees, in the same shape.
+        syd_distances: [S, B, T] distances that learn from gold trees, of every layer that has them.
         span_scores: [B, T, K] scores of the spans that end right before each token, the longest first.
     """
 
