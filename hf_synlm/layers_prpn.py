@@ -158,27 +158,15 @@ def normalize_backward(grad: Tensor, normalized: Tensor, scale: Tensor, ratio: T
     Returns:
         dx [..., n].
     """
-    slope = torch.mul(grad, normalized).mean(-1, keepdim=True).mul_(ratio)
-    centred = grad - grad.mean(-1, keepdim=True)
-    return centred.addcmul_(normalized, slope, value=-1).mul_(scale)
-
-
-class _Normalize(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        normalized = torch.empty_like(x)
-        ctx.save_for_backward(normalized, normalize(x, normalized))
-        return normalized
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        normalized, inverse = ctx.saved_tensors
-        return normalize_backward(grad, normalized, *normalize_factors(inverse, grad.shape[-1]))
+    slope = (grad * normalized).mean(-1, keepdim=True).mul_(ratio).mul_(scale)
+    offset = grad.mean(-1, keepdim=True).mul_(scale).neg_()
+    return torch.addcmul(offset, grad, scale).addcmul_(normalized, slope, value=-1)
 
 
 class UnbiasedLayerNorm(nn.Module):
-    """Layer normalization gamma (x - mean) / (std + 1e-6) + beta, with the unbiased std (n - 1).
+    """Parameters of a layer normalization gamma (x - mean) / (std + 1e-6) + beta, with the unbiased std (n - 1).
+
+    Applied by `normalize` inside the recurrence.
 
     Args:
         size: length n of the last dimension, at least 2.
@@ -190,10 +178,6 @@ class UnbiasedLayerNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.bias = nn.Parameter(torch.zeros(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalize x [..., size]."""
-        return torch.addcmul(self.bias, _Normalize.apply(x), self.weight)
 
 
 __all__ = [

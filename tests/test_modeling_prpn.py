@@ -8,7 +8,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceCl
 
 from hf_synlm import layers_prpn, reader_prpn
 from hf_synlm.configuration_prpn import PRPNConfig
-from hf_synlm.layers_prpn import UnbiasedLayerNorm
+from hf_synlm.layers_prpn import linear, normalize, normalize_backward, normalize_factors
 from hf_synlm.modeling_prpn import PRPNForCausalLM, PRPNForSequenceClassification, PRPNModel
 from hf_synlm.reader_prpn import ReadingLayer
 from hf_synlm.recurrent_cache import RecurrentCache
@@ -141,28 +141,34 @@ class TestDefinition:
 
 
 class TestLayers:
-    def test_layer_norm(self):
-        norm = UnbiasedLayerNorm(5).double()
-        torch.nn.init.normal_(norm.weight)
-        torch.nn.init.normal_(norm.bias)
-        x = torch.randn(3, 2, 5, dtype=torch.double, requires_grad=True)
-        expected = norm.weight * (x - x.mean(-1, True)) / (x.std(-1, keepdim=True) + 1e-6) + norm.bias
-        torch.testing.assert_close(norm(x), expected)
-        assert torch.autograd.gradcheck(lambda x, w, b: torch.func.functional_call(norm, {"weight": w, "bias": b}, x),
-                                        (x, norm.weight, norm.bias))  # fmt: skip
-
-    def test_layer_norm_of_nearly_constant_rows(self):
-        norm = UnbiasedLayerNorm(4).double()
-        x = (1e-6 * torch.randn(3, 4, dtype=torch.double)).requires_grad_()
+    @pytest.mark.parametrize("scale", [1.0, 1e-6])
+    def test_normalization(self, scale):
+        x = (scale * torch.randn(3, 2, 5, dtype=torch.double)).requires_grad_()
         expected = (x - x.mean(-1, True)) / (x.std(-1, keepdim=True) + 1e-6)
-        torch.testing.assert_close(norm(x), expected)
-        weight = torch.randn(3, 4, dtype=torch.double)
-        mine, theirs = (torch.autograd.grad((y * weight).sum(), x)[0] for y in (norm(x), expected))
-        torch.testing.assert_close(mine, theirs)
-        constant = torch.full((2, 4), 3.0, requires_grad=True)
-        output = UnbiasedLayerNorm(4)(constant)
-        output.sum().backward()
-        assert not output.any() and torch.isfinite(constant.grad).all()
+        normalized = torch.empty_like(expected)
+        inverse = normalize(x.detach(), out=normalized)
+        torch.testing.assert_close(normalized, expected)
+        grad = torch.randn_like(expected)
+        mine = normalize_backward(grad, normalized, *normalize_factors(inverse, 5))
+        torch.testing.assert_close(mine, torch.autograd.grad(expected, x, grad)[0])
+
+    def test_normalization_of_constant_rows(self):
+        normalized = torch.empty(2, 4)
+        inverse = normalize(torch.full((2, 4), 3.0), out=normalized)
+        assert not normalized.any()
+        gradient = normalize_backward(torch.randn(2, 4), normalized, *normalize_factors(inverse, 4))
+        assert torch.isfinite(gradient).all()
+
+    def test_linear(self):
+        torch.manual_seed(1)
+        x, weight, bias = (torch.randn(*shape, requires_grad=True) for shape in ((5, 3, 40), (30, 40), (30,)))
+        grad = torch.randn(5, 3, 30)
+        results = []
+        for function in (linear, torch.nn.functional.linear):
+            output = function(x, weight[:, :40], bias)
+            results.append([output, *torch.autograd.grad(output, (x, weight, bias), grad)])
+        for mine, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(mine, theirs)
 
     @pytest.mark.parametrize("training", [False, True])
     @pytest.mark.parametrize(("steps", "slots"), [(6, 3), (2, 4), (1, 1)])
