@@ -1,6 +1,6 @@
 """Train ON-LSTM, PRPN, PaLM or AWD-LSTM as language models, with or without gold trees.
 
-    accelerate launch training/train_recurrent.py --config training/configs/on_lstm_tiny.yaml --output_dir runs/on_lstm
+    accelerate launch training/train_recurrent.py --config training/configs/on_lstm_syd_tiny.yaml --output_dir runs/tiny
 
 Text comes from treebanks (default: the embedded one) or from plain files. It is read as one stream, segment by segment
 with the state carried along (truncated back-propagation through time), or sentence by sentence. The model that is kept
@@ -35,7 +35,6 @@ from common import (
 from final_report import report_saved_model
 from recurrent_schedule import (
     EpochControl,
-    PhasedOptimizer,
     PhaseSchedule,
     RecurrentTrainingArguments,
     ScheduleArguments,
@@ -58,19 +57,21 @@ from stream_batches import (
     stream_fingerprint,
 )
 from stream_evaluation import TextEvaluator, TreeScorer, percent
-from torch import Tensor, nn
+from stream_objective import StreamObjective
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from tree_evaluation import PUNCTUATION, Treebank, make_treebank, score_table
 
-from hf_synlm.configuration_on_lstm import ONLSTMConfig
-from hf_synlm.configuration_palm import PaLMConfig
-from hf_synlm.configuration_prpn import PRPNConfig
+from hf_synlm import (
+    ONLSTMConfig,
+    ONLSTMForCausalLM,
+    PaLMConfig,
+    PaLMForCausalLM,
+    PRPNConfig,
+    PRPNForCausalLM,
+)
 from hf_synlm.data.streams import TokenStream
 from hf_synlm.evaluation.parsing import CONVENTIONS
-from hf_synlm.modeling_on_lstm import ONLSTMForCausalLM
-from hf_synlm.modeling_palm import PaLMForCausalLM
-from hf_synlm.modeling_prpn import PRPNForCausalLM
-from hf_synlm.recurrent_cache import RecurrentCache
 
 CONFIGS = {"on_lstm": ONLSTMConfig, "prpn": PRPNConfig, "palm": PaLMConfig, "awd_lstm": PaLMConfig}
 MODELS: dict[str, Any] = {
@@ -244,53 +245,6 @@ def gold_structure(config: PreTrainedConfig, tree_supervision: bool) -> str | No
     if not learns:
         raise ValueError(f"tree_supervision is set, but this model does not learn from trees. {remedy}.")
     return name
-
-
-# ---------------------------------------------------------------------------------------------- objective
-class StreamObjective:
-    """Loss of a batch, with the state of the batch before as its beginning.
-
-    The state belongs to the checkpoint: `accelerate` saves and loads it by `state_dict` and `load_state_dict`.
-
-    Args:
-        accelerator: of the run.
-        optimizer: takes the scale of the learning rate from the batch.
-        carry: keep the state from batch to batch.
-    """
-
-    def __init__(self, accelerator: Accelerator, optimizer: PhasedOptimizer, carry: bool):
-        self.accelerator, self.optimizer, self.carry = accelerator, optimizer, carry
-        self.cache: RecurrentCache | None = None
-
-    def __call__(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Objective and its named parts, for `common.optimizer_steps`."""
-        batch = dict(batch)
-        self.optimizer.scale = batch.pop("rate_scale")
-        if batch.pop("begins"):
-            self.cache = None
-        output = model(**batch, past_key_values=self.cache, use_cache=self.carry)
-        if self.carry:
-            self.cache = output.past_key_values
-        return output.loss, output.losses
-
-    def state_dict(self) -> dict[str, Any]:
-        """State of the rows of all processes, rows first; every process has to call."""
-        if self.cache is None or self.cache.state is None:
-            return {}
-        rows_first = [tensor.movedim(self.cache.batch_dim, 0).contiguous() for tensor in self.cache.state]
-        gathered = [self.accelerator.gather(tensor).cpu() for tensor in rows_first]
-        return {"state": gathered, "batch_dim": self.cache.batch_dim, "num_columns": self.cache.num_columns}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the state of the rows of this process."""
-        self.cache = None
-        if not state:
-            return
-        index, count = self.accelerator.process_index, self.accelerator.num_processes
-        shares = [tensor.chunk(count)[index].to(self.accelerator.device) for tensor in state["state"]]
-        self.cache = RecurrentCache()
-        rows = tuple(share.movedim(0, state["batch_dim"]) for share in shares)
-        self.cache.store(rows, state["num_columns"], state["batch_dim"])
 
 
 # ---------------------------------------------------------------------------------------------- data
