@@ -249,6 +249,8 @@ def test_every_tensor_is_accounted_for():
             convert_palm({key: value for key, value in tensors.items() if key != name}, meta)
     with pytest.raises(ValueError, match="should be"):
         convert_palm({**tensors, "_att_._w2_": torch.zeros(1, 9)}, meta)
+    with pytest.raises(ValueError, match=r"has shape \(5,\)"):
+        convert_palm({**tensors, "_att_.rrnn_bw.weight": torch.zeros(5)}, meta)
     with pytest.raises(ValueError, match="differ"):
         convert_palm({**tensors, "decoder.weight": tensors["decoder.weight"] + 1}, meta)
     with pytest.raises(ValueError, match="hidden_size is 17"):
@@ -285,3 +287,12 @@ def test_command_line(tmp_path):
     expected = convert_palm(load_file(case / "state.safetensors"), meta)
     ids = io["seg0.input_ids"].T
     assert loaded.config.num_spans == 4 and torch.equal(loaded(ids).logits, expected(ids).logits)
+
+
+def test_pickled_checkpoint_is_refused(tmp_path, capsys):
+    weights, output = tmp_path / "model.pt", tmp_path / "model"
+    torch.save([torch.nn.Linear(2, 2)], weights)
+    options = ["--weights", weights, "--config", GOLDENS / "rb" / "meta.json", "--output", output]
+    with pytest.raises(SystemExit):
+        main(["palm", *map(str, options)])
+    assert "max_span_length is needed" in capsys.readouterr().err

@@ -170,6 +170,8 @@ def rename_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _tensor(tensors: Mapping[str, Tensor], name: str) -> Tensor:
     if name not in tensors:
         raise ValueError(f"The checkpoint lacks what becomes {name}. Is it another model, or is the file damaged?")
+    if tensors[name].dim() != (2 if "weight" in name else 1):
+        raise ValueError(f"What becomes {name} has shape {tuple(tensors[name].shape)}. Is the file damaged?")
     return tensors[name]
 
 
