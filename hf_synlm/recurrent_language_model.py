@@ -17,11 +17,10 @@ Losses and log-probabilities in nats.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerationMixin
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
@@ -29,11 +28,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
 from .actions import PAD_ACTION, spans_to_actions
+from .framed_sentences import ends_of_words, frame_sentences, spread_spans
 from .linear_cross_entropy import linear_cross_entropy
 from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
 from .recurrent_cache import RecurrentCache
-from .token_batch import attended_tokens, next_tokens, tokens_first
-from .trees import Span, right_branching
+from .token_batch import next_tokens
+from .trees import Span
 
 
 # ------------------------------------------------------------------------------------------------------- outputs
@@ -143,21 +143,6 @@ class RecurrentPreTrainedModel(PreTrainedModel):
     _is_stateful = True  # assisted decoding needs a cache that can be cropped
     _skip_keys_device_placement = ["past_key_values"]
     _input_embed_layer = "embed_tokens"
-
-
-class _FramedText(NamedTuple):
-    """Sentences with begin and end token, and where their words stand in the input."""
-
-    input_ids: Tensor
-    """[B, N + 2]: begin token, words, end token, padding."""
-    mask: Tensor
-    """[B, N + 2]."""
-    first_B: Tensor
-    """Input column of the first word."""
-    count_B: Tensor
-    """Number of words."""
-    closed_B: Tensor
-    """Whether the end token stands in the input."""
 
 
 class RecurrentLanguageModel(GenerationMixin):
@@ -311,11 +296,11 @@ class RecurrentLanguageModel(GenerationMixin):
         Raises:
             ValueError: for bad input, and sentences without words.
         """
-        text = self._frame(input_ids, attention_mask)
+        text = frame_sentences(self.config, input_ids, attention_mask)
         if not bool((text.count_B > 0).all()):
             row = int(text.count_B.argmin())
             raise ValueError(f"Row {row} of input_ids holds no word. Leave empty sentences out.")
-        ends = _word_ends_of(word_ends, input_ids, text)
+        ends = ends_of_words(word_ends, input_ids, text)
         training = self.training
         self.eval()
         try:
@@ -326,43 +311,20 @@ class RecurrentLanguageModel(GenerationMixin):
                 trees = read_trees(output, [[1, *(end + 1 for end in row[:-1])] for row in ends])
         finally:
             self.train(training)
-        trees = [_spread_spans(*pair) for pair in zip(trees, ends, strict=True)]
+        trees = [spread_spans(*pair) for pair in zip(trees, ends, strict=True)]
         actions = [spans_to_actions(spans, row[-1]) for spans, row in zip(trees, ends, strict=True)]
         offsets = text.first_B.tolist()
-        place = torch.arange(input_ids.shape[1], device=input_ids.device) - text.first_B[:, None]
-        scored = (place >= 0) & (place < (text.count_B + text.closed_B)[:, None])
-        at_columns = scores.gather(1, place.clamp(0, scores.shape[1] - 1))
         return ParseOutput(
             spans=[[[(i + x, j + x) for i, j in spans]] for spans, x in zip(trees, offsets, strict=True)],
             actions=_pad_actions(actions, input_ids.device)[:, None],
             log_probs=scores.sum(1, keepdim=True),
-            token_log_probs=at_columns.masked_fill(~scored, 0),
+            token_log_probs=text.at_columns(scores, input_ids.shape[1]),
             offsets=offsets,
             lengths=text.count_B.tolist(),
             word_ends=None
             if word_ends is None
             else [[x + end for end in row] for x, row in zip(offsets, ends, strict=True)],
         )
-
-    def _frame(self, input_ids: Tensor, attention_mask: Tensor | None) -> _FramedText:
-        """Put every sentence between a begin token and an end token."""
-        begin, end = self.config.bos_token_id, self.config.eos_token_id
-        if begin is None or end is None:
-            raise ValueError("bos_token_id or eos_token_id is None. Set both: sentences are read between them.")
-        words = attended_tokens(self.config, input_ids, attention_mask)  # a begin token is none of them
-        last = words & (words.flip(1).long().cumsum(1) == 1).flip(1)
-        closing = last & (input_ids == end)
-        words = words & ~closing
-        first_B, count_B = words.long().argmax(1), words.sum(1)
-        column = torch.arange(input_ids.shape[1], device=input_ids.device)
-        if not torch.equal(words, (column >= first_B[:, None]) & (column < (first_B + count_B)[:, None])):
-            raise ValueError("attention_mask leaves holes inside a sentence: its tokens must stand side by side.")
-        ids = F.pad(tokens_first(input_ids.long(), words)[:, : int(count_B.max())], (1, 1))
-        place = torch.arange(ids.shape[1], device=ids.device)
-        ids = torch.where(place == count_B[:, None] + 1, end, ids)
-        ids = torch.where(place == 0, begin, ids)
-        mask = place <= count_B[:, None] + 1
-        return _FramedText(ids.masked_fill(~mask, 0), mask, first_B, count_B, closing.any(1))
 
     # ------------------------------------------------------------------------------------------------- generation
     def generate(
@@ -430,7 +392,7 @@ class RecurrentLanguageModel(GenerationMixin):
         text = torch.cat([mask.bool(), present], 1)
         spans: list[list[Span]] = [[] for _ in range(count)]
         actions = torch.full((count, 1), PAD_ACTION, device=new.device)
-        words = (self._frame(result.sequences, text).count_B > 0).nonzero()[:, 0]
+        words = (frame_sentences(self.config, result.sequences, text).count_B > 0).nonzero()[:, 0]
         if len(words):
             parsed = self.parse(result.sequences[words], text[words])
             actions = actions.new_full((count, parsed.actions.shape[2]), PAD_ACTION)
@@ -438,31 +400,6 @@ class RecurrentLanguageModel(GenerationMixin):
             for place, trees in zip(words.tolist(), parsed.spans, strict=True):
                 spans[place] = trees[0]
         return kind(**result, actions=actions, spans=spans)
-
-
-def _word_ends_of(word_ends: Tensor | None, input_ids: Tensor, text: _FramedText) -> list[list[int]]:
-    """Per sentence the end of each word, counted in tokens from the first; tokens are words without `word_ends`."""
-    counts = text.count_B.tolist()
-    if word_ends is None:
-        return [list(range(1, count + 1)) for count in counts]
-    if word_ends.shape != input_ids.shape:
-        raise ValueError(f"word_ends has shape {tuple(word_ends.shape)}, input_ids {tuple(input_ids.shape)}.")
-    rows = []
-    for row, (flags, first, count) in enumerate(zip(word_ends.tolist(), text.first_B.tolist(), counts, strict=True)):
-        ends = [place + 1 for place in range(count) if flags[first + place]]
-        if not ends or ends[-1] != count:
-            raise ValueError(f"word_ends of row {row} does not mark the last token, but a word ends there.")
-        rows.append(ends)
-    return rows
-
-
-def _spread_spans(spans: list[Span], ends: list[int]) -> list[Span]:
-    """Spans over words -> spans over tokens; the pieces of a word are joined from right to left."""
-    bounds = [0, *ends]
-    tokens = [(bounds[i], bounds[j]) for i, j in spans]
-    for start, end in zip(bounds[:-1], ends, strict=True):
-        tokens += [(start + i, start + j) for i, j in right_branching(end - start)]
-    return sorted(tokens, key=lambda span: (span[1], -span[0]))
 
 
 def _pad_actions(actions: list[list[int]], device: torch.device) -> Tensor:
