@@ -10,10 +10,21 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 
 from .configuration_gpst import GPSTConfig
 from .configuration_lstm import LSTMConfig
+from .configuration_on_lstm import ONLSTMConfig
+from .configuration_palm import PaLMConfig
+from .configuration_prpn import PRPNConfig
 from .configuration_rnng import RNNGConfig
 from .modeling_gpst import GPSTForCausalLM, GPSTForSequenceClassification, GPSTModel, GPSTPreTrainedModel
 from .modeling_lstm import LSTMForCausalLM, LSTMModel, LSTMPreTrainedModel
+from .modeling_on_lstm import (
+    ONLSTMForCausalLM,
+    ONLSTMForSequenceClassification,
+    ONLSTMModel,
+    ONLSTMPreTrainedModel,
+)
 from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
+from .modeling_palm import PaLMForCausalLM, PaLMForSequenceClassification, PaLMModel, PaLMPreTrainedModel
+from .modeling_prpn import PRPNForCausalLM, PRPNForSequenceClassification, PRPNModel, PRPNPreTrainedModel
 from .modeling_rnng import RNNGForCausalLM, RNNGForSequenceClassification, RNNGModel, RNNGPreTrainedModel
 
 __version__ = "0.1.0.dev0"
@@ -25,6 +36,21 @@ _AUTO_CLASSES: dict[Any, dict[Any, Any]] = {
         AutoModelForSequenceClassification: GPSTForSequenceClassification,
     },
     LSTMConfig: {AutoModel: LSTMModel, AutoModelForCausalLM: LSTMForCausalLM},
+    ONLSTMConfig: {
+        AutoModel: ONLSTMModel,
+        AutoModelForCausalLM: ONLSTMForCausalLM,
+        AutoModelForSequenceClassification: ONLSTMForSequenceClassification,
+    },
+    PaLMConfig: {
+        AutoModel: PaLMModel,
+        AutoModelForCausalLM: PaLMForCausalLM,
+        AutoModelForSequenceClassification: PaLMForSequenceClassification,
+    },
+    PRPNConfig: {
+        AutoModel: PRPNModel,
+        AutoModelForCausalLM: PRPNForCausalLM,
+        AutoModelForSequenceClassification: PRPNForSequenceClassification,
+    },
     RNNGConfig: {
         AutoModel: RNNGModel,
         AutoModelForCausalLM: RNNGForCausalLM,
@@ -49,6 +75,21 @@ __all__ = [
     "LSTMForCausalLM",
     "LSTMModel",
     "LSTMPreTrainedModel",
+    "ONLSTMConfig",
+    "ONLSTMForCausalLM",
+    "ONLSTMForSequenceClassification",
+    "ONLSTMModel",
+    "ONLSTMPreTrainedModel",
+    "PRPNConfig",
+    "PRPNForCausalLM",
+    "PRPNForSequenceClassification",
+    "PRPNModel",
+    "PRPNPreTrainedModel",
+    "PaLMConfig",
+    "PaLMForCausalLM",
+    "PaLMForSequenceClassification",
+    "PaLMModel",
+    "PaLMPreTrainedModel",
     "ParseOutput",
     "RNNGConfig",
     "RNNGForCausalLM",

@@ -27,8 +27,8 @@ from transformers.utils import can_return_tuple
 from .configuration_lstm import LSTMConfig
 from .linear_cross_entropy import linear_cross_entropy
 from .modeling_outputs import SyntacticLMOutput
-from .recurrent_cache import RecurrentCache
-from .token_batch import attended_tokens
+from .recurrent_cache import RecurrentCache, segment_mask
+from .token_batch import after_columns, attended_tokens, tokens_first
 
 
 @dataclass
@@ -123,8 +123,7 @@ class LSTMModel(LSTMPreTrainedModel):
         mask = self._read_columns(input_ids, attention_mask, None if begins else cache)
         count_B = mask.sum(1)
         # Tokens move to the left end, so that padding is read after them or not at all.
-        columns = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
-        ids = input_ids.long().masked_fill(~mask, 0).gather(1, columns)
+        ids = tokens_first(input_ids.long().masked_fill(~mask, 0), mask)
         if begins:
             ids = F.pad(ids, (1, 0), value=self.config.bos_token_id)
         keep_state = cache is not None or bool(use_cache)
@@ -133,11 +132,9 @@ class LSTMModel(LSTMPreTrainedModel):
             states = torch.cat([cache.state[0][-1][:, None].to(states.dtype), states], 1)
         if keep_state:
             cache = RecurrentCache() if cache is None else cache
-            cache.store(final, input_ids.shape[1])
-        # After a column stands the state of as many tokens as there are up to it.
-        slot = mask.cumsum(1)[..., None].expand(-1, -1, states.shape[2])
+            cache.store(final, input_ids.shape[1], batch_dim=1)
         return LSTMModelOutput(
-            last_hidden_state=states.gather(1, slot),
+            last_hidden_state=after_columns(states, mask),
             past_key_values=cache if keep_state else None,
             initial_state=states[:, 0],
             token_mask=mask,
@@ -147,18 +144,9 @@ class LSTMModel(LSTMPreTrainedModel):
         """Mask [B, T] of the columns that hold tokens, the begin token left out."""
         if cache is None:
             return attended_tokens(self.config, input_ids, attention_mask)
-        if cache.batch_size != len(input_ids):
-            raise ValueError(
-                f"past_key_values holds {cache.batch_size} rows and input_ids {len(input_ids)}. Pass the cache that "
-                "was returned for the same rows, or none."
-            )
-        if attention_mask is None:
-            attention_mask = torch.ones_like(input_ids)
-        elif attention_mask.shape[-1] == cache.num_columns + input_ids.shape[-1]:
-            attention_mask = attention_mask[:, cache.num_columns :]
-        # Only for the checks: the beginning was read before, so that a begin token is a token like any other here.
-        attended_tokens(self.config, input_ids, attention_mask)
-        return attention_mask.bool()
+        # The beginning was read before, so that a begin token is a token like any other here.
+        mask = segment_mask(self.config, input_ids, attention_mask, cache)
+        return torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask
 
     def _read(
         self, ids: Tensor, count_B: Tensor, state: tuple[Tensor, ...] | None, need_final: bool

@@ -1,7 +1,10 @@
-"""The state of a recurrent network as `past_key_values`."""
+"""The state of a recurrent network as `past_key_values`, and the segments of text that it is moved on by."""
 
 from torch import Tensor
+from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
+
+from .token_batch import check_tokens
 
 
 class RecurrentCache(Cache):
@@ -10,24 +13,23 @@ class RecurrentCache(Cache):
     Stock decoding loops treat it like any other cache. `forward` replaces the state in place; what it keeps is cut off
     from the graph, so that segments of a long text can be trained one after the other. It cannot be cropped: a
     recurrent network does not go back.
-
-    Args:
-        batch_dim: dimension of the sentences in every tensor of the state.
     """
 
-    def __init__(self, batch_dim: int = 1) -> None:
+    def __init__(self) -> None:
         super().__init__(layers=[])
-        self.batch_dim = batch_dim
+        self.batch_dim = 0
         self.state: tuple[Tensor, ...] | None = None
         self.num_columns = 0
 
-    def store(self, state: tuple[Tensor, ...], num_columns: int) -> None:
+    def store(self, state: tuple[Tensor, ...], num_columns: int, batch_dim: int = 0) -> None:
         """Replace the state.
 
         Args:
             state: tensors of the new state.
             num_columns: input columns that were read since the old one.
+            batch_dim: dimension of the sentences in every tensor of the state.
         """
+        self.batch_dim = batch_dim
         self.state = tuple(tensor.detach() for tensor in state)
         self.num_columns += num_columns
 
@@ -79,4 +81,33 @@ class RecurrentCache(Cache):
         )
 
 
-__all__ = ["RecurrentCache"]
+def segment_mask(
+    config: PreTrainedConfig, input_ids: Tensor, attention_mask: Tensor | None, cache: RecurrentCache | None
+) -> Tensor | None:
+    """Check a segment of text, and tell which of its columns hold tokens.
+
+    Args:
+        config: for the vocabulary.
+        input_ids: [B, T].
+        attention_mask: 1 = token; [B, T], or over all columns read so far, those of `cache` included.
+        cache: state that the segment continues from.
+
+    Returns:
+        Boolean mask [B, T]; None without an attention mask: every column holds a token.
+
+    Raises:
+        ValueError: for wrong shapes and types, ids outside the vocabulary, or a cache of another batch.
+    """
+    if cache is not None and cache.is_initialized:
+        if cache.batch_size != len(input_ids):
+            raise ValueError(
+                f"past_key_values holds {cache.batch_size} rows and input_ids {len(input_ids)}. Pass the cache that "
+                "was returned for the same rows, or none."
+            )
+        if attention_mask is not None and attention_mask.shape[-1] == cache.num_columns + input_ids.shape[-1]:
+            attention_mask = attention_mask[:, cache.num_columns :]
+    check_tokens(config, input_ids, attention_mask)
+    return None if attention_mask is None else attention_mask.bool()
+
+
+__all__ = ["RecurrentCache", "segment_mask"]

@@ -144,13 +144,7 @@ def attended_tokens(
     Raises:
         ValueError: for wrong shapes, types, or ids outside the vocabulary.
     """
-    integers = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
-    if input_ids.dim() != 2 or input_ids.dtype not in integers or input_ids.numel() == 0:
-        raise ValueError(f"input_ids must be integers [batch, tokens], not {input_ids.dtype} {tuple(input_ids.shape)}.")
-    if attention_mask is not None and attention_mask.shape != input_ids.shape:
-        raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)}. Align them."
-        )
+    _check_shapes(input_ids, attention_mask)
     mask = torch.ones_like(input_ids, dtype=torch.bool)
     if attention_mask is not None:
         mask = attention_mask.bool()
@@ -159,14 +153,96 @@ def attended_tokens(
         mask = (word.flip(1).cummax(1).values.flip(1) * word.cummax(1).values).bool()
     if sentence_ids is not None:
         mask = mask & (sentence_ids != 0)
-    if not input_ids.is_cuda:  # on a GPU the check would stall every step; there the embedding lookup fails instead
-        outside = ((input_ids < 0) | (input_ids >= config.vocab_size)) & mask
-        if outside.any():
-            value = input_ids[outside][0].item()
-            raise ValueError(f"Token id {value} is outside the vocabulary ({config.vocab_size} ids).")
+    check_tokens(config, input_ids, mask)
     if config.bos_token_id is not None:
         begin = mask & (mask.long().cumsum(1) == 1) & (input_ids == config.bos_token_id)
         if sentence_ids is not None:
             begin &= F.pad(sentence_ids[:, 1:] == sentence_ids[:, :-1], (0, 1), value=False)
         mask = mask & ~begin
     return mask
+
+
+def check_tokens(config: PreTrainedConfig, input_ids: Tensor, attention_mask: Tensor | None) -> None:
+    """Check that a batch holds token ids of the vocabulary.
+
+    Args:
+        config: for the vocabulary.
+        input_ids: [B, T].
+        attention_mask: [B, T], 1 = token; None = every column.
+
+    Raises:
+        ValueError: for wrong shapes and types, or ids outside the vocabulary. (On a GPU the embedding lookup finds
+            these: a check would stall every step.)
+    """
+    _check_shapes(input_ids, attention_mask)
+    if not input_ids.is_cuda:
+        outside = (input_ids < 0) | (input_ids >= config.vocab_size)
+        if attention_mask is not None:
+            outside = outside & attention_mask.bool()
+        if outside.any():
+            value = input_ids[outside][0].item()
+            raise ValueError(f"Token id {value} is outside the vocabulary ({config.vocab_size} ids).")
+
+
+def _check_shapes(input_ids: Tensor, attention_mask: Tensor | None) -> None:
+    integers = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+    if input_ids.dim() != 2 or input_ids.dtype not in integers or input_ids.numel() == 0:
+        raise ValueError(f"input_ids must be integers [batch, tokens], not {input_ids.dtype} {tuple(input_ids.shape)}.")
+    if attention_mask is not None and attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)}. Align them."
+        )
+
+
+def tokens_first(values: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """Move the tokens of every row to its left end, in their order; what is no token comes after them.
+
+    Args:
+        values: [B, T, ...].
+        mask_BT: True = token; None = every column, nothing is moved.
+
+    Returns:
+        [B, T, ...].
+    """
+    if mask_BT is None:
+        return values
+    columns = (~mask_BT).to(torch.uint8).argsort(dim=1, stable=True)
+    return values.gather(1, columns.view(*columns.shape, *[1] * (values.dim() - 2)).expand_as(values))
+
+
+def after_columns(states: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """Put what a network computed after 0, 1, 2, ... tokens back to the columns of its input.
+
+    Inverse of `tokens_first` at the columns that hold tokens; a column that is skipped has the state of the column
+    before it.
+
+    Args:
+        states: [B, T + 1, ...]: before the first token, and after every token.
+        mask_BT: True = token; None = every column.
+
+    Returns:
+        [B, T, ...].
+    """
+    if mask_BT is None:
+        return states[:, 1:]
+    count = mask_BT.cumsum(1)
+    count = count.view(*count.shape, *[1] * (states.dim() - 2))
+    return states.gather(1, count.expand(-1, -1, *states.shape[2:]))
+
+
+def next_tokens(labels: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """The label of the token after each token; -100 after the last one and at columns that are no token.
+
+    Args:
+        labels: [B, T].
+        mask_BT: True = token; None = every column.
+
+    Returns:
+        [B, T].
+    """
+    if mask_BT is not None:
+        labels = tokens_first(labels.masked_fill(~mask_BT, -100), mask_BT)
+    following = F.pad(labels[:, 1:], (0, 1), value=-100)
+    if mask_BT is None:
+        return following
+    return after_columns(F.pad(following, (1, 0), value=-100), mask_BT).masked_fill(~mask_BT, -100)

@@ -12,11 +12,32 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from hf_synlm import (
+    ONLSTMConfig,
+    ONLSTMForCausalLM,
+    PaLMConfig,
+    PaLMForCausalLM,
+    PRPNConfig,
+    PRPNForCausalLM,
+)
 from tests import test_modeling_rnng as rnng
 from tests.test_modeling_gpst import NO_DROPOUT, ids_of, tiny
 
+SIZES = {"vocab_size": 40, "embedding_size": 8, "hidden_size": 12}
+NO_AWD_DROPOUT = {f"{name}_dropout": 0.0 for name in ("embedding", "input", "hidden", "output", "weight")}
+NO_PRPN_DROPOUT = {"dropout": 0.0, "input_dropout": 0.0, "recurrent_dropout": 0.0}
+RECURRENT = {
+    "on_lstm": (ONLSTMForCausalLM, ONLSTMConfig(**SIZES, **NO_AWD_DROPOUT, chunk_size=2, supervised_layers=[1])),
+    "prpn": (PRPNForCausalLM, PRPNConfig(**SIZES, **NO_PRPN_DROPOUT, num_slots=4, parsing_network="recurrent")),
+    "palm": (PaLMForCausalLM, PaLMConfig(**SIZES, **NO_AWD_DROPOUT, num_spans=4, rrnn_size=6, attention_size=5)),
+}
+
 
 def make(architecture):
+    if architecture in RECURRENT:
+        torch.manual_seed(0)
+        model_class, config = RECURRENT[architecture]
+        return model_class(config).train()
     if architecture == "gpst":
         return tiny(**NO_DROPOUT).train()
     return rnng.tiny(composition="attention", dropout=0.0).train()
@@ -54,7 +75,7 @@ def worker(rank: int, kind: str, architecture: str, port: int, folder: str) -> N
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("architecture", ["gpst", "rnng"])
+@pytest.mark.parametrize("architecture", ["gpst", "rnng", *RECURRENT])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_two_processes_equal_one(kind, architecture, tmp_path):
     with socket.socket() as probe:

@@ -19,6 +19,14 @@ from hf_synlm import (
     GPSTForCausalLM,
     GPSTForSequenceClassification,
     GPSTModel,
+    ONLSTMConfig,
+    ONLSTMForCausalLM,
+    ONLSTMForSequenceClassification,
+    PaLMConfig,
+    PaLMForCausalLM,
+    PRPNConfig,
+    PRPNForCausalLM,
+    PRPNModel,
     RNNGConfig,
     RNNGForCausalLM,
     RNNGForSequenceClassification,
@@ -361,6 +369,39 @@ class TestCard:
     def test_template_is_the_one_in_model_cards(self):
         template = PACKAGE.parent / "model_cards" / "TEMPLATE.md"
         assert template.read_bytes() == (PACKAGE / "hub" / "card_template.md").read_bytes()
+
+
+SIZES = {
+    "vocab_size": 20,
+    "embedding_size": 8,
+    "hidden_size": 12,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+RECURRENT = {
+    "on_lstm_syd": (ONLSTMForCausalLM, ONLSTMConfig(**SIZES, chunk_size=2, supervised_layers=[2])),
+    "on_lstm_classifier": (ONLSTMForSequenceClassification, ONLSTMConfig(**SIZES, chunk_size=4)),
+    "palm": (PaLMForCausalLM, PaLMConfig(**SIZES, num_spans=4, rrnn_size=6, attention_size=5)),
+    "awd_lstm": (PaLMForCausalLM, PaLMConfig(**SIZES, span_attention=False)),
+    "prpn_syd": (PRPNForCausalLM, PRPNConfig(**SIZES, num_slots=4, parsing_network="recurrent")),
+    "prpn_base": (PRPNModel, PRPNConfig(**SIZES, num_slots=4)),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_models(name: str, tokenizer, tmp_path: Path):
+    model_class, config = RECURRENT[name]
+    folder = export_model(model_class(config).eval(), tokenizer, tmp_path / name)
+    assert check_complete(folder) == type(config)().auto_map
+    report = verify_export(folder)
+    assert report.passed, report.table()
+    has_trees = name != "awd_lstm"
+    assert {check.name for check in report.checks} == ALL_CHECKS - (set() if has_trees else {"parse"})
+    card = (folder / "README.md").read_text()
+    assert ("parse(" in card) == has_trees and "beam" not in card and "<!--" not in card
+    code = card.split("```python\n")[1].split("```")[0].replace(f'"{name}"', f'"{folder}"')
+    exec(compile(code, "README.md", "exec"), {"print": lambda *args: None})  # noqa: S102
 
 
 def test_incomplete_folder_is_not_pushed(exported: Path):

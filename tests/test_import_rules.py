@@ -65,7 +65,8 @@ def imported_in_try(tree: ast.AST) -> set[str]:
 
 def architecture(file: Path) -> str | None:
     """`gpst` for `modeling_gpst.py` and the other files of that architecture, None for shared files."""
-    return next((name for name in ARCHITECTURES if file.stem.endswith(f"_{name}")), None)
+    # "on_lstm" ends like "lstm".
+    return max((name for name in ARCHITECTURES if file.stem.endswith(f"_{name}")), key=len, default=None)
 
 
 def classes(file: Path) -> set[str]:

@@ -206,7 +206,7 @@ class TestCache:
         first = model(ids[:, :4], attention_mask=mask[:, :4], use_cache=True)
         for given in (mask, mask[:, 4:]):
             cache = RecurrentCache()
-            cache.store(first.past_key_values.state, 4)
+            cache.store(first.past_key_values.state, 4, batch_dim=1)
             second = model(ids[:, 4:], attention_mask=given, past_key_values=cache)
             both = torch.cat([first.logits, second.logits], 1)
             torch.testing.assert_close(both[mask == 1], model(ids, attention_mask=mask).logits[mask == 1])

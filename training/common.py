@@ -35,7 +35,7 @@ from safetensors.torch import save_model as save_weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 from tqdm.auto import tqdm
-from transformers import HfArgumentParser, PreTrainedTokenizerBase, get_scheduler
+from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
 
 from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.export import export_model, push_to_hub
@@ -237,6 +237,37 @@ def check_overrides(config_class: type, overrides: dict[str, Any] | None) -> dic
             raise ValueError(f"config_overrides: {config_class.__name__} has no field {name!r}.")
         checked[name] = float(value) if types[name] is float and isinstance(value, int) else value
     return checked
+
+
+def load_pretrained(
+    model_class: type[PreTrainedModel],
+    name: str,
+    overrides: dict[str, Any] | None,
+    tokenizer: PreTrainedTokenizerBase,
+) -> PreTrainedModel:
+    """Load the model that a run continues from, and check it against the tokenizer.
+
+    Args:
+        model_class: of the library.
+        name: folder or Hub name.
+        overrides: of the configuration; there must be none.
+        tokenizer: of the run.
+
+    Returns:
+        The model in float32.
+
+    Raises:
+        ValueError: for overrides, and when the tokenizer has ids that the model has not.
+    """
+    if overrides:
+        raise ValueError("config_overrides cannot change the model of model_name_or_path. Leave one of them out.")
+    model = model_class.from_pretrained(name, dtype=torch.float32)
+    if len(tokenizer) > model.config.vocab_size:
+        raise ValueError(
+            f"The tokenizer has {len(tokenizer)} tokens and the model {model.config.vocab_size}. "
+            "Pass --tokenizer_name with the model's own tokenizer."
+        )
+    return model
 
 
 # ---------------------------------------------------------------------------------------------- accelerator
@@ -961,6 +992,7 @@ def train(
     evaluate: Evaluate,
     best: BestModel | None = None,
     summarize: Callable[[dict[str, float]], dict[str, float]] = dict,
+    evaluation_due: Callable[[int], bool] | None = None,
 ) -> None:
     """Train to the last step (or until `best` says stop), with logging, evaluation and checkpoints on the way.
 
@@ -971,8 +1003,14 @@ def train(
         evaluate: (model, step) -> the evaluation, with the key `step`.
         best: keeps the best model and stops the run.
         summarize: means of the named parts over the steps of a reading -> what is shown and noted.
+        evaluation_due: whether to evaluate after a step; default: every `evaluation_steps`. The last step always is.
     """
     accelerator, arguments, state = run.accelerator, run.arguments, run.state
+    if evaluation_due is None:
+
+        def evaluation_due(step: int) -> bool:
+            return is_due(step, arguments.evaluation_steps, arguments.max_train_steps)
+
     meter = LossMeter(accelerator)
     steps = optimizer_steps(
         accelerator, run.model, run.optimizer, run.schedule, batches, arguments, state, compute_loss
@@ -989,7 +1027,7 @@ def train(
                 accelerator.log({**{f"train/{k}": v for k, v in means.items()}, **rates}, step=state.step)
                 state.notes.setdefault("train", []).append({"step": state.step, **means})
             stop = False
-            if is_due(state.step, arguments.evaluation_steps, arguments.max_train_steps):
+            if state.step < arguments.max_train_steps and evaluation_due(state.step):
                 state.notes["evaluations"].append(evaluate(run.model, state.step))
                 stop = best is not None and best.update(run)
             if save and not stop:  # resumed from here, the run would go on

@@ -60,6 +60,7 @@ def report_saved_model(
     treebanks: dict[str, Treebank],
     methods: dict[str, dict[str, Any]],
     seed: int,
+    convention: str = "gpst",
 ) -> FinalReport:
     """Load a saved model in a clean process, print its scores and a generated sentence with its tree.
 
@@ -69,6 +70,7 @@ def report_saved_model(
         treebanks: by treatment of punctuation, held-out trees.
         methods: by kind of tree, options of `model.parse`.
         seed: of the generated sentence.
+        convention: how spans are counted, by its name in `hf_synlm.evaluation.parsing`.
 
     Returns:
         The report.
@@ -95,8 +97,8 @@ def report_saved_model(
         for kind, trees in answer["trees"][name].items():
             pairs = zip(trees, word_ends[name], strict=True)
             folded = [fold_tokens(distinct_spans(tree), ends) for tree, ends in pairs]
-            scores[name][kind] = score_trees(folded, treebank)
-        scores[name].update(score_baselines(treebank))
+            scores[name][kind] = score_trees(folded, treebank, convention)
+        scores[name].update(score_baselines(treebank, convention))
         print(score_table(scores[name], treebank))
     generated = answer["generated"]
     print(f"generated: {generated['text']}")

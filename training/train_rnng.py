@@ -24,6 +24,7 @@ from common import (
     TrainingState,
     check_overrides,
     course_settings,
+    load_pretrained,
     make_accelerator,
     make_loader,
     make_optimizer,
@@ -189,15 +190,8 @@ def load_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) ->
     """The model to continue from, checked against the tokenizer; `None` for a fresh start."""
     if arguments.model_name_or_path is None:
         return None
-    if arguments.config_overrides:
-        raise ValueError("config_overrides cannot change the model of model_name_or_path. Leave one of them out.")
-    model = MODELS[arguments.architecture].from_pretrained(arguments.model_name_or_path, dtype=torch.float32)
-    if len(tokenizer) > model.config.vocab_size:
-        raise ValueError(
-            f"The tokenizer has {len(tokenizer)} tokens and the model {model.config.vocab_size}. "
-            "Pass --tokenizer_name with the model's own tokenizer."
-        )
-    return model
+    model_class = MODELS[arguments.architecture]
+    return load_pretrained(model_class, arguments.model_name_or_path, arguments.config_overrides, tokenizer)
 
 
 def make_model(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:

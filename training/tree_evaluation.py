@@ -5,7 +5,7 @@ folded back to words before they are scored.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,28 +49,34 @@ class Treebank:
 def load_treebank(
     path: str | Path, punctuation: str = "remove", max_sentences: int | None = None, split_leaves: bool = False
 ) -> Treebank:
-    """Read a treebank file for evaluation.
+    """Read a treebank file for evaluation; see `make_treebank` and `read_treebank`."""
+    return make_treebank(read_treebank(path, split_leaves=split_leaves), punctuation, max_sentences)
+
+
+def make_treebank(
+    trees: Iterable[TreebankSentence], punctuation: str = "remove", max_sentences: int | None = None
+) -> Treebank:
+    """Prepare gold trees for evaluation.
 
     Args:
-        path: file of bracketed trees.
+        trees: the sentences.
         punctuation: "remove" deletes punctuation before parsing (Kim et al. 2019a, the paper's setting), "ignore"
             parses it but deletes it from both trees before scoring, "keep" treats it as words.
         max_sentences: read only so many of the first sentences.
-        split_leaves: see `read_treebank`.
 
     Returns:
         The treebank.
 
     Raises:
-        ValueError: for another value of `punctuation`, and for files that are no treebank.
+        ValueError: for another value of `punctuation`.
     """
     if punctuation not in PUNCTUATION:
         raise ValueError(f"punctuation {punctuation!r} is unknown. Choose one of {sorted(PUNCTUATION)}.")
     sentences: list[TreebankSentence] = []
-    for sentence in read_treebank(path, split_leaves=split_leaves):
+    for sentence in trees:
         kept = keep_by_tag(sentence.tags)
         if any(kept):
-            sentences.append(sentence if punctuation != "remove" else _without(sentence, kept))
+            sentences.append(sentence if punctuation != "remove" else sentence.select_words(kept))
         if max_sentences is not None and len(sentences) == max_sentences:
             break
     return Treebank(
@@ -78,19 +84,6 @@ def load_treebank(
         spans=[sentence.spans for sentence in sentences],
         keep=[keep_by_tag(sentence.tags) for sentence in sentences] if punctuation == "ignore" else None,
         convention=PUNCTUATION[punctuation],
-    )
-
-
-def _without(sentence: TreebankSentence, kept: list[bool]) -> TreebankSentence:
-    """The sentence without the words that are not kept."""
-    before = [sum(kept[:index]) for index in range(len(kept) + 1)]
-    spans = [(label, before[i], before[j]) for label, i, j in sentence.labeled_spans if before[j] > before[i]]
-    chosen = [index for index, keep in enumerate(kept) if keep]
-    return dataclasses.replace(
-        sentence,
-        words=tuple(sentence.words[index] for index in chosen),
-        tags=tuple(sentence.tags[index] for index in chosen),
-        labeled_spans=tuple(spans),
     )
 
 
@@ -133,14 +126,14 @@ def parse_words(
     return trees
 
 
-def score_trees(trees: Sequence[Sequence[Span]], treebank: Treebank) -> ParsingScores:
-    """Unlabeled F1 of trees over the words of a treebank (counting convention "gpst")."""
-    return unlabeled_f1(trees, treebank.spans, treebank.lengths, "gpst", keep=treebank.keep)
+def score_trees(trees: Sequence[Sequence[Span]], treebank: Treebank, convention: str = "gpst") -> ParsingScores:
+    """Unlabeled F1 of trees over the words of a treebank, by a convention of `hf_synlm.evaluation.parsing`."""
+    return unlabeled_f1(trees, treebank.spans, treebank.lengths, convention, keep=treebank.keep)
 
 
-def score_baselines(treebank: Treebank) -> dict[str, ParsingScores]:
+def score_baselines(treebank: Treebank, convention: str = "gpst") -> dict[str, ParsingScores]:
     """The same for left, right, balanced and random trees, and for the binarized gold trees."""
-    return branching_baselines(treebank.spans, treebank.lengths, "gpst", keep=treebank.keep)
+    return branching_baselines(treebank.spans, treebank.lengths, convention, keep=treebank.keep)
 
 
 def score_table(scores: dict[str, ParsingScores], treebank: Treebank) -> str:

@@ -7,10 +7,16 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.conversion.gpst import convert_gpst
+from hf_synlm.conversion.on_lstm import convert_on_lstm
+from hf_synlm.conversion.palm import convert_palm
+from hf_synlm.conversion.prpn import convert_prpn
 from hf_synlm.conversion.rnng import convert_rnng, rnng_tokenizer
 
 CONVERTERS: dict[str, Callable[[Mapping[str, Tensor], Mapping[str, Any]], PreTrainedModel]] = {
     "gpst": convert_gpst,
+    "on_lstm": convert_on_lstm,
+    "palm": convert_palm,
+    "prpn": convert_prpn,
     "rnng": convert_rnng,
 }
 # Where the authors' configuration holds the vocabulary.

@@ -11,13 +11,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hf_synlm.conversion import CONVERTERS, TOKENIZERS, convert_state_dict
-from hf_synlm.conversion.rnng import EXTRACTION
+from hf_synlm.conversion import CONVERTERS, TOKENIZERS, convert_state_dict, on_lstm, palm, prpn, rnng
 from hf_synlm.hub.export import export_model
 
 # What to do with a checkpoint that holds more than tensors.
 _PLAIN = "save the plain state dict first."
-_REMEDIES = {"rnng": EXTRACTION}
+_REMEDIES = {
+    "on_lstm": on_lstm.EXTRACTION,
+    "palm": palm.EXTRACTION,
+    "prpn": prpn.EXTRACTION,
+    "rnng": rnng.EXTRACTION,
+}
 
 
 def read_state_dict(path: Path, remedy: str = _PLAIN) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def clean_state_dict(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -59,3 +59,25 @@ def rename_state_dict(state_dict: Mapping[str, Tensor], rules: Mapping[str, str]
     if unknown:
         raise ValueError(f"The checkpoint holds {len(unknown)} unknown tensors: {unknown[:9]}. Is it another model?")
     return renamed
+
+
+def fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give a model its tensors, all of them and no others.
+
+    Args:
+        model: the model, changed in place.
+        tensors: by the names of its state dict; of two tied tensors both.
+
+    Raises:
+        ValueError: when a tensor is missing, unknown or of another shape.
+    """
+    expected = {name: value.shape for name, value in model.state_dict().items()}
+    for name in sorted(set(expected) | set(tensors)):
+        found, wanted = tensors.get(name), expected.get(name)
+        if found is None or wanted is None or found.shape != wanted:
+            given = "missing" if found is None else tuple(found.shape)
+            raise ValueError(
+                f"{name} is {given} in the checkpoint and should be {None if wanted is None else tuple(wanted)}. "
+                "Is it the configuration of this checkpoint?"
+            )
+    model.load_state_dict(dict(tensors))

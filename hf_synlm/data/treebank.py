@@ -11,7 +11,8 @@ ROOT if it has no label of its own; so is the one around a tree that is a bare w
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import accumulate, compress
 
 from hf_synlm.data.text import PathLike, read_lines
 from hf_synlm.trees import Span
@@ -50,6 +51,30 @@ class TreebankSentence:
     def spans(self) -> list[Span]:
         """The unlabeled spans (i, j) of width >= 2 in post-order, each once."""
         return list(dict.fromkeys((i, j) for _, i, j in self.labeled_spans if j - i >= 2))
+
+    def select_words(self, keep: Sequence[bool]) -> "TreebankSentence":
+        """The sentence without some of its words; constituents that lose all their words go too.
+
+        Args:
+            keep: one bool per word, True = keep.
+
+        Returns:
+            A new sentence; its `labeled_spans` count the words that are kept.
+
+        Raises:
+            ValueError: the number of bools is not that of the words.
+        """
+        if len(keep) != len(self.words):
+            raise ValueError(f"keep has {len(keep)} values for {len(self.words)} words: give one per word")
+        before = list(accumulate(map(bool, keep), initial=0))
+        return dataclasses.replace(
+            self,
+            words=tuple(compress(self.words, keep)),
+            tags=tuple(compress(self.tags, keep)),
+            labeled_spans=tuple(
+                (label, before[i], before[j]) for label, i, j in self.labeled_spans if before[j] > before[i]
+            ),
+        )
 
 
 @dataclasses.dataclass

@@ -143,13 +143,15 @@ def word_tokenizer(
     vocab_size: int | None = None,
     lowercase: bool = False,
     replace_numbers: bool = False,
+    end_token: bool = False,
     model_max_length: int = 1024,
 ) -> PreTrainedTokenizerFast:
     """Make a tokenizer whose tokens are the words of sentences and classes of unknown words.
 
     Id 0 is `<pad>`, which is the begin and end token as well, since a treebank's sentences have no tokens for that; id
-    1 is `<unk>`; the other classes of all words of the sentences follow in alphabetical order, then the words, the most
-    frequent first, equally frequent ones in alphabetical order. A class that is not among them becomes `<unk>`.
+    1 is `<unk>`; with `end_token`, id 2 is `</s>`, begin and end token of a language model that reads one sentence
+    after the other; the other classes of all words of the sentences follow in alphabetical order, then the words, the
+    most frequent first, equally frequent ones in alphabetical order. A class that is not among them becomes `<unk>`.
 
     Args:
         sentences: per sentence its words, without white space inside.
@@ -159,6 +161,7 @@ def word_tokenizer(
         vocab_size: largest size of the vocabulary, padding and classes included; the rarest words are left out.
         lowercase: lower-case all text.
         replace_numbers: write N for each sequence of digits, commas and periods that begins with a digit.
+        end_token: make `</s>` the token between sentences.
         model_max_length: longest input in tokens that users are not warned about.
 
     Returns:
@@ -180,7 +183,8 @@ def word_tokenizer(
     if not counts:
         raise ValueError("there are no words to make a vocabulary of: check the files they come from")
     classes = sorted({unknown_class(word, unknown) for word in counts} - {UNKNOWN_TOKEN})
-    reserved = [PAD_TOKEN, UNKNOWN_TOKEN, *classes]
+    boundary = END_TOKEN if end_token else PAD_TOKEN
+    reserved = list(dict.fromkeys([PAD_TOKEN, UNKNOWN_TOKEN, boundary, *classes]))
     ranked = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
     known = [word for word in ranked if word not in set(reserved)]
     if vocab_size is not None:
@@ -188,13 +192,14 @@ def word_tokenizer(
     if not known:
         raise ValueError(
             f"no word is left of {len(counts)} with min_count {min_count} and vocab_size {vocab_size}, "
-            f"{len(reserved)} of which are for padding and classes: lower min_count or raise vocab_size"
+            f"{len(reserved)} of which are for special tokens and classes: lower min_count or raise vocab_size"
         )
     return tokenizer_of_words(
         [*reserved, *known],
         unknown=unknown,
         lowercase=lowercase,
         replace_numbers=replace_numbers,
+        boundary=boundary,
         model_max_length=model_max_length,
     )
 
@@ -205,6 +210,7 @@ def tokenizer_of_words(
     unknown: UnknownRule = "single",
     lowercase: bool = False,
     replace_numbers: bool = False,
+    boundary: str = PAD_TOKEN,
     model_max_length: int = 1024,
 ) -> PreTrainedTokenizerFast:
     """Make the tokenizer of a vocabulary of words.
@@ -214,6 +220,7 @@ def tokenizer_of_words(
         unknown: rule of `unknown_class`; a class that is no token becomes `<unk>`.
         lowercase: lower-case all text.
         replace_numbers: write N for each sequence of digits, commas and periods that begins with a digit.
+        boundary: the begin and end token.
         model_max_length: longest input in tokens that users are not warned about.
 
     Returns:
@@ -237,8 +244,8 @@ def tokenizer_of_words(
     return PreTrainedTokenizerFast(
         tokenizer_object=made,
         pad_token=PAD_TOKEN,
-        bos_token=PAD_TOKEN,
-        eos_token=PAD_TOKEN,
+        bos_token=boundary,
+        eos_token=boundary,
         unk_token=UNKNOWN_TOKEN,
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],

@@ -124,20 +124,26 @@ def _given_structure(folder: str, model: Any, request: dict[str, Any]) -> dict[s
     actions = inspect.signature(model.forward).parameters.get("actions")
     if actions is None or actions.default is not inspect.Parameter.empty:
         return {}
-    parser = _load(folder, "AutoModelForCausalLM", request)
-    return {"actions": parser.parse(**_inputs(request), num_beams=request["num_beams"]).actions[:, 0]}
+    return {"actions": _parse(_load(folder, "AutoModelForCausalLM", request), request).actions[:, 0]}
 
 
 def _probe_parse(folder: str, request: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     model = _load(folder, "AutoModelForCausalLM", request)
-    if not hasattr(model, "parse"):
+    # An LSTM has no trees, nor has an AWD-LSTM, which is a PaLM without its attention.
+    if not hasattr(model, "parse") or not getattr(model.config, "span_attention", True):
         return {}
     with torch.no_grad():
-        output = model.parse(**_inputs(request), num_beams=request["num_beams"])
+        output = _parse(model, request)
     names = ("spans", "labels", "actions", "log_probs", "token_log_probs")
     return {name: output[name] for name in names if name in output}
+
+
+def _parse(model: Any, request: dict[str, Any]) -> Any:
+    # Models whose trees need no search have no beam.
+    beam = {"num_beams": request["num_beams"]} if "num_beams" in inspect.signature(model.parse).parameters else {}
+    return model.parse(**_inputs(request), **beam)
 
 
 def _probe_generate(folder: str, request: dict[str, Any]) -> dict[str, Any]:

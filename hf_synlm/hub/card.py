@@ -9,8 +9,8 @@ from huggingface_hub import EvalResult, ModelCardData
 from transformers import PreTrainedConfig
 
 TEMPLATE_FILE = Path(__file__).with_name("card_template.md")
-# Parts of the template that only models with a search over trees have, or only the others.
-_SECTION = re.compile(r"<!-- (search|no search) -->\n(.*?)<!-- end -->\n", re.DOTALL)
+# Parts of the template that only models with trees have, or with a search over trees, or only the others.
+_SECTION = re.compile(r"<!-- (search|no search|trees|no trees) -->\n(.*?)<!-- end -->\n", re.DOTALL)
 TAGS = ("custom_code", "hf_synlm", "syntactic-language-model")
 
 PAPERS: dict[str, dict[str, str]] = {
@@ -33,6 +33,43 @@ PAPERS: dict[str, dict[str, str]] = {
         ),
         "citation": (
             "Hiroshi Noji, Yohei Oseki. Effective Batching for Recurrent Neural Network Grammars. Findings of ACL 2021."
+        ),
+    },
+    "on_lstm": {
+        "architecture": "ON-LSTM (ordered neurons long short-term memory)",
+        "summary": (
+            "It reads words from left to right, and its cells forget in a fixed order: how much is forgotten before a "
+            "word tells how high the tree of the sentence splits there. The trees are induced from raw text, or, in "
+            "ONLSTM-SYD, learned from a treebank by a second set of such distances."
+        ),
+        "citation": (
+            "Yikang Shen, Shawn Tan, Alessandro Sordoni, Aaron Courville. Ordered Neurons: Integrating Tree Structures "
+            "into Recurrent Neural Networks. ICLR 2019. Wenyu Du, Zhouhan Lin, Yikang Shen, Timothy J. O'Donnell, "
+            "Yoshua Bengio, Yue Zhang. Exploiting Syntactic Structure for Better Language Modeling: A Syntactic "
+            "Distance Approach. ACL 2020."
+        ),
+    },
+    "prpn": {
+        "architecture": "PRPN (parsing-reading-predict network)",
+        "summary": (
+            "It reads words from left to right and attends to those words before that belong to the same constituent: "
+            "a parsing network computes a syntactic distance for every gap between words, which is the tree, too. The "
+            "trees are induced from raw text, or, in PRPN-SYD, also learned from a treebank."
+        ),
+        "citation": (
+            "Yikang Shen, Zhouhan Lin, Chin-Wei Huang, Aaron Courville. Neural Language Modeling by Jointly Learning "
+            "Syntax and Lexicon. ICLR 2018."
+        ),
+    },
+    "palm": {
+        "architecture": "PaLM (parsing and language model)",
+        "summary": (
+            "It reads words from left to right with an AWD-LSTM and attends to the spans that end before each word: "
+            "the attention is the tree of the sentence. It is trained on raw text, or together with a treebank. "
+            "Without the attention it is the AWD-LSTM."
+        ),
+        "citation": (
+            "Hao Peng, Roy Schwartz, Noah A. Smith. PaLM: A Hybrid Parser and Language Model. EMNLP-IJCNLP 2019."
         ),
     },
     "lstm_lm": {
@@ -102,8 +139,12 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
         "citation": paper["citation"],
     }
     template = TEMPLATE_FILE.read_text(encoding="utf-8")
-    searches = hasattr(config, "scoring_num_beams")
-    template = _SECTION.sub(lambda match: match[2] if searches == (match[1] == "search") else "", template)
+    kinds = {
+        "search" if hasattr(config, "scoring_num_beams") else "no search",
+        # A PaLM without its attention is an AWD-LSTM.
+        "no trees" if config.model_type == "lstm_lm" or not getattr(config, "span_attention", True) else "trees",
+    }
+    template = _SECTION.sub(lambda match: match[2] if match[1] in kinds else "", template)
     text = re.sub(r"{{ (\w+) }}", lambda match: values[match.group(1)], template)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 

@@ -1,0 +1,157 @@
+"""Configuration of PaLM, the parsing and language model (Peng, Schwartz and Smith, EMNLP 2019), and of AWD-LSTM.
+
+AWD-LSTM (Merity et al., ICLR 2018) is PaLM without its span attention: `span_attention=False`.
+"""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+SPAN_SCORES = ("learned", "right_branching")
+INPUT_ACTIVATIONS = ("identity", "tanh")
+
+_WIKITEXT2 = {"vocab_size": 33278, "hidden_size": 1150, "input_dropout": 0.65, "weight_dropout": 0.5}
+# Table 5 of the paper; what it leaves open follows AWD-LSTM, whose published commands the baselines are.
+PRESETS: dict[str, dict[str, Any]] = {
+    "palm-ptb": {},
+    "palm-wikitext2": {**_WIKITEXT2, "num_spans": 10},
+    "awd-lstm-ptb": {"span_attention": False, "hidden_size": 1150, "hidden_dropout": 0.25, "weight_dropout": 0.5},
+    "awd-lstm-wikitext2": {**_WIKITEXT2, "span_attention": False},
+}
+
+
+@strict
+class PaLMConfig(PreTrainedConfig):
+    """Sizes, attention and regularization of a PaLM; the defaults are the model of the Penn Treebank.
+
+    Sizes:
+        vocab_size: number of token ids (V).
+        embedding_size: width of the token embedding and of the last layer (E).
+        hidden_size: width of the other LSTM layers (H).
+        num_layers: number of LSTM layers; the attention stands before the last one.
+    Span attention:
+        span_attention: False: the baseline without it, AWD-LSTM.
+        num_spans: number of spans that a token attends to, those of 1 to so many tokens right before it (K). The
+            authors' code has one less than its `max_span_length`; the paper says 20 and 10.
+        rrnn_size: width of the rational RNN of each direction; span vectors are twice as wide.
+        attention_size: width of the layer that scores spans.
+        span_scores: "learned"; "right_branching": longer spans score higher, K, K-1, ..., 1 (PaLM-RB).
+        input_activation: of the inputs of the rational RNN: "identity" (the authors' code) or "tanh" (the paper).
+        output_gate: span vectors are gated by the token that attends, and squashed (the authors' code); False: they are
+            the states of the rational RNN themselves (the paper).
+        span_attention_weight: of the loss of the attention to given spans (PaLM-S).
+    Regularization (in training):
+        embedding_dropout: of whole rows of the embedding.
+        input_dropout: of the embedded tokens; here and below the same mask at all positions.
+        hidden_dropout: between the layers, and of the parts of the attention.
+        output_dropout: of the states that the words are predicted from.
+        weight_dropout: of the recurrent weights of the LSTM.
+        activation_regularization: weight of the mean square of the (dropped) output.
+        temporal_activation_regularization: weight of the mean square of the difference of neighbouring outputs.
+    Special tokens: bos_token_id and eos_token_id are the one boundary between sentences; it is read and predicted like
+        every other token.
+
+    Raises:
+        ValueError: when a field is out of range or two fields do not fit; the message names the value. (A value of
+            the wrong type raises the `StrictDataclassFieldValidationError` of huggingface_hub.)
+    """
+
+    model_type = "palm"
+    keys_to_ignore_at_inference = ["past_key_values", "losses", "joint_log_prob", "span_scores"]
+    attribute_map = {"num_hidden_layers": "num_layers"}
+
+    vocab_size: int = 10000
+    embedding_size: int = 400
+    hidden_size: int = 1020
+    num_layers: int = 3
+
+    span_attention: bool = True
+    num_spans: int = 20
+    rrnn_size: int = 200
+    attention_size: int = 100
+    span_scores: str = "learned"
+    input_activation: str = "identity"
+    output_gate: bool = True
+    span_attention_weight: float | int = 0.01
+
+    embedding_dropout: float | int = 0.1
+    input_dropout: float | int = 0.4
+    hidden_dropout: float | int = 0.2
+    output_dropout: float | int = 0.4
+    weight_dropout: float | int = 0.45
+    activation_regularization: float | int = 2.0
+    temporal_activation_regularization: float | int = 1.0
+
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    bos_token_id: int | None = 0
+    eos_token_id: int | None = 0
+    pad_token_id: int | None = None
+    auto_map: dict | None = None
+
+    def __post_init__(self, **kwargs):
+        if self.auto_map is None:
+            self.auto_map = {
+                "AutoConfig": "configuration_palm.PaLMConfig",
+                "AutoModel": "modeling_palm.PaLMModel",
+                "AutoModelForCausalLM": "modeling_palm.PaLMForCausalLM",
+                "AutoModelForSequenceClassification": "modeling_palm.PaLMForSequenceClassification",
+            }
+        # The decorator wraps errors of its own validation round in its own type; users catch a plain ValueError.
+        self.validate_architecture()
+        super().__post_init__(**kwargs)
+
+    @property
+    def layer_sizes(self) -> list[int]:
+        """Width of every layer; the last one is as wide as the embedding, which the words are predicted with."""
+        return [self.hidden_size] * (self.num_layers - 1) + [self.embedding_size]
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> "PaLMConfig":
+        """Configuration of a published model.
+
+        Args:
+            name: "palm-ptb", "palm-wikitext2", "awd-lstm-ptb" or "awd-lstm-wikitext2".
+            **overrides: fields that replace the preset's values.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ValueError: when there is no such preset.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"There is no PaLM preset {name!r}. Choose one of {sorted(PRESETS)}.")
+        return cls(**{**PRESETS[name], **overrides})
+
+    def validate_architecture(self) -> None:
+        """Check that the fields are in range and fit together (called at construction and before saving)."""
+        for name in ("vocab_size embedding_size hidden_size num_layers num_spans rrnn_size attention_size").split():
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
+        for name in ("embedding", "input", "hidden", "output", "weight"):
+            value = getattr(self, f"{name}_dropout")
+            if not 0.0 <= value < 1.0:
+                raise ValueError(f"{name}_dropout must be in [0, 1) and is {value}.")
+        for name in ("span_attention_weight activation_regularization temporal_activation_regularization").split():
+            if not 0.0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be a finite number, not negative, and is {getattr(self, name)}.")
+        if self.span_attention and self.num_layers < 2:
+            raise ValueError(
+                f"num_layers is {self.num_layers}, but the span attention stands between two layers. Use 2 or more, or "
+                "span_attention=False."
+            )
+        for name, choices in (("span_scores", SPAN_SCORES), ("input_activation", INPUT_ACTIVATIONS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} {getattr(self, name)!r} is unknown. Choose one of {list(choices)}.")
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = getattr(self, name)
+            if isinstance(value, int) and not 0 <= value < self.vocab_size:
+                raise ValueError(
+                    f"{name} {value} is outside the vocabulary of {self.vocab_size} ids. "
+                    f"Set {name} to an id below vocab_size."
+                )
+
+
+__all__ = ["PaLMConfig"]

@@ -1,0 +1,144 @@
+"""The authors' checkpoints of ON-LSTM (Ordered-Neurons) and ONLSTM-SYD (SDLM) -> `ONLSTMForCausalLM`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_synlm.configuration_on_lstm import ONLSTMConfig
+from hf_synlm.conversion.rename import clean_state_dict, fill_model, rename_state_dict
+from hf_synlm.modeling_on_lstm import ONLSTMForCausalLM
+
+# original name (regular expression) -> name here
+RULES: dict[str, str] = {
+    r"encoder\.weight": "model.embed_tokens.weight",
+    r"decoder\.(weight|bias)": r"lm_head.\1",
+    r"rnn\.cells\.(\d+)\.ih\.0\.(weight|bias)": r"model.layers.\1.ih.\2",
+    r"rnn\.cells\.(\d+)\.hh\.(weight|bias)": r"model.layers.\1.hh.\2",
+    r"rnn\.cells\.(\d+)\.fwh\.(weight|bias)": r"model.layers.\1.split_head.\2",
+}
+# The authors' options that are fields here.
+_OPTIONS = {
+    "dropoute": "embedding_dropout",
+    "dropouti": "input_dropout",
+    "dropouth": "hidden_dropout",
+    "dropout": "output_dropout",
+    "wdrop": "weight_dropout",
+    "ar_alpha": "activation_regularization",
+    "tar_beta": "temporal_activation_regularization",
+    "alpha1": "language_model_weight",
+    "alpha2": "syntactic_distance_weight",
+    "margin": "syntactic_distance_margin",
+}
+# The authors pickle their model as a Python object.
+EXTRACTION = """in a copy of the authors' code, with a file that you trust, run
+    import json, torch
+    model = torch.load("model.pt", map_location="cpu", weights_only=False)[0]
+    torch.save(model.state_dict(), "weights.pt")
+    json.dump(vars(args), open("config.json", "w"))
+with the args of the training (chunk_size, wdrop and, of SDLM, l4d, wds, un, alpha1, alpha2, margin are needed),
+and pass --weights weights.pt --config config.json."""
+
+
+def convert_on_lstm(state_dict: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> ONLSTMForCausalLM:
+    """Build a model from the authors' state dict.
+
+    Of SDLM, which has a split head in every layer and trains those of the supervised ones, the others are left out.
+
+    Args:
+        state_dict: original tensors; the prefix `module.` of distributed training is stripped.
+        original_config: the authors' options by their names, at the top or in a section `config`: `chunk_size` and
+            `wdrop` (evaluation reads it, too) are needed; `dropout`, `dropouth`, `dropouti`, `dropoute`, `ar_alpha`
+            and `tar_beta` (theirs: `alpha`, `beta`), `eos_token_id` are optional. Of SDLM also `l4d` (supervised layer,
+            -1 = the first and the third), `wds` ("no" = one set of trees), `un` (no supervision), `alpha1`, `alpha2`,
+            `margin`. Sizes (`ntoken`, `ninp`, `nhid`, `nlayers`) must agree with the tensors.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        ValueError: when a tensor has no place here or is missing, or a value does not fit.
+    """
+    section = original_config.get("config")
+    options = {**original_config, **(section if isinstance(section, Mapping) else {})}
+    tensors = rename_state_dict(clean_state_dict(state_dict), RULES)
+    config = on_lstm_config(tensors, options)
+    for name in [name for name in tensors if ".split_head." in name]:
+        if int(name.split(".")[2]) not in (config.supervised_layers or []):
+            del tensors[name]  # never trained
+    if config.tie_word_embeddings and not torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"]):
+        raise ValueError("encoder.weight and decoder.weight differ, but the configuration has tie_weights=True.")
+    model = ONLSTMForCausalLM(config).to(tensors["lm_head.weight"].dtype)
+    fill_model(model, tensors)
+    return model.eval()
+
+
+def on_lstm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> ONLSTMConfig:
+    """Configuration of a renamed checkpoint.
+
+    Args:
+        tensors: by their new names.
+        options: see `convert_on_lstm`.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ValueError: when a value is missing or does not fit the tensors.
+    """
+    needed = ("model.embed_tokens.weight", "lm_head.weight", "lm_head.bias", "model.layers.0.hh.weight")
+    missing = [name for name in needed if name not in tensors]
+    if missing:
+        raise ValueError(f"The checkpoint lacks the tensors that become {missing}. Is it another model?")
+    for name in ("chunk_size", "wdrop"):
+        if name not in options:
+            raise ValueError(f"The configuration has no {name!r}, which no tensor tells. Add it.")
+    vocab_size, width = tensors["model.embed_tokens.weight"].shape
+    sizes = {
+        "ntoken": vocab_size,
+        "ninp": width,
+        "nhid": tensors["model.layers.0.hh.weight"].shape[1],
+        "nlayers": len({name.split(".")[2] for name in tensors if name.startswith("model.layers.")}),
+    }
+    if sizes["nlayers"] == 1:
+        sizes["nhid"] = options.get("nhid", width)  # the only layer is as wide as the embedding
+    for name, value in sizes.items():
+        if options.get(name, value) != value:
+            raise ValueError(f"{name} is {options[name]} in the configuration and {value} in the tensors.")
+    end = options.get("eos_token_id", 0)
+    return ONLSTMConfig(
+        vocab_size=vocab_size,
+        embedding_size=width,
+        hidden_size=sizes["nhid"],
+        num_layers=sizes["nlayers"],
+        chunk_size=options["chunk_size"],
+        tie_word_embeddings=torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
+        if options.get("tie_weights") is None
+        else options["tie_weights"],
+        bos_token_id=end,
+        eos_token_id=end,
+        **{field: options[name] for name, field in _OPTIONS.items() if name in options},
+        **_supervision(tensors, options),
+    )
+
+
+def _supervision(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of SDLM; none of Ordered-Neurons, which knows no `l4d`."""
+    split = any(".split_head." in name for name in tensors)
+    if options.get("un", "l4d" not in options):
+        if split:
+            raise ValueError("The checkpoint has split heads (fwh), but the configuration no 'l4d'. Add l4d.")
+        return {}
+    if split != (options.get("wds", "middle") != "no"):
+        found = "has" if split else "has no"
+        raise ValueError(f"wds is {options.get('wds', 'middle')!r}, but the checkpoint {found} split heads (fwh).")
+    return {
+        "supervised_layers": [0, 2] if options["l4d"] == -1 else [options["l4d"]],
+        "syntactic_distance_head": "split" if split else "shared",
+        "syntactic_distance_scope": "batch",
+        "syntactic_distance_reduction": "mean",
+    }
+
+
+__all__ = ["EXTRACTION", "RULES", "convert_on_lstm", "on_lstm_config"]

@@ -1,0 +1,178 @@
+"""The authors' PaLM checkpoints (Noahs-ARK/PaLM), and those of AWD-LSTM -> `PaLMForCausalLM`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_synlm.configuration_palm import PaLMConfig
+from hf_synlm.conversion.rename import clean_state_dict, fill_model, rename_state_dict
+from hf_synlm.modeling_palm import PaLMForCausalLM
+
+_ATTENTION = "model.span_context.attention"
+# original name (regular expression) -> name here; those of the rational RNN are put together below
+RULES: dict[str, str] = {
+    r"encoder\.weight": "model.embed_tokens.weight",
+    r"decoder\.(weight|bias)": r"lm_head.\1",
+    r"rnns\.(\d+)\.(?:module\.)?((?:weight|bias)_(?:ih|hh)_l0)(?:_raw)?": r"model.layers.\1.\2",
+    r"_att_\.rrnn_(fw|bw)\.(weight|bias)": r"\1.\2",
+    r"_att_\._w_gate_": f"{_ATTENTION}.output_gate.weight",
+    r"_att_\._b_gate_": f"{_ATTENTION}.output_gate.bias",
+    r"_att_\._w1_span_": f"{_ATTENTION}.key.weight",
+    r"_att_\._w1_token_": f"{_ATTENTION}.query.weight",
+    r"_att_\._b1_": f"{_ATTENTION}.query.bias",
+    r"_att_\._w2_": f"{_ATTENTION}.score.weight",
+    r"_hidden_layer_\.(weight|bias)": r"model.span_context.projection.\1",
+    r"_hidden_gate_\.(weight|bias)": r"model.span_context.residual_gate.\1",
+}
+# What only learned scores read.
+_SCORES = [f"{_ATTENTION}.{name}" for name in ("key.weight", "query.weight", "query.bias", "score.weight")]
+# The authors' options that are fields here.
+_OPTIONS = {
+    "dropoute": "embedding_dropout",
+    "dropouti": "input_dropout",
+    "dropouth": "hidden_dropout",
+    "dropout": "output_dropout",
+    "wdrop": "weight_dropout",
+    "alpha": "activation_regularization",
+    "ar_alpha": "activation_regularization",
+    "beta": "temporal_activation_regularization",
+    "tar_beta": "temporal_activation_regularization",
+    "att_lambda": "span_attention_weight",
+}
+# The authors pickle their model as a Python object.
+EXTRACTION = """in a copy of the authors' code, with a file that you trust, run
+    import json, torch
+    model = torch.load("model.pt", map_location="cpu", weights_only=False)[0]
+    torch.save(model.state_dict(), "weights.pt")
+    json.dump(vars(args), open("config.json", "w"))
+with the args of the training (max_span_length is needed), and pass --weights weights.pt --config config.json."""
+
+
+def convert_palm(state_dict: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> PaLMForCausalLM:
+    """Build a model from the authors' state dict.
+
+    The columns of a rational RNN's matrix take turns, input and forget gate of each unit; here each is a matrix of its
+    own, both directions together. The first half of its bias is never read and is left out. One checkpoint serves
+    PaLM-U, PaLM-S and PaLM-RB, whose scores are fixed: there the layers that score are left out. Without tensors of
+    the attention the checkpoint is an AWD-LSTM.
+
+    Args:
+        state_dict: original tensors; the prefix `module.` of distributed training is stripped.
+        original_config: what the tensors do not say, all optional, at the top or in sections `config` and `loss`:
+            `num_spans`, or the authors' `max_span_length` (one more); `kind` ("PaLM-RB" for fixed scores); their
+            `dropout`, `dropouth`, `dropouti`, `dropoute`, `wdrop`, `alpha`, `beta` (or `ar_alpha`, `tar_beta`);
+            `att_lambda`; `eos_token_id`. Sizes (`emsize`, `nhid`, `nlayers`, or `vocab_size`, `emb_size`,
+            `hidden_size`, `num_layers`, `rrnn_size_per_direction`, `attention_mlp_size`) must agree with the tensors.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        ValueError: when a tensor has no place here or is missing, or a value does not fit.
+    """
+    options = {**original_config}
+    for section in ("config", "loss"):
+        if isinstance(original_config.get(section), Mapping):
+            options |= original_config[section]
+    tensors = rename_tensors(clean_state_dict(state_dict))
+    config = palm_config(tensors, options)
+    if not torch.equal(_tensor(tensors, "lm_head.weight"), _tensor(tensors, "model.embed_tokens.weight")):
+        raise ValueError("encoder.weight and decoder.weight differ; PaLM ties them. Is the file damaged?")
+    if config.span_attention and config.span_scores == "right_branching":
+        for name in _SCORES:
+            tensors.pop(name, None)
+    model = PaLMForCausalLM(config).to(tensors["lm_head.weight"].dtype)
+    fill_model(model, tensors)
+    model.tie_weights()
+    return model.eval()
+
+
+def palm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PaLMConfig:
+    """Configuration of a renamed checkpoint.
+
+    Args:
+        tensors: by their new names.
+        options: see `convert_palm`, without sections.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ValueError: when a tensor is missing, or a size does not agree.
+    """
+    vocab_size, embedding_size = _tensor(tensors, "model.embed_tokens.weight").shape
+    layers = {name.split(".")[2] for name in tensors if name.startswith("model.layers.")}
+    sizes = {
+        "vocab_size": vocab_size,
+        "emb_size": embedding_size,
+        "num_layers": len(layers),
+        "hidden_size": _tensor(tensors, "model.layers.0.weight_hh_l0").shape[1],
+    }
+    if len(layers) == 1:  # the only layer is as wide as the embedding
+        sizes["hidden_size"] = options.get("hidden_size", options.get("nhid", embedding_size))
+    sizes |= {"emsize": sizes["emb_size"], "nlayers": sizes["num_layers"], "nhid": sizes["hidden_size"]}
+    span_attention = any(name.startswith("model.span_context.") for name in tensors)
+    if span_attention:
+        sizes["rrnn_size_per_direction"] = len(_tensor(tensors, f"{_ATTENTION}.input.weight")) // 2
+        sizes["attention_mlp_size"] = len(_tensor(tensors, f"{_ATTENTION}.key.weight"))
+    for name, value in sizes.items():
+        if options.get(name, value) != value:
+            raise ValueError(f"{name} is {options[name]} in the configuration and {value} in the tensors.")
+    fields = {field: options[name] for name, field in _OPTIONS.items() if name in options}
+    if span_attention:
+        fields |= {"rrnn_size": sizes["rrnn_size_per_direction"], "attention_size": sizes["attention_mlp_size"]}
+        if str(options.get("kind", "")).startswith("PaLM-RB"):
+            fields["span_scores"] = "right_branching"
+        if "num_spans" in options:
+            fields["num_spans"] = options["num_spans"]
+        elif isinstance(options.get("max_span_length"), int):
+            fields["num_spans"] = options["max_span_length"] - 1
+    if "eos_token_id" in options:
+        fields |= {"eos_token_id": options["eos_token_id"], "bos_token_id": options["eos_token_id"]}
+    return PaLMConfig(
+        vocab_size=vocab_size,
+        embedding_size=embedding_size,
+        hidden_size=sizes["hidden_size"],
+        num_layers=len(layers),
+        span_attention=span_attention,
+        **fields,
+    )
+
+
+def rename_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Bring tensors into the form of this package, their directions put together: [H, 2d] and [2d] -> [2d, H] per gate.
+
+    Args:
+        state_dict: by their original names.
+
+    Returns:
+        By their new names.
+
+    Raises:
+        ValueError: for unknown names, and a direction without the other.
+    """
+    # After an evaluation the authors' layers hold the recurrent weights by a second name, too.
+    pairs = ((key, f"{key}_raw") for key in state_dict)
+    copies = [key for key, raw in pairs if raw in state_dict and torch.equal(state_dict[key], state_dict[raw])]
+    tensors = rename_state_dict({key: value for key, value in state_dict.items() if key not in copies}, RULES)
+    names = [f"{direction}.{part}" for part in ("weight", "bias") for direction in ("fw", "bw")]
+    if any(name in tensors for name in names):
+        *weights, forward_bias, backward_bias = (_tensor(tensors, name) for name in names)
+        tensors[f"{_ATTENTION}.input.weight"] = torch.cat([weight[:, 0::2].T for weight in weights])
+        tensors[f"{_ATTENTION}.forget_gate.weight"] = torch.cat([weight[:, 1::2].T for weight in weights])
+        biases = [bias[len(bias) // 2 :] for bias in (forward_bias, backward_bias)]
+        tensors[f"{_ATTENTION}.forget_gate.bias"] = torch.cat(biases)
+    return {name: tensor for name, tensor in tensors.items() if name not in names}
+
+
+def _tensor(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in tensors:
+        raise ValueError(f"The checkpoint lacks what becomes {name}. Is it another model, or is the file damaged?")
+    if tensors[name].dim() != (2 if "weight" in name else 1):
+        raise ValueError(f"What becomes {name} has shape {tuple(tensors[name].shape)}. Is the file damaged?")
+    return tensors[name]
+
+
+__all__ = ["EXTRACTION", "RULES", "convert_palm", "palm_config", "rename_tensors"]

@@ -1,0 +1,153 @@
+"""The authors' PRPN checkpoints (yikangshen/PRPN) -> `PRPNForCausalLM`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_synlm.configuration_prpn import PRPNConfig
+from hf_synlm.conversion.rename import clean_state_dict, rename_state_dict
+from hf_synlm.modeling_prpn import PRPNForCausalLM
+
+_BATCH_NORM = r"\.(weight|bias|running_mean|running_var)"
+# original name (regular expression) -> name here
+RULES: dict[str, str] = {
+    r"encoder\.weight": "model.embed_tokens.weight",
+    r"decoder\.(weight|bias)": r"lm_head.\1",
+    r"parser\.gate\.1\.(weight|bias)": r"model.parser.features.convolution.\1",
+    rf"parser\.gate\.2{_BATCH_NORM}": r"model.parser.features.norm.\1",
+    r"parser\.gate\.5\.(weight|bias)": r"model.parser.score.\1",
+    r"reader\.(\d+)\.projector_summ\.1\.(weight|bias)": r"model.layers.\1.key.\2",
+    r"reader\.(\d+)\.memory_rnn\.ih\.0\.(weight|bias)": r"model.layers.\1.input.\2",
+    r"reader\.(\d+)\.memory_rnn\.hh\.0\.(weight|bias)": r"model.layers.\1.recurrent.\2",
+    r"reader\.(\d+)\.memory_rnn\.ih\.1\.gamma": r"model.layers.\1.input_norm.weight",
+    r"reader\.(\d+)\.memory_rnn\.ih\.1\.beta": r"model.layers.\1.input_norm.bias",
+    r"reader\.(\d+)\.memory_rnn\.hh\.1\.gamma": r"model.layers.\1.recurrent_norm.weight",
+    r"reader\.(\d+)\.memory_rnn\.hh\.1\.beta": r"model.layers.\1.recurrent_norm.bias",
+    r"reader\.(\d+)\.memory_rnn\.c_norm\.gamma": r"model.layers.\1.cell_norm.weight",
+    r"reader\.(\d+)\.memory_rnn\.c_norm\.beta": r"model.layers.\1.cell_norm.bias",
+    r"predictor\.projector_pred\.1\.(weight|bias)": r"model.predictor.key.\1",
+    r"predictor\.res\.res\.(\d+)\.0\.(weight|bias)": r"model.predictor.blocks.\1.inner.\2",
+    rf"predictor\.res\.res\.(\d+)\.1{_BATCH_NORM}": r"model.predictor.blocks.\1.inner_norm.\2",
+    r"predictor\.res\.res\.(\d+)\.4\.(weight|bias)": r"model.predictor.blocks.\1.outer.\2",
+    rf"predictor\.res\.res\.(\d+)\.5{_BATCH_NORM}": r"model.predictor.blocks.\1.outer_norm.\2",
+    r"predictor\.ffd\.1\.(weight|bias)": r"model.predictor.output.\1",
+    rf"predictor\.ffd\.2{_BATCH_NORM}": r"model.predictor.output_norm.\1",
+}
+_DROPOUTS = {"dropout": "dropout", "idropout": "input_dropout", "rdropout": "recurrent_dropout"}
+_COUNTER = "num_batches_tracked"
+# The authors pickle the whole model.
+EXTRACTION = """in a copy of the authors' code, with a file that you trust, run
+    import torch
+    model = torch.load("model.pt", map_location="cpu")
+    torch.save(model.state_dict(), "weights.pt")
+and pass --weights weights.pt --config config.json, a JSON object with the options that the model was trained with:
+nslots, hard and resolution, and if you like dropout, idropout and rdropout."""
+
+
+def convert_prpn(state_dict: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> PRPNForCausalLM:
+    """Build a model from the authors' state dict.
+
+    Args:
+        state_dict: original tensors; the prefix `module.` of distributed training is stripped. The counters of the
+            batch normalizations, which older versions of PyTorch do not have, may be missing.
+        original_config: the authors' options, at the top or in a section `config`: `nslots` and `hard` (which no tensor
+            tells), `resolution` (default 0.1), `dropout`, `idropout`, `rdropout`. Sizes are read off the tensors;
+            where `ntoken`, `ninp`, `nhid`, `nlayers`, `nlookback`, `res` and `tie_weights` (or `tied`) are given, they
+            must agree.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        ValueError: when a tensor has no place here or is missing, or a value does not fit.
+    """
+    counters = {key: value for key, value in state_dict.items() if str(key).endswith(f".{_COUNTER}")}
+    state_dict = clean_state_dict({key: value for key, value in state_dict.items() if key not in counters})
+    options = dict(original_config)
+    if isinstance(original_config.get("config"), Mapping):
+        options |= original_config["config"]
+    tensors = rename_state_dict(state_dict, RULES)
+    config = prpn_config(tensors, options)
+    for key, value in counters.items():
+        # A counter stands beside the mean of the same batch normalization.
+        mean = rename_state_dict({key.removeprefix("module.").replace(_COUNTER, "running_mean"): value}, RULES)
+        tensors |= {name.replace("running_mean", _COUNTER): count for name, count in mean.items()}
+    model = PRPNForCausalLM(config).to(tensors["model.embed_tokens.weight"].dtype)
+    expected = {name: value.shape for name, value in model.state_dict().items()}
+    for name in expected:
+        if name.endswith(_COUNTER) and not counters:
+            tensors[name] = torch.zeros((), dtype=torch.long)
+    for name in sorted(set(expected) | set(tensors)):
+        found, wanted = tensors.get(name), expected.get(name)
+        if found is None or wanted is None or found.shape != wanted:
+            given = "missing" if found is None else tuple(found.shape)
+            raise ValueError(
+                f"{name} is {given} in the checkpoint and should be {None if wanted is None else tuple(wanted)}. "
+                "Is it the configuration of this checkpoint?"
+            )
+    model.load_state_dict(tensors)
+    model.tie_weights()
+    return model.eval()
+
+
+def prpn_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PRPNConfig:
+    """Configuration of a renamed checkpoint.
+
+    Args:
+        tensors: by their new names.
+        options: see `convert_prpn`, without section.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ValueError: when a tensor or a value is missing, or they do not agree.
+    """
+    for name in ("nslots", "hard"):
+        if name not in options:
+            raise ValueError(f"The configuration has no {name!r}. Pass nslots and hard, which no tensor tells.")
+    needed = ("model.embed_tokens.weight", "model.parser.features.convolution.weight", "lm_head.weight")
+    missing = [name for name in needed if name not in tensors]
+    if missing:
+        raise ValueError(f"The checkpoint lacks the tensors that become {missing}. Is it another model?")
+    embedding, convolution, output = (tensors[name] for name in needed)
+    if embedding.dim() != 2 or convolution.dim() != 3:
+        raise ValueError(
+            f"encoder.weight is {tuple(embedding.shape)} and parser.gate.1.weight {tuple(convolution.shape)}; they "
+            "should have two and three axes."
+        )
+    layers = {name.split(".")[2] for name in tensors if name.startswith("model.layers.")}
+    blocks = {name.split(".")[3] for name in tensors if name.startswith("model.predictor.blocks.")}
+    sizes = {
+        "ntoken": embedding.shape[0],
+        "ninp": embedding.shape[1],
+        "nhid": convolution.shape[0],
+        "nlayers": len(layers),
+        "nlookback": convolution.shape[2] - 1,
+        "res": len(blocks),
+    }
+    for name, value in sizes.items():
+        if options.get(name, value) != value:
+            raise ValueError(f"{name} is {options[name]} in the configuration and {value} in the tensors.")
+    equal = torch.equal(embedding, output)
+    tied = bool(options.get("tie_weights", options.get("tied", equal)))
+    if tied and not equal:
+        raise ValueError("encoder.weight and decoder.weight differ, but the configuration says that they are tied.")
+    return PRPNConfig(
+        vocab_size=sizes["ntoken"],
+        embedding_size=sizes["ninp"],
+        hidden_size=sizes["nhid"],
+        num_layers=sizes["nlayers"],
+        num_lookback=sizes["nlookback"],
+        num_residual_blocks=sizes["res"],
+        num_slots=options["nslots"],
+        gate="hard" if options["hard"] else "soft",
+        resolution=options.get("resolution", 0.1),
+        tie_word_embeddings=tied,
+        **{field: options[name] for name, field in _DROPOUTS.items() if name in options},
+    )
+
+
+__all__ = ["EXTRACTION", "RULES", "convert_prpn", "prpn_config"]

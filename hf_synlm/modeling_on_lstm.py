@@ -1,0 +1,349 @@
+"""ON-LSTM, a language model with ordered neurons (Shen et al., ICLR 2019), and ONLSTM-SYD (Du et al., ACL 2020).
+
+A stack of LSTM layers whose cells forget in a fixed order: see `layer_on_lstm`. How much of a cell is forgotten before
+a word is the syntactic distance of the gap before it, and the distances of a sentence are its tree. ONLSTM-SYD has a
+second set of distances in some layer, which learns from gold trees by a ranking loss.
+
+Shapes: B sentences, T tokens, L layers, S supervised layers, H hidden size, E embedding size, V vocabulary. Losses are
+in nats.
+
+Source: `model.py` and `main.py` of Ordered-Neurons, and of SDLM, its fork with supervision. There the lookup of the
+embedding leaves the last vocabulary row without its gradient, by accident (`padding_idx=-1`); here it has it.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import initialization as init
+from transformers.generation import GenerationMixin
+from transformers.utils import can_return_tuple
+
+from .configuration_on_lstm import ONLSTMConfig
+from .layer_on_lstm import ONLSTMLayer
+from .modeling_outputs import ParseOutput
+from .recurrent_cache import RecurrentCache, segment_mask
+from .recurrent_dropout import embedding_dropout, locked_dropout
+from .recurrent_language_model import (
+    RecurrentLanguageModel,
+    RecurrentLMOutput,
+    RecurrentModelOutput,
+    RecurrentPreTrainedModel,
+    RecurrentSequenceClassifier,
+    activation_penalty,
+    temporal_activation_penalty,
+)
+from .syntactic_distance import Decoder, distances_to_spans, ranking_loss
+from .token_batch import after_columns, tokens_first
+
+DISTANCES = ("supervised", "language_model")
+
+
+class ONLSTMPreTrainedModel(RecurrentPreTrainedModel):
+    """Loading, saving and initialization shared by the ON-LSTM models."""
+
+    config: ONLSTMConfig
+    _no_split_modules = ["ONLSTMLayer"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialize as the authors do: words from U(-0.1, 0.1), the rest as PyTorch does."""
+        if isinstance(module, nn.Embedding):
+            init.uniform_(module.weight, -0.1, 0.1)
+        elif isinstance(module, nn.Linear):
+            is_output = module.out_features == self.config.vocab_size and module is self.get_output_embeddings()
+            limit = 0.1 if is_output else module.in_features**-0.5
+            init.uniform_(module.weight, -limit, limit)
+            init.zeros_(module.bias) if is_output else init.uniform_(module.bias, -limit, limit)
+
+
+class ONLSTMModel(ONLSTMPreTrainedModel):
+    """Embedding and layers: token ids in, states and distances out."""
+
+    def __init__(self, config: ONLSTMConfig):
+        super().__init__(config)
+        sizes, supervised = config.layer_sizes, config.supervised_layers or []
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size)
+        self.layers = nn.ModuleList(
+            ONLSTMLayer(
+                config.embedding_size if layer == 0 else config.hidden_size,
+                sizes[layer],
+                config.chunk_size,
+                split_head=layer in supervised and config.syntactic_distance_head == "split",
+            )
+            for layer in range(config.num_layers)
+        )
+        if supervised and config.syntactic_distance_head == "hidden":
+            self.distance_heads = nn.ModuleList(nn.Linear(sizes[layer], 1) for layer in supervised)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+    ) -> RecurrentModelOutput:
+        """Read token ids from left to right.
+
+        Args:
+            input_ids: [B, T] token ids.
+            attention_mask: [B, T], 1 = token; other columns are skipped, wherever they stand. With a cache, a mask over
+                all columns read so far will do. Without a mask every column is a token.
+            past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
+            use_cache: return the state; default: only if one is given.
+
+        Returns:
+            `RecurrentModelOutput` with `distances` [L, B, T] and, of a supervised model, `syd_distances` [S, B, T] in
+            the order of `config.supervised_layers`; 0 at columns that are skipped.
+
+        Raises:
+            ValueError: for wrong shapes, types, ids outside the vocabulary, or a cache of another batch.
+
+        Cost: T steps of L cells for the whole batch.
+        """
+        config, cache = self.config, past_key_values
+        mask = segment_mask(config, input_ids, attention_mask, cache)
+        ids = input_ids.long() if mask is None else tokens_first(input_ids.long().masked_fill(~mask, 0), mask)
+        embedded = self.embed_tokens(ids)
+        embedded = embedding_dropout(embedded, ids, config.vocab_size, config.embedding_dropout, self.training)
+        inputs = embedded.transpose(0, 1)
+        old = cache.state if cache is not None and cache.is_initialized else self._zero_state(embedded)
+        last = None if mask is None else (mask.sum(1), torch.arange(len(mask), device=mask.device))
+        new: list[Tensor] = []
+        distances: list[Tensor] = []
+        supervised: dict[int, Tensor] = {}
+        for number, layer in enumerate(self.layers):
+            p = config.hidden_dropout if number else config.input_dropout
+            inputs = locked_dropout(inputs.transpose(0, 1), p, self.training).transpose(0, 1)
+            hidden, cell = (tensor.to(inputs.device) for tensor in old[2 * number : 2 * number + 2])
+            states, cells, distance, syd = layer(inputs, hidden, cell, config.weight_dropout)
+            # The state after the last token of each row.
+            new += [tensor[-1] if last is None else tensor[last] for tensor in (states, cells)]
+            distances.append(distance)
+            if number in (config.supervised_layers or []):
+                supervised[number] = self._syd_distance(number, states, distance, syd)
+            inputs = states[1:]
+        keep = cache is not None or bool(use_cache)
+        if keep:
+            cache = RecurrentCache() if cache is None else cache
+            cache.store(tuple(new), input_ids.shape[1])
+        return RecurrentModelOutput(
+            last_hidden_state=after_columns(states.transpose(0, 1), mask),
+            past_key_values=cache if keep else None,
+            token_mask=mask,
+            distances=_at_columns(distances, mask),
+            syd_distances=_at_columns([supervised[x] for x in config.supervised_layers], mask) if supervised else None,
+        )
+
+    def _zero_state(self, embedded: Tensor) -> tuple[Tensor, ...]:
+        """States of every layer, h and c, before the first token."""
+        dtype = torch.promote_types(embedded.dtype, torch.float32)
+        sizes = (size for size in self.config.layer_sizes for _ in "hc")
+        return tuple(torch.zeros(len(embedded), size, dtype=dtype, device=embedded.device) for size in sizes)
+
+    def _syd_distance(self, number: int, states: Tensor, distance: Tensor, split: Tensor | None) -> Tensor:
+        """What learns from gold trees in a layer, [T, B]."""
+        head = self.config.syntactic_distance_head
+        if head == "hidden":
+            return self.distance_heads[self.config.supervised_layers.index(number)](states[1:]).squeeze(-1)
+        return distance if head == "shared" else split
+
+
+def _at_columns(distances_TB: list[Tensor], mask: Tensor | None) -> Tensor:
+    """Distances [X, B, T] at the columns of the input."""
+    if mask is None:
+        return torch.stack(distances_TB).transpose(1, 2)
+    columns = [after_columns(F.pad(distance.t(), (1, 0)), mask) for distance in distances_TB]
+    return torch.stack(columns).masked_fill(~mask, 0)
+
+
+class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, GenerationMixin):
+    """ON-LSTM language model: next-token log-probabilities, training loss, stock generation, trees."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: ONLSTMConfig):
+        super().__init__(config)
+        self.model = ONLSTMModel(config)
+        self.lm_head = nn.Linear(config.embedding_size, config.vocab_size)
+        self.post_init()
+
+    def output_features(self, output: RecurrentModelOutput) -> Tensor:
+        """States of the last layer, with dropout in training.
+
+        Args:
+            output: of the bare model.
+
+        Returns:
+            [B, T, E].
+        """
+        return locked_dropout(output.last_hidden_state, self.config.output_dropout, self.training)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        distances: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Tensor | None,
+    ) -> RecurrentLMOutput:
+        """Training loss with `labels`, next-token log-probabilities without.
+
+        loss = w (CE + alpha mean(h^2) + beta mean((h_t+1 - h_t)^2)) + w' sum over supervised layers of the ranking loss
+        with the weights of the configuration; h is the output of the last layer before its dropout. The first token of
+        a row is not predicted.
+
+        Args:
+            input_ids: [B, T] token ids.
+            attention_mask: [B, T], 1 = token (see `ONLSTMModel.forward`).
+            labels: [B, T] = `input_ids` with -100 where the loss shall not count; they are shifted here.
+            distances: [B, T] gold distances, value t of the gap before token t; NaN where there is none. They need
+                labels, and a model with `config.supervised_layers`. Without them nothing is learned from trees.
+            past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
+            use_cache: return the state; default: only if one is given.
+            logits_to_keep: compute `logits` for the last so many columns (0 = all), or for these columns.
+            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1.
+
+        Returns:
+            `RecurrentLMOutput`. With labels: `loss`, `losses` ("language_model", "activation", "temporal_activation",
+            "syntactic_distance" if supervised; without their weights) and `joint_log_prob` [B]. Without: `logits`
+            [B, T, V], log p(next token | prefix).
+
+        Raises:
+            ValueError: see `ONLSTMModel.forward`; bad labels or distances.
+            TypeError: for other keyword arguments.
+
+        Cost: T steps of L cells, and one row of V numbers per token; with labels, never all of them at once.
+        """
+        self._check_distances(input_ids, distances, labels is not None or kwargs.get("shift_labels") is not None)
+        result, output, _ = self.score_text(
+            input_ids, attention_mask, labels, past_key_values, use_cache, logits_to_keep, kwargs
+        )
+        if result.loss is None:
+            return result
+        config, states, mask = self.config, output.last_hidden_state, output.token_mask
+        self.add_losses(
+            result,
+            {
+                "activation": (config.activation_regularization, activation_penalty(states, mask)),
+                "temporal_activation": (
+                    config.temporal_activation_regularization,
+                    temporal_activation_penalty(states, mask),
+                ),
+            },
+        )
+        result.loss = config.language_model_weight * result.loss
+        if output.syd_distances is not None:
+            value = self._ranking_loss(input_ids, output, distances)
+            self.add_losses(result, {"syntactic_distance": (config.syntactic_distance_weight, value)})
+        return result
+
+    def _check_distances(self, input_ids: Tensor, distances: Tensor | None, labeled: bool) -> None:
+        if distances is None:
+            return
+        if not labeled:
+            raise ValueError("distances are for training. Pass labels, too, or leave distances out.")
+        if self.config.supervised_layers is None:
+            raise ValueError("This model learns from no trees. Leave distances out, or set config.supervised_layers.")
+        if distances.shape != input_ids.shape:
+            raise ValueError(f"distances are {tuple(distances.shape)}, input_ids {tuple(input_ids.shape)}. Align them.")
+
+    def _ranking_loss(self, input_ids: Tensor, output: RecurrentModelOutput, distances: Tensor | None) -> Tensor:
+        """Sum over the supervised layers; 0 without gold distances (every parameter gets a gradient all the same)."""
+        config, mask = self.config, output.token_mask
+        predicted = output.syd_distances * config.syntactic_distance_scale
+        gold = torch.full_like(predicted[0], torch.nan) if distances is None else distances.to(predicted)
+        ends = input_ids == config.eos_token_id
+        if mask is not None:
+            gold, ends = gold.masked_fill(~mask, torch.nan), ends & mask
+        losses = [
+            ranking_loss(
+                layer,
+                gold,
+                margin=config.syntactic_distance_margin,
+                scope=config.syntactic_distance_scope,
+                reduction=config.syntactic_distance_reduction,
+                # An end token is the last token of its sentence.
+                sentence_ids_BT=ends.cumsum(1) - ends.long(),
+            )
+            for layer in predicted
+        ]
+        return torch.stack(losses).sum()
+
+    def parse(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        word_ends: Tensor | None = None,
+        method: str = "distance",
+        decoder: Decoder = "unbiased",
+        distances: str | None = None,
+        layer: int | None = None,
+    ) -> ParseOutput:
+        """Trees of given sentences, and their probabilities as text.
+
+        The surprisal of token t is `-token_log_probs[:, t]`, in nats.
+
+        Args:
+            input_ids: [B, T], one sentence per row; begin token and end token are added where they do not stand.
+            attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
+            word_ends: [B, T], True at the last piece of every word: the distances at the beginnings of words count.
+            method: "distance".
+            decoder: "unbiased" or "biased" (see `distances_to_spans`).
+            distances: "supervised" (those that learn from gold trees) or "language_model"; default: the first where
+                there are any.
+            layer: whose distances; default: the last supervised layer, or the middle one of an unsupervised model, as
+                the authors evaluate (the second of three).
+
+        Returns:
+            `ParseOutput` with one tree per sentence; `log_probs` [B, 1] is log p(sentence and its end), and
+            `token_log_probs` [B, T] log p(token | beginning, tokens before).
+
+        Raises:
+            ValueError: for unknown options, distances that the model does not have, and bad input.
+
+        Cost: one pass over the text.
+        """
+        if method != "distance":
+            raise ValueError(f"method {method!r} is unknown. ON-LSTM parses with 'distance'.")
+        supervised = self.config.supervised_layers or []
+        if distances is None:
+            distances = DISTANCES[0] if supervised and layer in (None, *supervised) else DISTANCES[1]
+        if distances not in DISTANCES:
+            raise ValueError(f"distances {distances!r} is unknown. Choose one of {list(DISTANCES)}.")
+        if layer is None:
+            layer = supervised[-1] if supervised else self.config.num_layers // 2
+        layers = supervised if distances == "supervised" else list(range(self.config.num_layers))
+        if layer not in layers:
+            raise ValueError(f"Layer {layer} has no {distances} distances. Layers that have them: {layers}.")
+
+        def read_trees(output: RecurrentModelOutput, starts: list[list[int]]) -> list[list[tuple[int, int]]]:
+            chosen = output.distances if distances == "language_model" else output.syd_distances
+            rows = chosen[layers.index(layer)].tolist()
+            return [
+                distances_to_spans([row[start] for start in places], decoder)
+                for row, places in zip(rows, starts, strict=True)
+            ]
+
+        return self.parse_text(input_ids, attention_mask, word_ends, read_trees)
+
+
+class ONLSTMForSequenceClassification(RecurrentSequenceClassifier, ONLSTMPreTrainedModel):
+    """ON-LSTM with a classifier on the state after the last token."""
+
+    def __init__(self, config: ONLSTMConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = ONLSTMModel(config)
+        self.dropout = nn.Dropout(config.output_dropout)
+        self.score = nn.Linear(config.embedding_size, config.num_labels)
+        self.post_init()
+
+
+__all__ = ["ONLSTMForCausalLM", "ONLSTMForSequenceClassification", "ONLSTMModel", "ONLSTMPreTrainedModel"]

@@ -1,0 +1,437 @@
+"""PaLM: a language model that attends to the spans right before each word (Peng, Schwartz and Smith, EMNLP 2019).
+
+An AWD-LSTM (Merity et al., ICLR 2018), whose last layer but one also looks back at the K spans of 1 to K tokens that
+end right before the token just read:
+
+    h = LSTMs(x),    a_t = attention(h_t; spans that end at t - 1),    g = sigmoid(W_g [h ; a] + b_g)
+    z = g * h + (1 - g) * tanh(W_c a + b_c),    p(x_t+1 | x_1..t) = softmax(E LSTM(z)_t + b)
+
+The scores of the attention define a tree, top down: a constituent is split where the score of its right part, read at
+the token after it, is highest. Trees are only induced (PaLM-U), or the attention is trained on given spans (PaLM-S).
+Without the attention the model is the AWD-LSTM (`span_attention=False`).
+
+Source: the authors' code (Noahs-ARK/PaLM) where it differs from their paper, as in the equations above; for the rest of
+that `PaLMConfig` has options. As in the paper and not in the code: no token sees later tokens or other rows of a batch;
+the loss of PaLM-S, which the code lacks; the scores of PaLM-RB, ten times those of the code. There the lookup of the
+embedding leaves the last vocabulary row without its gradient, by accident; here it has it.
+
+Shapes: B sentences, T tokens, K spans, H hidden size, E embedding size, D width of span vectors, V vocabulary. Losses
+are in nats.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from transformers import initialization as init
+from transformers.generation import GenerationMixin
+from transformers.utils import can_return_tuple
+
+from .configuration_palm import PaLMConfig
+from .matrix_products import OneDNNLinear
+from .modeling_outputs import ParseOutput
+from .recurrent_cache import RecurrentCache, segment_mask
+from .recurrent_dropout import embedding_dropout, locked_dropout, weight_dropout
+from .recurrent_language_model import (
+    RecurrentLanguageModel,
+    RecurrentLMOutput,
+    RecurrentModelOutput,
+    RecurrentPreTrainedModel,
+    RecurrentSequenceClassifier,
+    activation_penalty,
+    temporal_activation_penalty,
+)
+from .span_attention_palm import SpanAttention, attention_loss, gold_attention, split_by_scores
+from .token_batch import after_columns, tokens_first
+from .trees import Span
+
+
+@dataclass
+class PaLMModelOutput(RecurrentModelOutput):
+    """Output of the bare PaLM.
+
+    Fields, besides those of `RecurrentModelOutput`:
+        query_states: [B, T, H] what the attention reads: the output of the layer below it, after dropout.
+    """
+
+    query_states: Tensor | None = None
+
+
+class WeightDropLSTM(nn.LSTM):
+    """One LSTM layer; in training, single recurrent weights are left out for a whole segment."""
+
+    weight_ih_l0: Tensor
+    weight_hh_l0: Tensor
+    bias_ih_l0: Tensor
+    bias_hh_l0: Tensor
+
+    def __init__(self, input_size: int, hidden_size: int, dropout: float) -> None:
+        super().__init__(input_size, hidden_size, batch_first=True)
+        self.weight_dropout = dropout
+
+    def forward(  # type: ignore[override]
+        self, inputs_BTI: Tensor, state: tuple[Tensor, Tensor], lengths_B: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Outputs [B, T, H], and the state (h, c), each [B, H], after the first `lengths_B` inputs of each row."""
+        recurrent = weight_dropout(self.weight_hh_l0, self.weight_dropout, self.training, rescale=True)
+        weights = [self.weight_ih_l0, recurrent, self.bias_ih_l0, self.bias_hh_l0]
+        options = (True, 1, 0.0, torch.is_grad_enabled(), False)  # biases, layers, dropout, train, bidirectional
+        old = tuple(tensor[None].to(inputs_BTI) for tensor in state)
+        if lengths_B is None:
+            outputs, hidden, cell = torch.lstm(inputs_BTI, old, weights, *options, True)
+            return outputs, (hidden[0], cell[0])
+        # A row may hold no token at all; packing does not know that: such rows read one input and keep their state.
+        lengths = lengths_B.clamp_min(1).cpu()
+        packed = pack_padded_sequence(inputs_BTI, lengths, batch_first=True, enforce_sorted=False)
+        begin = tuple(tensor[:, packed.sorted_indices] for tensor in old)
+        data, *new = torch.lstm(packed.data, packed.batch_sizes, begin, weights, *options)
+        packed = PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
+        outputs, _ = pad_packed_sequence(packed, batch_first=True, total_length=inputs_BTI.shape[1])
+        has_token = (lengths_B > 0)[:, None]
+        pairs = zip(new, old, strict=True)
+        hidden, cell = (torch.where(has_token, n[0, packed.unsorted_indices], o[0]) for n, o in pairs)
+        return outputs, (hidden, cell)
+
+
+class SpanContext(nn.Module):
+    """Span attention with its residual gate: what the last LSTM layer reads."""
+
+    def __init__(self, config: PaLMConfig) -> None:
+        super().__init__()
+        self.dropout = config.hidden_dropout
+        self.attention = SpanAttention(config)
+        self.projection = OneDNNLinear(2 * config.rrnn_size, config.hidden_size)
+        self.residual_gate = OneDNNLinear(config.hidden_size + 2 * config.rrnn_size, config.hidden_size)
+
+    def forward(self, hidden_BTH: Tensor, query_BTH: Tensor, history_BKH: Tensor) -> tuple[Tensor, Tensor]:
+        """Mix hidden states with the context of spans.
+
+        Args:
+            hidden_BTH: output of the layer below.
+            query_BTH: the same after dropout.
+            history_BKH: the last queries before these.
+
+        Returns:
+            Mixed states [B, T, H] and the scores of the spans [B, T, K].
+        """
+        context, scores_BTK = self.attention(query_BTH, history_BKH)
+        context = self._drop(context)
+        gate = self.residual_gate(torch.cat([query_BTH, context], -1)).sigmoid()
+        projected = self._drop(self.projection(context).tanh())
+        return self._drop(gate * hidden_BTH + (1 - gate) * projected), scores_BTK
+
+    def _drop(self, values_BTD: Tensor) -> Tensor:
+        return locked_dropout(values_BTD, self.dropout, self.training)
+
+
+class PaLMPreTrainedModel(RecurrentPreTrainedModel):
+    """Loading, saving and initialization shared by the PaLM models."""
+
+    config: PaLMConfig
+    _no_split_modules = ["WeightDropLSTM", "SpanContext"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialize as the authors do; all biases start at 0."""
+        if isinstance(module, nn.Embedding):
+            bound = (3 / module.embedding_dim) ** 0.5
+            init.uniform_(module.weight, -bound, bound)
+        elif isinstance(module, nn.Linear):
+            bound = getattr(module, "initial_bound", (6 / (module.in_features + module.out_features)) ** 0.5)
+            init.uniform_(module.weight, -bound, bound)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, WeightDropLSTM):
+            for name, parameter in module.named_parameters():
+                if name.startswith("bias"):
+                    init.zeros_(parameter)
+                else:  # each gate by itself
+                    gates = [init.orthogonal_(torch.empty_like(gate)) for gate in parameter.chunk(4)]
+                    init.copy_(parameter, torch.cat(gates))
+
+
+class PaLMModel(PaLMPreTrainedModel):
+    """Embedding, LSTM layers and span attention: token ids in, states out."""
+
+    def __init__(self, config: PaLMConfig):
+        super().__init__(config)
+        sizes = [config.embedding_size, *config.layer_sizes]
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size)
+        self.layers = nn.ModuleList(
+            WeightDropLSTM(*pair, config.weight_dropout) for pair in zip(sizes, sizes[1:], strict=False)
+        )
+        self.span_context = SpanContext(config) if config.span_attention else None
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+    ) -> PaLMModelOutput:
+        """Read token ids from left to right.
+
+        Args:
+            input_ids: [B, T] token ids.
+            attention_mask: [B, T], 1 = token; other columns are skipped, wherever they stand. With a cache, a mask over
+                all columns read so far will do. Default: every column is a token.
+            past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
+            use_cache: return the state; default: only if one is given.
+
+        Returns:
+            `PaLMModelOutput`. A column that is skipped has the state of the column before it. The state holds (h, c) of
+            every layer and the last K queries of the attention.
+
+        Raises:
+            ValueError: for wrong shapes, types, ids outside the vocabulary, or a cache of another batch.
+
+        Cost: T steps of L cells, and K steps of the attention for all tokens at once.
+        """
+        cache = past_key_values
+        mask_BT = segment_mask(self.config, input_ids, attention_mask, cache)
+        ids = input_ids.long()
+        if mask_BT is not None:
+            # Tokens move to the left end, so that padding is read after them or not at all.
+            ids = tokens_first(ids.masked_fill(~mask_BT, 0), mask_BT)
+        keep_state = cache is not None or bool(use_cache)
+        lengths_B = None
+        if keep_state and mask_BT is not None and not bool(mask_BT.all()):
+            lengths_B = mask_BT.sum(1)  # the state after the last token is not that of the last column
+        state = cache.state if cache is not None and cache.is_initialized else self._initial_state(len(ids))
+        output, new_state = self._read(ids, lengths_B, state)
+        if keep_state:
+            output.past_key_values = RecurrentCache() if cache is None else cache
+            output.past_key_values.store(new_state, input_ids.shape[1])
+        before = state[2 * self.config.num_layers - 2]  # h of the last layer
+        output.last_hidden_state = _at_columns(output.last_hidden_state, before, mask_BT)
+        if self.span_context is not None:
+            output.query_states = _at_columns(output.query_states, state[-1][:, -1], mask_BT)
+            nothing = output.span_scores.new_zeros(len(ids), self.config.num_spans)
+            output.span_scores = _at_columns(output.span_scores, nothing, mask_BT)
+        output.token_mask = mask_BT
+        return output
+
+    def _initial_state(self, batch_size: int) -> tuple[Tensor, ...]:
+        """Zeros, as the state before any token: h and c of every layer, and K queries."""
+        like, config = self.embed_tokens.weight, self.config
+        state = [like.new_zeros(batch_size, size) for size in config.layer_sizes for _ in "hc"]
+        if self.span_context is not None:
+            state.append(like.new_zeros(batch_size, config.num_spans, config.hidden_size))
+        return tuple(state)
+
+    def _read(
+        self, ids: Tensor, lengths_B: Tensor | None, state: tuple[Tensor, ...]
+    ) -> tuple[PaLMModelOutput, tuple[Tensor, ...]]:
+        """Read tokens that stand at the left end of their rows; also the state after each row's last token."""
+        config, training = self.config, self.training
+        inputs = self.embed_tokens(ids)
+        inputs = embedding_dropout(inputs, ids, config.vocab_size, config.embedding_dropout, training)
+        inputs = locked_dropout(inputs, config.input_dropout, training)
+        output, new_state, last = PaLMModelOutput(), [], config.num_layers - 1
+        for index, layer in enumerate(self.layers):
+            hidden, layer_state = layer(inputs, state[2 * index : 2 * index + 2], lengths_B)
+            new_state += layer_state
+            if index < last:
+                inputs = locked_dropout(hidden, config.hidden_dropout, training)
+            if index == last - 1 and self.span_context is not None:
+                queries = inputs
+                inputs, output.span_scores = self.span_context(hidden, queries, state[-1])
+        if self.span_context is not None:
+            output.query_states = queries
+            rows = torch.cat([state[-1].to(queries), queries], 1)
+            new_state.append(_last_rows(rows, config.num_spans, lengths_B))
+        output.last_hidden_state = hidden
+        return output, tuple(new_state)
+
+
+def _at_columns(values_BTX: Tensor, before_BX: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """Values after every token, and before the first one, at the columns of the input."""
+    if mask_BT is None:
+        return values_BTX
+    return after_columns(torch.cat([before_BX[:, None].to(values_BTX), values_BTX], 1), mask_BT)
+
+
+def _last_rows(values_BTD: Tensor, count: int, lengths_B: Tensor | None) -> Tensor:
+    """The last `count` of values, which are `count` old ones and new ones, so many as `lengths_B` says."""
+    if lengths_B is None:
+        return values_BTD[:, -count:]
+    rows = lengths_B[:, None] + torch.arange(count, device=lengths_B.device)
+    return values_BTD.gather(1, rows[..., None].expand(-1, -1, values_BTD.shape[2]))
+
+
+class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMixin):
+    """PaLM with its output layer: next-token log-probabilities, training objective, trees, stock generation."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: PaLMConfig):
+        super().__init__(config)
+        self.model = PaLMModel(config)
+        self.lm_head = nn.Linear(config.embedding_size, config.vocab_size)
+        self.post_init()
+
+    def output_features(self, output: RecurrentModelOutput) -> Tensor:
+        """What the output layer reads, dropout included; see `RecurrentLanguageModel`.
+
+        Args:
+            output: of `PaLMModel`.
+
+        Returns:
+            [B, T, E].
+        """
+        return locked_dropout(output.last_hidden_state, self.config.output_dropout, self.training)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        spans: Sequence[Sequence[Span]] | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Tensor | None,
+    ) -> RecurrentLMOutput:
+        """Training objective with `labels`, next-token log-probabilities without.
+
+        loss = mean of -log p(x_t+1 | x_1..t) + alpha * mean o^2 + beta * mean (h_t+1 - h_t)^2, where h is the output of
+        the last layer and o the same after dropout; with `spans` (PaLM-S) + lambda * mean over all tokens of
+        -sum_v y_tv log w_tv, where w is the attention and y shares 1 among the given spans that end right before t.
+
+        Args:
+            input_ids: [B, T] token ids.
+            attention_mask: [B, T], 1 = token (see `PaLMModel.forward`).
+            labels: [B, T] = `input_ids` with -100 where the loss shall not count; they are shifted inside. The first
+                token of a row is not predicted.
+            spans: per row the gold constituents `(i, j)`, in columns; the token that attends to one is the next token
+                after it, so that the row should go on with the end of the sentence. A span that begins in an earlier
+                segment has a negative i. Spans of one token, and longer than `config.num_spans`, do not count. In the
+                paper constituents are not binarised, and the whole sentence is left out.
+            past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
+            use_cache: return the state; default: only if one is given.
+            logits_to_keep: compute `logits` for the last so many columns (0 = all), or for these columns.
+            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1.
+
+        Returns:
+            `RecurrentLMOutput` with `span_scores` [B, T, K]. With labels: `loss`, `joint_log_prob` [B] and `losses`
+            ("language_model", "activation", "temporal_activation", "span_attention", without their weights). Without:
+            `logits` [B, T, V], log p(next token | prefix); they are exact and carry gradients.
+
+        Raises:
+            ValueError: see `PaLMModel.forward`; for bad labels, bad spans, and spans without labels or attention.
+            TypeError: for other keyword arguments.
+
+        Cost: see `PaLMModel.forward`, and one row of V numbers per token; with labels, never all of them at once.
+        """
+        if spans is not None:
+            self._check_supervision(spans, input_ids, labels is not None or kwargs.get("shift_labels") is not None)
+        result, output, features = self.score_text(
+            input_ids, attention_mask, labels, past_key_values, use_cache, logits_to_keep, kwargs
+        )
+        if result.loss is None:
+            return result
+        config, mask_BT, states = self.config, output.token_mask, output.last_hidden_state
+        parts = {
+            "activation": (config.activation_regularization, activation_penalty(features, mask_BT)),
+            "temporal_activation": (
+                config.temporal_activation_regularization,
+                temporal_activation_penalty(states, mask_BT),
+            ),
+        }
+        if spans is not None:
+            target_BTK = gold_attention(spans, mask_BT, output.span_scores)
+            loss = attention_loss(output.span_scores, target_BTK, mask_BT)
+            parts["span_attention"] = (config.span_attention_weight, loss)
+        return self.add_losses(result, parts)
+
+    def _check_supervision(self, spans: Sequence[Sequence[Span]], input_ids: Tensor, has_labels: bool) -> None:
+        """Raise ValueError unless the attention can be trained on these spans."""
+        if not has_labels:
+            raise ValueError("spans were given without labels, but they are only read in the loss. Give both.")
+        if not self.config.span_attention or self.config.span_scores != "learned":
+            raise ValueError(
+                "spans were given, but the model has no attention to train "
+                f"(span_attention={self.config.span_attention}, span_scores={self.config.span_scores!r})."
+            )
+        if len(spans) != len(input_ids):
+            raise ValueError(f"spans hold {len(spans)} rows and input_ids {len(input_ids)}. Give one list per row.")
+        width = input_ids.shape[1]
+        for row, pairs in enumerate(spans):
+            for i, j in pairs:
+                if not (i < j and 0 <= j <= width):
+                    raise ValueError(
+                        f"({i}, {j}) in row {row} is no span (i, j) with i < j that ends in {width} columns."
+                    )
+
+    def parse(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        word_ends: Tensor | None = None,
+        method: str = "attention",
+    ) -> ParseOutput:
+        """Trees that the attention defines, and log-probabilities of given sentences.
+
+        A constituent [i, j) is split at the k for which the attention at token j scores [k, j) highest. All spans are
+        scored, however long; the k of a tie is the first one.
+
+        Args:
+            input_ids: [B, T], one sentence per row; begin and end token are added where they are missing.
+            attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
+            word_ends: [B, T], True at the last piece of every word; the spans scored consist of whole words.
+            method: "attention".
+
+        Returns:
+            `ParseOutput` with one binary tree per sentence. `log_probs` [B, 1] is log p(text), end token included, and
+            `token_log_probs` are those of `forward`, after a begin token.
+
+        Raises:
+            ValueError: for another method, a model without attention, and bad input (see `forward`).
+
+        Cost: one pass over the text; n steps of the attention on sentences of n tokens.
+        Source: section 2.2 of the paper. The authors' program (in an early commit) reads no begin token; it starts from
+            the state after the sentence before.
+        """
+        if method != "attention":
+            raise ValueError(f"method {method!r} is unknown. Choose 'attention'.")
+        if self.model.span_context is None:
+            raise ValueError("span_attention=False: an AWD-LSTM has no trees. Use a PaLM.")
+        return self.parse_text(input_ids, attention_mask, word_ends, self._read_trees)
+
+    def _with_trees(self, kind: Any, result: Any, *args: Any) -> Any:
+        return result if self.model.span_context is None else super()._with_trees(kind, result, *args)
+
+    def _read_trees(self, output: PaLMModelOutput, starts: list[list[int]]) -> list[list[Span]]:
+        """Spans over the words of each row, which begin at the columns `starts`."""
+        queries, lengths = output.query_states, output.token_mask.sum(1).tolist()
+        history = queries.new_zeros(len(queries), max(lengths), queries.shape[2])  # no span reaches into it
+        rows = self.model.span_context.attention.scores(queries, history).cpu()
+        return [split_by_scores(row, [*s, n - 1]) for row, s, n in zip(rows, starts, lengths, strict=True)]
+
+
+class PaLMForSequenceClassification(RecurrentSequenceClassifier, PaLMPreTrainedModel):
+    """PaLM with a classifier on the state after the last token."""
+
+    def __init__(self, config: PaLMConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = PaLMModel(config)
+        self.dropout = nn.Dropout(config.output_dropout)
+        self.score = nn.Linear(config.embedding_size, config.num_labels)
+        self.post_init()
+
+
+__all__ = [
+    "PaLMForCausalLM",
+    "PaLMForSequenceClassification",
+    "PaLMModel",
+    "PaLMModelOutput",
+    "PaLMPreTrainedModel",
+]

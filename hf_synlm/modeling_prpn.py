@@ -1,0 +1,416 @@
+"""PRPN: the Parsing-Reading-Predict Network (Shen et al., ICLR 2018), and PRPN-SYD (Du et al., ACL 2020).
+
+Three networks. The parsing network gives every token a syntactic distance from its embedding and a few before it. The
+distances open and shut gates: a token sees the tokens of its own constituent, and past the gaps that are narrower than
+its own. The reading network is an LSTM that attends to its last N states under these gates, and the predict network
+attends once more, under the gates that a guess of the next distance gives, and predicts the next token. Trees are read
+off the distances.
+
+In PRPN-SYD (`parsing_network="recurrent"`) the parsing network has recurrence and a second set of distances, which is
+trained on gold trees.
+
+Shapes: B sentences, T tokens, N slots, L lookback, H hidden size, E embedding size, V vocabulary. Inside, time comes
+before the sentences. Losses are in nats.
+
+Source: `model_PRPN.py` of the authors' code (yikangshen/PRPN).
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.generation import GenerationMixin
+from transformers.utils import can_return_tuple
+
+from .configuration_prpn import PRPNConfig
+from .layers_prpn import TokenRows, UnbiasedLayerNorm, drop
+from .modeling_outputs import ParseOutput
+from .parser_prpn import (
+    FAR,
+    ConvolutionalParsingNetwork,
+    Distances,
+    RecurrentParsingNetwork,
+    gates_of,
+    last_entries,
+)
+from .predictor_prpn import PredictNetwork
+from .reader_prpn import ReadingLayer
+from .recurrent_cache import RecurrentCache, segment_mask
+from .recurrent_language_model import (
+    RecurrentLanguageModel,
+    RecurrentLMOutput,
+    RecurrentModelOutput,
+    RecurrentPreTrainedModel,
+    RecurrentSequenceClassifier,
+)
+from .syntactic_distance import Decoder, distances_to_spans, ranking_loss
+from .token_batch import after_columns, tokens_first
+from .trees import Span
+
+
+@dataclass
+class PRPNModelOutput(RecurrentModelOutput):
+    """Output of the bare PRPN.
+
+    Fields, besides those of `RecurrentModelOutput`:
+        last_hidden_state: [B, T, E] features of the next token: what the predict network says after each column.
+        distances: [1, B, T] in (0, 1).
+        syd_distances: [1, B, T] in (0, 1); None for `parsing_network="convolution"`.
+        next_distances: [B, T] guess of the distance of the gap after each token.
+        attentions: with `output_attentions`, attention weights [B, T, N] of each reading layer, then of the predict
+            network, the oldest slot first: the last slot of a row is the token right before it.
+    """
+
+    next_distances: Tensor | None = None
+
+
+class PRPNPreTrainedModel(RecurrentPreTrainedModel):
+    """Loading, saving and initialization shared by the PRPN models."""
+
+    config: PRPNConfig
+    _no_split_modules = ["ReadingLayer", "PredictNetwork", "ConvolutionalParsingNetwork", "RecurrentParsingNetwork"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialize as the authors do: embeddings from U(-0.01, 0.01), the rest by PyTorch's defaults of the time."""
+        if isinstance(module, nn.Embedding) or module is getattr(self, "lm_head", None):
+            init.uniform_(module.weight, -0.01, 0.01)
+            if getattr(module, "bias", None) is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, (nn.Linear, nn.Conv1d)):
+            bound = module.weight[0].numel() ** -0.5
+            init.uniform_(module.weight, -bound, bound)
+            init.uniform_(module.bias, -bound, bound)
+        elif isinstance(module, nn.LSTM):
+            for parameter in module.parameters():
+                init.uniform_(parameter, -(module.hidden_size**-0.5), module.hidden_size**-0.5)
+        elif isinstance(module, UnbiasedLayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, nn.BatchNorm1d):
+            # PyTorch before 1.2 drew the scales, and the authors trained with 0.3.
+            uniform = self.config.batch_norm_init == "uniform"
+            init.uniform_(module.weight) if uniform else init.ones_(module.weight)
+            init.zeros_(module.bias)
+            init.zeros_(module.running_mean)
+            init.ones_(module.running_var)
+            init.zeros_(module.num_batches_tracked)
+
+
+# ---------------------------------------------------------------------------------------------- base model
+class PRPNModel(PRPNPreTrainedModel):
+    """Parsing, reading and predict network: token ids in, features of the next tokens out."""
+
+    def __init__(self, config: PRPNConfig):
+        super().__init__(config)
+        size, width = config.hidden_size, config.embedding_size
+        kinds = {"convolution": ConvolutionalParsingNetwork, "recurrent": RecurrentParsingNetwork}
+        self.embed_tokens = nn.Embedding(config.vocab_size, width)
+        self.parser = kinds[config.parsing_network](width, size, config.num_lookback, config.input_dropout)
+        self.layers = nn.ModuleList(
+            ReadingLayer(
+                size if layer else width,
+                size,
+                dropout=config.input_dropout if layer else config.dropout,
+                key_dropout=config.input_dropout,
+                recurrent_dropout=config.recurrent_dropout,
+            )
+            for layer in range(config.num_layers)
+        )
+        self.predictor = PredictNetwork(size, width, config.num_residual_blocks, config.input_dropout)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool = False,
+    ) -> PRPNModelOutput:
+        """Read token ids from left to right.
+
+        In training the batch normalizations use the statistics of all tokens of the batch. Otherwise nothing depends on
+        other rows, or on later tokens.
+
+        Args:
+            input_ids: [B, T] token ids.
+            attention_mask: [B, T], 1 = token; other columns are skipped, wherever they stand. With a cache, a mask over
+                all columns read so far will do. Default: every column is a token.
+            past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
+            use_cache: return the state; default: only if one is given.
+            output_attentions: also return `attentions`.
+
+        Returns:
+            `PRPNModelOutput`. A column that is skipped has the features of the column before it. The state holds the
+            last features of every sentence, its last N distances, the states and cells of its last N tokens, layer by
+            layer, and the state of the parsing network.
+
+        Raises:
+            ValueError: for wrong shapes, types, ids outside the vocabulary, a cache of another batch, or training on
+                less than two tokens.
+
+        Cost: T steps of each layer, one layer after the other; the two other networks take all tokens at once.
+        """
+        cache = past_key_values
+        mask_BT = segment_mask(self.config, input_ids, attention_mask, cache)
+        # Tokens move to the left end, so that padding is read after them.
+        tokens_BT = torch.ones_like(input_ids, dtype=torch.bool) if mask_BT is None else mask_BT
+        ids = input_ids.long().masked_fill(~tokens_BT, self.config.pad_token_id or 0)
+        ids, tokens_BT = tokens_first(ids, mask_BT), tokens_first(tokens_BT, mask_BT)
+        begins = cache is None or not cache.is_initialized
+        state = self._initial_state(len(ids)) if begins else tuple(part.to(ids.device) for part in cache.state)
+        read = self._read(ids.t(), tokens_BT.t(), state)
+        if cache is not None or use_cache:
+            cache = RecurrentCache() if cache is None else cache
+            cache.store(read.state, input_ids.shape[1], batch_dim=1)
+
+        features_SBE = torch.cat([state[0].to(read.features_TBE), read.features_TBE])
+        own_TB, next_TB, supervised_TB = read.distances[:3]
+        return PRPNModelOutput(
+            last_hidden_state=after_columns(features_SBE.transpose(0, 1), mask_BT),
+            past_key_values=cache,
+            token_mask=mask_BT,
+            distances=_at_tokens(own_TB, mask_BT)[None],
+            next_distances=_at_tokens(next_TB, mask_BT),
+            syd_distances=None if supervised_TB is None else _at_tokens(supervised_TB, mask_BT)[None],
+            attentions=tuple(_at_tokens(w, mask_BT) for w in read.attentions) if output_attentions else None,
+        )
+
+    def _initial_state(self, batch_size: int) -> tuple[Tensor, ...]:
+        """State before any token; every part has the sentences in its second dimension."""
+        config, like_BE = self.config, self.embed_tokens.weight.new_zeros(batch_size, self.config.embedding_size)
+        distances = torch.full((config.num_slots, batch_size), FAR, device=like_BE.device)
+        tape = like_BE.new_zeros(config.num_slots, batch_size, 2 * config.hidden_size)
+        return (like_BE[None], distances, *[tape] * config.num_layers, *self.parser.start(like_BE))
+
+    def _read(self, ids_TB: Tensor, tokens_TB: Tensor, state: tuple[Tensor, ...]) -> "_Read":
+        """Run the three networks over rows whose tokens stand first."""
+        config, count_B = self.config, tokens_TB.sum(0)
+        rows = TokenRows(tokens_TB, every=not (self.training and config.pad_aware_batch_norm))
+        if self.training and len(rows) < 2:
+            raise ValueError(
+                f"{len(rows)} tokens: batch normalization trains on two at least. Give more, or call eval()."
+            )
+        features_before, distances_before, *rest = state
+        tapes, parser_state = rest[: config.num_layers], tuple(rest[config.num_layers :])
+        embeddings_TBE = self.embed_tokens(ids_TB)
+        distances = self.parser(embeddings_TBE, rows, parser_state, count_B)
+        distances_SB = torch.cat([distances_before.to(distances.own_TB), distances.own_TB])
+        read_gate, predict_gate = gates_of(
+            distances_SB, distances.own_TB, distances.next_TB, config.gate, config.resolution
+        )
+        hidden, attentions, new_tapes = embeddings_TBE, [], []
+        for layer, tape in zip(self.layers, tapes, strict=True):
+            hidden, tape_SBD, weights = layer(hidden, read_gate, tape)
+            attentions.append(weights)
+            new_tapes.append(last_entries(tape_SBD, count_B, config.num_slots))
+        past = tapes[-1][..., : config.hidden_size].to(hidden.dtype)
+        features_TBE, weights = self.predictor(torch.cat([past, hidden]), predict_gate, rows)
+        features_SBE = torch.cat([features_before.to(features_TBE), features_TBE])
+        new_state = (
+            last_entries(features_SBE, count_B, 1),
+            last_entries(distances_SB, count_B, config.num_slots),
+            *new_tapes,
+            *distances.state,
+        )
+        return _Read(features_TBE, distances, (*attentions, weights), new_state)
+
+
+def _at_tokens(values_TB: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """Values [T, B, ...] of tokens that stand first, at the columns of the input [B, T, ...]; 0 where no token is."""
+    values_BT = values_TB.transpose(0, 1)
+    if mask_BT is None:
+        return values_BT
+    # The column before the first is only read at columns that get 0.
+    columns = after_columns(torch.cat([values_BT[:, :1], values_BT], 1), mask_BT)
+    return columns.masked_fill(~mask_BT.view(*mask_BT.shape, *[1] * (columns.dim() - 2)), 0)
+
+
+class _Read(NamedTuple):
+    """What the three networks say of T tokens."""
+
+    features_TBE: Tensor
+    distances: Distances
+    attentions: tuple[Tensor, ...]
+    """[T, B, N] each."""
+    state: tuple[Tensor, ...]
+
+
+# ---------------------------------------------------------------------------------------------- language model
+class PRPNForCausalLM(RecurrentLanguageModel, PRPNPreTrainedModel, GenerationMixin):
+    """PRPN with its output layer: next-token log-probabilities, training objective, trees, stock generation."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: PRPNConfig):
+        super().__init__(config)
+        self.model = PRPNModel(config)
+        self.lm_head = nn.Linear(config.embedding_size, config.vocab_size)
+        self.post_init()
+
+    def output_features(self, output: RecurrentModelOutput) -> Tensor:
+        """What the output layer reads, dropout included; see `RecurrentLanguageModel`.
+
+        Args:
+            output: of `PRPNModel`.
+
+        Returns:
+            [B, T, E].
+        """
+        return drop(output.last_hidden_state, self.config.dropout, self.training)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        distances: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Tensor | None,
+    ) -> RecurrentLMOutput:
+        """Training objective with `labels`, next-token log-probabilities without.
+
+        loss = mean of -log p(x_t+1 | x_1..t); in PRPN-SYD language_model_weight times that + syntactic_distance_weight
+        times the ranking loss of the supervised distances (see `ranking_loss`).
+
+        Args:
+            input_ids: [B, T] token ids.
+            attention_mask: [B, T], 1 = token (see `PRPNModel.forward`).
+            labels: [B, T] = `input_ids` with -100 where the loss shall not count; they are shifted inside. The first
+                token of a row is not predicted.
+            distances: [B, T] gold distances, value t of the gap before token t; NaN where there is none. They need
+                labels, and a model with `parsing_network="recurrent"`. Without them nothing is learned from trees.
+                What ends with `eos_token_id` is a sentence.
+            past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
+            use_cache: return the state; default: only if one is given.
+            logits_to_keep: compute `logits` for the last so many columns (0 = all), or for these columns.
+            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1.
+
+        Returns:
+            `RecurrentLMOutput` with `distances` (and `syd_distances`) [1, B, T]. With labels: `loss`, `losses`
+            ("language_model", and in PRPN-SYD "syntactic_distance", without their weights), `joint_log_prob` [B].
+            Without: `logits` [B, T, V], log p(next token | prefix); they are exact and carry gradients.
+
+        Raises:
+            ValueError: see `PRPNModel.forward`; for bad labels, and for gold distances that nothing is trained on.
+            TypeError: for other keyword arguments.
+
+        Cost: see `PRPNModel.forward`, and one row of V numbers per token; with labels, never all of them at once.
+        """
+        self._check_distances(input_ids, distances, labels is not None or kwargs.get("shift_labels") is not None)
+        result, output, _ = self.score_text(
+            input_ids, attention_mask, labels, past_key_values, use_cache, logits_to_keep, kwargs
+        )
+        if result.loss is None or output.syd_distances is None:
+            return result
+        ranking = self._ranking_loss(input_ids, output, distances)
+        result.loss = self.config.language_model_weight * result.loss
+        return self.add_losses(result, {"syntactic_distance": (self.config.syntactic_distance_weight, ranking)})
+
+    def _check_distances(self, input_ids: Tensor, distances: Tensor | None, labeled: bool) -> None:
+        """Raise ValueError for gold distances that do not fit, or that nothing is trained on."""
+        if distances is None:
+            return
+        if not labeled:
+            raise ValueError("distances are for training. Pass labels, too, or leave distances out.")
+        if self.config.parsing_network != "recurrent":
+            raise ValueError(
+                "This model learns from no trees. Leave distances out, or set parsing_network='recurrent'."
+            )
+        if distances.shape != input_ids.shape:
+            raise ValueError(f"distances are {tuple(distances.shape)}, input_ids {tuple(input_ids.shape)}. Align them.")
+
+    def _ranking_loss(self, input_ids: Tensor, output: RecurrentModelOutput, distances: Tensor | None) -> Tensor:
+        """Of the supervised distances; 0 without gold ones (every parameter gets a gradient all the same)."""
+        config, mask_BT, predicted_BT = self.config, output.token_mask, output.syd_distances[0]
+        gold_BT = torch.full_like(predicted_BT, torch.nan) if distances is None else distances.to(predicted_BT)
+        ends = input_ids == config.eos_token_id
+        if mask_BT is not None:
+            gold_BT, ends = gold_BT.masked_fill(~mask_BT, torch.nan), ends & mask_BT
+        return ranking_loss(
+            predicted_BT * config.syntactic_distance_scale,
+            gold_BT,
+            margin=config.syntactic_distance_margin,
+            scope=config.syntactic_distance_scope,
+            reduction=config.syntactic_distance_reduction,
+            # An end token is the last token of its sentence.
+            sentence_ids_BT=ends.cumsum(1) - ends.long(),
+        )
+
+    def parse(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        word_ends: Tensor | None = None,
+        method: str = "distance",
+        decoder: Decoder = "unbiased",
+        distances: str | None = None,
+    ) -> ParseOutput:
+        """Trees of given sentences, and their probabilities as text.
+
+        The surprisal of token t is `-token_log_probs[:, t]`, in nats.
+
+        Args:
+            input_ids: [B, T], one sentence per row; begin token and end token are added where they do not stand.
+            attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
+            word_ends: [B, T], True at the last piece of every word: the distances at the beginnings of words count.
+            method: "distance".
+            decoder: "unbiased", or "biased" to the right, as the authors of PRPN decode (see `distances_to_spans`).
+            distances: "supervised" (those of PRPN-SYD that learn from gold trees) or "language_model"; default: the
+                first where there are any.
+
+        Returns:
+            `ParseOutput` with one tree per sentence; `log_probs` [B, 1] is log p(sentence and its end), and
+            `token_log_probs` [B, T] log p(token | beginning, tokens before).
+
+        Raises:
+            ValueError: for unknown options, distances that the model does not have, and bad input.
+
+        Cost: one pass over the text.
+        """
+        if method != "distance":
+            raise ValueError(f"method {method!r} is unknown. PRPN parses with 'distance'.")
+        names = {"language_model": "distances"}
+        if self.config.parsing_network == "recurrent":
+            names = {"supervised": "syd_distances", **names}
+        distances = next(iter(names)) if distances is None else distances
+        if distances not in names:
+            raise ValueError(f"There are no distances {distances!r}. This model has {list(names)}.")
+
+        def read_trees(output: RecurrentModelOutput, starts: list[list[int]]) -> list[list[Span]]:
+            rows = output[names[distances]][0].tolist()
+            return [
+                distances_to_spans([row[start] for start in places], decoder)
+                for row, places in zip(rows, starts, strict=True)
+            ]
+
+        return self.parse_text(input_ids, attention_mask, word_ends, read_trees)
+
+
+class PRPNForSequenceClassification(RecurrentSequenceClassifier, PRPNPreTrainedModel):
+    """PRPN with a classifier on the features after the last token."""
+
+    def __init__(self, config: PRPNConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = PRPNModel(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.score = nn.Linear(config.embedding_size, config.num_labels)
+        self.post_init()
+
+
+__all__ = [
+    "PRPNForCausalLM",
+    "PRPNForSequenceClassification",
+    "PRPNModel",
+    "PRPNModelOutput",
+    "PRPNPreTrainedModel",
+]

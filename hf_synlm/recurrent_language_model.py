@@ -1,0 +1,458 @@
+"""What language models over a recurrent network share: scores and loss, generation, trees of given and generated text.
+
+Such a model reads tokens from left to right and keeps a state (`RecurrentCache`); its trees are read off numbers that
+the network computes on the way. Nothing is added to a row and its first token is not predicted. A model consists of
+
+* `XPreTrainedModel(RecurrentPreTrainedModel)` with its configuration and initial weights;
+* `XModel(XPreTrainedModel)`, whose forward(input_ids, attention_mask, past_key_values, use_cache) returns a
+  `RecurrentModelOutput`;
+* `XForCausalLM(RecurrentLanguageModel, XPreTrainedModel, GenerationMixin)` with `model`, `lm_head` and the hook
+  `output_features`; its `forward` calls `score_text` and adds the losses of its own with `add_losses`, its `parse`
+  calls `parse_text`;
+* `XForSequenceClassification(RecurrentSequenceClassifier, XPreTrainedModel)` with `model`, `dropout` and `score`.
+
+Shapes: B sentences, T columns of the input, L layers, E features that are read by the output layer, V vocabulary.
+Losses and log-probabilities in nats.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation import GenerationMixin
+from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils import can_return_tuple
+
+from .actions import PAD_ACTION, spans_to_actions
+from .framed_sentences import ends_of_words, frame_sentences, spread_spans
+from .linear_cross_entropy import linear_cross_entropy
+from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
+from .recurrent_cache import RecurrentCache
+from .token_batch import next_tokens
+from .trees import Span
+
+
+# ------------------------------------------------------------------------------------------------------- outputs
+@dataclass
+class RecurrentModelOutput(BaseModelOutputWithPast):
+    """Output of a bare recurrent network.
+
+    Fields, besides those of the stock output:
+        last_hidden_state: [B, T, E] output of the last layer after each column, without dropout. A column that is
+            skipped has the state of the column before it.
+        token_mask: [B, T], True at the columns that hold tokens; None = all.
+        distances: [L, B, T] syntactic distances of the language model; value t belongs to the gap before token t.
+        syd_distances: [S, B, T] distances that learn from gold trees, of every layer that has them.
+        span_scores: [B, T, K] scores of the spans that end right before each token, the longest first.
+    """
+
+    token_mask: Tensor | None = None
+    distances: Tensor | None = None
+    syd_distances: Tensor | None = None
+    span_scores: Tensor | None = None
+
+
+@dataclass
+class RecurrentLMOutput(SyntacticLMOutput):
+    """Output of `forward` of the causal language models over a recurrent network.
+
+    Fields, besides those of `SyntacticLMOutput`:
+        logits: [B, T, V] log p(next token | prefix), exact; they carry gradients (without `labels`).
+        joint_log_prob: [B] log p of the tokens of each row that count in the loss (with `labels`).
+        distances, syd_distances, span_scores: as in `RecurrentModelOutput`.
+    """
+
+    distances: Tensor | None = None
+    syd_distances: Tensor | None = None
+    span_scores: Tensor | None = None
+
+
+@dataclass
+class RecurrentGenerateOutput(GenerateDecoderOnlyOutput):
+    """Result of greedy search and sampling, with the trees of the sequences.
+
+    Fields, besides those of the stock output:
+        actions: [B, A] GEN (0) and COMP (1), -1 = padding.
+        spans: per sequence the inner nodes `(i, j)` in token positions of `sequences`, post-order; without begin token
+            and end token.
+    """
+
+    actions: Tensor | None = None
+    spans: list[list[Span]] | None = None
+
+
+@dataclass
+class RecurrentGenerateBeamOutput(GenerateBeamDecoderOnlyOutput):
+    """Result of beam search, with the trees of the sequences.
+
+    Fields, besides those of the stock output:
+        actions, spans: as in `RecurrentGenerateOutput`.
+    """
+
+    actions: Tensor | None = None
+    spans: list[list[Span]] | None = None
+
+
+# ---------------------------------------------------------------------------------------------------- penalties
+def activation_penalty(states: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """Mean square of the states after the tokens (activation regularization, AR).
+
+    Args:
+        states: [B, T, E].
+        mask_BT: True = token; None = every column.
+
+    Returns:
+        Scalar.
+    """
+    squares = states.to(torch.promote_types(states.dtype, torch.float32)).square()
+    return squares.mean() if mask_BT is None else _mean_at(squares, mask_BT)
+
+
+def temporal_activation_penalty(states: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """Mean square of the change of state from each token to the next (temporal activation regularization, TAR).
+
+    Args:
+        states: [B, T, E]; columns that are skipped have the state of the column before.
+        mask_BT: True = token; None = every column.
+
+    Returns:
+        Scalar, 0 without two tokens in a row.
+    """
+    if mask_BT is None:
+        mask_BT = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
+    follows = mask_BT & (mask_BT.cumsum(1) > 1)
+    changes = states[:, 1:] - states[:, :-1]
+    return _mean_at(changes.to(torch.promote_types(changes.dtype, torch.float32)).square(), follows[:, 1:])
+
+
+def _mean_at(values: Tensor, mask_BT: Tensor) -> Tensor:
+    """Mean of [B, T, E] over the columns of a mask."""
+    return (values.mean(-1) * mask_BT).sum() / mask_BT.sum().clamp_min(1)
+
+
+# --------------------------------------------------------------------------------------------------- base classes
+class RecurrentPreTrainedModel(PreTrainedModel):
+    """What transformers has to know of a recurrent network."""
+
+    base_model_prefix = "model"
+    accepts_loss_kwargs = False  # every part of the loss has a normalizer of its own
+    _is_stateful = True  # assisted decoding needs a cache that can be cropped
+    _skip_keys_device_placement = ["past_key_values"]
+    _input_embed_layer = "embed_tokens"
+
+
+class RecurrentLanguageModel(GenerationMixin):
+    """Scores, loss, generation and trees of a causal language model over a recurrent network."""
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    def output_features(self, output: RecurrentModelOutput) -> Tensor:
+        """Hook: what `lm_head` reads, [B, T, E], dropout included.
+
+        Args:
+            output: of the bare network.
+
+        Returns:
+            The features.
+        """
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------------------------- scores and loss
+    def score_text(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        labels: Tensor | None,
+        past_key_values: RecurrentCache | None,
+        use_cache: bool | None,
+        logits_to_keep: int | Tensor,
+        more: dict[str, Any],
+    ) -> tuple[RecurrentLMOutput, RecurrentModelOutput, Tensor]:
+        """Next-token log-probabilities, or with labels the cross entropy: what every `forward` begins with.
+
+        Args:
+            input_ids: [B, T].
+            attention_mask: [B, T] or None.
+            labels: [B, T] = `input_ids`, -100 where the loss shall not count.
+            past_key_values: state to continue from.
+            use_cache: return the state.
+            logits_to_keep: compute `logits` for the last so many columns (0 = all), or for these columns.
+            more: keyword arguments left over; they may hold `shift_labels` [B, T], labels already shifted, and nothing
+                else. (Trainer takes every argument of `forward` with "label" in its name for one that must be there.)
+
+        Returns:
+            The output with `loss`, `losses` and `joint_log_prob`, or with `logits`; that of the bare network; and the
+            features [B, T, E] that the output layer has read.
+
+        Raises:
+            ValueError: for bad labels, and labels together with logits_to_keep.
+            TypeError: for other keyword arguments.
+        """
+        shift_labels = more.pop("shift_labels", None)
+        if more:
+            raise TypeError(f"forward() takes no arguments {sorted(more)}")
+        if labels is not None and shift_labels is not None:
+            raise ValueError("labels and shift_labels were both given. Pass one of them.")
+        given = labels if shift_labels is None else shift_labels
+        if given is not None:
+            if not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+                raise ValueError("logits_to_keep goes with next-token logits. Leave it out together with labels.")
+            self._check_labels(given, input_ids)
+        output = self.model(
+            input_ids, attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache
+        )
+        features = self.output_features(output)
+        result = RecurrentLMOutput(
+            past_key_values=output.past_key_values,
+            distances=output.distances,
+            syd_distances=output.syd_distances,
+            span_scores=output.span_scores,
+        )
+        mask = output.token_mask
+        if given is None:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.lm_head(features[:, kept])
+            result.logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+            return result, output, features
+        if shift_labels is None:
+            targets = next_tokens(labels, mask)
+        else:
+            targets = shift_labels if mask is None else shift_labels.masked_fill(~mask, -100)
+        loss, log_prob_BT = self._cross_entropy(features, targets)
+        result.loss, result.joint_log_prob = loss, log_prob_BT.sum(1)
+        result.losses = {"language_model": loss.detach()}
+        return result, output, features
+
+    def _check_labels(self, labels: Tensor, input_ids: Tensor) -> None:
+        """Raise ValueError unless the labels are ids of the vocabulary or -100, one per input id."""
+        if labels.shape != input_ids.shape or labels.is_floating_point():
+            raise ValueError(
+                f"labels are {labels.dtype} {tuple(labels.shape)}, input_ids {tuple(input_ids.shape)}. Give one "
+                "integer per input id."
+            )
+        if not labels.is_cuda:  # on a GPU the check would stall every step
+            outside = (labels != -100) & ((labels < 0) | (labels >= self.config.vocab_size))
+            if outside.any():
+                raise ValueError(
+                    f"Label {labels[outside][0].item()} is outside the vocabulary ({self.config.vocab_size} ids). "
+                    "Use -100 to leave out."
+                )
+
+    def _cross_entropy(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean of -log p(target) over the targets that are not -100, and log p of each [B, T] (detached, else 0)."""
+        counts = (targets != -100).flatten()
+        loss, loss_R = linear_cross_entropy(
+            features.flatten(0, 1),
+            self.lm_head.weight,
+            targets.flatten().long().clamp_min(0),
+            counts / counts.sum().clamp_min(1),
+            self.lm_head.bias,
+        )
+        return loss, torch.where(counts, -loss_R, torch.zeros_like(loss_R)).view(targets.shape)
+
+    def add_losses(self, result: RecurrentLMOutput, parts: dict[str, tuple[float, Tensor]]) -> RecurrentLMOutput:
+        """Add weighted parts to the loss.
+
+        Args:
+            result: output with `loss` and `losses`, changed in place.
+            parts: by name the weight and the value of each part; `losses` holds the values without their weights.
+
+        Returns:
+            `result`.
+        """
+        for name, (weight, value) in parts.items():
+            result.loss = result.loss + weight * value
+            result.losses[name] = value.detach()
+        return result
+
+    # ------------------------------------------------------------------------------------------------------ trees
+    def parse_text(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        word_ends: Tensor | None,
+        read_trees: Callable[[RecurrentModelOutput, list[list[int]]], list[list[Span]]],
+    ) -> ParseOutput:
+        """Trees and log-probabilities of given sentences: what every `parse` does, in evaluation mode.
+
+        Every sentence is read as begin token, words, end token; those that do not stand in its row are added.
+
+        Args:
+            input_ids: [B, T], one sentence per row.
+            attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
+            word_ends: [B, T], True at the last piece of every word.
+            read_trees: what the network has computed (column 0 is the begin token) and, per sentence, the columns at
+                which its words (or tokens) begin -> spans over words.
+
+        Returns:
+            `ParseOutput` with one tree per sentence.
+
+        Raises:
+            ValueError: for bad input, and sentences without words.
+        """
+        text = frame_sentences(self.config, input_ids, attention_mask)
+        if not bool((text.count_B > 0).all()):
+            row = int(text.count_B.argmin())
+            raise ValueError(f"Row {row} of input_ids holds no word. Leave empty sentences out.")
+        ends = ends_of_words(word_ends, input_ids, text)
+        training = self.training
+        self.eval()
+        try:
+            with torch.no_grad():
+                output = self.model(text.input_ids, attention_mask=text.mask)
+                targets = next_tokens(text.input_ids, text.mask)
+                _, scores = self._cross_entropy(self.output_features(output), targets)
+                trees = read_trees(output, [[1, *(end + 1 for end in row[:-1])] for row in ends])
+        finally:
+            self.train(training)
+        trees = [spread_spans(*pair) for pair in zip(trees, ends, strict=True)]
+        actions = [spans_to_actions(spans, row[-1]) for spans, row in zip(trees, ends, strict=True)]
+        offsets = text.first_B.tolist()
+        return ParseOutput(
+            spans=[[[(i + x, j + x) for i, j in spans]] for spans, x in zip(trees, offsets, strict=True)],
+            actions=_pad_actions(actions, input_ids.device)[:, None],
+            log_probs=scores.sum(1, keepdim=True),
+            token_log_probs=text.at_columns(scores, input_ids.shape[1]),
+            offsets=offsets,
+            lengths=text.count_B.tolist(),
+            word_ends=None
+            if word_ends is None
+            else [[x + end for end in row] for x, row in zip(offsets, ends, strict=True)],
+        )
+
+    # ------------------------------------------------------------------------------------------------- generation
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        **kwargs: Any,
+    ) -> RecurrentGenerateOutput | RecurrentGenerateBeamOutput | Tensor:
+        """Continue prompts by the stock decoding loops, with the trees of what is written.
+
+        Args:
+            inputs: Prompts [B, L]; left padding. Without prompts the text begins with the begin token.
+            generation_config: Options; keyword arguments win.
+            logits_processor: Extra processors of word scores.
+            stopping_criteria: Extra criteria.
+            **kwargs: `attention_mask` [B, L], and any option of transformers: num_beams, num_return_sequences,
+                do_sample, top_k, top_p, temperature, max_new_tokens, eos_token_id, stop_strings, repetition_penalty,
+                length_penalty, output_scores, return_dict_in_generate, streamer, ...
+
+        Returns:
+            Sequences [B * num_return_sequences, L'], or with `return_dict_in_generate=True` an output with `sequences`,
+            `spans` and `actions`: the tree of each sequence, prompt included, as `parse` finds it by default.
+
+        Raises:
+            ValueError: for options that do not exist, and for assisted decoding, which needs a state that can go back.
+
+        Cost: one step per token from the cached state; for trees one more pass over the text.
+        """
+        return super().generate(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
+
+    def _sample(self, input_ids: Tensor, *args: Any, generation_config: Any, **kwargs: Any) -> Any:
+        mask = kwargs.get("attention_mask")
+        result = super()._sample(input_ids, *args, generation_config=generation_config, **kwargs)
+        return self._with_trees(RecurrentGenerateOutput, result, input_ids, mask, generation_config)
+
+    def _beam_search(self, input_ids: Tensor, *args: Any, generation_config: Any, **kwargs: Any) -> Any:
+        mask = kwargs.get("attention_mask")
+        result = super()._beam_search(input_ids, *args, generation_config=generation_config, **kwargs)
+        return self._with_trees(RecurrentGenerateBeamOutput, result, input_ids, mask, generation_config)
+
+    def _with_trees(self, kind: Any, result: Any, prompts: Tensor, mask: Tensor | None, config: Any) -> Any:
+        """Add the trees of the sequences to a result that has fields.
+
+        `prompts` [P, N] and their mask hold every prompt P / (number of prompts) times.
+        """
+        if isinstance(result, Tensor):
+            return result
+        count, width = len(result.sequences), prompts.shape[1]
+        mask = torch.ones_like(prompts) if mask is None else mask
+        # Beam search holds each prompt num_beams times and returns num_return_sequences of it.
+        row = torch.arange(count, device=prompts.device) // config.num_return_sequences
+        copies = config.num_beams if config.num_beams > 1 else config.num_return_sequences
+        mask = mask[row * copies, :width]
+        new = result.sequences[:, width:]
+        ended = torch.zeros_like(new, dtype=torch.bool)
+        if config._eos_token_tensor is not None:
+            ended = torch.isin(new, config._eos_token_tensor)
+        # The first end token is the last token of its sequence; then comes padding.
+        present = (ended.long().cumsum(1) - ended.long()) == 0
+        if config._pad_token_tensor is not None:
+            filled = present & (new != config._pad_token_tensor) | ended
+            present = present & (filled.flip(1).long().cumsum(1).flip(1) > 0)
+        text = torch.cat([mask.bool(), present], 1)
+        spans: list[list[Span]] = [[] for _ in range(count)]
+        actions = torch.full((count, 1), PAD_ACTION, device=new.device)
+        words = (frame_sentences(self.config, result.sequences, text).count_B > 0).nonzero()[:, 0]
+        if len(words):
+            parsed = self.parse(result.sequences[words], text[words])
+            actions = actions.new_full((count, parsed.actions.shape[2]), PAD_ACTION)
+            actions[words] = parsed.actions[:, 0]
+            for place, trees in zip(words.tolist(), parsed.spans, strict=True):
+                spans[place] = trees[0]
+        return kind(**result, actions=actions, spans=spans)
+
+
+def _pad_actions(actions: list[list[int]], device: torch.device) -> Tensor:
+    """Action ids [B, A] of rows of unequal length."""
+    width = max(map(len, actions))
+    return torch.tensor([row + [PAD_ACTION] * (width - len(row)) for row in actions], device=device)
+
+
+# ------------------------------------------------------------------------------------------------- classification
+class RecurrentSequenceClassifier:
+    """Classifier on the state after the last token of a text."""
+
+    config: Any
+    model: Any
+    dropout: Any
+    score: Any
+    loss_function: Any
+
+    @can_return_tuple
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None
+    ) -> SyntacticClassifierOutput:
+        """Classify texts.
+
+        Args:
+            input_ids: [B, T] token ids.
+            attention_mask: [B, T], 1 = token; columns of padding are skipped. Without a mask every column is a token.
+            labels: [B] class ids (or targets of a regression, or [B, num_labels] of a multi-label problem).
+
+        Returns:
+            `SyntacticClassifierOutput` with `logits` [B, num_labels].
+
+        Raises:
+            ValueError: see the bare network.
+        """
+        output = self.model(input_ids, attention_mask=attention_mask)
+        # A column of padding has the state of the last token before it.
+        logits = self.score(self.dropout(output.last_hidden_state[:, -1]))
+        result = SyntacticClassifierOutput(logits=logits)
+        if labels is not None:
+            result.loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+            result.losses = {"classification": result.loss.detach()}
+        return result
+
+
+__all__ = [
+    "RecurrentGenerateBeamOutput",
+    "RecurrentGenerateOutput",
+    "RecurrentLMOutput",
+    "RecurrentLanguageModel",
+    "RecurrentModelOutput",
+    "RecurrentPreTrainedModel",
+    "RecurrentSequenceClassifier",
+    "activation_penalty",
+    "temporal_activation_penalty",
+]

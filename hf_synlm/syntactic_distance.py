@@ -1,0 +1,171 @@
+"""Syntactic distances: one number per gap between words that says how high the tree splits there.
+
+A sentence w_1 .. w_m has m distances; value i belongs to the gap before w_i, so that value 1 belongs to the gap between
+the beginning and the first word. The higher the value, the higher the node whose parts meet in the gap; only the order
+of the values matters.
+
+Shapes: B sentences, T tokens, N values that are compared with each other.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .actions import COMP, spans_to_actions
+from .trees import Span, binarize, spans_to_tree, tree_to_spans
+
+Decoder: TypeAlias = Literal["unbiased", "biased"]
+DECODERS = ("unbiased", "biased")
+SCOPES = ("sentence", "batch")
+REDUCTIONS = ("mean", "sum")
+
+
+def distances_to_spans(distances: Sequence[float], decoder: Decoder = "unbiased") -> list[Span]:
+    """Read the binary tree off the distances: split at the widest gap, then split the parts.
+
+    "unbiased" splits the words before the widest gap from the words after it. "biased" first takes the word right after
+    the widest gap, value 1 included, together with everything to its right: (left part, (word, right part)). Trees are
+    thus drawn to the right, which English parsing scores reward. Of equal gaps the leftmost counts as the widest.
+
+    Args:
+        distances: m values, value i of the gap before word i; "unbiased" does not read the first.
+        decoder: "unbiased" or "biased".
+
+    Returns:
+        The m - 1 half-open spans of width >= 2 in post-order.
+
+    Raises:
+        ValueError: for an unknown decoder, no distances, or a distance that is not a number.
+
+    Cost: O(m).
+    Source: "unbiased" is Algorithm 2 of Du et al. 2020, as in their code (each part ignores its first value); "biased"
+    is `build_tree` of PRPN and Ordered-Neurons.
+    """
+    if decoder not in DECODERS:
+        raise ValueError(f"decoder {decoder!r} is unknown. Choose one of {list(DECODERS)}.")
+    values = [float(value) for value in distances]
+    if not values:
+        raise ValueError("There are no distances: a tree needs at least one word. Leave empty sentences out.")
+    if any(value != value for value in values):
+        raise ValueError(f"Distance {[value != value for value in values].index(True)} is not a number.")
+    length, biased = len(values), decoder == "biased"
+    spans: list[Span] = []
+    # The gaps whose right part is still open, higher ones first. What stands below a gap bounds its left part.
+    open_gaps = [-1 if biased else 0]
+
+    def close(end: int) -> None:
+        gap = open_gaps.pop()
+        if not biased:
+            spans.append((open_gaps[-1], end))
+            return
+        start = open_gaps[-1] + 1
+        if gap + 1 < end:
+            spans.append((gap, end))
+        if start < gap:
+            spans.append((start, end))
+
+    for gap in range(0 if biased else 1, length):
+        while len(open_gaps) > 1 and values[open_gaps[-1]] < values[gap]:
+            close(gap)
+        open_gaps.append(gap)
+    while len(open_gaps) > 1:
+        close(length)
+    return spans
+
+
+def spans_to_distances(spans: Sequence[Span], num_words: int) -> list[int]:
+    """Distances of a given tree: the height of the node whose parts meet in the gap, less one.
+
+    A word has height 1, a node one more than the higher of its children. Nodes with more than two children are split to
+    the right first. `distances_to_spans` gives the binary tree back.
+
+    Args:
+        spans: half-open spans of width >= 2, the whole sentence included, in any order.
+        num_words: length m of the sentence.
+
+    Returns:
+        m values; the first, which belongs to no node, is one more than the largest.
+
+    Raises:
+        ValueError: the spans cross, repeat, leave the sentence, or the whole sentence is missing.
+
+    Cost: O(m log m).
+    Source: `helpers.py` of the SDLM code; Du et al. 2020 count node heights, which have the same order.
+    """
+    tree = binarize(spans_to_tree(spans, num_words))
+    distances = [0] * num_words
+    stack: list[tuple[int, int]] = []  # first word and height of every finished part
+    next_word = 0
+    for action in spans_to_actions(tree_to_spans(tree), num_words):
+        if action == COMP:
+            middle, right_height = stack.pop()
+            start, left_height = stack.pop()
+            distances[middle] = max(left_height, right_height)
+            stack.append((start, distances[middle] + 1))
+        else:
+            stack.append((next_word, 1))
+            next_word += 1
+    distances[0] = max(distances) + 1
+    return distances
+
+
+def ranking_loss(
+    predicted_BT: Tensor,
+    gold_BT: Tensor,
+    *,
+    margin: float,
+    scope: str = "sentence",
+    reduction: str = "mean",
+    sentence_ids_BT: Tensor | None = None,
+) -> Tensor:
+    """Pairwise hinge loss of predicted distances: where the gold distance is larger, so shall the predicted one be.
+
+    loss = sum over pairs (i, j) with gold_i > gold_j of max(0, margin - (predicted_i - predicted_j)), or their mean.
+
+    Args:
+        predicted_BT: predicted distances.
+        gold_BT: gold distances; NaN where there is none.
+        margin: by how much the values shall differ.
+        scope: "sentence" compares the gaps of a sentence, as the paper says; "batch" compares the rows of a batch at
+            the same column, as the released code does (0 for one row).
+        reduction: "sum" (the paper) or "mean" (the released code) over the pairs.
+        sentence_ids_BT: only values with the same id are compared (scope "sentence"); default: whole rows.
+
+    Returns:
+        Scalar loss in float32 or higher.
+
+    Raises:
+        ValueError: for an unknown scope or reduction, and shapes that differ.
+
+    Cost: O(B T^2) for "sentence", O(T B^2) for "batch".
+    Source: Du et al. 2020, Eq. 18, without the constant that pairs of equal gold distances add; `rankloss` in SDLM.
+    """
+    if scope not in SCOPES:
+        raise ValueError(f"scope {scope!r} is unknown. Choose one of {list(SCOPES)}.")
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction {reduction!r} is unknown. Choose one of {list(REDUCTIONS)}.")
+    if predicted_BT.shape != gold_BT.shape:
+        raise ValueError(f"Gold distances are {tuple(gold_BT.shape)}, predicted ones {tuple(predicted_BT.shape)}.")
+    predicted = predicted_BT.to(torch.promote_types(predicted_BT.dtype, torch.float32))
+    gold = gold_BT
+    if scope == "batch":
+        predicted, gold = predicted.t(), gold.t()
+    higher = gold[:, :, None] > gold[:, None, :]  # False for NaN
+    if scope == "sentence" and sentence_ids_BT is not None:
+        higher = higher & (sentence_ids_BT[:, :, None] == sentence_ids_BT[:, None, :])
+    hinge = (margin - (predicted[:, :, None] - predicted[:, None, :])).relu()
+    total = torch.where(higher, hinge, torch.zeros_like(hinge)).sum()
+    return total if reduction == "sum" else total / higher.sum().clamp_min(1)
+
+
+__all__ = [
+    "DECODERS",
+    "REDUCTIONS",
+    "SCOPES",
+    "Decoder",
+    "distances_to_spans",
+    "ranking_loss",
+    "spans_to_distances",
+]

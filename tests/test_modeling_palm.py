@@ -1,0 +1,658 @@
+"""PaLM as a model of transformers: its definition, the contract of `forward`, cache, trees, training, generation."""
+
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from hf_synlm import PaLMConfig, PaLMForCausalLM, PaLMForSequenceClassification, PaLMModel, matrix_products
+from hf_synlm.recurrent_cache import RecurrentCache
+from hf_synlm.span_attention_palm import gold_attention, span_states, split_by_scores
+from tests.reference import palm as reference
+
+TINY = {
+    "vocab_size": 30,
+    "embedding_size": 10,
+    "hidden_size": 12,
+    "num_layers": 3,
+    "num_spans": 4,
+    "rrnn_size": 5,
+    "attention_size": 7,
+    "pad_token_id": 29,
+}
+NO_DROPOUT = dict.fromkeys((f"{name}_dropout" for name in ("embedding", "input", "hidden", "output", "weight")), 0.0)
+VARIANTS = [
+    {},
+    {"num_layers": 2, "num_spans": 1},
+    {"num_layers": 4, "num_spans": 20},
+    {"span_scores": "right_branching"},
+    {"input_activation": "tanh", "output_gate": False},
+    {"span_attention": False},
+    {"span_attention": False, "num_layers": 1},
+]
+
+
+def tiny(cls=PaLMForCausalLM, **overrides):
+    torch.manual_seed(0)
+    model = cls(PaLMConfig(**{**TINY, **overrides})).eval()
+    with torch.no_grad():  # large enough that trees are not decided by rounding
+        for parameter in model.parameters():
+            parameter.mul_(3).add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def ids_of(*lengths, width=None, left=False):
+    torch.manual_seed(3)
+    width = width or max(lengths)
+    ids = torch.full((len(lengths), width), 29)
+    mask = torch.zeros_like(ids)
+    for row, n in enumerate(lengths):
+        where = slice(width - n, width) if left else slice(0, n)
+        ids[row, where] = torch.randint(1, 29, (n,))
+        mask[row, where] = 1
+    return ids, mask
+
+
+def copy_of(cache):
+    copy = RecurrentCache()
+    copy.store(cache.state, cache.num_columns)
+    return copy
+
+
+# ------------------------------------------------------------------------------------------------ definition
+@pytest.mark.parametrize("overrides", VARIANTS)
+def test_values_are_those_of_the_definition(overrides):
+    model = tiny(**overrides)
+    ids, _ = ids_of(9)
+    expected = reference.log_probs(model, ids[0].tolist())
+    output = model(ids)
+    torch.testing.assert_close(output.logits[0], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(output.logits.exp().sum(-1), torch.ones(1, 9))
+    if model.config.span_attention:
+        reader = reference.Reader(model)
+        for token in ids[0].tolist():
+            reader.read(token)
+        torch.testing.assert_close(output.span_scores[0], torch.stack(reader.scores), atol=1e-5, rtol=1e-5)
+    else:
+        assert output.span_scores is None
+
+
+@pytest.mark.parametrize(("num_spans", "num_positions"), [(1, 1), (1, 5), (4, 1), (4, 9), (9, 3)])
+def test_states_of_spans(num_spans, num_positions):
+    torch.manual_seed(1)
+    tokens = num_spans + num_positions - 1
+    inputs = torch.randn(2, tokens, 6, dtype=torch.float64, requires_grad=True)
+    forgets = torch.rand(2, tokens, 6, dtype=torch.float64, requires_grad=True)
+    states = list(span_states(inputs, forgets, num_spans))
+    assert [tuple(state.shape) for state in states] == [(2, num_positions, 6)] * num_spans
+    expected = []
+    for length in range(1, num_spans + 1):
+        rows = []
+        for row in range(2):
+            for position in range(num_positions):
+                place = [num_spans + position - length + step for step in range(length)]
+                u, f = ([value[row, at] for at in place] for value in (inputs, forgets))
+                forward = reference.state_of_span([x[:3] for x in u], [x[:3] for x in f])
+                backward = reference.state_of_span([x[3:] for x in u[::-1]], [x[3:] for x in f[::-1]])
+                rows.append(torch.cat([forward, backward]))
+        expected.append(torch.stack(rows).view(2, num_positions, 6))
+    weight = torch.randn(num_spans, 2, num_positions, 6, dtype=torch.float64)
+    gradients = []
+    for values in (states, expected):
+        values = torch.stack(values)
+        gradients.append(torch.autograd.grad((values * weight).sum(), (inputs, forgets), allow_unused=True))
+    torch.testing.assert_close(torch.stack(states), torch.stack(expected), rtol=0, atol=1e-15)
+    for mine, theirs in zip(*gradients, strict=True):
+        mine, theirs = (torch.zeros_like(inputs) if value is None else value for value in (mine, theirs))
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-14)
+
+
+def test_sizes_are_the_published_ones():
+    with torch.device("meta"):
+        sizes = {
+            name: PaLMForCausalLM(PaLMConfig.from_preset(name)).num_parameters()
+            for name in ("palm-ptb", "palm-wikitext2", "awd-lstm-ptb", "awd-lstm-wikitext2")
+        }
+    # Those of the authors' code; it has 400 more for PaLM, which nothing reads.
+    assert sizes["palm-ptb"] == 23_644_160 - 400 and round(sizes["palm-wikitext2"] / 1e6, 1) == 37.3
+    assert round(sizes["awd-lstm-ptb"] / 1e6, 2) == 24.22 and round(sizes["awd-lstm-wikitext2"] / 1e6, 1) == 33.6
+
+
+def test_fresh_parameters():
+    torch.manual_seed(0)
+    model = PaLMForCausalLM(PaLMConfig(**{**TINY, "hidden_size": 60, "rrnn_size": 40, "attention_size": 30}))
+    attention = model.model.span_context.attention
+
+    def bound(parameter):
+        return parameter.abs().max().item()
+
+    assert bound(model.model.embed_tokens.weight) == pytest.approx((3 / 10) ** 0.5, rel=0.05)
+    assert bound(attention.input.weight) == pytest.approx(5 / 3 * (6 / 100) ** 0.5, rel=0.05)
+    assert bound(attention.forget_gate.weight) == pytest.approx(5 / 3 * (6 / 100) ** 0.5, rel=0.05)
+    assert bound(attention.output_gate.weight) == pytest.approx((6 / 100) ** 0.5, rel=0.05)
+    assert bound(attention.key.weight) == pytest.approx((6 / 170) ** 0.5, rel=0.05)
+    assert bound(attention.query.weight) == pytest.approx((6 / 170) ** 0.5, rel=0.05)
+    assert bound(attention.score.weight) == pytest.approx((6 / 31) ** 0.5, rel=0.2)
+    assert bound(model.model.span_context.projection.weight) == pytest.approx((6 / 140) ** 0.5, rel=0.05)
+    assert bound(model.model.span_context.residual_gate.weight) == pytest.approx((6 / 200) ** 0.5, rel=0.05)
+    for block in model.model.layers[1].weight_hh_l0.chunk(4):
+        torch.testing.assert_close(block @ block.T, torch.eye(60), atol=1e-5, rtol=0)
+    assert all(not parameter.any() for name, parameter in model.named_parameters() if "bias" in name)
+
+
+# ------------------------------------------------------------------------------------------- rows and padding
+@pytest.mark.parametrize("overrides", VARIANTS)
+def test_later_tokens_and_other_rows_change_nothing(overrides):
+    model = tiny(**overrides)
+    ids, _ = ids_of(8, 8, 8)
+    changed = ids.clone()
+    changed[0, 5:], changed[1] = torch.tensor([1, 2, 3]), changed[1].flip(0)
+    first, second = model(ids), model(changed)
+    assert torch.equal(first.logits[0, :5], second.logits[0, :5])
+    assert not torch.equal(first.logits[0, 5:], second.logits[0, 5:])
+    assert torch.equal(first.logits[2], second.logits[2])
+    for row in range(3):
+        torch.testing.assert_close(model(ids[row : row + 1]).logits[0], first.logits[row])
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_padding_and_batching_change_nothing(left):
+    model = tiny()
+    lengths = (9, 4, 1)
+    ids, mask = ids_of(*lengths, width=12, left=left)
+    together = model(ids, attention_mask=mask, use_cache=True)
+    scored = model(ids, attention_mask=mask, labels=ids)
+    assert torch.isfinite(together.logits).all() and torch.isfinite(together.span_scores).all()
+    total = 0.0
+    for row in range(len(lengths)):
+        own, here = ids[row][mask[row].bool()][None], mask[row].bool()
+        alone = model(own, use_cache=True)
+        torch.testing.assert_close(together.logits[row][here], alone.logits[0])
+        torch.testing.assert_close(together.span_scores[row][here], alone.span_scores[0])
+        torch.testing.assert_close(scored.joint_log_prob[row], model(own, labels=own).joint_log_prob[0])
+        for mine, other in zip(together.past_key_values.state, alone.past_key_values.state, strict=True):
+            torch.testing.assert_close(mine[row], other[0])
+        states = model.model(own).last_hidden_state
+        total += states.square().sum()
+    torch.testing.assert_close(scored.losses["activation"], (total / sum(lengths) / 10).detach())
+    torch.testing.assert_close(scored.losses["language_model"], -scored.joint_log_prob.sum() / (8 + 3))
+
+
+def test_columns_out_of_the_mask_do_not_exist():
+    model = tiny()
+    ids, _ = ids_of(6)
+    mask = torch.tensor([[0, 1, 1, 0, 1, 1]])
+    kept = mask[0] == 1
+    spans, own = [[(1, 3), (1, 5)]], [[(0, 2), (0, 3)]]
+    output = model(ids, attention_mask=mask, labels=ids, spans=spans)
+    expected = model(ids[:, kept], labels=ids[:, kept], spans=own)
+    torch.testing.assert_close(output.loss, expected.loss)
+    torch.testing.assert_close(output.losses["span_attention"], expected.losses["span_attention"])
+    torch.testing.assert_close(output.span_scores[:, kept], expected.span_scores)
+
+
+class TestCache:
+    @pytest.mark.parametrize("overrides", VARIANTS)
+    @pytest.mark.parametrize("split", [1, 3, 6])
+    def test_two_calls_are_one(self, overrides, split):
+        model = tiny(**overrides)
+        ids, _ = ids_of(7, 7)
+        first = model(ids[:, :split], use_cache=True)
+        second = model(ids[:, split:], past_key_values=first.past_key_values)
+        torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), model(ids).logits)
+        assert second.past_key_values.get_seq_length() == 7
+
+    def test_step_by_step(self):
+        model = tiny()
+        ids, _ = ids_of(9, 9)
+        cache, steps = RecurrentCache(), []
+        for column in ids.split(1, 1):
+            steps.append(model(column, past_key_values=cache).logits)
+        torch.testing.assert_close(torch.cat(steps, 1), model(ids).logits)
+
+    @pytest.mark.parametrize("left", [False, True])
+    def test_rows_of_unequal_length(self, left):
+        # The second row holds no token in one of the two segments.
+        model = tiny()
+        ids, mask = ids_of(8, 3, 5, left=left)
+        first = model(ids[:, :4], attention_mask=mask[:, :4], use_cache=True)
+        whole = model(ids, attention_mask=mask, use_cache=True)
+        for given in (mask, mask[:, 4:]):
+            cache = copy_of(first.past_key_values)
+            second = model(ids[:, 4:], attention_mask=given, past_key_values=cache)
+            both = torch.cat([first.logits, second.logits], 1)
+            torch.testing.assert_close(both[mask == 1], whole.logits[mask == 1])
+            for mine, expected in zip(cache.state, whole.past_key_values.state, strict=True):
+                torch.testing.assert_close(mine, expected)
+
+    def test_training_in_segments(self):
+        model = tiny(**NO_DROPOUT, activation_regularization=0, temporal_activation_regularization=0).train()
+        ids, _ = ids_of(9, 9)
+        targets = ids[:, 1:]
+        whole = model(ids[:, :8], shift_labels=targets).loss
+        first = model(ids[:, :4], shift_labels=targets[:, :4], use_cache=True)
+        second = model(ids[:, 4:8], shift_labels=targets[:, 4:], past_key_values=first.past_key_values)
+        torch.testing.assert_close((first.loss + second.loss) / 2, whole)
+        assert not any(tensor.requires_grad for tensor in second.past_key_values.state)
+        first.loss.backward()
+        second.loss.backward()
+
+    def test_dropped_queries_are_carried(self):
+        # As in the authors' code, the attention reads tokens of the last segment under the mask of that segment.
+        model = tiny(hidden_dropout=0.5).train()
+        ids, _ = ids_of(6)
+        output = model.model(ids, use_cache=True)
+        assert torch.equal(output.past_key_values.state[-1], output.query_states[:, -4:])
+        assert (output.query_states == 0).any()
+
+
+# ---------------------------------------------------------------------------------------------- objective
+class TestObjective:
+    def test_parts(self):
+        model = tiny(activation_regularization=3.0, temporal_activation_regularization=5.0)
+        ids, _ = ids_of(8)
+        log_probs = reference.log_probs(model, ids[0].tolist())
+        output = model(ids, labels=ids)
+        states = model.model(ids).last_hidden_state[0]
+        expected = {
+            "language_model": -log_probs[torch.arange(7), ids[0, 1:]].mean(),
+            "activation": states.square().mean(),
+            "temporal_activation": (states[1:] - states[:-1]).square().mean(),
+        }
+        assert output.logits is None and set(output.losses) == set(expected)
+        for name, value in expected.items():
+            torch.testing.assert_close(output.losses[name], value.detach(), atol=1e-5, rtol=1e-5)
+            assert not output.losses[name].requires_grad
+        weights = {"language_model": 1, "activation": 3, "temporal_activation": 5}
+        total = sum(weights[name] * value for name, value in output.losses.items())
+        torch.testing.assert_close(output.loss.detach(), total)
+
+    def test_labels_choose_what_counts(self):
+        model = tiny()
+        ids, _ = ids_of(8)
+        log_probs = reference.log_probs(model, ids[0].tolist())[torch.arange(7), ids[0, 1:]]
+        labels = ids.clone()
+        labels[0, :5] = -100
+        part = model(ids, labels=labels).losses["language_model"]
+        torch.testing.assert_close(part, -log_probs[4:].mean(), atol=1e-5, rtol=1e-5)
+        shifted = torch.cat([ids[:, 1:], torch.full((1, 1), -100)], 1)
+        torch.testing.assert_close(model(ids, shift_labels=shifted).loss, model(ids, labels=ids).loss)
+
+    @pytest.mark.parametrize("overrides", VARIANTS)
+    def test_every_parameter_learns(self, overrides):
+        model = tiny(**overrides).train()
+        ids, mask = ids_of(9, 4, 1)
+        model(ids, attention_mask=mask, labels=ids).loss.backward()
+        unused = {"score.weight", "key.weight", "query.weight", "query.bias"} if overrides.get("num_spans") == 1 else ()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None and torch.isfinite(parameter.grad).all()
+            # One span has all the attention whatever its score.
+            assert parameter.grad.any() or ".".join(name.split(".")[-2:]) in unused, name
+
+    def test_gradients_are_those_of_the_logits(self):
+        model = tiny(activation_regularization=0, temporal_activation_regularization=0)
+        ids, _ = ids_of(9)
+        logits = model(ids).logits[0, :-1]
+        (-logits[torch.arange(8), ids[0, 1:]].mean()).backward()
+        expected = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        for parameter, gradient in zip(model.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient)
+
+    def test_gradients_of_the_attention(self):
+        model = tiny(**NO_DROPOUT, num_spans=3).double().train()
+        ids, _ = ids_of(4, 4)
+        names = ("input.weight", "forget_gate.bias", "output_gate.weight", "key.weight", "query.bias", "score.weight")
+        attention = model.model.span_context.attention
+        values = [dict(attention.named_parameters())[name] for name in names]
+
+        def loss(*tensors):
+            parameters = {
+                f"model.span_context.attention.{name}": tensor for name, tensor in zip(names, tensors, strict=True)
+            }
+            options = {"labels": ids, "spans": [[(0, 2)], [(0, 3), (1, 3)]]}
+            return torch.func.functional_call(model, parameters, (ids,), options).loss
+
+        assert torch.autograd.gradcheck(loss, [value.detach().requires_grad_() for value in values])
+
+    def test_dropout_in_training_only(self):
+        ids, _ = ids_of(9)
+        for name in NO_DROPOUT:
+            model = tiny(**{**NO_DROPOUT, name: 0.5})
+            assert len({model(ids, labels=ids).loss.item() for _ in range(3)}) == 1
+            assert len({model.train()(ids, labels=ids).loss.item() for _ in range(5)}) > 1, name
+
+    def test_gold_attention(self):
+        torch.manual_seed(2)
+        for _ in range(20):
+            width, num_spans = 9, int(torch.randint(1, 8, ()))
+            pairs = [sorted(torch.randint(-4, width + 1, (2,)).tolist()) for _ in range(12)]
+            spans = [(i, j) for i, j in pairs if i < j and j >= 0]
+            mine = gold_attention([spans], None, torch.zeros(1, width, num_spans))
+            torch.testing.assert_close(mine[0], torch.tensor(reference.targets(spans, width, num_spans)))
+
+    def test_supervised_attention_is_learned(self):
+        model = tiny(**NO_DROPOUT, span_attention_weight=1.0).train()
+        ids, _ = ids_of(8, 8)
+        spans = [[(0, 2), (3, 6), (4, 6)], [(1, 3), (3, 5), (1, 5)]]
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        for _ in range(60):
+            output = model(ids, labels=ids, spans=spans)
+            optimizer.zero_grad()
+            output.loss.backward()
+            optimizer.step()
+        weights = model.eval()(ids).span_scores.softmax(-1)
+        assert weights[0, 2, 2] > 0.9 and weights[1, 3, 2] > 0.9  # slot 2 of 4: two tokens
+        assert weights[0, 6, 1:3].min() > 0.3 and weights[1, 5, [0, 2]].min() > 0.3
+
+
+# ----------------------------------------------------------------------------------------------------- trees
+class TestParse:
+    @pytest.mark.parametrize("overrides", [{}, {"num_spans": 1}, {"input_activation": "tanh", "output_gate": False}])
+    def test_trees_and_scores(self, overrides):
+        model = tiny(**overrides)
+        lengths = (11, 5, 2, 1)
+        ids, mask = ids_of(*lengths, left=True)
+        output = model.parse(ids, mask)
+        shapes = set()
+        for row, n in enumerate(lengths):
+            tokens = [0, *ids[row, 11 - n :].tolist(), 0]
+            expected = reference.tree(model, tokens, [(k, k + 1) for k in range(1, n + 1)])
+            spans = [(i - 11 + n, j - 11 + n) for i, j in output.spans[row][0]]
+            assert set(spans) == expected and len(spans) == n - 1
+            log_probs = reference.log_probs(model, tokens)[torch.arange(n + 1), torch.tensor(tokens[1:])]
+            torch.testing.assert_close(output.log_probs[row, 0], log_probs.sum(), atol=1e-4, rtol=1e-5)
+            own = output.token_log_probs[row, 11 - n :]
+            torch.testing.assert_close(own, log_probs[:-1], atol=1e-5, rtol=1e-5)
+            shapes |= expected
+        assert any(i > 0 for i, j in shapes if j - i > 1)
+
+    def test_batches_and_frames_change_nothing(self):
+        model = tiny()
+        ids, mask = ids_of(9, 6, 3)
+        together = model.parse(ids, mask)
+        for row, n in enumerate((9, 6, 3)):
+            alone = model.parse(ids[row : row + 1, :n])
+            assert alone.spans[0] == together.spans[row]
+            torch.testing.assert_close(alone.log_probs[0], together.log_probs[row])
+            framed = torch.cat(
+                [torch.zeros(1, 1, dtype=torch.long), ids[row : row + 1, :n], torch.zeros(1, 1).long()], 1
+            )
+            framed = model.parse(framed)
+            assert [(i - 1, j - 1) for i, j in framed.spans[0][0]] == together.spans[row][0]
+            torch.testing.assert_close(framed.log_probs[0], together.log_probs[row])
+
+    def test_words_of_several_tokens(self):
+        model = tiny()
+        ids, _ = ids_of(9)
+        ends = [2, 3, 6, 7, 9]
+        word_ends = torch.tensor([[place + 1 in ends for place in range(9)]])
+        bounds = [0, *ends]
+        words = [(i + 1, j + 1) for i, j in zip(bounds, bounds[1:], strict=False)]
+        expected = reference.tree(model, [0, *ids[0].tolist(), 0], words)
+        output = model.parse(ids, word_ends=word_ends)
+        spans = set(output.spans[0][0])
+        assert {(bounds[i], bounds[j]) for i, j in expected} <= spans and len(spans) == 8
+        assert output.brackets(list("abcde")).count("(") == 4
+
+    def test_right_branching(self):
+        model = tiny(span_scores="right_branching")
+        ids, _ = ids_of(6)
+        assert set(model.parse(ids).spans[0][0]) == {(i, 6) for i in range(5)}
+
+    def test_the_first_of_equal_scores(self):
+        assert split_by_scores(torch.zeros(5, 4), range(5)) == [(2, 4), (1, 4), (0, 4)]
+        scores = torch.zeros(5, 4)
+        scores[4, 3] = 1.0  # the last word by itself
+        assert split_by_scores(scores, range(5)) == [(1, 3), (0, 3), (0, 4)]
+
+    def test_any_tree_can_be_expressed(self):
+        for spans in ([(1, 3), (0, 3), (3, 5), (0, 5)], [(0, 2), (2, 4), (2, 5), (0, 5)]):
+            scores = torch.zeros(6, 5)
+            for i, j in spans:
+                scores[j, 5 - (j - i)] = 1.0
+            for j in range(1, 6):
+                scores[j, 4] = 0.5
+            assert set(split_by_scores(scores, range(6))) >= {(0, 5)}
+            assert set(split_by_scores(scores, range(6))) == set(spans)
+
+    def test_in_training_mode(self):
+        model = tiny()
+        ids, mask = ids_of(9, 6)
+        expected = model.parse(ids, mask)
+        output = model.train().parse(ids, mask)
+        assert model.training and output.spans == expected.spans and torch.equal(output.log_probs, expected.log_probs)
+
+    def test_errors(self):
+        ids, _ = ids_of(4)
+        with pytest.raises(ValueError, match="distance"):
+            tiny().parse(ids, method="distance")
+        with pytest.raises(ValueError, match="span_attention=False"):
+            tiny(span_attention=False).parse(ids)
+        with pytest.raises(ValueError, match="no word"):
+            tiny().parse(torch.zeros(1, 2, dtype=torch.long))
+
+
+class TestGenerate:
+    MODES = ({}, {"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}, {"do_sample": True, "top_k": 5})
+
+    @pytest.mark.parametrize("options", MODES)
+    def test_cache_and_batches_change_nothing(self, options):
+        model = tiny()
+        ids, mask = ids_of(5, 2, left=True)
+
+        def generate(ids, mask, **more):
+            torch.manual_seed(1)
+            return model.generate(ids, attention_mask=mask, max_new_tokens=6, eos_token_id=None, **options, **more)
+
+        batch = generate(ids, mask)
+        assert torch.equal(batch, generate(ids, mask)) and torch.equal(batch, generate(ids, mask, use_cache=False))
+        assert batch.shape == (2 * options.get("num_return_sequences", 1), 11)
+        if "do_sample" not in options:
+            count = len(batch) // 2
+            assert torch.equal(generate(ids[1:, 3:], mask[1:, 3:])[:, 2:], batch[count:, 5:])
+
+    @pytest.mark.parametrize("options", MODES)
+    def test_trees(self, options):
+        model = tiny()
+        ids, mask = ids_of(5, 2, left=True)
+        torch.manual_seed(1)
+        output = model.generate(
+            ids, attention_mask=mask, max_new_tokens=6, return_dict_in_generate=True, output_scores=True, **options
+        )
+        for row, sequence in enumerate(output.sequences):
+            prompt = mask[row * len(mask) // len(output.sequences)]
+            words = torch.cat([prompt, (sequence[5:] != 0) & (sequence[5:] != 29)]).bool()
+            own = model.parse(sequence[words][None]).spans[0][0]
+            first = int(words.long().argmax())
+            assert [(i + first, j + first) for i, j in own] == output.spans[row]
+
+    def test_baseline_has_no_trees(self):
+        ids, _ = ids_of(4)
+        output = tiny(span_attention=False).generate(
+            ids, max_new_tokens=3, eos_token_id=None, return_dict_in_generate=True
+        )
+        assert output.sequences.shape == (1, 7) and not hasattr(output, "spans")
+
+
+# ------------------------------------------------------------------------------------------- transformers
+@pytest.mark.parametrize("overrides", VARIANTS)
+def test_save_and_load_are_exact(tmp_path, overrides):
+    model = tiny(**overrides)
+    model.save_pretrained(tmp_path)
+    loaded = PaLMForCausalLM.from_pretrained(tmp_path)
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in model.state_dict().items())
+    assert loaded.lm_head.weight.data_ptr() == loaded.model.embed_tokens.weight.data_ptr()
+    ids, _ = ids_of(7)
+    assert torch.equal(model(ids).logits, loaded(ids).logits)
+    before, after = model.config.to_dict(), loaded.config.to_dict()
+    changed = {key for key in before if before[key] != after.get(key)}
+    assert changed <= {"architectures", "dtype", "_name_or_path", "transformers_version"}
+    base = PaLMModel.from_pretrained(tmp_path).eval()
+    assert torch.equal(base(ids).last_hidden_state, model.model(ids).last_hidden_state)
+
+
+def test_auto_classes(tmp_path):
+    tiny().save_pretrained(tmp_path)
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path)).__name__ == "PaLMForCausalLM"
+
+
+def test_resize_embeddings():
+    model = tiny()
+    model.resize_token_embeddings(44)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.lm_head.bias.shape == (44,) and model.config.vocab_size == 44
+    ids = torch.tensor([[43, 7, 42]])
+    assert model(ids).logits.shape == (1, 3, 44) and math.isfinite(model(ids, labels=ids).loss.item())
+
+
+def test_classification():
+    model = tiny(PaLMForSequenceClassification, num_labels=3)
+    ids, mask = ids_of(7, 4, left=True)
+    labels = torch.tensor([2, 0])
+    output = model(ids, attention_mask=mask, labels=labels)
+    assert torch.equal(output.loss, torch.nn.functional.cross_entropy(output.logits, labels))
+    torch.testing.assert_close(model(ids[1:, 3:]).logits[0], output.logits[1])
+    shifted = torch.cat([ids[1:, 3:], ids[1:, :3]], 1), torch.cat([mask[1:, 3:], mask[1:, :3]], 1)
+    torch.testing.assert_close(model(shifted[0], attention_mask=shifted[1]).logits[0], output.logits[1])
+    output.loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("overrides", [{}, {"span_attention": False}])
+def test_float64(overrides):
+    model = tiny(**overrides)
+    ids, mask = ids_of(9, 4)
+    expected = model(ids, attention_mask=mask, labels=ids).loss.item()
+    model = model.double()
+    assert model(ids, attention_mask=mask, labels=ids).loss.item() == pytest.approx(expected, rel=1e-5)
+    assert model(ids, use_cache=True).logits.dtype == torch.float64
+
+
+@pytest.mark.parametrize("overrides", [{}, {"span_attention": False}])
+def test_bfloat16(overrides):
+    torch.manual_seed(0)
+    model = PaLMForCausalLM(PaLMConfig(**{**TINY, **overrides}))
+    ids, mask = ids_of(9, 4)
+    spans = None if "span_attention" in overrides else [[(0, 3)], [(1, 3)]]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        first = model(ids[:, :5], attention_mask=mask[:, :5], labels=ids[:, :5], spans=spans, use_cache=True)
+        second = model(ids[:, 5:], attention_mask=mask, past_key_values=first.past_key_values)
+    first.loss.backward()
+    assert torch.isfinite(second.logits).all() and second.logits.dtype == torch.float32
+    assert all(torch.isfinite(p.grad).all() and p.grad.dtype == torch.float32 for p in model.parameters())
+    half = model.to(torch.bfloat16).eval()
+    assert half(ids, attention_mask=mask, use_cache=True).logits.dtype == torch.float32
+    if spans is not None:
+        half.parse(ids, mask)
+
+
+def test_fast_products_change_nothing(monkeypatch):
+    model = tiny(**NO_DROPOUT).train()
+    ids, _ = ids_of(50, 50)
+    results = []
+    for fast in (True, False):
+        monkeypatch.setattr(matrix_products, "_ROWS_FROM", 0 if fast else 10**9)
+        model.zero_grad()
+        output = model(ids, labels=ids, spans=[[(0, 3)], [(5, 7)]])
+        output.loss.backward()
+        results.append([output.loss, output.span_scores, *[parameter.grad for parameter in model.parameters()]])
+    for mine, expected in zip(*results, strict=True):
+        torch.testing.assert_close(mine, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_compiled():
+    model = tiny()
+    ids, _ = ids_of(9, 9)
+    compiled = torch.compile(model, backend="eager")
+    torch.testing.assert_close(compiled(ids).logits, model(ids).logits)
+    spans = [[(0, 2)], [(3, 6)]]
+    expected = model(ids, labels=ids, spans=spans).loss
+    loss = compiled(ids, labels=ids, spans=spans).loss
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+
+
+@pytest.mark.gpu
+def test_gpu_gives_the_same_numbers():
+    model = tiny(**NO_DROPOUT)
+    ids, mask = ids_of(9, 4, 1, left=True)
+    spans = [[(0, 3), (1, 5)], [(6, 8)], []]
+    expected, loss = (
+        model(ids, attention_mask=mask).logits,
+        model(ids, attention_mask=mask, labels=ids, spans=spans).loss,
+    )
+    trees = model.parse(ids, mask).spans
+    model, ids, mask = model.cuda(), ids.cuda(), mask.cuda()
+    output = model(ids, attention_mask=mask, use_cache=True)
+    torch.testing.assert_close(output.logits.cpu(), expected, atol=1e-4, rtol=1e-4)
+    trained = model.train()(ids, attention_mask=mask, labels=ids, spans=spans)
+    torch.testing.assert_close(trained.loss.cpu(), loss, atol=1e-4, rtol=1e-4)
+    trained.loss.backward()
+    assert model.eval().parse(ids, mask).spans == trees
+    assert model.generate(ids, attention_mask=mask, max_new_tokens=4, num_beams=2).shape[0] == 3
+    dropping = tiny(weight_dropout=0.5).cuda().train()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        half = dropping(ids, attention_mask=mask, labels=ids, spans=spans, use_cache=True).loss
+    half.backward()
+    assert math.isfinite(half.item())
+
+
+# ---------------------------------------------------------------------------------------------- bad inputs
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "integers"),
+        ({"input_ids": torch.tensor([[7, 99]])}, "99"),
+        ({"input_ids": torch.full((1, 4), 7), "attention_mask": torch.ones(1, 5)}, "attention_mask"),
+        ({"input_ids": torch.full((1, 4), 7), "labels": torch.full((1, 3), 7)}, "labels"),
+        ({"input_ids": torch.full((1, 4), 7), "labels": torch.full((1, 4), 30)}, "Label 30"),
+        ({"input_ids": torch.full((1, 4), 7), "labels": torch.full((1, 4), 7), "logits_to_keep": 1}, "logits_to_keep"),
+        ({"input_ids": torch.full((1, 4), 7), "spans": [[(0, 2)]]}, "without labels"),
+        ({"input_ids": torch.full((1, 4), 7), "labels": torch.full((1, 4), 7), "spans": []}, "0 rows"),
+        ({"input_ids": torch.full((1, 4), 7), "labels": torch.full((1, 4), 7), "spans": [[(2, 2)]]}, r"\(2, 2\)"),
+        ({"input_ids": torch.full((1, 4), 7), "labels": torch.full((1, 4), 7), "spans": [[(2, 5)]]}, r"\(2, 5\)"),
+    ],
+)
+def test_bad_input_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tiny()(**arguments)
+
+
+def test_other_bad_input():
+    ids, _ = ids_of(4)
+    with pytest.raises(TypeError, match="position_ids"):
+        tiny()(ids, position_ids=ids)
+    for overrides in ({"span_attention": False}, {"span_scores": "right_branching"}):
+        with pytest.raises(ValueError, match="no attention to train"):
+            tiny(**overrides)(ids, labels=ids, spans=[[(0, 2)]])
+    cache = tiny()(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="holds 1 rows and input_ids 2"):
+        tiny()(ids.repeat(2, 1), past_key_values=cache)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_size": 0}, "hidden_size must be at least 1"),
+        ({"num_spans": 0}, "num_spans must be at least 1"),
+        ({"weight_dropout": 1.0}, "weight_dropout"),
+        ({"span_attention_weight": -1.0}, "span_attention_weight"),
+        ({"activation_regularization": float("inf")}, "activation_regularization"),
+        ({"num_layers": 1}, "between two layers"),
+        ({"span_scores": "balanced"}, "balanced"),
+        ({"input_activation": "relu"}, "relu"),
+        ({"eos_token_id": 30}, "eos_token_id 30 is outside"),
+    ],
+)
+def test_bad_configurations_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        PaLMConfig(**{**TINY, **fields})
+
+
+def test_unknown_preset():
+    with pytest.raises(ValueError, match="awd-lstm-ptb"):
+        PaLMConfig.from_preset("palm-1b")

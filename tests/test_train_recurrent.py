@@ -1,0 +1,604 @@
+"""Training of recurrent language models: schedules, segments, exact resume, perplexity, F1, and what is refused."""
+
+import dataclasses
+import inspect
+import json
+import math
+import shutil
+import sys
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from training_runs import TRAINING, kill_after_checkpoint, run_script
+from transformers import AutoTokenizer
+
+sys.path.insert(0, str(TRAINING))
+
+import common  # noqa: E402
+import recurrent_schedule as schedules  # noqa: E402
+import stream_batches  # noqa: E402
+import stream_evaluation  # noqa: E402
+import train_recurrent  # noqa: E402
+
+from hf_synlm.conversion import convert_state_dict  # noqa: E402
+from hf_synlm.conversion.on_lstm import RULES  # noqa: E402
+from hf_synlm.conversion.rename import rename_state_dict  # noqa: E402
+from hf_synlm.data.samples import sample_path  # noqa: E402
+from hf_synlm.data.streams import SentenceCode, make_stream  # noqa: E402
+from hf_synlm.data.treebank import read_treebank  # noqa: E402
+from hf_synlm.evaluation.parsing import unlabeled_f1  # noqa: E402
+
+TYPES = (
+    train_recurrent.ModelArguments,
+    stream_batches.StreamDataArguments,
+    train_recurrent.ParsingArguments,
+    schedules.ScheduleArguments,
+    schedules.RecurrentTrainingArguments,
+)
+SMALL = {
+    "on_lstm": "embedding_size=8,hidden_size=12,num_layers=2,chunk_size=4",
+    "prpn": "embedding_size=8,hidden_size=12,num_slots=5,num_lookback=2",
+    "palm": "embedding_size=8,hidden_size=12,num_spans=4,rrnn_size=4,attention_size=6",
+    "awd_lstm": "embedding_size=8,hidden_size=12",
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A few trees of the embedded treebank, and the same sentences as text."""
+    folder = tmp_path_factory.mktemp("trees")
+    paths = {"cache": str(folder / "cache")}
+    for name, count in (("train", 30), ("valid", 8), ("test", 5)):
+        lines = sample_path(f"trees.{name}.txt").read_text(encoding="utf-8").splitlines()[:count]
+        paths[name] = str(folder / f"{name}.txt")
+        Path(paths[name]).write_text("\n".join(lines), encoding="utf-8")
+        paths[f"{name}.words"] = str(folder / f"{name}.words.txt")
+        words = [" ".join(sentence.words) for sentence in read_treebank(paths[name])]
+        Path(paths[f"{name}.words"]).write_text("\n".join(words) + "\n", encoding="utf-8")
+    return paths
+
+
+def flags(corpus: dict[str, str], output_dir: Path, architecture: str, *more: str) -> list[str]:
+    return [
+        *("--architecture", architecture, "--config_overrides", SMALL[architecture], "--output_dir", str(output_dir)),
+        *("--train_files", corpus["train"], "--validation_files", corpus["valid"], "--test_files", corpus["test"]),
+        *("--per_device_train_batch_size", "3", "--per_device_eval_batch_size", "2", "--bptt", "8"),
+        *("--learning_rate", "1", "--logging_steps", "1", "--parse_sentences", "4", *more),
+    ]
+
+
+def parse(*flags: str) -> tuple:
+    mappings = ["config_overrides", "parse_options"]
+    return common.parse_arguments(TYPES, ("--output_dir", "x", *flags), mappings=mappings)
+
+
+# ---------------------------------------------------------------------------------------------- schedules
+def arguments(**changes: Any) -> schedules.ScheduleArguments:
+    return schedules.ScheduleArguments(**changes)
+
+
+def names(losses: list[float], schedule: schedules.ScheduleArguments) -> list[str]:
+    """Phase of each epoch, the one after the last loss included."""
+    return [schedules.phase_after(losses[:n], schedule, 30.0).name for n in range(len(losses) + 1)]
+
+
+def test_non_monotone_trigger() -> None:
+    # Of the losses before the fifth, all but the last two have the minimum 3, which it exceeds.
+    losses = [4.0, 3.0, 3.5, 3.2, 3.1, 2.0]
+    assert names(losses, arguments(non_monotone_interval=2)) == ["first"] * 5 + ["averaging"] * 2
+    assert names(losses, arguments(non_monotone_interval=3)) == ["first"] * 7
+    assert names([4.0, 3.0, 2.0, 1.0], arguments(non_monotone_interval=1)) == ["first"] * 5
+    # One loss before the interval is enough, none is not.
+    assert names([1.0, 2.0], arguments(non_monotone_interval=1)) == ["first"] * 3
+    assert names([1.0, 2.0, 1.5], arguments(non_monotone_interval=1)) == ["first"] * 3 + ["averaging"]
+
+
+def test_finetuning_follows_averaging_only() -> None:
+    losses = [1.0, 2.0, 1.5, 1.0, 1.0, 1.0]
+    schedule = arguments(non_monotone_interval=1, finetuning_epoch=5)
+    assert names(losses, schedule) == ["first"] * 3 + ["averaging"] * 2 + ["finetuning"] * 2
+    # The authors' code begins to fine-tune at this epoch or not at all.
+    assert names(losses, arguments(non_monotone_interval=1, finetuning_epoch=3))[-1] == "averaging"
+    assert names(losses, arguments(non_monotone_interval=1, finetuning_epoch=4))[-3:] == ["finetuning"] * 3
+
+
+def test_adam_then_averaging() -> None:
+    schedule = arguments(schedule="adam-asgd", averaging_epoch=2, averaging_learning_rate=7.0, finetuning_epoch=4)
+    phases = [schedules.phase_after([1.0] * n, schedule, 0.1) for n in range(5)]
+    assert phases == [("first", 0.1)] * 2 + [("averaging", 7.0)] * 2 + [("finetuning", 7.0)]
+
+
+def test_rate_is_halved_on_plateaus_as_torch_does() -> None:
+    losses = [5.0, 4.0, 4.0, 4.5, 4.1, 3.0, 3.0, 3.0, 3.1, 3.2, 3.3, 2.0]
+    for patience in (0, 1, 2):
+        schedule = arguments(schedule="adam-plateau", plateau_patience=patience, plateau_factor=0.5)
+        optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=0.8)
+        stock = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, factor=0.5, patience=patience, threshold=0.0, eps=0.0
+        )
+        for count, loss in enumerate(losses, start=1):
+            stock.step(loss)
+            phase = schedules.phase_after(losses[:count], schedule, 0.8)
+            assert phase == ("first", optimizer.param_groups[0]["lr"])
+
+
+def make_optimizer(model: torch.nn.Module, **changes: Any) -> schedules.PhasedOptimizer:
+    accelerator = SimpleNamespace(
+        prepare=lambda *items: [
+            items[0],
+            *(
+                SimpleNamespace(
+                    optimizer=item, param_groups=item.param_groups, step=item.step, zero_grad=item.zero_grad
+                )
+                for item in items[1:]
+            ),
+        ]
+    )
+    training = schedules.RecurrentTrainingArguments(output_dir="x", weight_decay=1.2e-6, learning_rate=5.0)
+    return schedules.make_phased_optimizer(accelerator, model, arguments(**changes), training)
+
+
+def test_averages_are_those_of_all_steps_but_the_first() -> None:
+    model = torch.nn.Linear(2, 1, bias=False)
+    optimizer = make_optimizer(model)
+    with optimizer.averaged_weights():  # nothing to average yet
+        assert torch.equal(model.weight, model.weight)
+    for phase in ("averaging", "finetuning"):
+        assert optimizer.enter(schedules.Phase(phase, 0.5))
+        seen = []
+        for step in range(5):
+            optimizer.scale = 1.0 + step
+            model(torch.randn(3, 2)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(model.weight.detach().clone())
+        with optimizer.averaged_weights():
+            torch.testing.assert_close(model.weight, torch.stack(seen[1:]).mean(0))
+        assert torch.equal(model.weight, seen[-1])
+    assert not optimizer.first.optimizer.state
+
+
+def test_sgd_and_averaging_repeat_the_authors_trace() -> None:
+    """Three steps of SGD and four of ASGD on an ON-LSTM with segments of unequal length."""
+    folder = Path(__file__).parent / "goldens" / "onlstm" / "optim_trace_sgd_asgd"
+    state, trace = load_file(folder / "state.safetensors"), load_file(folder / "io.safetensors")
+    meta = json.loads((folder / "meta.json").read_text())
+    model = convert_state_dict("on_lstm", state, meta).train()
+    optimizer = make_optimizer(model)
+    # In the authors' code, the last word of the vocabulary learns nothing as an input, by accident.
+    model.model.embed_tokens.padding_idx = model.config.vocab_size - 1
+    start, cache = 0, None
+    for step, entry in enumerate(meta["log"]):
+        if step == 3:
+            assert entry["opt"] == "ASGD" and optimizer.enter(schedules.Phase("averaging", meta["lr"]))
+        ids, targets = (trace["stream"][start + k : start + k + entry["T"]].t() for k in (0, 1))
+        output = model(ids, shift_labels=targets, past_key_values=cache, use_cache=True)
+        cache, start = output.past_key_values, start + entry["T"]
+        output.loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), meta["clip"])
+        assert (output.loss.item(), norm.item()) == pytest.approx((entry["loss"], entry["grad_norm"]), rel=1e-5)
+        optimizer.scale = entry["T"] / meta["bptt"]
+        optimizer.step()
+        optimizer.zero_grad()
+        same_weights(model, trace, f"step{step}.")
+        if step >= 3:
+            with optimizer.averaged_weights():
+                same_weights(model, trace, f"step{step}.ax.")
+
+
+def same_weights(model: torch.nn.Module, trace: dict[str, torch.Tensor], prefix: str) -> None:
+    stored = {name.removeprefix(prefix): value for name, value in trace.items() if name.startswith(prefix)}
+    expected = rename_state_dict({name: value for name, value in stored.items() if "ax." not in name}, RULES)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), expected[name], rtol=0, atol=2e-6, msg=f"{prefix}{name}")
+
+
+# ---------------------------------------------------------------------------------------------- segments
+def segments(**changes: Any) -> stream_batches.SegmentSampler:
+    options = {"num_tokens": 3001, "num_rows": 4, "bptt": 30, "variable": True, "seed": 1}
+    return stream_batches.SegmentSampler(**{**options, **changes})
+
+
+def test_segments_cover_the_rows() -> None:
+    sampler = segments(num_tokens=3003)  # 750 columns, 2 tokens left over
+    offsets = set()
+    for epoch in range(20):
+        parts = sampler.epoch_segments(epoch)
+        assert [part.start for part in parts] == np.cumsum([0] + [part.length for part in parts])[:-1].tolist()
+        assert sum(part.length for part in parts) == 750
+        assert all(part.length >= 5 for part in parts)
+        assert all(part.rate_scale == part.length / 30 for part in parts[:-1])
+        offsets |= {part.offset for part in parts}
+    assert offsets == {0, 1, 2}
+    lengths = np.array([part.length for part in segments(num_tokens=2_000_001, bptt=100).epoch_segments(0)[:-1]])
+    for usual, share in ((100, 0.95), (50, 0.05)):
+        some = lengths[abs(lengths - usual) < 25]
+        assert abs(some.mean() - usual + 0.5) < 0.5 and abs(some.std() - 5) < 0.5  # rounded down
+        assert abs(len(some) / len(lengths) - share) < 0.01
+
+
+def test_fixed_segments_and_short_rows() -> None:
+    parts = segments(variable=False, bptt=100).epoch_segments(0)
+    assert [part.length for part in parts] == [100] * 7 + [50] and {part.rate_scale for part in parts} == {1.0}
+    # Less than five tokens are no segment of their own.
+    assert [part.length for part in segments(variable=False, bptt=149).epoch_segments(0)] == [149] * 5 + [5]
+    assert [part.length for part in segments(variable=False, bptt=187).epoch_segments(0)] == [187] * 3 + [189]
+    assert [part.length for part in segments(num_tokens=13).epoch_segments(0)] == [3]
+    assert [part.length for part in segments(num_tokens=13, bptt=1, variable=False).epoch_segments(0)] == [1] * 3
+
+
+def test_segments_depend_on_seed_and_number_only() -> None:
+    count = 3 * segments().num_batches(0)
+    whole = [segment for [segment] in islice(segments(), count)]
+    for consumed in (1, segments().num_batches(0), count - 2):
+        rest = [segment for [segment] in islice(segments(consumed=consumed), count - consumed)]
+        assert rest == whole[consumed:]
+    assert whole[0] != next(iter(segments(seed=2)))[0]
+
+
+def test_ends_of_epochs() -> None:
+    ends = stream_batches.EpochEnds([3, 4, 2].__getitem__, 1)
+    assert [step for step in range(1, 10) if step in ends] == [3, 7, 9]
+    ends = stream_batches.EpochEnds([3, 4, 2, 9].__getitem__, 2)
+    assert [step for step in range(1, 7) if step in ends] == [2, 4, 5] and ends.step(2) == 5
+
+
+# ---------------------------------------------------------------------------------------------- evaluation
+def small_model(corpus: dict[str, str], tmp_path: Path, architecture: str, *more: str) -> tuple:
+    model_arguments, data, *_ = parse(*flags(corpus, tmp_path, architecture, *more))
+    accelerator = common.make_accelerator(common.TrainingArguments(output_dir=str(tmp_path)))
+    streams, tokenizer, model = train_recurrent.load_data(accelerator, model_arguments, data, tmp_path)
+    return accelerator, data, streams, tokenizer, model
+
+
+@pytest.mark.parametrize("architecture", list(SMALL))
+def test_perplexity_is_that_of_the_definition(architecture: str, corpus: dict[str, str], tmp_path: Path) -> None:
+    accelerator, _, streams, _, model = small_model(corpus, tmp_path, architecture)
+    stream = streams.validation
+    got = stream_evaluation.evaluate_stream(accelerator, model, stream, 1, 7)
+    ids = torch.from_numpy(stream.ids.astype(np.int64))[None]
+    with torch.no_grad():
+        logits = model.eval()(ids[:, :-1]).logits.double()
+    nats = -logits.log_softmax(-1).gather(2, ids[:, 1:, None]).sum().item()
+    assert got == pytest.approx(nats, rel=1e-6)
+    losses = stream_evaluation.text_losses(got, len(stream) - 1, of_characters=False)
+    words = sum(len(sentence.words) + 1 for sentence in read_treebank(corpus["valid"]))
+    assert losses["tokens"] == words and losses["perplexity"] == pytest.approx(math.exp(nats / words))
+    # Rows of a batch are so many streams of their own; that some end early changes nothing.
+    rows = stream_evaluation.StreamRows(stream, 4, complete=True)
+    parts = [stream.ids[first : first + rows.length + 1] for first in range(0, len(stream) - 1, rows.length)]
+    alone = [make_stream([SentenceCode(part[1:-1].tolist())], 2) for part in parts]
+    alone = [dataclasses.replace(one, ids=part) for one, part in zip(alone, parts, strict=True)]
+    separate = sum(stream_evaluation.evaluate_stream(accelerator, model, one, 1, 7) for one in alone)
+    assert stream_evaluation.evaluate_stream(accelerator, model, stream, 4, 7) == pytest.approx(separate, rel=1e-6)
+    assert len(parts) == 4 and len(parts[-1]) < len(parts[0])
+
+
+def test_perplexity_of_sentences_is_that_of_the_definition(corpus: dict[str, str], tmp_path: Path) -> None:
+    accelerator, _, streams, tokenizer, model = small_model(corpus, tmp_path, "on_lstm")
+    got = stream_evaluation.evaluate_sentences(accelerator, model, streams.validation, tokenizer.pad_token_id, 3, 50)
+    nats = 0.0
+    for sentence in read_treebank(corpus["valid"]):
+        ids = torch.tensor([[2, *tokenizer(" ".join(sentence.words))["input_ids"], 2]])
+        with torch.no_grad():
+            logits = model.eval()(ids[:, :-1]).logits.double()
+        nats -= logits.log_softmax(-1).gather(2, ids[:, 1:, None]).sum().item()
+    assert got == pytest.approx(nats, rel=1e-6)
+
+
+def test_units() -> None:
+    assert stream_evaluation.text_losses(8 * math.log(2), 4, True)["bits_per_character"] == 2
+    assert stream_evaluation.text_losses(8 * math.log(2), 4, False)["perplexity"] == pytest.approx(4)
+    assert stream_evaluation.text_losses(1e4, 1, False)["perplexity"] == math.inf
+    assert stream_evaluation.text_losses(math.nan, 1, True)["nats"] != 0
+
+
+# ---------------------------------------------------------------------------------------------- data
+def test_text_and_trees_give_the_same_stream(corpus: dict[str, str], tmp_path: Path) -> None:
+    *_, streams, tokenizer, _ = small_model(corpus, tmp_path / "trees", "awd_lstm")
+    texts = [f"{corpus[name]}" for name in ("train.words", "valid.words")]
+    more = ("--file_format", "text", "--train_files", texts[0], "--validation_files", texts[1])
+    *_, plain, other, _ = small_model(corpus, tmp_path / "text", "awd_lstm", *more)
+    assert other.get_vocab() == tokenizer.get_vocab()
+    assert np.array_equal(plain.train.ids, streams.train.ids)
+    assert stream_batches.stream_fingerprint(plain.train) == stream_batches.stream_fingerprint(streams.train)
+    assert stream_batches.stream_fingerprint(plain.validation) != stream_batches.stream_fingerprint(streams.train)
+
+
+def test_a_corpus_may_be_a_single_long_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_batches, "PIECE_LENGTH", 3)
+    (tmp_path / "text.txt").write_text("a b c a b c a\n\nb\n", encoding="utf-8")
+    file = str(tmp_path / "text.txt")
+    for kind, expected in (("words", "a b c a b c a </s> </s> b </s>"), ("characters", "a b c a b c a")):
+        data = stream_batches.StreamDataArguments(
+            [file], [file], file_format="text", tokenizer_type=kind, tokenizer_vocab_size=None
+        )
+        accelerator = common.make_accelerator(common.TrainingArguments(output_dir=str(tmp_path)))
+        tokenizer = stream_batches.make_stream_tokenizer(accelerator, data, None, tmp_path / kind)
+        stream = stream_batches.load_stream(data, [file], tokenizer)
+        tokens = tokenizer.convert_ids_to_tokens(stream.ids[1:].tolist())
+        assert (" ".join(tokens) if kind == "words" else "".join(tokens[:13])) == expected
+        assert tokens.count("</s>") == 3
+
+
+def test_preprocessing_and_limits(corpus: dict[str, str]) -> None:
+    data = stream_batches.StreamDataArguments([corpus["train"]], [corpus["valid"]], preprocessing="ptb-concat")
+    words = list(stream_batches.read_words(data.train_files, data))
+    assert len(words) == 30 and all(word == "N" or word == word.lower() for sentence in words for word in sentence)
+    assert not {",", "."} & {word for sentence in words for word in sentence}
+    short = list(stream_batches.read_words(data.train_files, data, 8))
+    assert short == [sentence for sentence in words if len(sentence) <= 8] and 0 < len(short) < 30
+    data.preprocessing = "words-only"
+    assert any(
+        word != word.lower() for sentence in stream_batches.read_words(data.train_files, data) for word in sentence
+    )
+
+
+# ---------------------------------------------------------------------------------------------- runs
+COURSES = {
+    # Averaging begins after the first epoch, fine-tuning after the third.
+    "on_lstm": ("--schedule", "adam-asgd", "--averaging_epoch", "1", "--finetuning_epoch", "3"),
+    "prpn": ("--schedule", "adam-plateau", "--plateau_patience", "0", "--batching", "sentences"),
+    "palm": ("--schedule", "sgd-asgd", "--non_monotone_interval", "1", "--learning_rate", "10"),
+    "awd_lstm": ("--schedule", "adam-plateau", "--tokenizer_type", "characters", "--bptt", "60"),
+}
+SUPERVISED = {"on_lstm": ",supervised_layers=[1]", "prpn": ",parsing_network=recurrent", "palm": ",output_gate=False"}
+
+
+def run_flags(corpus: dict[str, str], output_dir: Path, architecture: str) -> list[str]:
+    """Four epochs with checkpoints on the way; all but AWD-LSTM learn from gold trees."""
+    more = ["--num_train_epochs", "4", "--checkpointing_steps", "7", "--checkpoints_total_limit", "99"]
+    if architecture in SUPERVISED:
+        more += ["--tree_supervision", "--config_overrides", SMALL[architecture] + SUPERVISED[architecture]]
+    rate = ["--learning_rate", "0.01"]
+    return [*flags(corpus, output_dir, architecture, *rate), *more, *COURSES[architecture]]
+
+
+def results(output_dir: Path) -> dict[str, Any]:
+    return json.loads((output_dir / "all_results.json").read_text())
+
+
+def same_run(straight: Path, resumed: Path) -> None:
+    """Bit-equal results, weights and optimizer."""
+    for key in ("step", "best_step", "train", "evaluations", "test"):
+        assert results(resumed)[key] == results(straight)[key], key
+    newest = [common.list_checkpoints(folder)[-1] for folder in (straight, resumed)]
+    assert newest[0].name == newest[1].name
+    for name in ("model.safetensors", "optimizer.bin", "optimizer_1.bin", "custom_checkpoint_0.pkl"):
+        first, second = ((folder / name) for folder in newest)
+        if name.endswith("safetensors"):
+            assert first.read_bytes() == second.read_bytes()
+        else:
+            states = [torch.load(path, weights_only=False) for path in (first, second)]
+            assert_equal(*states)
+
+
+def assert_equal(first: Any, second: Any) -> None:
+    """Nested states of the same values."""
+    if isinstance(first, torch.Tensor):
+        assert torch.equal(first, second)
+    elif isinstance(first, dict):
+        assert first.keys() == second.keys()
+        for key in first:
+            assert_equal(first[key], second[key])
+    elif isinstance(first, (list, tuple)):
+        assert len(first) == len(second)
+        for pair in zip(first, second, strict=True):
+            assert_equal(*pair)
+    else:
+        assert first == second
+
+
+@pytest.mark.parametrize("architecture", list(COURSES))
+def test_resumed_run_is_bit_equal(architecture: str, corpus: dict[str, str], tmp_path: Path) -> None:
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    train_recurrent.main(run_flags(corpus, straight, architecture))
+    found = results(straight)
+    checkpoints = common.list_checkpoints(straight)
+    assert len(found["evaluations"]) == 5 and len(checkpoints) >= 3
+    # A run that was cut off after a checkpoint in the middle of an epoch and of a phase.
+    shutil.copytree(straight, resumed, ignore=shutil.ignore_patterns("model", "all_results.json"))
+    for later in common.list_checkpoints(resumed)[-1:]:
+        shutil.rmtree(later)
+    train_recurrent.main([*run_flags(corpus, resumed, architecture), "--resume_from_checkpoint", "latest"])
+    same_run(straight, resumed)
+    if architecture in ("on_lstm", "palm"):
+        state = torch.load(checkpoints[-1] / "optimizer_1.bin", weights_only=False)["state"]
+        assert all("ax" in item for item in state.values()) and state
+        assert not torch.load(checkpoints[-1] / "optimizer.bin", weights_only=False)["state"]
+
+
+def test_killed_process_resumes_bit_equal(corpus: dict[str, str], tmp_path: Path) -> None:
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    train_recurrent.main(run_flags(corpus, straight, "on_lstm"))
+    command = [sys.executable, str(TRAINING / "train_recurrent.py"), *run_flags(corpus, killed, "on_lstm")]
+    kill_after_checkpoint(command, killed, 7, corpus["cache"])
+    again = run_script([*command, "--resume_from_checkpoint", "latest"], killed, corpus["cache"])
+    assert "resumed from" in again["stdout"]
+    same_run(straight, killed)
+
+
+def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, str], tmp_path: Path) -> None:
+    output_dir = tmp_path / "out"
+    course = ("--schedule", "adam-asgd", "--averaging_epoch", "1", "--num_train_epochs", "2")
+    more = ("--learning_rate", "0.01", "--averaging_learning_rate", "0.1", "--final_report", "True")
+    train_recurrent.main(flags(corpus, output_dir, "on_lstm", *course, *more, "--parse_options", "layer=0"))
+    found = results(output_dir)
+    best = min(found["evaluations"], key=lambda item: item["losses"]["nats_per_token"])
+    assert best["step"] == found["best_step"] == found["step"]  # the averages of the second epoch
+    model = train_recurrent.ONLSTMForCausalLM.from_pretrained(output_dir / "model")
+    tokenizer = AutoTokenizer.from_pretrained(output_dir / "model")
+    data = stream_batches.StreamDataArguments([corpus["train"]], [corpus["valid"]])
+    accelerator = common.make_accelerator(common.TrainingArguments(output_dir=str(output_dir)))
+    stream = stream_batches.load_stream(data, [corpus["valid"]], tokenizer)
+    assert stream_evaluation.evaluate_stream(accelerator, model, stream, 2, 8) == best["losses"]["nats"]
+    # The trees are scored by the convention that was named.
+    bank = train_recurrent.make_treebank(read_treebank(corpus["test"]))
+    trees = stream_evaluation.parse_words(model, tokenizer, bank.words, layer=0)
+    scores = unlabeled_f1(trees, bank.spans, bank.lengths, "on-lstm")
+    assert found["test"]["trees"]["model"] == stream_evaluation.percent(scores)
+    report = found["test"]["saved_model"]["trees"]["remove"]["sentence_and_corpus_f1"]
+    assert report["model"]["sentence_f1"] == found["test"]["trees"]["model"]["sentence_f1"]
+    saved = {path.name for path in (output_dir / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "modeling_on_lstm.py", "tokenizer.json", "README.md"} <= saved
+
+
+def test_stops_early_and_continues_from_a_model(corpus: dict[str, str], tmp_path: Path) -> None:
+    ruin = ("--learning_rate", "1e4", "--num_train_epochs", "9", "--early_stopping_patience", "2")
+    train_recurrent.main(flags(corpus, tmp_path / "out", "awd_lstm", *ruin))
+    found = results(tmp_path / "out")
+    assert len(found["evaluations"]) == 3 and found["best_step"] == 0
+    folder = str(tmp_path / "out" / "model")
+    more = ("--model_name_or_path", folder, "--max_train_steps", "2", "--config_overrides", "{}")
+    train_recurrent.main(flags(corpus, tmp_path / "next", "awd_lstm", *more))
+    again = results(tmp_path / "next")
+    assert again["step"] == 2 and again["evaluations"][0]["losses"] == found["evaluations"][0]["losses"]
+
+
+# ---------------------------------------------------------------------------------------------- arguments
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--architecture", "gru"), "architecture is 'gru'"),
+        (("--schedule", "cosine"), "schedule is 'cosine'"),
+        (("--batching", "documents"), "batching is 'documents'"),
+        (("--preprocessing", "ptb"), "preprocessing is 'ptb'. Choose among none, ptb-concat"),
+        (("--tokenizer_type", "bytes"), "tokenizer_type is 'bytes'"),
+        (("--unknown_words", "none"), "unknown_words is 'none'"),
+        (("--tokenizer_type", "characters", "--lowercase"), "lowercase goes with words"),
+        (("--file_format", "text"), "train_files are not set"),
+        (("--file_format", "text", "--tree_supervision"), "tree_supervision is True, which needs trees"),
+        (("--train_files", __file__), "validation_files are not set"),
+        (("--train_files", "nowhere.txt", "--validation_files", "nowhere.txt"), "no file 'nowhere.txt'"),
+        (("--parsing_files", "nowhere.txt"), "no file 'nowhere.txt'"),
+        (("--bptt", "0"), "bptt must be at least 1"),
+        (("--max_sentence_words", "0"), "max_sentence_words must be at least 1"),
+        (("--num_train_epochs", "-1"), "num_train_epochs must not be negative"),
+        (("--averaging_epoch", "0"), "averaging_epoch must be at least 1"),
+        (("--plateau_factor", "1"), "plateau_factor must be between 0 and 1"),
+        (("--averaging_learning_rate", "0"), "averaging_learning_rate must be positive"),
+        (("--schedule", "adam-plateau", "--finetuning_epoch", "3"), "finetuning_epoch goes with averaged weights"),
+        (("--lr_scheduler_type", "linear"), "lr_scheduler_type is 'linear', but the rate follows schedule"),
+        (("--warmup_ratio", "0.1"), "warmup_ratio is 0.1"),
+        (("--evaluation_steps", "10"), "evaluations end epochs"),
+        (("--punctuation", "drop"), "punctuation is 'drop'"),
+        (("--parsing_convention", "wsj"), "parsing_convention is 'wsj'"),
+        (("--parse_batch_size", "0"), "parse_batch_size must be at least 1"),
+        (("--parse_sentences", "-1"), "parse_sentences must not be negative"),
+    ],
+)
+def test_bad_values_are_refused_before_work(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(*flags)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more", "message"),
+    [
+        ("on_lstm", ("--tree_supervision",), "does not learn from trees. Set supervised_layers"),
+        ("prpn", ("--tree_supervision",), "does not learn from trees. Set parsing_network=recurrent"),
+        ("awd_lstm", ("--tree_supervision",), "does not learn from trees. Use span_attention"),
+        ("palm", ("--config_overrides", "vocab_size=9"), "vocab_size follows from the tokenizer"),
+        ("palm", ("--config_overrides", "hidden=9"), "no field 'hidden'"),
+        ("palm", ("--gradient_accumulation_steps", "2"), "gradient_accumulation_steps is 2, but the segments"),
+        ("palm", ("--per_device_train_batch_size", "999"), "cannot be cut into 999 rows"),
+        ("palm", ("--per_device_eval_batch_size", "999"), "cannot be cut into 999 rows"),
+        ("palm", ("--tokenizer_name", "{model}"), "has no pad_token"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    architecture: str, more: tuple[str, ...], message: str, corpus: dict[str, str], tmp_path: Path
+) -> None:
+    if "{model}" in more:
+        other = stream_batches.word_tokenizer([["a"]])
+        other.pad_token = None
+        other.save_pretrained(tmp_path / "model")
+        more = tuple(item.replace("{model}", str(tmp_path / "model")) for item in more)
+    with pytest.raises(ValueError, match=message):
+        train_recurrent.main(flags(corpus, tmp_path / "out", architecture, "--max_train_steps", "2", *more))
+
+
+def test_resume_with_other_settings_is_refused(corpus: dict[str, str], tmp_path: Path) -> None:
+    more = ("--max_train_steps", "3", "--checkpointing_steps", "2")
+    train_recurrent.main(flags(corpus, tmp_path / "out", "awd_lstm", *more))
+    for other in (("--bptt", "9"), ("--schedule", "adam-plateau"), ("--validation_files", corpus["test"])):
+        with pytest.raises(ValueError, match="other settings or data"):
+            train_recurrent.main(
+                flags(corpus, tmp_path / "out", "awd_lstm", *more, *other, "--resume_from_checkpoint", "latest")
+            )
+
+
+# ---------------------------------------------------------------------------------------------- configurations
+def config_paths() -> list[Path]:
+    return [path for name in SMALL for path in sorted((TRAINING / "configs").glob(f"{name}_*.yaml"))]
+
+
+@pytest.mark.parametrize("path", config_paths(), ids=lambda path: path.stem)
+def test_configs_parse_and_name_their_command(path: Path, corpus: dict[str, str]) -> None:
+    text = path.read_text()
+    command = " ".join(line.strip("# \\") for line in text.splitlines() if line.startswith("#   "))
+    assert f"--config training/configs/{path.name} --output_dir runs/{path.stem}" in command
+    kind = ".words" if "file_format: text" in text else ""
+    files = ("--train_files", corpus[f"train{kind}"], "--validation_files", corpus[f"valid{kind}"])
+    given = files if "--train_files" in command else ()
+    model, data, parsing, schedule, training = parse("--config", str(path), *given)
+    parsing.complete(data)
+    assert path.stem.startswith(model.architecture)
+    config_class = train_recurrent.CONFIGS[model.architecture]
+    overrides = common.check_overrides(config_class, model.config_overrides)
+    config = config_class.from_preset(model.model_preset, **overrides)
+    gold = train_recurrent.gold_structure(config, data.tree_supervision)
+    assert (gold is not None) == ("syd" in path.stem or "palm_s" in path.stem)
+    assert schedule.num_train_epochs > schedule.finetuning_epoch
+    expected = {"on_lstm": "sgd-asgd", "awd_lstm": "sgd-asgd", "palm": "adam-asgd", "prpn": "adam-plateau"}
+    if "tiny" not in path.stem:
+        assert schedule.schedule == expected[model.architecture]
+        assert training.learning_rate == {"sgd-asgd": 30, "adam-asgd": 1e-3}.get(schedule.schedule, 3e-3) or (
+            path.stem == "prpn_wsj10" and training.learning_rate == 1e-3
+        )
+    # What parse would refuse is refused here, not after an epoch.
+    if train_recurrent.has_trees(config):
+        assert set(parsing.parse_options) <= set(
+            inspect.signature(train_recurrent.MODELS[model.architecture].parse).parameters
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"), [("on_lstm_ptb", 25.2), ("prpn_ptb", 43.6), ("palm_ptb", 23.6), ("awd_lstm_ptb", 24.2)]
+)
+def test_published_sizes(name: str, millions: float) -> None:
+    values = yaml.safe_load((TRAINING / f"configs/{name}.yaml").read_text())
+    config = train_recurrent.CONFIGS[values["architecture"]].from_preset(values["model_preset"], vocab_size=10000)
+    with torch.device("meta"):
+        model = train_recurrent.MODELS[values["architecture"]](config)
+    assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 1) == millions
+
+
+# ---------------------------------------------------------------------------------------------- several processes
+@pytest.mark.slow
+def test_two_processes_train_the_model_of_one(corpus: dict[str, str], tmp_path: Path) -> None:
+    """With half the rows each, and after a resumption; dropout would differ."""
+    none = ",".join(f"{name}_dropout=0" for name in ("embedding", "input", "hidden", "output", "weight"))
+    overrides = f"{SMALL['on_lstm']},supervised_layers=[1],syntactic_distance_weight=0,{none}"
+    course = ("--schedule", "adam-asgd", "--averaging_epoch", "1", "--num_train_epochs", "3", "--tree_supervision")
+    more = ("--learning_rate", "0.01", "--config_overrides", overrides, "--checkpointing_steps", "20", *course)
+
+    def evaluations(name: str, launcher: list[str], rows: str, *last: str) -> list[float]:
+        arguments = flags(corpus, tmp_path / name, "on_lstm", *more, "--per_device_train_batch_size", rows, *last)
+        found = run_script(
+            [*launcher, str(TRAINING / "train_recurrent.py"), *arguments], tmp_path / name, corpus["cache"]
+        )
+        return [item["losses"]["nats"] for item in found["evaluations"]]
+
+    one = evaluations("one", [sys.executable], "4")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    two = evaluations("two", launcher, "2")
+    assert two == pytest.approx(one, rel=1e-5) and one[-1] < one[0]
+    assert evaluations("two", launcher, "2", "--resume_from_checkpoint", "latest") == two

@@ -1,0 +1,455 @@
+"""Train ON-LSTM, PRPN, PaLM or AWD-LSTM as language models, with or without gold trees.
+
+    accelerate launch training/train_recurrent.py --config training/configs/on_lstm_syd_tiny.yaml --output_dir runs/tiny
+
+Text comes from treebanks (default: the embedded one) or from plain files. It is read as one stream, segment by segment
+with the state carried along (truncated back-propagation through time), or sentence by sentence. The model that is kept
+is the one with the best validation likelihood. Papers: Shen et al. (ICLR 2019), Shen et al. (ICLR 2018), Peng et al.
+(EMNLP 2019), Merity et al. (ICLR 2018); supervised distances: Du et al. (ACL 2020).
+"""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, set_seed
+from common import (
+    PaddedBatchSampler,
+    Run,
+    TrainingState,
+    check_overrides,
+    course_settings,
+    load_pretrained,
+    make_accelerator,
+    make_loader,
+    parse_arguments,
+    prepare_output_dir,
+    save_final_model,
+    start_or_resume,
+    start_tracking,
+    train,
+    write_json,
+)
+from final_report import report_saved_model
+from recurrent_schedule import (
+    EpochControl,
+    PhaseSchedule,
+    RecurrentTrainingArguments,
+    ScheduleArguments,
+    make_phased_optimizer,
+    schedule_settings,
+)
+from stream_batches import (
+    EpochEnds,
+    FramedCollator,
+    SegmentDataset,
+    SegmentSampler,
+    SentenceDataset,
+    StreamDataArguments,
+    check_files,
+    describe_stream,
+    first_item,
+    load_stream,
+    make_stream_tokenizer,
+    read_trees,
+    stream_fingerprint,
+)
+from stream_evaluation import TextEvaluator, TreeScorer, percent
+from stream_objective import StreamObjective
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from tree_evaluation import PUNCTUATION, Treebank, make_treebank, score_table
+
+from hf_synlm import (
+    ONLSTMConfig,
+    ONLSTMForCausalLM,
+    PaLMConfig,
+    PaLMForCausalLM,
+    PRPNConfig,
+    PRPNForCausalLM,
+)
+from hf_synlm.data.streams import TokenStream
+from hf_synlm.evaluation.parsing import CONVENTIONS
+
+CONFIGS = {"on_lstm": ONLSTMConfig, "prpn": PRPNConfig, "palm": PaLMConfig, "awd_lstm": PaLMConfig}
+MODELS: dict[str, Any] = {
+    "on_lstm": ONLSTMForCausalLM,
+    "prpn": PRPNForCausalLM,
+    "palm": PaLMForCausalLM,
+    "awd_lstm": PaLMForCausalLM,
+}
+DEFAULT_PRESETS = {
+    "on_lstm": "on-lstm-ptb",
+    "prpn": "prpn-ptb-word",
+    "palm": "palm-ptb",
+    "awd_lstm": "awd-lstm-ptb",
+}
+REPORT_SENTENCES = 20
+
+
+@dataclass
+class ModelArguments:
+    """The model to train."""
+
+    architecture: str = field(
+        default="on_lstm", metadata={"help": "'on_lstm', 'prpn', 'palm', or 'awd_lstm', the baseline without trees."}
+    )
+    model_preset: str | None = field(
+        default=None, metadata={"help": "Published size to start from; default: that of the Penn Treebank's words."}
+    )
+    config_overrides: str | None = field(
+        default=None,
+        metadata={
+            "help": "Fields of the configuration that differ from the preset: key=value,key=value or a JSON object; in "
+            "a config file a mapping.",
+        },
+    )
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Continue from the weights and configuration of this model instead."}
+    )
+
+    def __post_init__(self):
+        """Check the architecture and name its default size."""
+        if self.architecture not in CONFIGS:
+            raise ValueError(f"architecture is {self.architecture!r}. Choose among {', '.join(CONFIGS)}.")
+        if self.model_preset is None:
+            self.model_preset = DEFAULT_PRESETS[self.architecture]
+
+
+@dataclass
+class ParsingArguments:
+    """Which trees are compared with the induced ones, and how."""
+
+    parsing_files: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Treebanks parsed after every epoch; default: the validation files, if they hold trees."},
+    )
+    final_parsing_files: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Treebanks that the final model parses; default: the test files, if they hold trees."},
+    )
+    parsing_preprocessing: str | None = field(
+        default=None, metadata={"help": "Preprocessing of these trees; default: that of the training text."}
+    )
+    punctuation: str = field(
+        default="remove",
+        metadata={"help": "'remove' it before parsing, 'ignore' it in the score only, or 'keep' it as words."},
+    )
+    parsing_convention: str = field(
+        default="on-lstm", metadata={"help": f"How spans are counted: {', '.join(CONVENTIONS)}."}
+    )
+    parse_options: str | None = field(
+        default=None,
+        metadata={"help": "Options of the model's parse, such as decoder=biased or layer=1: as config_overrides."},
+    )
+    parse_sentences: int | None = field(
+        default=None, metadata={"help": "Sentences parsed after every epoch, spread evenly; default: all; 0: none."}
+    )
+    parse_batch_size: int = field(default=32, metadata={"help": "Sentences per process that are parsed together."})
+    final_report: bool = field(
+        default=False,
+        metadata={
+            "help": "At the end, load the saved model in a process without hf_synlm; parse some of the final sentences "
+            "and generate one there."
+        },
+    )
+
+    def __post_init__(self):
+        """Check the values."""
+        if self.punctuation not in PUNCTUATION:
+            raise ValueError(f"punctuation is {self.punctuation!r}. Choose among {', '.join(PUNCTUATION)}.")
+        if self.parsing_convention not in CONVENTIONS:
+            raise ValueError(
+                f"parsing_convention is {self.parsing_convention!r}. Choose among {', '.join(CONVENTIONS)}."
+            )
+        if self.parse_batch_size < 1:
+            raise ValueError(f"parse_batch_size must be at least 1 and is {self.parse_batch_size}.")
+        if self.parse_sentences is not None and self.parse_sentences < 0:
+            raise ValueError(f"parse_sentences must not be negative and is {self.parse_sentences}.")
+        check_files(*self.parsing_files, *self.final_parsing_files)
+
+    def complete(self, data: StreamDataArguments) -> None:
+        """Take over from the data what is not given."""
+        if data.file_format == "treebank":
+            self.parsing_files = self.parsing_files or data.validation_files
+            self.final_parsing_files = self.final_parsing_files or data.test_files
+        if self.parsing_preprocessing is None:
+            self.parsing_preprocessing = data.preprocessing
+        if self.final_report and not self.final_parsing_files:
+            raise ValueError("final_report needs trees to parse. Set final_parsing_files.")
+
+    def treebank(self, paths: list[str], max_sentences: int | None = None) -> Treebank:
+        """Gold trees of files."""
+        return make_treebank(read_trees(paths, self.parsing_preprocessing), self.punctuation, max_sentences)
+
+
+# ---------------------------------------------------------------------------------------------- model
+def make_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+    """Configuration of a fresh model: preset, overrides, and what the tokenizer decides.
+
+    Args:
+        arguments: of the command line.
+        tokenizer: whose size and special tokens the configuration takes over.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ValueError: for overrides that are no fields, or that the tokenizer decides.
+    """
+    config_class = CONFIGS[arguments.architecture]
+    boundary = tokenizer.eos_token_id
+    decided = {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": boundary,
+        "eos_token_id": boundary,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    overrides = check_overrides(config_class, arguments.config_overrides)
+    for name in decided:
+        if name in overrides:
+            raise ValueError(f"config_overrides: {name} follows from the tokenizer. Leave it out.")
+    return config_class.from_preset(arguments.model_preset, **{**decided, **overrides})
+
+
+def make_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """A fresh model, or the one to continue from, checked against the tokenizer."""
+    model_class = MODELS[arguments.architecture]
+    if arguments.model_name_or_path is None:
+        return model_class(make_config(arguments, tokenizer))
+    return load_pretrained(model_class, arguments.model_name_or_path, arguments.config_overrides, tokenizer)
+
+
+def has_trees(config: PreTrainedConfig) -> bool:
+    """Whether a model induces trees: all but AWD-LSTM do."""
+    return getattr(config, "span_attention", True)
+
+
+def gold_structure(config: PreTrainedConfig, tree_supervision: bool) -> str | None:
+    """What of the gold trees a model is trained on: "distances", "spans", or `None`.
+
+    Raises:
+        ValueError: when there is supervision and the model has nothing to supervise.
+    """
+    if not tree_supervision:
+        return None
+    if config.model_type == "on_lstm":
+        learns, name, remedy = bool(config.supervised_layers), "distances", "Set supervised_layers"
+    elif config.model_type == "prpn":
+        learns, name, remedy = config.parsing_network == "recurrent", "distances", "Set parsing_network=recurrent"
+    else:
+        learns = config.span_attention and config.span_scores == "learned"
+        name, remedy = "spans", "Use span_attention and learned span_scores"
+    if not learns:
+        raise ValueError(f"tree_supervision is set, but this model does not learn from trees. {remedy}.")
+    return name
+
+
+# ---------------------------------------------------------------------------------------------- data
+@dataclass
+class Data:
+    """Encoded text; `test` may be missing."""
+
+    train: TokenStream
+    validation: TokenStream
+    test: TokenStream | None
+
+
+def load_data(
+    accelerator: Accelerator, model_arguments: ModelArguments, data: StreamDataArguments, output_dir: Path
+) -> tuple[Data, PreTrainedTokenizerBase, PreTrainedModel]:
+    """Make or load tokenizer and model, and encode the text for them."""
+    source = data.tokenizer_name or model_arguments.model_name_or_path
+    tokenizer = make_stream_tokenizer(accelerator, data, source, output_dir)
+    model = make_model(model_arguments, tokenizer)
+    gold = gold_structure(model.config, data.tree_supervision)
+    limit = data.max_sentence_words
+    parts = Data(
+        train=load_stream(data, data.train_files, tokenizer, gold, limit),
+        validation=load_stream(data, data.validation_files, tokenizer, None, limit),
+        test=load_stream(data, data.test_files, tokenizer, None, limit) if data.test_files else None,
+    )
+    return parts, tokenizer, model
+
+
+def make_batches(
+    accelerator: Accelerator,
+    arguments: RecurrentTrainingArguments,
+    data: StreamDataArguments,
+    stream: TokenStream,
+    pad_token_id: int,
+    consumed: int = 0,
+) -> tuple[Any, Any, Any, EpochEnds]:
+    """Data set, sampler and collate function of the training batches, and the ends of epochs."""
+    rank, world, size = accelerator.process_index, accelerator.num_processes, arguments.per_device_train_batch_size
+    if data.batching == "stream":
+        segments = SegmentSampler(len(stream), size * world, data.bptt, data.variable_bptt, arguments.seed, consumed)
+        dataset = SegmentDataset(stream, size * world, range(rank * size, (rank + 1) * size))
+        return dataset, segments, first_item, EpochEnds(segments.num_batches, 1)
+    sentences = SentenceDataset(stream)
+    sampler = PaddedBatchSampler(
+        sentences.lengths, size, data.max_batch_tokens, data.batch_group_size, arguments.seed, rank, world, consumed
+    )
+    ends = EpochEnds(lambda epoch: len(sampler.epoch_batches(epoch)), world * arguments.gradient_accumulation_steps)
+    return sentences, sampler, FramedCollator(stream, pad_token_id), ends
+
+
+def check_course(accelerator: Accelerator, arguments: RecurrentTrainingArguments, data: StreamDataArguments) -> None:
+    """Raise ValueError for what does not go together."""
+    if accelerator.distributed_type == DistributedType.FSDP:
+        raise ValueError("These models are small, and FSDP would shard what parsing needs whole. Use DDP.")
+    if accelerator.mixed_precision == "fp16":
+        raise ValueError("mixed_precision fp16 scales gradients per optimizer, of which there are two. Use bf16 or no.")
+    if data.batching == "stream" and arguments.gradient_accumulation_steps > 1:
+        raise ValueError(
+            f"gradient_accumulation_steps is {arguments.gradient_accumulation_steps}, but the segments of a stream "
+            "come one after the other. Use a larger per_device_train_batch_size."
+        )
+
+
+# ---------------------------------------------------------------------------------------------- the run
+def card_facts(run: Run, data: StreamDataArguments, num_epochs: int) -> dict[str, Any]:
+    """What the card of the final model states about this run."""
+    best = run.state.notes["best"]["step"]
+    return {
+        "training_data": data.describe(),
+        "training_procedure": f"The best of {run.state.step} steps ({num_epochs} epochs) of "
+        f"`training/train_recurrent.py` by validation likelihood, that of step {best}; seed {run.arguments.seed}.",
+    }
+
+
+def write_results(run: Run, seconds: float, test: dict[str, Any] | None) -> None:
+    """Write `all_results.json` and print the closing line."""
+    notes = run.state.notes
+    best = next(item for item in notes["evaluations"] if item["step"] == notes["best"]["step"])
+    results = {
+        "step": run.state.step,
+        "best_step": best["step"],
+        "seconds_of_this_process": round(seconds, 1),
+        "train": notes.get("train", []),
+        "evaluations": notes["evaluations"],
+        **({} if test is None else {"test": test}),
+    }
+    write_json(run.output_dir / "all_results.json", results)
+    unit = "bits_per_character" if "bits_per_character" in best["losses"] else "perplexity"
+    label = unit.replace("_", " ")
+    before, after = notes["evaluations"][0]["losses"][unit], best["losses"][unit]
+    line = f"validation {label} {before:.2f} -> {after:.2f} (best at step {best['step']})"
+    if test is not None and "losses" in test:
+        line += f"; test {label} {test['losses'][unit]:.2f}"
+    if test is not None and "trees" in test:
+        scores = test["trees"]["model"]
+        line += (
+            f"; sentence F1 {scores['sentence_f1']:.2f}, right branching {test['trees']['right']['sentence_f1']:.2f}"
+        )
+    run.accelerator.print(line)
+
+
+def score_final_trees(run: Run, scorer: TreeScorer) -> dict[str, Any]:
+    """F1 of the final model's trees and of those that need no model; every process has to call."""
+    scores = {"model": scorer.run(run.accelerator, run.model), **scorer.baselines()}
+    run.accelerator.print(score_table(scores, scorer.treebank))
+    numbers: dict[str, Any] = {name: percent(score) for name, score in scores.items()}
+    return {"convention": scores["model"].convention, "punctuation": scorer.treebank.convention, **numbers}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the script."""
+    model_arguments, data, parsing, schedule, arguments = parse_arguments(
+        (ModelArguments, StreamDataArguments, ParsingArguments, ScheduleArguments, RecurrentTrainingArguments),
+        argv,
+        mappings=["config_overrides", "parse_options"],
+    )
+    parsing.complete(data)
+    started = time.monotonic()
+    accelerator = make_accelerator(arguments)
+    check_course(accelerator, arguments, data)
+    checkpoint = prepare_output_dir(accelerator, arguments)
+    set_seed(arguments.seed)
+
+    streams, tokenizer, model = load_data(accelerator, model_arguments, data, Path(arguments.output_dir))
+    accelerator.print(f"training: {describe_stream(streams.train)}\nvalidation: {describe_stream(streams.validation)}")
+    accelerator.print(f"model: {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}")
+    if arguments.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    if schedule.num_train_epochs:
+        ends = make_batches(accelerator, arguments, data, streams.train, tokenizer.pad_token_id)[-1]
+        arguments.max_train_steps = ends.step(schedule.num_train_epochs - 1)
+        accelerator.print(f"num_train_epochs {schedule.num_train_epochs}: {arguments.max_train_steps} steps")
+    start_tracking(accelerator, "train_recurrent", model_arguments, data, parsing, schedule, arguments)
+    settings = course_settings(arguments, model.config, stream_fingerprint(streams.train), accelerator.num_processes)
+    settings.update(schedule_settings(schedule), validation=stream_fingerprint(streams.validation))
+    names = "batching bptt variable_bptt max_batch_tokens batch_group_size".split()
+    settings.update({name: getattr(data, name) for name in names})
+    settings["per_device_eval_batch_size"] = arguments.per_device_eval_batch_size
+    optimizer = make_phased_optimizer(accelerator, model, schedule, arguments)
+    run = Run(accelerator, arguments, optimizer.model, optimizer, PhaseSchedule(optimizer), TrainingState())
+    run_training(run, checkpoint, settings, streams, data, parsing, schedule, tokenizer, started)
+    accelerator.end_training()
+
+
+def run_training(
+    run: Run,
+    checkpoint: Path | None,
+    settings: dict[str, Any],
+    streams: Data,
+    data: StreamDataArguments,
+    parsing: ParsingArguments,
+    schedule: ScheduleArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    started: float,
+) -> None:
+    """Train, go back to the best model, save it and measure it on the test text and trees."""
+    accelerator, arguments, optimizer = run.accelerator, run.arguments, run.optimizer
+    trees = has_trees(accelerator.unwrap_model(run.model).config)
+    pad, of_characters = tokenizer.pad_token_id, data.tokenizer_type == "characters"
+
+    def scorer(paths: list[str], limit: int | None) -> TreeScorer | None:
+        if not trees or not paths or limit == 0:
+            return None
+        options = (parsing.parsing_convention, parsing.parse_options, parsing.parse_batch_size)
+        return TreeScorer(parsing.treebank(paths), tokenizer, *options, limit)
+
+    size = arguments.per_device_eval_batch_size
+    validation_scorer = scorer(parsing.parsing_files, parsing.parse_sentences)
+    validation = TextEvaluator(
+        accelerator, "validation", streams.validation, data, pad, size, validation_scorer, of_characters
+    )
+
+    def evaluate(model: nn.Module, step: int) -> dict[str, Any]:
+        with optimizer.averaged_weights():
+            return validation.run(model, step)
+
+    objective = StreamObjective(accelerator, optimizer, carry=data.batching == "stream")
+    accelerator.register_for_checkpointing(objective)
+    control = EpochControl(optimizer, schedule, arguments.learning_rate)
+    start_or_resume(run, checkpoint, settings, evaluate, control)
+    optimizer.phase = control.next_phase(run)
+    dataset, sampler, collate, ends = make_batches(accelerator, arguments, data, streams.train, pad, run.state.consumed)
+    loader = make_loader(accelerator, dataset, collate, arguments, sampler)
+    train(run, loader, objective, evaluate, control, evaluation_due=ends.__contains__)
+    step = control.restore(run)
+    folder = save_final_model(run, tokenizer, card_facts(run, data, len(run.state.notes["evaluations"]) - 1))
+    test: dict[str, Any] = {}
+    if streams.test is not None:
+        size = data.test_batch_size or size
+        evaluator = TextEvaluator(accelerator, "test", streams.test, data, pad, size, None, of_characters)
+        test.update(evaluator.run(run.model, step))
+    final_scorer = scorer(parsing.final_parsing_files, None)
+    if final_scorer is not None:
+        test["trees"] = score_final_trees(run, final_scorer)
+    if accelerator.is_main_process:
+        if parsing.final_report and trees:
+            treebanks = {parsing.punctuation: parsing.treebank(parsing.final_parsing_files, REPORT_SENTENCES)}
+            methods = {"model": parsing.parse_options}
+            report = report_saved_model(
+                folder, tokenizer, treebanks, methods, arguments.seed, parsing.parsing_convention
+            )
+            test["saved_model"] = report.numbers()
+        write_results(run, time.monotonic() - started, test or None)
+
+
+if __name__ == "__main__":
+    main()
