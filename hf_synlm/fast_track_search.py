@@ -243,12 +243,16 @@ class FastTrackSearch:
     def _action_log_probs(
         self, state: SearchState, nodes: Tensor, origin: Tensor, phase: Phase, limits: Limits | None
     ) -> Tensor:
-        """Log-probabilities of actions [B, R, A]; where no word may follow, those at the end of a sentence."""
+        """Log-probabilities of actions [B, R, A]; where no word may follow, those at the end of a sentence, if any."""
         log_probs = self.adapter.action_log_probs(state.pool, nodes, state.num_tokens, phase)
         if limits is None or limits.wordless is None:
             return log_probs
-        at_end = self.adapter.action_log_probs(state.pool, nodes, state.num_tokens, Phase.END)
-        return torch.where(limits.wordless.gather(1, origin)[..., None], at_end, log_probs)
+        wordless = limits.wordless.gather(1, origin)[..., None]
+        if phase is Phase.CONTINUE:
+            return log_probs.masked_fill(wordless, NEG_INF)
+        return torch.where(
+            wordless, self.adapter.action_log_probs(state.pool, nodes, state.num_tokens, Phase.END), log_probs
+        )
 
     def _end_scores(self, scores: Tensor, origin: Tensor, limits: Limits | None) -> tuple[Tensor, Tensor]:
         """Scores [B, R] of hypotheses that end as processors have it, and the end tokens they write."""
