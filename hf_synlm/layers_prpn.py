@@ -7,10 +7,7 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
-from .matrix_products import linear_map, weight_gradient
 from .recurrent_dropout import keep_mask
 
 NORM_EPSILON = 1e-6
@@ -29,37 +26,6 @@ def drop(values: Tensor, p: float, training: bool) -> Tensor:
         Values of the same shape.
     """
     return values * keep_mask(values.shape, p, values) if training and p else values
-
-
-def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
-    """X W^T + b with the products of `matrix_products`, which are the faster ones on CPUs.
-
-    Args:
-        x: [..., I].
-        weight_OI: W.
-        bias_O: b.
-
-    Returns:
-        [..., O].
-    """
-    if x.device.type != "cpu" or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
-        return F.linear(x, weight_OI, bias_O)
-    return _Linear.apply(x.flatten(0, -2), weight_OI, bias_O).unflatten(0, x.shape[:-1])
-
-
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x_RI, weight, bias):
-        ctx.save_for_backward(x_RI, weight)
-        return linear_map(weight, len(x_RI))(x_RI.contiguous()).add_(bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_RO):
-        x_RI, weight = ctx.saved_tensors
-        grad_RO = grad_RO.contiguous()
-        grad_x = linear_map(weight.t(), len(x_RI))(grad_RO) if ctx.needs_input_grad[0] else None
-        return grad_x, weight_gradient(grad_RO, x_RI), grad_RO.sum(0)
 
 
 def gated_softmax(logits: Tensor, gate: Tensor) -> Tensor:
@@ -186,7 +152,6 @@ __all__ = [
     "UnbiasedLayerNorm",
     "drop",
     "gated_softmax",
-    "linear",
     "normalize",
     "normalize_backward",
     "normalize_factors",

@@ -40,7 +40,9 @@ def linear_map(weight_OI: Tensor, num_rows: int, num_uses: int = 1) -> Callable[
     if not _uses_onednn(weight_OI):
         transposed = weight_OI.t()
         return lambda x_RI: x_RI @ transposed
-    weight = weight_OI
+    # The kernels take rows or columns one after the other; a part of a larger matrix would be read number by number.
+    dense = weight_OI.is_contiguous() or weight_OI.t().is_contiguous()
+    weight = weight_OI if dense else weight_OI.contiguous()
     if num_uses >= _PACK_FROM:
         weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), num_rows)
     return lambda x_RI: torch.ops.mkldnn._linear_pointwise(x_RI, weight, None, "none", [], "")

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from .layers_prpn import TokenRows, drop, linear
+from .layers_prpn import TokenRows, drop
+from .matrix_products import linear
 
 FAR = 1e4
 """Distance of the tokens before the first one: so large that no gate is open to them."""

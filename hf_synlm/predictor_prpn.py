@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .layers_prpn import TokenRows, drop, gated_softmax, linear
+from .layers_prpn import TokenRows, drop, gated_softmax
+from .matrix_products import OneDNNLinear
 
 
 class ResidualBlock(nn.Module):
@@ -25,16 +26,14 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, size: int, dropout: float) -> None:
         super().__init__()
-        self.inner, self.inner_norm = nn.Linear(size, size), nn.BatchNorm1d(size)
-        self.outer, self.outer_norm = nn.Linear(size, size), nn.BatchNorm1d(size)
+        self.inner, self.inner_norm = OneDNNLinear(size, size), nn.BatchNorm1d(size)
+        self.outer, self.outer_norm = OneDNNLinear(size, size), nn.BatchNorm1d(size)
         self.dropout = dropout
 
     def forward(self, rows_RD: Tensor) -> Tensor:
         """Rows [R, size] of the same shape."""
-        inner = drop(
-            F.relu(self.inner_norm(linear(rows_RD, self.inner.weight, self.inner.bias))), self.dropout, self.training
-        )
-        return F.relu(self.outer_norm(linear(inner, self.outer.weight, self.outer.bias)) + rows_RD)
+        inner = drop(F.relu(self.inner_norm(self.inner(rows_RD))), self.dropout, self.training)
+        return F.relu(self.outer_norm(self.outer(inner)) + rows_RD)
 
 
 class PredictNetwork(nn.Module):
@@ -52,9 +51,9 @@ class PredictNetwork(nn.Module):
 
     def __init__(self, hidden_size: int, feature_size: int, num_blocks: int, dropout: float) -> None:
         super().__init__()
-        self.key = nn.Linear(hidden_size, hidden_size)
+        self.key = OneDNNLinear(hidden_size, hidden_size)
         self.blocks = nn.ModuleList(ResidualBlock(2 * hidden_size, dropout) for _ in range(num_blocks))
-        self.output = nn.Linear(2 * hidden_size, feature_size)
+        self.output = OneDNNLinear(2 * hidden_size, feature_size)
         self.output_norm = nn.BatchNorm1d(feature_size)
         self.dropout = dropout
 
@@ -76,13 +75,13 @@ class PredictNetwork(nn.Module):
         features = rows.take(torch.cat([hidden_TBH, read_TBH.to(hidden_TBH.dtype)], 2))
         for block in self.blocks:
             features = block(features)
-        features = linear(drop(features, self.dropout, self.training), self.output.weight, self.output.bias)
+        features = self.output(drop(features, self.dropout, self.training))
         features = self.output_norm(features).tanh()
         return rows.put(features), attention_TBN
 
     def _attend(self, hidden_TBH: Tensor, tape_SBH: Tensor, gate_TBN: Tensor) -> tuple[Tensor, Tensor]:
         """Read the states before each token [T, B, H]; attention weights [T, B, N]."""
-        key_TBH = linear(drop(hidden_TBH, self.dropout, self.training), self.key.weight, self.key.bias)
+        key_TBH = self.key(drop(hidden_TBH, self.dropout, self.training))
         key_BTH = drop(key_TBH, self.dropout, self.training).transpose(0, 1)
         tape_BSH = tape_SBH.transpose(0, 1)
         steps, batch, slots = gate_TBN.shape

@@ -19,12 +19,11 @@ from .layers_prpn import (
     ATTENTION_EPSILON,
     UnbiasedLayerNorm,
     drop,
-    linear,
     normalize,
     normalize_backward,
     normalize_factors,
 )
-from .matrix_products import linear_map, weight_gradient
+from .matrix_products import linear, linear_map, weight_gradient
 from .recurrent_dropout import keep_mask
 
 
