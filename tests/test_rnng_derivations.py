@@ -91,21 +91,20 @@ def test_values_and_gradients_are_those_of_one_stack_machine(system, composition
     total, parts = 0.0, [0.0, 0.0]
     for row, (tokens, actions, ends) in enumerate(rows):
         action_logits, word_logits, _ = naive_derivation(model, tokens, actions, ends)
-        torch.testing.assert_close(output.action_logits[row, : len(actions)], action_logits.float())
+        torch.testing.assert_close(output.action_logits[row, : len(actions)], action_logits, **TIGHT)
         kept = batch["attention_mask"][row].bool()
         torch.testing.assert_close(output.token_logits_given_tree[row, kept], word_logits, **TIGHT)
         assert not output.action_logits[row, len(actions) :].any()
         assert not output.token_logits_given_tree[row, ~kept].any()
         action, word = naive_log_prob(model, tokens, actions, word_ends=ends)
-        torch.testing.assert_close(output.joint_log_prob[row].double(), action + word, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(output.joint_log_prob[row], action + word, **TIGHT)
         total, parts = total - action - word, [parts[0] - action.item(), parts[1] - word.item()]
     total.backward()
-    torch.testing.assert_close(output.loss.double(), total, rtol=1e-6, atol=1e-5)
-    assert [output.losses[name].item() for name in ("action", "word")] == pytest.approx(parts, rel=1e-6)
+    torch.testing.assert_close(output.loss, total, **TIGHT)
+    assert [output.losses[name].item() for name in ("action", "word")] == pytest.approx(parts, rel=1e-9)
     for name, parameter in model.named_parameters():
         scale = parameter.grad.abs().max() + 1e-6
-        # The softmax over actions and words runs in float32.
-        torch.testing.assert_close(mine[name] / scale, parameter.grad / scale, rtol=0, atol=1e-5, msg=name)
+        torch.testing.assert_close(mine[name] / scale, parameter.grad / scale, rtol=0, atol=1e-9, msg=name)
 
 
 @pytest.mark.parametrize("composition", ["lstm", "attention"])
@@ -158,7 +157,7 @@ def test_dropout_between_layers_leaves_the_recurrent_state(composition, monkeypa
     output = model(**batch_of(rows), output_logits=True)
     for row, (tokens, actions, _) in enumerate(rows):
         logits, _, _ = naive_derivation(model, tokens, actions, between=lambda state: state * kept)
-        torch.testing.assert_close(output.action_logits[row, : len(actions)], logits.float())
+        torch.testing.assert_close(output.action_logits[row, : len(actions)], logits)
 
 
 # ------------------------------------------------------------------------------------------------------ forest LSTM
