@@ -175,9 +175,12 @@ class PRPNConfig(PreTrainedConfig):
         for name in ("dropout", "input_dropout", "recurrent_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must be in [0, 1) and is {getattr(self, name)}.")
-        for name in ("resolution", "syntactic_distance_scale"):
-            if not 0.0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a finite positive number and is {getattr(self, name)}.")
+        if not 0.0 < self.resolution <= 100.0:
+            raise ValueError(f"resolution must be in (0, 100] and is {self.resolution}; distances lie in (0, 1).")
+        if not 0.0 < self.syntactic_distance_scale < math.inf:
+            raise ValueError(
+                f"syntactic_distance_scale must be a finite positive number and is {self.syntactic_distance_scale}."
+            )
         for name in ("language_model_weight", "syntactic_distance_weight", "syntactic_distance_margin"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a finite number, not negative, and is {getattr(self, name)}.")

@@ -168,10 +168,9 @@ class PRPNModel(PRPNPreTrainedModel):
             cache = RecurrentCache() if cache is None else cache
             cache.store(read.state, input_ids.shape[1], batch_dim=1)
 
-        features_SBE = torch.cat([state[0].to(read.features_TBE), read.features_TBE])
         own_TB, next_TB, supervised_TB = read.distances[:3]
         return PRPNModelOutput(
-            last_hidden_state=after_columns(features_SBE.transpose(0, 1), mask_BT),
+            last_hidden_state=after_columns(read.features_SBE.transpose(0, 1), mask_BT),
             past_key_values=cache,
             token_mask=mask_BT,
             distances=_at_tokens(own_TB, mask_BT)[None],
@@ -217,7 +216,7 @@ class PRPNModel(PRPNPreTrainedModel):
             *new_tapes,
             *distances.state,
         )
-        return _Read(features_TBE, distances, (*attentions, weights), new_state)
+        return _Read(features_SBE, distances, (*attentions, weights), new_state)
 
 
 def _at_tokens(values_TB: Tensor, mask_BT: Tensor | None) -> Tensor:
@@ -233,7 +232,8 @@ def _at_tokens(values_TB: Tensor, mask_BT: Tensor | None) -> Tensor:
 class _Read(NamedTuple):
     """What the three networks say of T tokens."""
 
-    features_TBE: Tensor
+    features_SBE: Tensor
+    """[1 + T, B, E] before the first token, and after every token."""
     distances: Distances
     attentions: tuple[Tensor, ...]
     """[T, B, N] each."""
