@@ -13,7 +13,7 @@ SYNTACTIC_DISTANCE_SCOPES = ("sentence", "batch")
 SYNTACTIC_DISTANCE_REDUCTIONS = ("mean", "sum")
 
 # Section 6 of the paper. Its scripts exist for PTB words (main_LM.py) and for WSJ10 (main_UP.py); of text8 it says that
-# it has the hyper-parameters of PTB characters and these dropouts.
+# it has the hyper-parameters of PTB characters and these dropouts. Of PRPN-SYD no sizes are published: they are PRPN's.
 _CHARACTERS: dict[str, Any] = {
     "embedding_size": 128,
     "hidden_size": 1024,
