@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .forest_lstm import forest_lstm
+from .matrix_products import batched_linear
 from .schedule_rnng import Chains
 
 
@@ -31,7 +32,7 @@ class BidirectionalLSTM(nn.Module):
             torch.stack([getattr(self.lstm, name), getattr(self.lstm, name + "_reverse")]) for name in names
         )
         dtype = _matmul_dtype(inputs)
-        gates = torch.baddbmm((bias_ih + bias_hh)[:, None].to(dtype), inputs.to(dtype), weight_ih.to(dtype).mT)
+        gates = batched_linear(inputs.to(dtype), weight_ih.to(dtype), (bias_ih + bias_hh).to(dtype))
         return forest_lstm(gates, weight_hh, sizes, [None] * (len(sizes) - 1))[0].to(inputs.dtype)
 
 

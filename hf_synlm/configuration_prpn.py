@@ -13,7 +13,7 @@ SYNTACTIC_DISTANCE_SCOPES = ("sentence", "batch")
 SYNTACTIC_DISTANCE_REDUCTIONS = ("mean", "sum")
 
 # Section 6 of the paper. Its scripts exist for PTB words (main_LM.py) and for WSJ10 (main_UP.py); of text8 it says that
-# it has the hyper-parameters of PTB characters and these dropouts.
+# it has the hyper-parameters of PTB characters and these dropouts. Of PRPN-SYD no sizes are published: they are PRPN's.
 _CHARACTERS: dict[str, Any] = {
     "embedding_size": 128,
     "hidden_size": 1024,
@@ -175,9 +175,12 @@ class PRPNConfig(PreTrainedConfig):
         for name in ("dropout", "input_dropout", "recurrent_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must be in [0, 1) and is {getattr(self, name)}.")
-        for name in ("resolution", "syntactic_distance_scale"):
-            if not 0.0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a finite positive number and is {getattr(self, name)}.")
+        if not 0.0 < self.resolution <= 100.0:
+            raise ValueError(f"resolution must be in (0, 100] and is {self.resolution}; distances lie in (0, 1).")
+        if not 0.0 < self.syntactic_distance_scale < math.inf:
+            raise ValueError(
+                f"syntactic_distance_scale must be a finite positive number and is {self.syntactic_distance_scale}."
+            )
         for name in ("language_model_weight", "syntactic_distance_weight", "syntactic_distance_margin"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a finite number, not negative, and is {getattr(self, name)}.")

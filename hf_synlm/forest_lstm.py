@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .matrix_products import batched_map, weight_gradient
+
 Parents = Tensor | None
 """[N] index of each step's parent among the steps one level up; None = the first N of them, in order."""
 
@@ -103,7 +105,7 @@ class _ForestLSTM(torch.autograd.Function):
     def forward(ctx, gates_GPD, weight_hh_GDD, sizes, parents):
         dtype = gates_GPD.dtype
         state_dtype = torch.promote_types(dtype, torch.float32)
-        weight = weight_hh_GDD.to(dtype).transpose(1, 2)
+        recur = batched_map(weight_hh_GDD.to(dtype), max(sizes), len(sizes))
         hidden: list[Tensor] = []
         cells: list[Tensor] = []
         acts: list[Tensor] = []
@@ -113,7 +115,7 @@ class _ForestLSTM(torch.autograd.Function):
             if level:
                 parent = parents[level - 1]
                 before, cell = _parents(hidden[-1], parent, sizes[level]), _parents(cells[-1], parent, sizes[level])
-                gates = torch.baddbmm(gates, before.to(dtype), weight).to(state_dtype)
+                gates = recur(before.to(dtype)).add_(gates).to(state_dtype)
             else:
                 gates = gates.to(state_dtype, copy=True)
             h, c, t = lstm_step(gates, cell)
@@ -131,7 +133,7 @@ class _ForestLSTM(torch.autograd.Function):
         sizes, parents, dtype = ctx.sizes, ctx.parents, ctx.dtype
         weight_hh_GDD, hidden_GPD, cells_GPD, *rest = ctx.saved_tensors
         acts, activated = rest[: len(sizes)], rest[len(sizes) :]
-        weight = weight_hh_GDD.to(dtype)
+        recur_back = batched_map(weight_hh_GDD.to(dtype).mT, max(sizes), len(sizes))
         hidden, cells = hidden_GPD.split(sizes, 1), cells_GPD.split(sizes, 1)
         grads = list(grad_hidden_GPD.split(sizes, 1))
         grad_cell, befores = None, []
@@ -142,14 +144,15 @@ class _ForestLSTM(torch.autograd.Function):
             grads[level] = grad_gates = grad_gates.to(dtype)
             if level:
                 befores.append(_parents(hidden[level - 1], parent, sizes[level]).to(dtype))
-                down = torch.bmm(grad_gates, weight).to(back.dtype)
+                down = recur_back(grad_gates).to(back.dtype)
                 grads[level - 1] = _add_to_parents(grads[level - 1], down, parent)
                 grad_cell = _add_to_parents(torch.zeros_like(hidden[level - 1]), back, parent)
         grad_gates_GPD = torch.cat(grads, 1)
         grad_weight = torch.zeros_like(weight_hh_GDD)
         if befores:
             after = grad_gates_GPD[:, sizes[0] :]
-            grad_weight = torch.bmm(after.transpose(1, 2), torch.cat(befores[::-1], 1)).to(weight_hh_GDD.dtype)
+            pairs = zip(after, torch.cat(befores[::-1], 1), strict=True)
+            grad_weight = torch.stack([weight_gradient(*pair) for pair in pairs]).to(weight_hh_GDD.dtype)
         return grad_gates_GPD, grad_weight, None, None
 
 

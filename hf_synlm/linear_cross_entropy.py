@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from .matrix_products import linear_map, weight_gradient
+
 # Numbers in one chunk of logits: few enough to stay near the caches, many enough for efficient GEMMs.
 _CHUNK_ELEMENTS = 1 << 24
 
@@ -58,11 +60,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias_V) if need_bias else None
         loss_R = torch.empty(len(hidden), dtype=torch.promote_types(dtype, torch.float32), device=hidden.device)
         chunk = max(1, _CHUNK_ELEMENTS // weight.shape[0])
+        num_chunks = -(-len(hidden) // chunk)
+        to_logits = linear_map(weight, chunk, num_chunks)
+        to_hidden = linear_map(weight.t(), chunk, num_chunks) if need_hidden else None
         with torch.autocast(device, enabled=False):
             for first in range(0, len(hidden), chunk):
                 rows = slice(first, first + chunk)
                 target = target_R[rows, None]
-                log_prob = F.log_softmax(F.linear(hidden[rows], weight, bias).to(loss_R.dtype), -1)
+                logits = to_logits(hidden[rows]) if bias is None else to_logits(hidden[rows]).add_(bias)
+                log_prob = F.log_softmax(logits.to(loss_R.dtype), -1)
                 loss_R[rows] = -log_prob.gather(1, target).squeeze(1)
                 if not (need_hidden or need_weight or need_bias):
                     continue
@@ -71,7 +77,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 if need_bias:
                     grad_bias += gradient.sum(0, dtype=grad_bias.dtype)
                 if need_hidden:
-                    torch.mm(gradient, weight, out=grad_hidden[rows])
+                    grad_hidden[rows] = to_hidden(gradient)
                 if need_weight:
                     grad_weight = _accumulate(grad_weight, gradient, hidden[rows], loss_R.dtype)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias, unit)
@@ -98,7 +104,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _accumulate(total: Tensor | None, gradient: Tensor, hidden: Tensor, dtype: torch.dtype) -> Tensor:
     """Add gradient.T @ hidden to the running sum, without a temporary where the types allow it."""
     if total is None:
-        return (gradient.t() @ hidden).to(dtype)
-    if hidden.dtype == dtype:
+        return weight_gradient(gradient, hidden).to(dtype)
+    if hidden.dtype == dtype and hidden.is_cuda:
         return total.addmm_(gradient.t(), hidden)
-    return total.add_(gradient.t() @ hidden)
+    return total.add_(weight_gradient(gradient, hidden))

@@ -21,9 +21,22 @@ from torch.nn import functional as F
 _PACK_FROM = 4
 # Below so many rows the ordinary products are as fast.
 _ROWS_FROM = 64
-_HAS_ONEDNN = torch.backends.mkldnn.is_available() and all(
-    hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
-)
+
+
+def _has_onednn() -> bool:
+    """Whether this build of PyTorch has the kernels, and they are called as expected: they are no public interface."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    x, weight = torch.ones(2, 3), torch.ones(4, 3)
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 2)
+        product = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+    return bool((product == 3).all())
+
+
+_HAS_ONEDNN = _has_onednn()
 
 
 def linear_map(weight_OI: Tensor, num_rows: int, num_uses: int = 1) -> Callable[[Tensor], Tensor]:
@@ -59,6 +72,42 @@ def weight_gradient(grad_RO: Tensor, inputs_RI: Tensor) -> Tensor:
         [O, I].
     """
     return linear_map(inputs_RI.t(), grad_RO.shape[1])(grad_RO.t())
+
+
+def batched_map(weight_GOI: Tensor, num_rows: int, num_uses: int = 1) -> Callable[[Tensor], Tensor]:
+    """The map x -> x W^T for several matrices at once.
+
+    Args:
+        weight_GOI: the matrices W.
+        num_rows: as in `linear_map`.
+        num_uses: as in `linear_map`.
+
+    Returns:
+        Function from [G, R, I] to [G, R, O].
+    """
+    if not _uses_onednn(weight_GOI):
+        transposed = weight_GOI.mT
+        return lambda x_GRI: torch.bmm(x_GRI, transposed)
+    maps = [linear_map(weight, num_rows, num_uses) for weight in weight_GOI]
+    if len(maps) == 1:
+        return lambda x_GRI: maps[0](x_GRI[0])[None]
+    return lambda x_GRI: torch.stack([apply(x) for apply, x in zip(maps, x_GRI, strict=True)])
+
+
+def batched_linear(x_GRI: Tensor, weight_GOI: Tensor, bias_GO: Tensor) -> Tensor:
+    """Compute x W^T + b for several matrices at once, with gradients.
+
+    Args:
+        x_GRI: rows.
+        weight_GOI: the matrices W.
+        bias_GO: the biases b.
+
+    Returns:
+        [G, R, O].
+    """
+    if not _uses_onednn(weight_GOI):
+        return torch.baddbmm(bias_GO[:, None], x_GRI, weight_GOI.mT)
+    return torch.stack([linear(*values) for values in zip(x_GRI, weight_GOI, bias_GO, strict=True)])
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
@@ -111,4 +160,4 @@ def _uses_onednn(weight: Tensor) -> bool:
     return _HAS_ONEDNN and weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() > 0
 
 
-__all__ = ["OneDNNLinear", "linear", "linear_map", "weight_gradient"]
+__all__ = ["OneDNNLinear", "batched_linear", "batched_map", "linear", "linear_map", "weight_gradient"]

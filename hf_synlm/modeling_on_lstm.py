@@ -32,7 +32,7 @@ from .recurrent_language_model import (
     activation_penalty,
     temporal_activation_penalty,
 )
-from .syntactic_distance import Decoder, distances_to_spans, ranking_loss
+from .syntactic_distance import Decoder, check_gold_distances, distance_loss, distances_to_spans
 from .token_batch import after_columns, tokens_first
 
 DISTANCES = ("supervised", "language_model")
@@ -220,7 +220,9 @@ class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, Generatio
 
         Cost: T steps of L cells, and one row of V numbers per token; with labels, never all of them at once.
         """
-        self._check_distances(input_ids, distances, labels is not None or kwargs.get("shift_labels") is not None)
+        labeled = labels is not None or kwargs.get("shift_labels") is not None
+        remedy = "set config.supervised_layers" if self.config.supervised_layers is None else None
+        check_gold_distances(input_ids, distances, labeled, remedy)
         result, output, _ = self.score_text(
             input_ids, attention_mask, labels, past_key_values, use_cache, logits_to_keep, kwargs
         )
@@ -239,41 +241,9 @@ class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, Generatio
         )
         result.loss = config.language_model_weight * result.loss
         if output.syd_distances is not None:
-            value = self._ranking_loss(input_ids, output, distances)
+            value = distance_loss(config, input_ids, mask, output.syd_distances, distances)
             self.add_losses(result, {"syntactic_distance": (config.syntactic_distance_weight, value)})
         return result
-
-    def _check_distances(self, input_ids: Tensor, distances: Tensor | None, labeled: bool) -> None:
-        if distances is None:
-            return
-        if not labeled:
-            raise ValueError("distances are for training. Pass labels, too, or leave distances out.")
-        if self.config.supervised_layers is None:
-            raise ValueError("This model learns from no trees. Leave distances out, or set config.supervised_layers.")
-        if distances.shape != input_ids.shape:
-            raise ValueError(f"distances are {tuple(distances.shape)}, input_ids {tuple(input_ids.shape)}. Align them.")
-
-    def _ranking_loss(self, input_ids: Tensor, output: RecurrentModelOutput, distances: Tensor | None) -> Tensor:
-        """Sum over the supervised layers; 0 without gold distances (every parameter gets a gradient all the same)."""
-        config, mask = self.config, output.token_mask
-        predicted = output.syd_distances * config.syntactic_distance_scale
-        gold = torch.full_like(predicted[0], torch.nan) if distances is None else distances.to(predicted)
-        ends = input_ids == config.eos_token_id
-        if mask is not None:
-            gold, ends = gold.masked_fill(~mask, torch.nan), ends & mask
-        losses = [
-            ranking_loss(
-                layer,
-                gold,
-                margin=config.syntactic_distance_margin,
-                scope=config.syntactic_distance_scope,
-                reduction=config.syntactic_distance_reduction,
-                # An end token is the last token of its sentence.
-                sentence_ids_BT=ends.cumsum(1) - ends.long(),
-            )
-            for layer in predicted
-        ]
-        return torch.stack(losses).sum()
 
     def parse(
         self,

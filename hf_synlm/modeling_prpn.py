@@ -7,7 +7,7 @@ attends once more, under the gates that a guess of the next distance gives, and 
 off the distances.
 
 In PRPN-SYD (`parsing_network="recurrent"`) the parsing network has recurrence and a second set of distances, which is
-trained on gold trees.
+trained on gold trees. Its code was never released; it is a reconstruction from the paper (see `parser_prpn`).
 
 Shapes: B sentences, T tokens, N slots, L lookback, H hidden size, E embedding size, V vocabulary. Inside, time comes
 before the sentences. Losses are in nats.
@@ -45,7 +45,7 @@ from .recurrent_language_model import (
     RecurrentPreTrainedModel,
     RecurrentSequenceClassifier,
 )
-from .syntactic_distance import Decoder, distances_to_spans, ranking_loss
+from .syntactic_distance import Decoder, check_gold_distances, distance_loss, distances_to_spans
 from .token_batch import after_columns, tokens_first
 from .trees import Span
 
@@ -168,10 +168,9 @@ class PRPNModel(PRPNPreTrainedModel):
             cache = RecurrentCache() if cache is None else cache
             cache.store(read.state, input_ids.shape[1], batch_dim=1)
 
-        features_SBE = torch.cat([state[0].to(read.features_TBE), read.features_TBE])
         own_TB, next_TB, supervised_TB = read.distances[:3]
         return PRPNModelOutput(
-            last_hidden_state=after_columns(features_SBE.transpose(0, 1), mask_BT),
+            last_hidden_state=after_columns(read.features_SBE.transpose(0, 1), mask_BT),
             past_key_values=cache,
             token_mask=mask_BT,
             distances=_at_tokens(own_TB, mask_BT)[None],
@@ -217,7 +216,7 @@ class PRPNModel(PRPNPreTrainedModel):
             *new_tapes,
             *distances.state,
         )
-        return _Read(features_TBE, distances, (*attentions, weights), new_state)
+        return _Read(features_SBE, distances, (*attentions, weights), new_state)
 
 
 def _at_tokens(values_TB: Tensor, mask_BT: Tensor | None) -> Tensor:
@@ -233,7 +232,8 @@ def _at_tokens(values_TB: Tensor, mask_BT: Tensor | None) -> Tensor:
 class _Read(NamedTuple):
     """What the three networks say of T tokens."""
 
-    features_TBE: Tensor
+    features_SBE: Tensor
+    """[1 + T, B, E] before the first token, and after every token."""
     distances: Distances
     attentions: tuple[Tensor, ...]
     """[T, B, N] each."""
@@ -277,8 +277,8 @@ class PRPNForCausalLM(RecurrentLanguageModel, PRPNPreTrainedModel, GenerationMix
     ) -> RecurrentLMOutput:
         """Training objective with `labels`, next-token log-probabilities without.
 
-        loss = mean of -log p(x_t+1 | x_1..t); in PRPN-SYD language_model_weight times that + syntactic_distance_weight
-        times the ranking loss of the supervised distances (see `ranking_loss`).
+        loss = language_model_weight * mean of -log p(x_t+1 | x_1..t), and in PRPN-SYD + syntactic_distance_weight *
+        ranking loss of the supervised distances (see `ranking_loss`).
 
         Args:
             input_ids: [B, T] token ids.
@@ -304,45 +304,19 @@ class PRPNForCausalLM(RecurrentLanguageModel, PRPNPreTrainedModel, GenerationMix
 
         Cost: see `PRPNModel.forward`, and one row of V numbers per token; with labels, never all of them at once.
         """
-        self._check_distances(input_ids, distances, labels is not None or kwargs.get("shift_labels") is not None)
+        labeled = labels is not None or kwargs.get("shift_labels") is not None
+        remedy = None if self.config.parsing_network == "recurrent" else "set parsing_network='recurrent'"
+        check_gold_distances(input_ids, distances, labeled, remedy)
         result, output, _ = self.score_text(
             input_ids, attention_mask, labels, past_key_values, use_cache, logits_to_keep, kwargs
         )
-        if result.loss is None or output.syd_distances is None:
+        if result.loss is None:
             return result
-        ranking = self._ranking_loss(input_ids, output, distances)
         result.loss = self.config.language_model_weight * result.loss
+        if output.syd_distances is None:
+            return result
+        ranking = distance_loss(self.config, input_ids, output.token_mask, output.syd_distances, distances)
         return self.add_losses(result, {"syntactic_distance": (self.config.syntactic_distance_weight, ranking)})
-
-    def _check_distances(self, input_ids: Tensor, distances: Tensor | None, labeled: bool) -> None:
-        """Raise ValueError for gold distances that do not fit, or that nothing is trained on."""
-        if distances is None:
-            return
-        if not labeled:
-            raise ValueError("distances are for training. Pass labels, too, or leave distances out.")
-        if self.config.parsing_network != "recurrent":
-            raise ValueError(
-                "This model learns from no trees. Leave distances out, or set parsing_network='recurrent'."
-            )
-        if distances.shape != input_ids.shape:
-            raise ValueError(f"distances are {tuple(distances.shape)}, input_ids {tuple(input_ids.shape)}. Align them.")
-
-    def _ranking_loss(self, input_ids: Tensor, output: RecurrentModelOutput, distances: Tensor | None) -> Tensor:
-        """Of the supervised distances; 0 without gold ones (every parameter gets a gradient all the same)."""
-        config, mask_BT, predicted_BT = self.config, output.token_mask, output.syd_distances[0]
-        gold_BT = torch.full_like(predicted_BT, torch.nan) if distances is None else distances.to(predicted_BT)
-        ends = input_ids == config.eos_token_id
-        if mask_BT is not None:
-            gold_BT, ends = gold_BT.masked_fill(~mask_BT, torch.nan), ends & mask_BT
-        return ranking_loss(
-            predicted_BT * config.syntactic_distance_scale,
-            gold_BT,
-            margin=config.syntactic_distance_margin,
-            scope=config.syntactic_distance_scope,
-            reduction=config.syntactic_distance_reduction,
-            # An end token is the last token of its sentence.
-            sentence_ids_BT=ends.cumsum(1) - ends.long(),
-        )
 
     def parse(
         self,

@@ -68,6 +68,7 @@ class RNNGStackMachine:
         self.end_token_ids = end_token_ids
         if self.normalization not in ("search", "train"):
             raise ValueError(f"normalization {self.normalization!r} is unknown. Choose 'search' or 'train'.")
+        self._push_states = self.model.stack_lstm.pusher()
         self.in_order, self.first = self.config.in_order, self.config.first_nonterminal
 
     # ---------------------------------------------------------------------------------------------------- nodes
@@ -95,7 +96,7 @@ class RNNGStackMachine:
 
     def _run(self, elements: Tensor, hidden: Tensor, cells: Tensor) -> dict[str, Tensor]:
         """Features of pushes [R, ..] from their elements [R, w] and the states below them [R, L, h]."""
-        hidden, cells = self.model.stack_lstm.push(elements, hidden, cells)
+        hidden, cells = self._push_states(elements, hidden, cells)
         predictor = self.model.predictor(hidden[:, -1])
         # Under autocast what comes out has its type.
         return {

@@ -1,12 +1,13 @@
 """The stack LSTM of RNNG: every push is an LSTM step from the state of the push below it.
 
 Three ways to run the same parameters: all pushes of a batch by stack depth (`by_level`), action by action where the
-composition reads the stack (`by_step`), and single pushes for the search (`push`).
+composition reads the stack (`by_step`), and single pushes for the search (`pusher`).
 
 Shapes: P pushes, R rows of a step, L layers, w element size, h stack size.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,11 @@ from torch.nn import functional as F
 
 from .composition_rnng import chain_inputs
 from .forest_lstm import forest_lstm, lstm_step, lstm_step_backward
+from .matrix_products import linear, linear_map
 from .schedule_rnng import LevelSchedule, StepSchedule
+
+# What a search does with the weights, roughly.
+_PUSHED_ROWS, _PUSHES = 100, 100
 
 
 class StackLSTM(nn.Module):
@@ -63,7 +68,7 @@ class StackLSTM(nn.Module):
         for layer, (weight_ih, weight_hh, bias) in enumerate(self.weights()):
             if layer:
                 inputs = F.dropout(inputs, self.dropout, self.training)
-            gates = F.linear(inputs, weight_ih, bias)
+            gates = linear(inputs, weight_ih, bias)
             hidden, _ = forest_lstm(gates[None], weight_hh[None], schedule.sizes, schedule.parents)
             inputs = hidden[0].to(elements.dtype)
         return inputs
@@ -91,16 +96,31 @@ class StackLSTM(nn.Module):
             train = torch.is_grad_enabled()  # off inside of the function
             return _StackSteps.apply(elements, masks, schedule, compose, train, len(weights), *weights, *parameters)
 
-    def push(self, elements: Tensor, hidden: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
-        """Push elements [R, w] on states [R, L, h]; the new states and cells [R, L, h]. For evaluation."""
-        new_hidden, new_cells, inputs = [], [], elements
-        for layer, (weight_ih, weight_hh, bias) in enumerate(self.weights()):
-            gates = F.linear(inputs, weight_ih, bias)
-            gates = torch.addmm(gates, hidden[:, layer], weight_hh.t().to(gates.dtype))
-            inputs, new, _ = lstm_step(gates, cells[:, layer])
-            new_hidden.append(inputs)
-            new_cells.append(new)
-        return torch.stack(new_hidden, 1), torch.stack(new_cells, 1)
+    @torch.no_grad()
+    def pusher(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Prepare single pushes with the weights as they are now, for evaluation.
+
+        Returns:
+            Function that pushes elements [R, w] on states and cells [R, L, h]: the new states and cells [R, L, h].
+        """
+        maps = [
+            (linear_map(weight_ih, _PUSHED_ROWS, _PUSHES), linear_map(weight_hh, _PUSHED_ROWS, _PUSHES), bias)
+            for weight_ih, weight_hh, bias in self.weights()
+        ]
+        return functools.partial(_push, maps)
+
+
+def _push(
+    maps: list[tuple[Any, Any, Tensor]], elements: Tensor, hidden: Tensor, cells: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See `StackLSTM.pusher`."""
+    new_hidden, new_cells, inputs = [], [], elements
+    for layer, (from_input, from_state, bias) in enumerate(maps):
+        gates = from_input(inputs).add_(from_state(hidden[:, layer])).add_(bias)
+        inputs, new, _ = lstm_step(gates, cells[:, layer])
+        new_hidden.append(inputs)
+        new_cells.append(new)
+    return torch.stack(new_hidden, 1), torch.stack(new_cells, 1)
 
 
 class _StackSteps(torch.autograd.Function):

@@ -8,7 +8,7 @@ Shapes: B sentences, T tokens, N values that are compared with each other.
 """
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -160,11 +160,71 @@ def ranking_loss(
     return total if reduction == "sum" else total / higher.sum().clamp_min(1)
 
 
+def distance_loss(
+    config: Any, input_ids: Tensor, mask_BT: Tensor | None, predicted_XBT: Tensor, gold_BT: Tensor | None
+) -> Tensor:
+    """Ranking loss of a model's supervised distances, summed over its layers that have some.
+
+    Args:
+        config: with `eos_token_id`, which ends a sentence, and the fields `syntactic_distance_*`.
+        input_ids: [B, T].
+        mask_BT: True = token; None = every column.
+        predicted_XBT: supervised distances of X layers.
+        gold_BT: gold distances, NaN where there is none. None: the loss is 0, and every parameter gets a gradient all
+            the same.
+
+    Returns:
+        Scalar.
+    """
+    predicted_XBT = predicted_XBT * config.syntactic_distance_scale
+    gold_BT = torch.full_like(predicted_XBT[0], torch.nan) if gold_BT is None else gold_BT.to(predicted_XBT)
+    ends = input_ids == config.eos_token_id
+    if mask_BT is not None:
+        gold_BT, ends = gold_BT.masked_fill(~mask_BT, torch.nan), ends & mask_BT
+    losses = [
+        ranking_loss(
+            predicted_BT,
+            gold_BT,
+            margin=config.syntactic_distance_margin,
+            scope=config.syntactic_distance_scope,
+            reduction=config.syntactic_distance_reduction,
+            # An end token is the last token of its sentence.
+            sentence_ids_BT=ends.cumsum(1) - ends.long(),
+        )
+        for predicted_BT in predicted_XBT
+    ]
+    return torch.stack(losses).sum()
+
+
+def check_gold_distances(input_ids: Tensor, distances: Tensor | None, labeled: bool, remedy: str | None) -> None:
+    """Check gold distances that a model is called with.
+
+    Args:
+        input_ids: [B, T].
+        distances: [B, T] or None.
+        labeled: whether there are labels.
+        remedy: what to do about a model that has nothing to train on them; None if it has.
+
+    Raises:
+        ValueError: unless they fit, and something is trained on them.
+    """
+    if distances is None:
+        return
+    if not labeled:
+        raise ValueError("distances are for training. Pass labels, too, or leave distances out.")
+    if remedy is not None:
+        raise ValueError(f"This model learns from no trees. Leave distances out, or {remedy}.")
+    if distances.shape != input_ids.shape:
+        raise ValueError(f"distances are {tuple(distances.shape)}, input_ids {tuple(input_ids.shape)}. Align them.")
+
+
 __all__ = [
     "DECODERS",
     "REDUCTIONS",
     "SCOPES",
     "Decoder",
+    "check_gold_distances",
+    "distance_loss",
     "distances_to_spans",
     "ranking_loss",
     "spans_to_distances",

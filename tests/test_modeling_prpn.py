@@ -236,8 +236,8 @@ class TestForward:
             for aware in (True, False)
         ]
         assert losses[0] != losses[1]
-        everything = tiny(**NO_DROPOUT).train()(ids, shift_labels=torch.full_like(ids, 3))
-        assert math.isfinite(everything.loss.item())
+        everything = tiny(**NO_DROPOUT).train()(ids, labels=ids.masked_fill(mask == 0, -100))
+        assert everything.loss.item() == pytest.approx(losses[1], rel=1e-5)
 
     def test_columns_out_of_the_mask_do_not_exist(self):
         model = tiny()
@@ -257,6 +257,8 @@ class TestForward:
         torch.testing.assert_close(output.loss, -log_probs[counted].mean())
         torch.testing.assert_close(output.joint_log_prob, (log_probs * counted).sum(1))
         assert set(output.losses) == {"language_model"} and output.logits is None
+        weighted = tiny(language_model_weight=0.5)(ids, attention_mask=mask, labels=ids)
+        torch.testing.assert_close(2 * weighted.loss, output.loss)
         shifted = torch.cat([ids[:, 1:], torch.full((2, 1), -100)], 1).masked_fill(mask == 0, -100)
         shifted[1, 4] = -100
         torch.testing.assert_close(model(ids, attention_mask=mask, shift_labels=shifted).loss, output.loss)
@@ -618,6 +620,7 @@ class TestModel:
             ({"num_lookback": -1}, "num_lookback must not be negative"),
             ({"dropout": 1.0}, "dropout"),
             ({"resolution": 0.0}, "resolution"),
+            ({"resolution": 1000.0}, "resolution"),
             ({"gate": "wide"}, "gate 'wide'"),
             ({"parsing_network": "lstm"}, "parsing_network 'lstm'"),
             ({"syntactic_distance_scope": "row"}, "syntactic_distance_scope 'row'"),

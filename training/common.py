@@ -529,7 +529,7 @@ def make_loader(
     dataset: Dataset,
     collate: Callable[[list[Any]], dict[str, Any]],
     arguments: TrainingArguments,
-    sampler: StepSampler | PaddedBatchSampler,
+    sampler: Sampler,
 ) -> DataLoader:
     """Endless loader of the training batches of a sampler; it is not to be prepared by accelerate."""
     return DataLoader(
@@ -595,7 +595,8 @@ class TrainingState:
 
     Fields:
         step: optimizer steps done.
-        consumed: samples (`StepSampler`) or batches (`PaddedBatchSampler`) that all processes together have consumed.
+        consumed: samples (`StepSampler`) or batches (`PaddedBatchSampler`, segments of a stream) that all processes
+            together have consumed.
         fingerprint: hash of everything that decides the course of the run; a resumed run must have the same.
         notes: what a script wants to remember (JSON), such as evaluations.
     """

@@ -183,14 +183,13 @@ class PhasedOptimizer:
     prepared by accelerate, which writes them to checkpoints; the one that is not in use holds no state.
 
     Args:
-        model: the model, prepared.
         first: SGD or Adam, prepared.
         averaging: ASGD, prepared.
         phase: the phase to begin with.
     """
 
-    def __init__(self, model: nn.Module, first: Any, averaging: Any, phase: Phase):
-        self.model, self.first, self.averaging, self.phase = model, first, averaging, phase
+    def __init__(self, first: Any, averaging: Any, phase: Phase):
+        self.first, self.averaging, self.phase = first, averaging, phase
         self.scale = 1.0
 
     @property
@@ -264,7 +263,7 @@ class PhaseSchedule:
 
 def make_phased_optimizer(
     accelerator: Accelerator, model: nn.Module, schedule: ScheduleArguments, arguments: TrainingArguments
-) -> PhasedOptimizer:
+) -> tuple[nn.Module, PhasedOptimizer]:
     """Prepare the model and the optimizers of a schedule.
 
     ASGD is torch's, with lambd = 0 and t0 = 0 as in the authors' code. Two of its properties are part of what was
@@ -277,7 +276,7 @@ def make_phased_optimizer(
         arguments: of the run.
 
     Returns:
-        The optimizer; its `model` is prepared.
+        The model, prepared, and its optimizer.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     options: dict[str, Any] = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
@@ -289,7 +288,7 @@ def make_phased_optimizer(
         first = torch.optim.Adam(parameters, betas=betas, eps=arguments.adam_epsilon, **options)
     averaging = torch.optim.ASGD(parameters, lambd=0.0, t0=0.0, **options)
     model, *prepared = accelerator.prepare(model, first, averaging)
-    return PhasedOptimizer(model, *prepared, phase=phase_after([], schedule, arguments.learning_rate))
+    return model, PhasedOptimizer(*prepared, phase=phase_after([], schedule, arguments.learning_rate))
 
 
 class EpochControl(BestModel):

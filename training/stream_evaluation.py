@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from common import to_device
 from labeled_evaluation import spread
-from stream_batches import SentenceDataset, StreamDataArguments, describe_stream
+from stream_batches import SentenceDataset, StreamDataArguments
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 from tree_batches import padded_batches
@@ -196,7 +196,3 @@ class TextEvaluator:
         flat.update({f"{self.name}/{k}": v for k, v in result.get("trees", {}).items() if k != "convention"})
         self.accelerator.log(flat, step=step)
         return result
-
-    def describe(self) -> str:
-        """One line about the size of the text."""
-        return f"{self.name}: {describe_stream(self.stream)}"

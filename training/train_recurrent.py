@@ -384,8 +384,8 @@ def main(argv: list[str] | None = None) -> None:
     names = "batching bptt variable_bptt max_batch_tokens batch_group_size".split()
     settings.update({name: getattr(data, name) for name in names})
     settings["per_device_eval_batch_size"] = arguments.per_device_eval_batch_size
-    optimizer = make_phased_optimizer(accelerator, model, schedule, arguments)
-    run = Run(accelerator, arguments, optimizer.model, optimizer, PhaseSchedule(optimizer), TrainingState())
+    model, optimizer = make_phased_optimizer(accelerator, model, schedule, arguments)
+    run = Run(accelerator, arguments, model, optimizer, PhaseSchedule(optimizer), TrainingState())
     run_training(run, checkpoint, settings, streams, data, parsing, schedule, tokenizer, started)
     accelerator.end_training()
 
