@@ -6,8 +6,6 @@ import random
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, Trainer, TrainingArguments
 
 from hf_synlm import RNNGConfig, RNNGForCausalLM, RNNGForSequenceClassification, RNNGModel
@@ -247,15 +245,11 @@ def test_a_bare_word_is_an_in_order_sentence():
 
 
 @pytest.mark.parametrize("composition", ["lstm", "attention"])
-def test_distributed_training_takes_flat_trees(composition):
+def test_flat_trees_give_every_parameter_a_gradient(composition):
+    """Distributed training waits for all of them, also where nothing is composed."""
     model = tiny(composition=composition).train()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        run = DistributedDataParallel(model)
-        for _ in range(3):
-            run(torch.tensor([[5, 6]]), actions=torch.tensor([FLAT["top_down"]])).loss.backward()
-    finally:
-        dist.destroy_process_group()
+    model(torch.tensor([[5, 6]]), actions=torch.tensor([FLAT["top_down"]])).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_frozen_parts_stay():

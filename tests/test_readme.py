@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_synlm import GPSTConfig, GPSTForCausalLM, RNNGConfig, RNNGForCausalLM
+from hf_synlm import GPSTConfig, GPSTForCausalLM, ONLSTMConfig, ONLSTMForCausalLM, RNNGConfig, RNNGForCausalLM
 from hf_synlm.data.tokenizers import train_bpe_tokenizer
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.hub.export import export_model
@@ -34,8 +34,14 @@ def demo_folder(tiny_gpst_config: GPSTConfig, tiny_rnng_config: RNNGConfig, tmp_
     ids = {name: getattr(tokenizer, name) for name in fields}
     settings = {**tiny_gpst_config.to_dict(), **ids, "reduce_token_id": 1, "vocab_size": len(tokenizer)}
     model = GPSTForCausalLM(GPSTConfig(**settings))
-    words = word_tokenizer(["the people of this country agree .".split()])
-    export_model(RNNGForCausalLM(tiny_rnng_config), words, tmp_path / "runs" / "rnng_tiny" / "model")
+    sentence = "the people of this country agree .".split()
+    export_model(
+        RNNGForCausalLM(tiny_rnng_config), word_tokenizer([sentence]), tmp_path / "runs" / "rnng_tiny" / "model"
+    )
+    words = word_tokenizer([sentence], end_token=True)
+    sizes = {"vocab_size": len(words), "embedding_size": 8, "hidden_size": 8, "chunk_size": 2}
+    recurrent = ONLSTMForCausalLM(ONLSTMConfig(**sizes, bos_token_id=2, eos_token_id=2, pad_token_id=0))
+    export_model(recurrent, words, tmp_path / "runs" / "on_lstm_syd_tiny" / "model")
     return export_model(model, tokenizer, tmp_path / "runs" / "gpst_tiny" / "model")
 
 
