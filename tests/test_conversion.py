@@ -4,6 +4,7 @@ import json
 import pickle
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from hf_synlm import GPSTForCausalLM
 from hf_synlm.conversion import TOKENIZERS, convert_state_dict
 from hf_synlm.conversion.__main__ import main, read_state_dict
 from hf_synlm.conversion.rename import rename_state_dict
+from hf_synlm.conversion.rnng import EXTRACTION
 
 CASE = Path(__file__).parent / "goldens" / "gpst" / "02_packed"
 
@@ -203,6 +205,70 @@ def test_the_vocabulary_of_rnng_becomes_a_tokenizer():
     for bad in (["<unk>", "<pad>"], ["<pad>", "a"], ["<pad>", "<unk>", "a", "a"]):
         with pytest.raises(ValueError, match="tokens of the vocabulary"):
             TOKENIZERS["rnng"]({"vocabulary": bad})
+
+
+class ActionDictionary:
+    """Stands for the authors' class: what the recipe reads of it."""
+
+    def __init__(self, nonterminals):
+        self.nonterminals = nonterminals
+
+
+class WordVocabulary:
+    """Stands for the authors' vocabulary of words, which keeps a list."""
+
+    unkmethod = "berkeleyrule2"
+
+    def __init__(self, size):
+        self.i2w = ["<pad>", "UNK", "UNK-LC-s", *(f"w{x}" for x in range(3, size))]
+
+    def size(self):
+        return len(self.i2w)
+
+    def id_to_word(self, number):
+        return self.i2w[number]
+
+
+class PieceVocabulary:
+    """Stands for the authors' vocabulary of pieces, which asks sentencepiece and keeps no list."""
+
+    unkmethod = "subword"
+
+    def __init__(self, size):
+        self.length = size
+
+    def size(self):
+        return self.length
+
+    def id_to_word(self, number):
+        return ["<pad>", "<unk>", "<s>", "</s>"][number] if number < 4 else f"w{number}" + "\u2581" * (number % 2)
+
+
+@pytest.mark.parametrize("vocabulary", [WordVocabulary, PieceVocabulary])
+def test_the_recipe_for_pickled_rnngs_works(vocabulary, rnng_checkpoint, tmp_path, monkeypatch):
+    state, meta = rnng_checkpoint
+    monkeypatch.chdir(tmp_path)
+    options = {name: meta["config"][name] for name in ("strategy", "composition")}
+    torch.save(
+        {
+            "args": {**options, "dropout": 0.3, "sp_model": ""},
+            "model_state_dict": state,
+            "vocab": vocabulary(meta["config"]["vocab_size"]),
+            "prepro_args": {"lowercase": True},
+            "action_dict": ActionDictionary(meta["config"]["nonterminals"]),
+        },
+        "rnng.pt",
+    )
+    recipe = EXTRACTION.split("run\n", 1)[1].rsplit("\nand pass", 1)[0]
+    exec(textwrap.dedent(recipe), {})  # noqa: S102  it is the text that users are told to run
+    assert main(["rnng", "--weights", "weights.pt", "--config", "config.json", "--output", "out"]) == 0
+    model = AutoModelForCausalLM.from_pretrained("out")
+    if vocabulary is PieceVocabulary:
+        assert model.config.subwords and model.model.word_final[:8].tolist() == [1, 0, 1, 1, 0, 1, 0, 1]
+    else:
+        assert not model.config.subwords
+        # A known word in capitals, a class that is a token, and one that is none.
+        assert AutoTokenizer.from_pretrained("out")("W5 dogs 7th")["input_ids"] == [5, 2, 1]
 
 
 def test_command_line_of_rnng(rnng_checkpoint, tmp_path):

@@ -10,7 +10,15 @@ from transformers import PreTrainedTokenizerFast
 
 from hf_synlm.configuration_rnng import RNNGConfig
 from hf_synlm.conversion.rename import clean_state_dict, rename_state_dict
-from hf_synlm.data.vocabulary import BEGIN_TOKEN, END_TOKEN, PAD_TOKEN, WORD_END, UnknownRule, tokenizer_of_words
+from hf_synlm.data.vocabulary import (
+    BEGIN_TOKEN,
+    END_TOKEN,
+    PAD_TOKEN,
+    UNKNOWN_TOKEN,
+    WORD_END,
+    UnknownRule,
+    tokenizer_of_words,
+)
 from hf_synlm.modeling_rnng import RNNGForCausalLM
 
 # original name (regular expression) -> name here
@@ -44,8 +52,9 @@ EXTRACTION = """in a copy of the authors' code, with a file that you trust, run
     torch.save(checkpoint["model_state_dict"], "weights.pt")
     config = {name: checkpoint["args"][name] for name in ("strategy", "composition", "dropout")}
     config["nonterminals"] = checkpoint["action_dict"].nonterminals
-    config["vocabulary"], config["unkmethod"] = checkpoint["vocab"].i2w, checkpoint["vocab"].unkmethod
-    config["subword"] = any("\u2581" in token for token in config["vocabulary"])
+    vocabulary = checkpoint["vocab"]
+    config["vocabulary"] = [vocabulary.id_to_word(number) for number in range(vocabulary.size())]
+    config["unkmethod"], config["subword"] = vocabulary.unkmethod, vocabulary.unkmethod == "subword"
     config.update({name: checkpoint["prepro_args"].get(name, False) for name in ("lowercase", "replace_num")})
     json.dump(config, open("config.json", "w"))
 and pass --weights weights.pt --config config.json."""
@@ -121,9 +130,12 @@ def rnng_tokenizer(original_config: Mapping[str, Any]) -> PreTrainedTokenizerFas
     method = original_config.get("unkmethod", "unk")
     if method not in _UNKNOWN_RULES:
         raise ValueError(f"unkmethod is {method!r}; known are {', '.join(_UNKNOWN_RULES)}.")
+    vocabulary = original_config["vocabulary"]
     return tokenizer_of_words(
-        original_config["vocabulary"],
+        vocabulary,
         unknown=_UNKNOWN_RULES[method],
+        # The second rule's vocabularies have no token for classes that were never seen, only the class of plain words.
+        unknown_token=UNKNOWN_TOKEN if UNKNOWN_TOKEN in vocabulary else "UNK",
         lowercase=bool(original_config.get("lowercase", False)),
         replace_numbers=bool(original_config.get("replace_num", False)),
     )

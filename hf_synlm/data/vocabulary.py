@@ -211,32 +211,34 @@ def tokenizer_of_words(
     lowercase: bool = False,
     replace_numbers: bool = False,
     boundary: str = PAD_TOKEN,
+    unknown_token: str = UNKNOWN_TOKEN,
     model_max_length: int = 1024,
 ) -> PreTrainedTokenizerFast:
     """Make the tokenizer of a vocabulary of words.
 
     Args:
-        tokens: by id; the first is `<pad>`, and `<unk>` is among them.
-        unknown: rule of `unknown_class`; a class that is no token becomes `<unk>`.
+        tokens: by id; the first is `<pad>`.
+        unknown: rule of `unknown_class`; a class that is no token becomes `unknown_token`.
         lowercase: lower-case all text.
         replace_numbers: write N for each sequence of digits, commas and periods that begins with a digit.
         boundary: the begin and end token.
+        unknown_token: one of the tokens.
         model_max_length: longest input in tokens that users are not warned about.
 
     Returns:
         A fast tokenizer, padding on the left as generation wants it.
 
     Raises:
-        ValueError: tokens occur twice, or `<pad>` and `<unk>` are not where they should be.
+        ValueError: tokens occur twice, or `<pad>` and `unknown_token` are not where they should be.
     """
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    if len(vocabulary) < len(tokens) or vocabulary.get(PAD_TOKEN) != 0 or UNKNOWN_TOKEN not in vocabulary:
+    if len(vocabulary) < len(tokens) or vocabulary.get(PAD_TOKEN) != 0 or unknown_token not in vocabulary:
         raise ValueError(
-            f"the {len(tokens)} tokens of the vocabulary must differ, begin with {PAD_TOKEN} and hold {UNKNOWN_TOKEN}: "
+            f"the {len(tokens)} tokens of the vocabulary must differ, begin with {PAD_TOKEN} and hold {unknown_token}: "
             f"{len(vocabulary)} differ, and it begins with {list(tokens[:3])}"
         )
     steps = _cleaning(lowercase, replace_numbers)
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN_TOKEN))
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown_token))
     steps += _unknown_steps(vocabulary, unknown)
     if steps:
         made.normalizer = normalizers.Sequence(steps)
@@ -246,7 +248,7 @@ def tokenizer_of_words(
         pad_token=PAD_TOKEN,
         bos_token=boundary,
         eos_token=boundary,
-        unk_token=UNKNOWN_TOKEN,
+        unk_token=unknown_token,
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
         model_max_length=model_max_length,
