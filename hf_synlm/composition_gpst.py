@@ -175,6 +175,7 @@ class GPSTDecomposition(nn.Module):
 
     def cell_features(self, vector_ND: Tensor) -> Tensor:
         """[N, 4 d + 2 score size]: vector, its first projections, and its score projections as left / right sibling."""
+        # Modules of a list are plain modules to the type checker, so it takes their parameters for modules as well.
         projections = F.linear(vector_ND, self.layers[0].in_proj.weight)  # type: ignore[arg-type]
         parts = [vector_ND, projections, self.left_score(vector_ND), self.right_score(vector_ND)]
         return torch.cat([part.to(vector_ND.dtype) for part in parts], -1)

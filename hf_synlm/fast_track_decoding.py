@@ -242,7 +242,7 @@ class FastTrackDecoder(FastTrackSearch):
             if phase is Phase.EITHER:
                 action, ends = machine.end_action(pool, nodes)
                 over, token = self._end_scores(log_probs[..., action].masked_fill(~ends, NEG_INF), origin, limits)
-                for eos in self.eos_token_ids.tolist():
+                for eos in self.end_ids:
                     total[:, eos] = torch.logaddexp(total[:, eos], over.masked_fill(token != eos, NEG_INF).logsumexp(1))
                 log_probs[..., action] = log_probs[..., action].masked_fill(ends, NEG_INF)
             mass = total.logsumexp(1, keepdim=True)

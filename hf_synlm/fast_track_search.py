@@ -119,6 +119,7 @@ class FastTrackSearch:
         self.adapter, self.num_beams = machine, num_beams
         self.action_beam_size, self.fast_track_size = action_beam_size, fast_track_size
         self.eos_token_ids = eos_token_ids
+        self.end_ids: list[int] = [] if eos_token_ids is None else eos_token_ids.tolist()  # once: it waits for a GPU
 
     def begin(self, batch_size: int, device: torch.device) -> SearchState:
         """State before the first word."""
@@ -257,8 +258,7 @@ class FastTrackSearch:
     def _end_scores(self, scores: Tensor, origin: Tensor, limits: Limits | None) -> tuple[Tensor, Tensor]:
         """Scores [B, R] of hypotheses that end as processors have it, and the end tokens they write."""
         if limits is None:
-            token = 0 if self.eos_token_ids is None else int(self.eos_token_ids[0])
-            return scores, torch.full_like(origin, token)
+            return scores, torch.full_like(origin, self.end_ids[0] if self.end_ids else 0)
         return scores + limits.end_scores.gather(1, origin), limits.end_tokens.gather(1, origin)
 
     def _worst_move(self, total: Tensor) -> Tensor:

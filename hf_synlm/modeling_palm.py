@@ -72,6 +72,7 @@ class WeightDropLSTM(nn.LSTM):
         super().__init__(input_size, hidden_size, batch_first=True)
         self.weight_dropout = dropout
 
+    # `nn.LSTM` declares overloads for packed sequences, which this layer does not take.
     def forward(  # type: ignore[override]
         self, inputs_BTI: Tensor, state: tuple[Tensor, Tensor], lengths_B: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:

@@ -33,7 +33,7 @@ from .search_rnng import RNNGStackMachine
 from .search_state import SyntacticCache
 from .stack_lstm_rnng import StackLSTM
 from .syntactic_generation import SYNTACTIC_GENERATION_DEFAULTS, SyntacticGenerationMixin
-from .token_batch import attended_tokens
+from .token_batch import attended_tokens, between_padding
 
 DEFAULT_PARTICLES = 1000
 
@@ -353,8 +353,7 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
                 begun = getattr(past_key_values, "begun", None)
                 if begun is not None and len(begun) == len(input_ids):
                     # Their begin token has been read: everything but padding is a word.
-                    word = (input_ids != self.config.pad_token_id).long()
-                    words = (word.flip(1).cummax(1).values.flip(1) * word.cummax(1).values).bool()
+                    words = between_padding(input_ids, self.config.pad_token_id)
                     attention_mask = torch.where(begun[:, None], words, attention_mask)
             return self._marginal_forward(
                 input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends

@@ -161,7 +161,7 @@ class RecurrentLanguageModel(GenerationMixin):
         Returns:
             The features.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # there are no features that would do for every architecture
 
     # ------------------------------------------------------------------------------------------- scores and loss
     def score_text(

@@ -411,6 +411,7 @@ class SyntacticGenerationMixin(GenerationMixin):
 
     def generate_batch(self, *args: Any, **kwargs: Any) -> None:
         """Continuous batching is not possible: a beam of derivations has no place in a paged cache."""
+        # A method of transformers that these models cannot have; what it would do instead must not look like a result.
         raise NotImplementedError("generate_batch: use generate with a padded batch; the search has no paged cache")
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> None:

@@ -149,8 +149,7 @@ def attended_tokens(
     if attention_mask is not None:
         mask = attention_mask.bool()
     elif sentence_ids is None and config.pad_token_id is not None:
-        word = (input_ids != config.pad_token_id).long()
-        mask = (word.flip(1).cummax(1).values.flip(1) * word.cummax(1).values).bool()
+        mask = between_padding(input_ids, config.pad_token_id)
     if sentence_ids is not None:
         mask = mask & (sentence_ids != 0)
     check_tokens(config, input_ids, mask)
@@ -160,6 +159,20 @@ def attended_tokens(
             begin &= F.pad(sentence_ids[:, 1:] == sentence_ids[:, :-1], (0, 1), value=False)
         mask = mask & ~begin
     return mask
+
+
+def between_padding(input_ids: Tensor, pad_token_id: int) -> Tensor:
+    """Mask of everything but runs of padding at both ends.
+
+    Args:
+        input_ids: [B, T].
+        pad_token_id: the padding.
+
+    Returns:
+        Boolean mask [B, T], True = token.
+    """
+    word = (input_ids != pad_token_id).long()
+    return (word.flip(1).cummax(1).values.flip(1) * word.cummax(1).values).bool()
 
 
 def check_tokens(config: PreTrainedConfig, input_ids: Tensor, attention_mask: Tensor | None) -> None:

@@ -19,6 +19,7 @@ os.environ.update(
 )
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# These libraries read the environment when they are imported, so it has to be set before.
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
@@ -33,6 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what is marked `gpu` where there is none."""
     if torch.cuda.is_available():
         return
+    # Only for lack of the device: on a machine with one, nothing is skipped.
     skip = pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
         if "gpu" in item.keywords:

@@ -10,6 +10,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaL
 
 from hf_synlm import GPSTForCausalLM
 from tests.reference import exhaustive_search as reference
+
+# Two of these are fixtures: pytest finds them by their names in this module, and arguments of tests repeat the names.
 from tests.test_generation_gpst import (
     EOS,
     ListStreamer,

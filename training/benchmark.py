@@ -15,15 +15,13 @@ import json
 import multiprocessing
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from benchmark_clock import Step, seconds
 from benchmark_gpst import BEAM, PARSE_TOKENS, QUARTER, gpst_parse, gpst_train
 from benchmark_rnng import rnng_search, rnng_search_batched, rnng_search_growth, rnng_train
-
-Step = Callable[[], object]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,12 +90,6 @@ CASES = {
 }
 
 
-def _seconds(step: Step) -> float:
-    begin = time.perf_counter()
-    step()
-    return time.perf_counter() - begin
-
-
 def _memory_mib(field: str) -> float:
     """A field of this process's memory status: VmRSS (now) or VmHWM (highest so far)."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -153,8 +145,8 @@ def run_case(name: str, runs: int) -> dict:
     case = CASES[name]
     ours, theirs, check = case.build()
     check()
-    _seconds(ours), _seconds(theirs)
-    pairs = [(_seconds(ours), _seconds(theirs)) for _ in range(runs)]
+    seconds(ours), seconds(theirs)
+    pairs = [(seconds(ours), seconds(theirs)) for _ in range(runs)]
     ratios = [mine / other for mine, other in pairs]
     return {
         "case": name,

@@ -1,13 +1,11 @@
 """The sides of the comparisons of GPST with GPT-2 of transformers; `benchmark.py` times them."""
 
-from collections.abc import Callable
-
 import torch
+from benchmark_clock import Step
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 
-Step = Callable[[], object]
 SENTENCE_LENGTHS = (8, 45)  # tokens per sentence of the training contexts, half-open
 BEAM, PARSE_TOKENS = 20, 30
 NO_DROPOUT = dict.fromkeys(

@@ -5,10 +5,10 @@ search is timed, the model is trained for a few steps: how much a search does de
 """
 
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
+from benchmark_clock import Step, seconds
 from torch import Tensor, nn
 
 from hf_synlm import RNNGConfig, RNNGForCausalLM
@@ -20,7 +20,6 @@ from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.modeling_outputs import ParseOutput
 
-Step = Callable[[], object]
 SIZES = {"vocab_size": 5400, "embedding_size": 256, "hidden_size": 256, "num_layers": 2, "dropout": 0.0}
 TRAIN_LENGTHS = range(16, 23)  # words per sentence
 SEARCH_TOKENS, WARM_UP_STEPS, SEARCH_BATCH = 17, 40, 8
@@ -184,13 +183,7 @@ def rnng_search_growth(runs: int) -> str:
     for name, ids, size in rows:
         ratios = []
         for _ in range(runs):
-            base, this = _seconds(lambda: data.search([first], 10)), _seconds(lambda i=ids, s=size: data.search(i, s))
+            base, this = seconds(lambda: data.search([first], 10)), seconds(lambda i=ids, s=size: data.search(i, s))
             ratios.append(this / len(ids) / base)
         lines.append(f"| {name} | {statistics.median(ratios):.2f} |")
     return "\n".join(lines)
-
-
-def _seconds(step: Step) -> float:
-    begin = time.perf_counter()
-    step()
-    return time.perf_counter() - begin
