@@ -4,12 +4,12 @@ One flat dataclass: sizes of the five parts (parser, composition, decomposition,
 training objective with every ablation of the paper, and the special token ids.
 """
 
-import math
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
+
+from .configuration_base import SyntacticConfig
 
 HEIGHT_LOSSES = ("sentence", "shipped", "paper")
 
@@ -30,7 +30,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @strict
-class GPSTConfig(PreTrainedConfig):
+class GPSTConfig(SyntacticConfig):
     """Sizes, objective and special tokens of a GPST model; the defaults are the published small model (144 M).
 
     Sizes:
@@ -73,6 +73,7 @@ class GPSTConfig(PreTrainedConfig):
         composition_dropout, composition_attention_dropout, parser_dropout, head_dropout (the three heads).
     Search:
         scoring_num_beams: beam of `forward(...).logits` and default beam of `parse`.
+    Presets: "gpst-small" (144.05 M parameters) and "gpst-medium" (403.7 M).
 
     Raises:
         ValueError: when a field is out of range or two fields do not fit; the message names the value. (A value of
@@ -80,6 +81,7 @@ class GPSTConfig(PreTrainedConfig):
     """
 
     model_type = "gpst"
+    presets = PRESETS
     keys_to_ignore_at_inference = ["past_key_values", "losses", "spans", "chart", "joint_log_prob"]
     attribute_map = {"n_embd": "hidden_size", "n_head": "num_attention_heads"}
 
@@ -140,42 +142,11 @@ class GPSTConfig(PreTrainedConfig):
     reduce_token_id: int = 50257
     cls_token_id: int | None = 50259
     sep_token_id: int | None = 50263
-    auto_map: dict | None = None
-
-    def __post_init__(self, **kwargs):
-        if self.auto_map is None:
-            self.auto_map = {
-                "AutoConfig": "configuration_gpst.GPSTConfig",
-                "AutoModel": "modeling_gpst.GPSTModel",
-                "AutoModelForCausalLM": "modeling_gpst.GPSTForCausalLM",
-                "AutoModelForSequenceClassification": "modeling_gpst.GPSTForSequenceClassification",
-            }
-        # The decorator wraps errors of its own validation round in its own type; users catch a plain ValueError.
-        self.validate_architecture()
-        super().__post_init__(**kwargs)
 
     @property
     def num_hidden_layers(self) -> int:
         """Type layers and token layers together: the depth that compares with a GPT-2 of the same size."""
         return self.num_type_layers + self.num_token_layers
-
-    @classmethod
-    def from_preset(cls, name: str, **overrides: Any) -> "GPSTConfig":
-        """Configuration of a published model size.
-
-        Args:
-            name: "gpst-small" (144.05 M parameters) or "gpst-medium" (403.7 M).
-            **overrides: fields that replace the preset's values.
-
-        Returns:
-            The configuration.
-
-        Raises:
-            ValueError: when there is no such preset.
-        """
-        if name not in PRESETS:
-            raise ValueError(f"There is no GPST preset {name!r}. Choose one of {sorted(PRESETS)}.")
-        return cls(**{**PRESETS[name], **overrides})
 
     def validate_architecture(self) -> None:
         """Check that the fields are in range and fit together (called at construction and before saving)."""
@@ -188,15 +159,8 @@ class GPSTConfig(PreTrainedConfig):
                 f"parser_size {self.parser_size} / parser_num_heads {self.parser_num_heads} must be even "
                 "(rotary positions turn pairs of dimensions). Change one of the two."
             )
-        if self.height_loss not in HEIGHT_LOSSES:
-            raise ValueError(f"height_loss {self.height_loss!r} is unknown. Choose one of {list(HEIGHT_LOSSES)}.")
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id", "reduce_token_id", "cls_token_id", "sep_token_id"):
-            value = getattr(self, name)
-            if isinstance(value, int) and not 0 <= value < self.vocab_size:
-                raise ValueError(
-                    f"{name} {value} is outside the vocabulary of {self.vocab_size} ids. "
-                    f"Set {name} to an id below vocab_size (or None where it is not used)."
-                )
+        self.check_choices(height_loss=HEIGHT_LOSSES)
+        self.check_token_ids(*(f"{name}_token_id" for name in ("bos", "eos", "pad", "reduce", "cls", "sep")))
         if self.document_end_token and self.eos_token_id is None:
             raise ValueError("document_end_token=True needs an eos_token_id, and it is None. Set eos_token_id.")
         if self.document_end_token and self.eos_token_id == self.pad_token_id:
@@ -204,10 +168,7 @@ class GPSTConfig(PreTrainedConfig):
                 f"document_end_token=True needs a pad_token_id other than eos_token_id {self.eos_token_id}: padding is "
                 "cut off, the end token is trained. Choose another pad_token_id."
             )
-        if self.activation_function not in ACT2FN:
-            raise ValueError(
-                f"activation_function {self.activation_function!r} is unknown. Choose one of {sorted(ACT2FN)}."
-            )
+        self.check_choices(activation_function=sorted(ACT2FN))
 
     def _check_sizes(self):
         at_least_one = (
@@ -216,22 +177,13 @@ class GPSTConfig(PreTrainedConfig):
             "num_decomposition_layers score_size window_size parser_size parser_score_size num_parser_layers "
             "parser_num_heads scoring_num_beams"
         ).split()
-        for name in at_least_one:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
-        not_negative = ["merge_noise", "height_threshold", "initializer_range"]
-        not_negative += [name for name in vars(self) if name.endswith("_loss_weight")]
-        for name in not_negative:
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a finite number that is not negative, and is {getattr(self, name)}.")
-        for name in ("split_temperature", "layer_norm_epsilon"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a finite positive number and is {getattr(self, name)}.")
-        if self.intermediate_size is not None and self.intermediate_size < 1:
-            raise ValueError(f"intermediate_size must be at least 1 (or None) and is {self.intermediate_size}.")
-        for name in vars(self):
-            if name.endswith("_dropout") and not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name} must be in [0, 1) and is {getattr(self, name)}.")
+        self.check_least(1, *at_least_one)
+        weights = (name for name in vars(self) if name.endswith("_loss_weight"))
+        self.check_finite("merge_noise", "height_threshold", "initializer_range", *weights)
+        self.check_finite("split_temperature", "layer_norm_epsilon", positive=True)
+        if self.intermediate_size is not None:
+            self.check_least(1, "intermediate_size")
+        self.check_dropout(*(name for name in vars(self) if name.endswith("_dropout")))
 
     def _check_divisible(self, size: str, parts: str):
         if getattr(self, size) % getattr(self, parts):

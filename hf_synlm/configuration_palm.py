@@ -6,7 +6,8 @@ AWD-LSTM (Merity et al., ICLR 2018) is PaLM without its span attention: `span_at
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
+
+from .configuration_base import SyntacticConfig
 
 SPAN_SCORES = ("learned", "right_branching")
 INPUT_ACTIVATIONS = ("identity", "tanh")
@@ -22,7 +23,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @strict
-class PaLMConfig(PreTrainedConfig):
+class PaLMConfig(SyntacticConfig):
     """Sizes, attention and regularization of a PaLM; the defaults are the model of the Penn Treebank.
 
     Sizes:
@@ -51,6 +52,7 @@ class PaLMConfig(PreTrainedConfig):
         temporal_activation_regularization: weight of the mean square of the difference of neighbouring outputs.
     Special tokens: bos_token_id and eos_token_id are the one boundary between sentences; it is read and predicted like
         every other token.
+    Presets: "palm-ptb", "palm-wikitext2", "awd-lstm-ptb" and "awd-lstm-wikitext2".
 
     Raises:
         ValueError: when a field is out of range or two fields do not fit; the message names the value. (A value of
@@ -58,6 +60,7 @@ class PaLMConfig(PreTrainedConfig):
     """
 
     model_type = "palm"
+    presets = PRESETS
     keys_to_ignore_at_inference = ["past_key_values", "losses", "joint_log_prob", "span_scores"]
     attribute_map = {"num_hidden_layers": "num_layers"}
 
@@ -88,70 +91,25 @@ class PaLMConfig(PreTrainedConfig):
     bos_token_id: int | None = 0
     eos_token_id: int | None = 0
     pad_token_id: int | None = None
-    auto_map: dict | None = None
-
-    def __post_init__(self, **kwargs):
-        if self.auto_map is None:
-            self.auto_map = {
-                "AutoConfig": "configuration_palm.PaLMConfig",
-                "AutoModel": "modeling_palm.PaLMModel",
-                "AutoModelForCausalLM": "modeling_palm.PaLMForCausalLM",
-                "AutoModelForSequenceClassification": "modeling_palm.PaLMForSequenceClassification",
-            }
-        # The decorator wraps errors of its own validation round in its own type; users catch a plain ValueError.
-        self.validate_architecture()
-        super().__post_init__(**kwargs)
 
     @property
     def layer_sizes(self) -> list[int]:
         """Width of every layer; the last one is as wide as the embedding, which the words are predicted with."""
         return [self.hidden_size] * (self.num_layers - 1) + [self.embedding_size]
 
-    @classmethod
-    def from_preset(cls, name: str, **overrides: Any) -> "PaLMConfig":
-        """Configuration of a published model.
-
-        Args:
-            name: "palm-ptb", "palm-wikitext2", "awd-lstm-ptb" or "awd-lstm-wikitext2".
-            **overrides: fields that replace the preset's values.
-
-        Returns:
-            The configuration.
-
-        Raises:
-            ValueError: when there is no such preset.
-        """
-        if name not in PRESETS:
-            raise ValueError(f"There is no PaLM preset {name!r}. Choose one of {sorted(PRESETS)}.")
-        return cls(**{**PRESETS[name], **overrides})
-
     def validate_architecture(self) -> None:
         """Check that the fields are in range and fit together (called at construction and before saving)."""
-        for name in ("vocab_size embedding_size hidden_size num_layers num_spans rrnn_size attention_size").split():
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
-        for name in ("embedding", "input", "hidden", "output", "weight"):
-            value = getattr(self, f"{name}_dropout")
-            if not 0.0 <= value < 1.0:
-                raise ValueError(f"{name}_dropout must be in [0, 1) and is {value}.")
-        for name in ("span_attention_weight activation_regularization temporal_activation_regularization").split():
-            if not 0.0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be a finite number, not negative, and is {getattr(self, name)}.")
+        sizes = "vocab_size embedding_size hidden_size num_layers num_spans rrnn_size attention_size"
+        self.check_least(1, *sizes.split())
+        self.check_dropout(*(f"{name}_dropout" for name in ("embedding", "input", "hidden", "output", "weight")))
+        self.check_finite("span_attention_weight", "activation_regularization", "temporal_activation_regularization")
         if self.span_attention and self.num_layers < 2:
             raise ValueError(
                 f"num_layers is {self.num_layers}, but the span attention stands between two layers. Use 2 or more, or "
                 "span_attention=False."
             )
-        for name, choices in (("span_scores", SPAN_SCORES), ("input_activation", INPUT_ACTIVATIONS)):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} {getattr(self, name)!r} is unknown. Choose one of {list(choices)}.")
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            value = getattr(self, name)
-            if isinstance(value, int) and not 0 <= value < self.vocab_size:
-                raise ValueError(
-                    f"{name} {value} is outside the vocabulary of {self.vocab_size} ids. "
-                    f"Set {name} to an id below vocab_size."
-                )
+        self.check_choices(span_scores=SPAN_SCORES, input_activation=INPUT_ACTIVATIONS)
+        self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 __all__ = ["PaLMConfig"]

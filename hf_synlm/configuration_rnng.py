@@ -3,11 +3,11 @@
 One flat dataclass: sizes, transition system and composition, the labels of the nonterminals, and the search.
 """
 
-import math
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
+
+from .configuration_base import SyntacticConfig
 
 TRANSITION_SYSTEMS = ("top_down", "in_order")
 COMPOSITIONS = ("lstm", "attention")
@@ -27,7 +27,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @strict
-class RNNGConfig(PreTrainedConfig):
+class RNNGConfig(SyntacticConfig):
     """Sizes, transition system and search of an RNNG; the defaults are the published model of 15 M parameters.
 
     Sizes:
@@ -57,6 +57,7 @@ class RNNGConfig(PreTrainedConfig):
     Special tokens: pad_token_id is never a word (its row is trained as that of a word which never comes), and it stands
         for the beginning and the end of a sentence, too (bos_token_id, eos_token_id): sentences begin and end by their
         tree.
+    Presets: "rnng-15m" and "rnng-35m".
 
     Raises:
         ValueError: when a field is out of range or two fields do not fit; the message names the value. (A value of
@@ -64,6 +65,7 @@ class RNNGConfig(PreTrainedConfig):
     """
 
     model_type = "rnng"
+    presets = PRESETS
     keys_to_ignore_at_inference = ["past_key_values", "losses", "spans", "joint_log_prob", "action_logits"]
     attribute_map = {"num_hidden_layers": "num_layers"}
 
@@ -92,19 +94,9 @@ class RNNGConfig(PreTrainedConfig):
     pad_token_id: int = 0
     bos_token_id: int | None = 0
     eos_token_id: int | None = 0
-    auto_map: dict | None = None
 
     def __post_init__(self, **kwargs):
-        if self.auto_map is None:
-            self.auto_map = {
-                "AutoConfig": "configuration_rnng.RNNGConfig",
-                "AutoModel": "modeling_rnng.RNNGModel",
-                "AutoModelForCausalLM": "modeling_rnng.RNNGForCausalLM",
-                "AutoModelForSequenceClassification": "modeling_rnng.RNNGForSequenceClassification",
-            }
         self.nonterminals = list(PTB_NONTERMINALS if self.nonterminals is None else self.nonterminals)
-        # The decorator wraps errors of its own validation round in its own type; users catch a plain ValueError.
-        self.validate_architecture()
         super().__post_init__(**kwargs)
 
     @property
@@ -127,61 +119,28 @@ class RNNGConfig(PreTrainedConfig):
         """`max_consecutive_nonterminals`, or its default."""
         return self.max_consecutive_nonterminals or (3 if self.in_order else 8)
 
-    @classmethod
-    def from_preset(cls, name: str, **overrides: Any) -> "RNNGConfig":
-        """Configuration of a published model size.
-
-        Args:
-            name: "rnng-15m" or "rnng-35m".
-            **overrides: fields that replace the preset's values.
-
-        Returns:
-            The configuration.
-
-        Raises:
-            ValueError: when there is no such preset.
-        """
-        if name not in PRESETS:
-            raise ValueError(f"There is no RNNG preset {name!r}. Choose one of {sorted(PRESETS)}.")
-        return cls(**{**PRESETS[name], **overrides})
-
     def validate_architecture(self) -> None:
         """Check that the fields are in range and fit together (called at construction and before saving)."""
-        for name in (
-            "vocab_size embedding_size hidden_size num_layers scoring_num_beams action_beam_size max_open_nonterminals"
-        ).split():
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
-        if self.max_consecutive_nonterminals is not None and self.max_consecutive_nonterminals < 1:
-            raise ValueError(
-                f"max_consecutive_nonterminals must be at least 1 (or None) and is {self.max_consecutive_nonterminals}."
-            )
-        if self.fast_track_size < 0:
-            raise ValueError(f"fast_track_size must not be negative and is {self.fast_track_size}.")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout must be in [0, 1) and is {self.dropout}.")
-        if self.initializer_range is not None and not 0 < self.initializer_range < math.inf:
-            raise ValueError(f"initializer_range must be a finite positive number and is {self.initializer_range}.")
-        for name, choices in (
-            ("transition_system", TRANSITION_SYSTEMS),
-            ("composition", COMPOSITIONS),
-            ("loss_normalization", LOSS_NORMALIZATIONS),
-            ("normalization", NORMALIZATIONS),
-        ):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} {getattr(self, name)!r} is unknown. Choose one of {list(choices)}.")
+        sizes = "vocab_size embedding_size hidden_size num_layers scoring_num_beams action_beam_size"
+        self.check_least(1, *sizes.split(), "max_open_nonterminals")
+        if self.max_consecutive_nonterminals is not None:
+            self.check_least(1, "max_consecutive_nonterminals")
+        self.check_least(0, "fast_track_size")
+        self.check_dropout("dropout")
+        if self.initializer_range is not None:
+            self.check_finite("initializer_range", positive=True)
+        self.check_choices(
+            transition_system=TRANSITION_SYSTEMS,
+            composition=COMPOSITIONS,
+            loss_normalization=LOSS_NORMALIZATIONS,
+            normalization=NORMALIZATIONS,
+        )
         if not self.nonterminals or len(set(self.nonterminals)) < len(self.nonterminals):
             raise ValueError(f"nonterminals must be distinct labels, at least one, and are {self.nonterminals}.")
         for label in self.nonterminals:
             if not label or set(label) & set("() \t\n"):
                 raise ValueError(f"The nonterminal {label!r} is empty or holds brackets or white space. Rename it.")
-        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-            value = getattr(self, name)
-            if isinstance(value, int) and not 0 <= value < self.vocab_size:
-                raise ValueError(
-                    f"{name} {value} is outside the vocabulary of {self.vocab_size} ids. "
-                    f"Set {name} to an id below vocab_size."
-                )
+        self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")
         if not self.tie_word_embeddings:
             raise ValueError("tie_word_embeddings=False: words are read and written with one matrix. Leave it True.")
 

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from .actions import COMP, spans_to_actions
+from .configuration_base import SYNTACTIC_DISTANCE_REDUCTIONS, SYNTACTIC_DISTANCE_SCOPES
 from .trees import Span, binarize, spans_to_tree, tree_to_spans
 
 Decoder: TypeAlias = Literal["unbiased", "biased"]
 DECODERS = ("unbiased", "biased")
-SCOPES = ("sentence", "batch")
-REDUCTIONS = ("mean", "sum")
 
 
 def distances_to_spans(distances: Sequence[float], decoder: Decoder = "unbiased") -> list[Span]:
@@ -142,10 +141,10 @@ def ranking_loss(
     Cost: O(B T^2) for "sentence", O(T B^2) for "batch".
     Source: Du et al. 2020, Eq. 18, without the constant that pairs of equal gold distances add; `rankloss` in SDLM.
     """
-    if scope not in SCOPES:
-        raise ValueError(f"scope {scope!r} is unknown. Choose one of {list(SCOPES)}.")
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction {reduction!r} is unknown. Choose one of {list(REDUCTIONS)}.")
+    if scope not in SYNTACTIC_DISTANCE_SCOPES:
+        raise ValueError(f"scope {scope!r} is unknown. Choose one of {list(SYNTACTIC_DISTANCE_SCOPES)}.")
+    if reduction not in SYNTACTIC_DISTANCE_REDUCTIONS:
+        raise ValueError(f"reduction {reduction!r} is unknown. Choose one of {list(SYNTACTIC_DISTANCE_REDUCTIONS)}.")
     if predicted_BT.shape != gold_BT.shape:
         raise ValueError(f"Gold distances are {tuple(gold_BT.shape)}, predicted ones {tuple(predicted_BT.shape)}.")
     predicted = predicted_BT.to(torch.promote_types(predicted_BT.dtype, torch.float32))
@@ -220,8 +219,6 @@ def check_gold_distances(input_ids: Tensor, distances: Tensor | None, labeled: b
 
 __all__ = [
     "DECODERS",
-    "REDUCTIONS",
-    "SCOPES",
     "Decoder",
     "check_gold_distances",
     "distance_loss",

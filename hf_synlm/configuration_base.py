@@ -1,0 +1,131 @@
+"""What the configurations of all architectures share: presets, the names of their classes, and checks of fields."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from transformers import PreTrainedConfig
+
+SYNTACTIC_DISTANCE_SCOPES = ("sentence", "batch")
+SYNTACTIC_DISTANCE_REDUCTIONS = ("mean", "sum")
+
+
+class SyntacticConfig(PreTrainedConfig):
+    """Base of the configurations.
+
+    A configuration `XConfig` lies in a file `configuration_x.py`, its models in `modeling_x.py`. It lists
+    the `presets` by which `from_preset` makes it and checks its fields in `validate_architecture`.
+    """
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Published models: name -> the fields that differ from the defaults."""
+    model_classes: ClassVar[Sequence[str]] = ("Model", "ForCausalLM", "ForSequenceClassification")
+    """What there is of the architecture: X + each of these is a class."""
+
+    auto_map: dict | None = None
+
+    def __post_init__(self, **kwargs):
+        if self.auto_map is None:
+            self.auto_map = self._own_classes()
+        # The decorator wraps errors of its own validation round in its own type; users catch a plain ValueError.
+        self.validate_architecture()
+        super().__post_init__(**kwargs)
+
+    def _own_classes(self) -> dict[str, str]:
+        """The map by which a machine without the library finds the classes in a repository of the Hub."""
+        # A user's subclass loads as the configuration that it comes from.
+        owner = next(cls for cls in type(self).__mro__ if "model_type" in vars(cls))
+        module = owner.__module__.rpartition(".")[2]
+        modeling = f"{module.replace('configuration', 'modeling')}.{owner.__name__.removesuffix('Config')}"
+        return {
+            "AutoConfig": f"{module}.{owner.__name__}",
+            **{f"Auto{kind}": f"{modeling}{kind}" for kind in self.model_classes if kind == "Model"},
+            **{f"AutoModel{kind}": f"{modeling}{kind}" for kind in self.model_classes if kind != "Model"},
+        }
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> Self:
+        """Configuration of a published model.
+
+        Args:
+            name: a key of `presets`; the class says which there are.
+            **overrides: fields that replace the preset's values.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ValueError: when there is no such preset.
+        """
+        if name not in cls.presets:
+            kind = cls.__name__.removesuffix("Config")
+            raise ValueError(f"There is no {kind} preset {name!r}. Choose one of {sorted(cls.presets)}.")
+        return cls(**{**cls.presets[name], **overrides})
+
+    # ---------------------------------------------------------------------------------------------- checks
+    def check_least(self, least: int, *names: str) -> None:
+        """Raise ValueError unless fields are at least `least`."""
+        bound = "must not be negative" if least == 0 else f"must be at least {least}"
+        for name in names:
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} {bound} and is {getattr(self, name)}.")
+
+    def check_finite(self, *names: str, positive: bool = False) -> None:
+        """Raise ValueError unless fields are finite and not negative, or positive."""
+        for name in names:
+            value = getattr(self, name)
+            if not 0 <= value < math.inf or (positive and value == 0):
+                kind = "a finite positive number" if positive else "a finite number, not negative,"
+                raise ValueError(f"{name} must be {kind} and is {value}.")
+
+    def check_dropout(self, *names: str) -> None:
+        """Raise ValueError unless fields are probabilities of dropping, in [0, 1)."""
+        for name in names:
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} must be in [0, 1) and is {getattr(self, name)}.")
+
+    def check_choices(self, **choices: Sequence[str]) -> None:
+        """Raise ValueError unless fields have one of the values given for them."""
+        for name, values in choices.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"{name} {getattr(self, name)!r} is unknown. Choose one of {list(values)}.")
+
+    def check_token_ids(self, *names: str) -> None:
+        """Raise ValueError unless fields are ids of the vocabulary, or None."""
+        for name in names:
+            value = getattr(self, name)
+            if isinstance(value, int) and not 0 <= value < self.vocab_size:
+                raise ValueError(
+                    f"{name} {value} is outside the vocabulary of {self.vocab_size} ids. "
+                    f"Set {name} to an id below vocab_size."
+                )
+
+
+class SyntacticDistanceConfig(SyntacticConfig):
+    """Base of the configurations of models whose syntactic distances may learn from gold trees (see `ranking_loss`).
+
+    Fields:
+        syntactic_distance_weight: weight of the ranking loss.
+        syntactic_distance_margin: by how much two distances shall differ.
+        syntactic_distance_scope: pairs inside a "sentence" (the paper), or across the "batch" (the released code).
+        syntactic_distance_reduction: "mean" or "sum" over the pairs.
+        syntactic_distance_scale: factor of the distances, which lie between 0 and 1, before they are compared.
+    """
+
+    syntactic_distance_weight: float | int = 0.75
+    syntactic_distance_margin: float | int = 1.0
+    syntactic_distance_scope: str = "sentence"
+    syntactic_distance_reduction: str = "mean"
+    syntactic_distance_scale: float | int = 1.0
+
+    def check_supervision(self) -> None:
+        """Raise ValueError for bad `syntactic_distance_*`."""
+        self.check_finite("syntactic_distance_weight", "syntactic_distance_margin")
+        self.check_finite("syntactic_distance_scale", positive=True)
+        self.check_choices(
+            syntactic_distance_scope=SYNTACTIC_DISTANCE_SCOPES,
+            syntactic_distance_reduction=SYNTACTIC_DISTANCE_REDUCTIONS,
+        )
+
+
+__all__ = ["SyntacticConfig", "SyntacticDistanceConfig"]
