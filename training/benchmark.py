@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from benchmark_clock import Step, seconds
 from benchmark_gpst import BEAM, PARSE_TOKENS, QUARTER, gpst_parse, gpst_train
+from benchmark_recurrent import on_lstm_train, palm_train, prpn_train
 from benchmark_rnng import rnng_search, rnng_search_batched, rnng_search_growth, rnng_train
 
 
@@ -85,6 +86,36 @@ CASES = {
             "RNNG parse of 8 sentences of 17 tokens together, action beam 100",
             "the same sentences one by one",
             lambda: rnng_search_batched(100),
+        ),
+        Case(
+            "on-lstm-train",
+            "ON-LSTM forward + backward, 3 layers, E 400, H 1150, V 10000, 20 x 70 tokens, no dropout",
+            "three torch.nn.LSTM, embedding and output layer of the same sizes",
+            lambda: on_lstm_train(dropout=False),
+        ),
+        Case(
+            "on-lstm-train-dropout",
+            "the same with the dropout of the preset",
+            "the same, without dropout",
+            lambda: on_lstm_train(dropout=True),
+        ),
+        Case(
+            "prpn-train",
+            "PRPN forward + backward, 2 layers, E 800, H 1200, V 10000, 64 x 35 tokens, no dropout",
+            "two torch.nn.LSTM of the same sizes, a projection, embedding and output layer",
+            lambda: prpn_train(dropout=False),
+        ),
+        Case(
+            "prpn-train-dropout",
+            "the same with the dropout of the preset",
+            "the same, without dropout",
+            lambda: prpn_train(dropout=True),
+        ),
+        Case(
+            "palm-train",
+            "PaLM forward + backward, 3 layers, E 400, H 1020, 20 spans, V 10000, 20 x 70 tokens",
+            "AWD-LSTM: the same model without span attention",
+            palm_train,
         ),
     )
 }
