@@ -22,6 +22,11 @@ class SyntacticConfig(PreTrainedConfig):
     model_classes: ClassVar[Sequence[str]] = ("Model", "ForCausalLM", "ForSequenceClassification")
     """What there is of the architecture: X + each of these is a class."""
 
+    # Trainer leaves these fields of an output out of its predictions.
+    keys_to_ignore_at_inference = (
+        "past_key_values losses joint_log_prob spans chart action_logits distances syd_distances span_scores"
+    ).split()
+
     auto_map: dict | None = None
 
     def __post_init__(self, **kwargs):
@@ -109,7 +114,7 @@ class SyntacticDistanceConfig(SyntacticConfig):
         syntactic_distance_margin: by how much two distances shall differ.
         syntactic_distance_scope: pairs inside a "sentence" (the paper), or across the "batch" (the released code).
         syntactic_distance_reduction: "mean" or "sum" over the pairs.
-        syntactic_distance_scale: factor of the distances, which lie between 0 and 1, before they are compared.
+        syntactic_distance_scale: factor of the distances before they are compared (those of ON-LSTM lie in [0, 1)).
     """
 
     syntactic_distance_weight: float | int = 0.75

@@ -82,7 +82,6 @@ class GPSTConfig(SyntacticConfig):
 
     model_type = "gpst"
     presets = PRESETS
-    keys_to_ignore_at_inference = ["past_key_values", "losses", "spans", "chart", "joint_log_prob"]
     attribute_map = {"n_embd": "hidden_size", "n_head": "num_attention_heads"}
 
     vocab_size: int = 50264

@@ -41,7 +41,6 @@ class LSTMConfig(SyntacticConfig):
     model_type = "lstm_lm"
     presets = PRESETS
     model_classes = ("Model", "ForCausalLM")
-    keys_to_ignore_at_inference = ["past_key_values", "losses", "joint_log_prob"]
     attribute_map = {"num_hidden_layers": "num_layers"}
 
     vocab_size: int = 50000

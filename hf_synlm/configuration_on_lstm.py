@@ -37,7 +37,7 @@ class ONLSTMConfig(SyntacticDistanceConfig):
         embedding_size: width of the token embedding and of the last layer (E).
         hidden_size: width of the other layers (H).
         num_layers: number of layers (L).
-        chunk_size: units that share a pair of master gates (k); it divides the widths of all layers.
+        chunk_size: units that share a pair of master gates (k); the widths of all layers are multiples of it.
     Regularization (in training):
         embedding_dropout: of whole rows of the embedding.
         input_dropout: of the embedded tokens; here and below the same mask at all positions.
@@ -65,7 +65,6 @@ class ONLSTMConfig(SyntacticDistanceConfig):
 
     model_type = "on_lstm"
     presets = PRESETS
-    keys_to_ignore_at_inference = ["past_key_values", "losses", "joint_log_prob", "distances", "syd_distances"]
     attribute_map = {"num_hidden_layers": "num_layers"}
 
     vocab_size: int = 10000
@@ -103,6 +102,11 @@ class ONLSTMConfig(SyntacticDistanceConfig):
         for size in set(self.layer_sizes):
             if size % self.chunk_size:
                 raise ValueError(f"chunk_size {self.chunk_size} does not divide the width {size} of a layer.")
+            if size == self.chunk_size:
+                raise ValueError(
+                    f"chunk_size {self.chunk_size} is the width of a layer: one chunk has nothing to order, and its "
+                    "cell never changes. Use half of it or less."
+                )
         self.check_dropout(*(f"{name}_dropout" for name in ("embedding", "input", "hidden", "output", "weight")))
         self.check_finite("activation_regularization", "temporal_activation_regularization", "language_model_weight")
         self.check_choices(syntactic_distance_head=DISTANCE_HEADS)

@@ -61,7 +61,6 @@ class PaLMConfig(SyntacticConfig):
 
     model_type = "palm"
     presets = PRESETS
-    keys_to_ignore_at_inference = ["past_key_values", "losses", "joint_log_prob", "span_scores"]
     attribute_map = {"num_hidden_layers": "num_layers"}
 
     vocab_size: int = 10000

@@ -66,8 +66,8 @@ class PRPNConfig(SyntacticDistanceConfig):
         gate: "hard", clamp((a - b) / resolution + 1, 0, 1), or "soft", sigmoid(10 (a - b) / resolution + 5).
         resolution: difference of two distances that closes a gate.
     Dropout:
-        dropout: of the token embeddings where the reading network reads them, and of the features before the output
-            layer.
+        dropout: of the token embeddings where the first LSTM layer reads them (its attention key reads them under
+            input_dropout), and of the features before the output layer.
         input_dropout: everywhere else outside the recurrence: parsing network, attention keys, between the layers,
             predict network.
         recurrent_dropout: of what the LSTM reads from its past, one mask of H units per layer and call.
@@ -91,7 +91,6 @@ class PRPNConfig(SyntacticDistanceConfig):
 
     model_type = "prpn"
     presets = PRESETS
-    keys_to_ignore_at_inference = ["past_key_values", "losses", "distances", "syd_distances"]
     attribute_map = {"num_hidden_layers": "num_layers"}
 
     vocab_size: int = 10000

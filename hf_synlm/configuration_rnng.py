@@ -66,7 +66,6 @@ class RNNGConfig(SyntacticConfig):
 
     model_type = "rnng"
     presets = PRESETS
-    keys_to_ignore_at_inference = ["past_key_values", "losses", "spans", "joint_log_prob", "action_logits"]
     attribute_map = {"num_hidden_layers": "num_layers"}
 
     vocab_size: int = 50000

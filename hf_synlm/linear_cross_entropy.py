@@ -8,7 +8,6 @@ Shapes: R rows, D hidden, V vocabulary.
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from .matrix_products import linear_map, weight_gradient
@@ -37,7 +36,7 @@ def linear_cross_entropy(
         bias_V: output bias; None = 0.
 
     Returns:
-        The scalar loss and the detached loss of each row [R], both in float32 nats.
+        The scalar loss and the detached loss of each row [R], both in nats, float32 or higher.
 
     Cost: O(R V D) multiplications, three GEMMs per chunk in training, one without gradients; O(chunk V) memory.
     """
@@ -54,11 +53,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias = None if bias_V is None else bias_V.to(dtype)
         need_hidden, need_weight, need_bias = (train and needed for needed in ctx.needs_input_grad[:3])
         # Gradients are kept in units of the largest coefficient: p / number of tokens would underflow in float16.
-        unit = coefficient_R.float().amax().clamp_min(torch.finfo(torch.float32).tiny)
+        wide = torch.promote_types(dtype, torch.float32)
+        coefficient_R = coefficient_R.to(wide)
+        unit = coefficient_R.amax().clamp_min(torch.finfo(torch.float32).tiny)
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
         grad_weight = None
         grad_bias = torch.zeros_like(bias_V) if need_bias else None
-        loss_R = torch.empty(len(hidden), dtype=torch.promote_types(dtype, torch.float32), device=hidden.device)
+        loss_R = torch.empty(len(hidden), dtype=wide, device=hidden.device)
         chunk = max(1, _CHUNK_ELEMENTS // weight.shape[0])
         num_chunks = -(-len(hidden) // chunk)
         to_logits = linear_map(weight, chunk, num_chunks)
@@ -72,7 +73,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 loss_R[rows] = -log_prob.gather(1, target).squeeze(1)
                 if not (need_hidden or need_weight or need_bias):
                     continue
-                relative = (coefficient_R[rows, None].float() / unit).to(loss_R.dtype)
+                relative = coefficient_R[rows, None] / unit
                 gradient = log_prob.exp_().mul_(relative).scatter_add_(1, target, -relative).to(dtype)
                 if need_bias:
                     grad_bias += gradient.sum(0, dtype=grad_bias.dtype)
@@ -87,8 +88,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss, loss_R
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad_loss, _):
+        # `once_differentiable` would only see that the gradient of a plain loss is a constant.
+        if torch.is_grad_enabled():
+            raise RuntimeError("The cross entropy has no second derivatives: leave create_graph=True out.")
         grad_hidden, grad_weight, grad_bias, unit = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
         scale = grad_loss * unit

@@ -27,7 +27,8 @@ def _has_onednn() -> bool:
     """Whether this build of PyTorch has the kernels, and they are called as expected: they are no public interface."""
     if not torch.backends.mkldnn.is_available():
         return False
-    x, weight = torch.ones(2, 3), torch.ones(4, 3)
+    # Whatever the default type and device are at import.
+    x, weight = (torch.ones(rows, 3, dtype=torch.float32, device="cpu") for rows in (2, 4))
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, 2)
         product = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")

@@ -11,9 +11,7 @@ t + 1 node t), R rows, D hidden size, d composition size, V vocabulary. Spans ar
 Source: the authors' `model/generative_r2d2_fast.py`, `r2d2_insideoutside.py`, `fast_parser.py`.
 """
 
-import contextlib
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,6 +25,7 @@ from .actions import COMP, GEN, PAD_ACTION, spans_to_actions
 from .chart import ChartPlan, TreeNodes, best_splits, induced_trees, plan_chart, plan_trees
 from .composition_gpst import GPSTComposition, GPSTDecomposition, GPSTParser
 from .configuration_gpst import GPSTConfig
+from .evaluation_mode import evaluation_mode
 from .incremental_parsing import parse_with_search
 from .inside_outside import InsideChart, inside, outside
 from .linear_cross_entropy import linear_cross_entropy
@@ -525,19 +524,6 @@ def _parser_loss(score_BP: Tensor, nodes: TreeNodes) -> Tensor:
     return (largest + total.log() - flat[base + split - 1]).mean()
 
 
-@contextlib.contextmanager
-def _evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """No dropout and no noise inside; every module gets its own mode back."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 # ---------------------------------------------------------------------------------------------- language model
 class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
     """GPST with its language-modeling heads: training objective, marginal next-token distribution, search."""
@@ -698,7 +684,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
             row = int((~mask.any(1)).nonzero()[0])
             raise ValueError(f"Row {row} of input_ids holds no token (besides a begin token). Leave empty texts out.")
         if method == "search":
-            with _evaluation_mode(self):
+            with evaluation_mode(self):
                 return parse_with_search(
                     self.word_search(num_beams),
                     input_ids,
@@ -718,7 +704,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
 
     def _parse_whole(self, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None, by_merges: bool) -> ParseOutput:
         """Trees that need whole sentences: of the inside pass, or of the parser's merges alone."""
-        with _evaluation_mode(self):
+        with evaluation_mode(self):
             spans = self.model.whole_sentence_trees(input_ids, mask, word_ends, by_merges=by_merges)
         lengths, offsets = mask.sum(1).tolist(), mask.long().argmax(1).tolist()
         ends = None

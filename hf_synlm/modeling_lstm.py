@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
-from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast
@@ -27,8 +26,9 @@ from transformers.utils import can_return_tuple
 from .configuration_lstm import LSTMConfig
 from .linear_cross_entropy import linear_cross_entropy
 from .modeling_outputs import SyntacticLMOutput
-from .recurrent_cache import RecurrentCache, segment_mask
-from .token_batch import after_columns, attended_tokens, tokens_first
+from .recurrent_cache import RecurrentCache, check_cache, segment_mask
+from .recurrent_language_model import RecurrentGenerationMixin, RecurrentPreTrainedModel
+from .token_batch import after_columns, attended_tokens, check_labels, tokens_first
 
 
 @dataclass
@@ -45,20 +45,11 @@ class LSTMModelOutput(BaseModelOutputWithPast):
     token_mask: Tensor | None = None
 
 
-class LSTMPreTrainedModel(PreTrainedModel):
+class LSTMPreTrainedModel(RecurrentPreTrainedModel):
     """Loading, saving and initialization shared by the LSTM models."""
 
     config: LSTMConfig
-    base_model_prefix = "model"
-    accepts_loss_kwargs = False  # the first token has a target, too, which Trainer's count leaves out
-    _is_stateful = True  # assisted decoding needs a cache that can be cropped
     _no_split_modules = ["LSTM"]
-    _skip_keys_device_placement = ["past_key_values"]
-    _input_embed_layer = "embed_tokens"
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -119,6 +110,7 @@ class LSTMModel(LSTMPreTrainedModel):
         Cost: T steps of L cells for the whole batch.
         """
         cache = past_key_values
+        check_cache(cache)
         begins = cache is None or not cache.is_initialized
         mask = self._read_columns(input_ids, attention_mask, None if begins else cache)
         count_B = mask.sum(1)
@@ -127,9 +119,10 @@ class LSTMModel(LSTMPreTrainedModel):
         if begins:
             ids = F.pad(ids, (1, 0), value=self.config.bos_token_id)
         keep_state = cache is not None or bool(use_cache)
-        states, final = self._read(ids, count_B + begins, None if begins else cache.state, keep_state)
-        if not begins:
-            states = torch.cat([cache.state[0][-1][:, None].to(states.dtype), states], 1)
+        state = None if begins else cache.read(self._state_shapes(len(ids)), ids.device)
+        states, final = self._read(ids, count_B + begins, state, keep_state)
+        if state is not None:
+            states = torch.cat([state[0][-1][:, None].to(states.dtype), states], 1)
         if keep_state:
             cache = RecurrentCache() if cache is None else cache
             cache.store(final, input_ids.shape[1], batch_dim=1)
@@ -139,6 +132,10 @@ class LSTMModel(LSTMPreTrainedModel):
             initial_state=states[:, 0],
             token_mask=mask,
         )
+
+    def _state_shapes(self, batch_size: int) -> list[tuple[int, ...]]:
+        """Shapes of h and c."""
+        return [(self.config.num_layers, batch_size, self.config.hidden_size)] * 2
 
     def _read_columns(self, input_ids: Tensor, attention_mask: Tensor | None, cache: RecurrentCache | None) -> Tensor:
         """Mask [B, T] of the columns that hold tokens, the begin token left out."""
@@ -153,8 +150,6 @@ class LSTMModel(LSTMPreTrainedModel):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """States after every token [B, T, H], and the state after the last token of each row (if needed)."""
         inputs = self.dropout(self.embed_tokens(ids))
-        if state is not None:
-            state = tuple(tensor.to(inputs.device) for tensor in state)
         if not need_final or bool((count_B == ids.shape[1]).all()):
             return self.lstm(inputs, state)
         # The state after the last token is that of the last column only in the longest rows. A row may hold no token at
@@ -169,7 +164,7 @@ class LSTMModel(LSTMPreTrainedModel):
         return states, final
 
 
-class LSTMForCausalLM(LSTMPreTrainedModel, GenerationMixin):
+class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationMixin):
     """LSTM language model: next-token log-probabilities, training loss, stock generation."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -207,7 +202,7 @@ class LSTMForCausalLM(LSTMPreTrainedModel, GenerationMixin):
             use_cache: return the state; default: only if one is given.
             logits_to_keep: compute `logits` for the last so many columns (0 = all), or for these columns.
             **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (so
-                that the first token, which only the beginning predicts, does not count).
+                that the first token does not count, unless its row begins with the begin token).
 
         Returns:
             `SyntacticLMOutput`. With labels: `loss`, `losses` ("word") and `joint_log_prob` [B], here log p of the
@@ -226,48 +221,37 @@ class LSTMForCausalLM(LSTMPreTrainedModel, GenerationMixin):
             raise TypeError(f"forward() takes no arguments {sorted(kwargs)}")
         if labels is not None and shift_labels is not None:
             raise ValueError("labels and shift_labels were both given. Pass one of them.")
-        if shift_labels is not None:
-            labels = F.pad(shift_labels[:, :-1], (1, 0), value=-100)
-        if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+        given = labels if shift_labels is None else shift_labels
+        if given is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError("logits_to_keep goes with next-token logits. Leave it out together with labels.")
-        if labels is not None:
-            self._check_labels(labels, input_ids)
+        if given is not None:
+            check_labels(self.config, given, input_ids)
         output = self.model(
             input_ids, attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache
         )
         result = SyntacticLMOutput(past_key_values=output.past_key_values)
-        if labels is None:
+        if given is None:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(self.projection(output.last_hidden_state[:, kept]))
             result.logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
             return result
-        result.loss, result.joint_log_prob = self._objective(output, labels.masked_fill(~output.token_mask, -100))
+        states, mask = output.last_hidden_state, output.token_mask
+        if shift_labels is None:  # a label is predicted from the state before its column
+            states = torch.cat([output.initial_state[:, None], states[:, :-1]], 1)
+        else:  # from that after it, also before the first token
+            mask = mask | F.pad(mask[:, 1:], (0, 1))
+        result.loss, result.joint_log_prob = self._objective(states, given.masked_fill(~mask, -100))
         result.losses = {"word": result.loss.detach()}
         return result
 
-    def _check_labels(self, labels: Tensor, input_ids: Tensor) -> None:
-        """Raise ValueError unless the labels are ids of the vocabulary or -100, one per input id."""
-        if labels.shape != input_ids.shape or labels.is_floating_point():
-            raise ValueError(
-                f"labels are {labels.dtype} {tuple(labels.shape)}, input_ids {tuple(input_ids.shape)}. Give one "
-                "integer per input id."
-            )
-        if not labels.is_cuda:  # on a GPU the check would stall every step
-            outside = (labels != -100) & ((labels < 0) | (labels >= self.config.vocab_size))
-            if outside.any():
-                raise ValueError(
-                    f"Label {labels[outside][0].item()} is outside the vocabulary ({self.config.vocab_size} ids). "
-                    "Use -100 to leave out."
-                )
-
-    def _objective(self, output: LSTMModelOutput, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _objective(self, states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss of the labels that count, and their log-probability per row [B] (detached)."""
-        before = torch.cat([output.initial_state[:, None], output.last_hidden_state[:, :-1]], 1)
         row, column = (labels != -100).nonzero(as_tuple=True)
-        hidden_RE = self.projection(before[row, column])
+        hidden_RE = self.projection(states[row, column])
         if len(row) == 0:  # nothing to learn, but every parameter gets its (zero) gradient
-            return self.lm_head(hidden_RE).sum(), before.new_zeros(len(labels))
-        coefficient = hidden_RE.new_full((len(row),), 1 / len(row), dtype=torch.float32)
+            return self.lm_head(hidden_RE).sum(), states.new_zeros(len(labels))
+        wide = torch.promote_types(hidden_RE.dtype, torch.float32)
+        coefficient = hidden_RE.new_full((len(row),), 1 / len(row), dtype=wide)
         loss, loss_R = linear_cross_entropy(
             hidden_RE, self.lm_head.weight, labels[row, column].long(), coefficient, self.lm_head.bias
         )

@@ -32,8 +32,9 @@ from .recurrent_language_model import (
     activation_penalty,
     temporal_activation_penalty,
 )
-from .syntactic_distance import Decoder, check_gold_distances, distance_loss, distances_to_spans
+from .syntactic_distance import Decoder, check_gold_distances, distance_loss, distance_trees
 from .token_batch import after_columns, tokens_first
+from .trees import Span
 
 DISTANCES = ("supervised", "language_model")
 
@@ -108,7 +109,7 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
         embedded = self.embed_tokens(ids)
         embedded = embedding_dropout(embedded, ids, config.vocab_size, config.embedding_dropout, self.training)
         inputs = embedded.transpose(0, 1)
-        old = cache.state if cache is not None and cache.is_initialized else self._zero_state(embedded)
+        old = self._old_state(cache, embedded)
         last = None if mask is None else (mask.sum(1), torch.arange(len(mask), device=mask.device))
         new: list[Tensor] = []
         distances: list[Tensor] = []
@@ -136,11 +137,13 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
             syd_distances=_at_columns([supervised[x] for x in config.supervised_layers], mask) if supervised else None,
         )
 
-    def _zero_state(self, embedded: Tensor) -> tuple[Tensor, ...]:
+    def _old_state(self, cache: RecurrentCache | None, embedded: Tensor) -> tuple[Tensor, ...]:
         """States of every layer, h and c, before the first token."""
+        shapes = [(len(embedded), size) for size in self.config.layer_sizes for _ in "hc"]
+        if cache is not None and cache.is_initialized:
+            return cache.read(shapes, embedded.device)
         dtype = torch.promote_types(embedded.dtype, torch.float32)
-        sizes = (size for size in self.config.layer_sizes for _ in "hc")
-        return tuple(torch.zeros(len(embedded), size, dtype=dtype, device=embedded.device) for size in sizes)
+        return tuple(torch.zeros(shape, dtype=dtype, device=embedded.device) for shape in shapes)
 
     def _syd_distance(self, number: int, states: Tensor, distance: Tensor, split: Tensor | None) -> Tensor:
         """What learns from gold trees in a layer, [T, B]."""
@@ -152,6 +155,7 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
 
 def _at_columns(distances_TB: list[Tensor], mask: Tensor | None) -> Tensor:
     """Distances [X, B, T] at the columns of the input."""
+    distances_TB = [distance.to(distances_TB[0].device) for distance in distances_TB]
     if mask is None:
         return torch.stack(distances_TB).transpose(1, 2)
     columns = [after_columns(F.pad(distance.t(), (1, 0)), mask) for distance in distances_TB]
@@ -293,13 +297,9 @@ class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, Generatio
         if layer not in layers:
             raise ValueError(f"Layer {layer} has no {distances} distances. Layers that have them: {layers}.")
 
-        def read_trees(output: RecurrentModelOutput, starts: list[list[int]]) -> list[list[tuple[int, int]]]:
+        def read_trees(output: RecurrentModelOutput, starts: list[list[int]]) -> list[list[Span]]:
             chosen = output.distances if distances == "language_model" else output.syd_distances
-            rows = chosen[layers.index(layer)].tolist()
-            return [
-                distances_to_spans([row[start] for start in places], decoder)
-                for row, places in zip(rows, starts, strict=True)
-            ]
+            return distance_trees(chosen[layers.index(layer)], starts, decoder)
 
         return self.parse_text(input_ids, attention_mask, word_ends, read_trees)
 

@@ -21,7 +21,6 @@ are in nats.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,9 +80,11 @@ class WeightDropLSTM(nn.LSTM):
         weights = [self.weight_ih_l0, recurrent, self.bias_ih_l0, self.bias_hh_l0]
         options = (True, 1, 0.0, torch.is_grad_enabled(), False)  # biases, layers, dropout, train, bidirectional
         old = tuple(tensor[None].to(inputs_BTI) for tensor in state)
-        if lengths_B is None:
-            outputs, hidden, cell = torch.lstm(inputs_BTI, old, weights, *options, True)
-            return outputs, (hidden[0], cell[0])
+        if lengths_B is None or inputs_BTI.shape[1] == 1:
+            outputs, *new = torch.lstm(inputs_BTI, old, weights, *options, True)
+            if lengths_B is not None:
+                new = [torch.where(lengths_B[:, None] > 0, *pair) for pair in zip(new, old, strict=True)]
+            return outputs, (new[0][0], new[1][0])
         # A row may hold no token at all; packing does not know that: such rows read one input and keep their state.
         lengths = lengths_B.clamp_min(1).cpu()
         packed = pack_padded_sequence(inputs_BTI, lengths, batch_first=True, enforce_sorted=False)
@@ -136,7 +137,7 @@ class PaLMPreTrainedModel(RecurrentPreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize as the authors do; all biases start at 0."""
+        """Initialize as the authors of PaLM do, AWD-LSTM too (whose authors do otherwise); all biases start at 0."""
         if isinstance(module, nn.Embedding):
             bound = (3 / module.embedding_dim) ** 0.5
             init.uniform_(module.weight, -bound, bound)
@@ -201,9 +202,12 @@ class PaLMModel(PaLMPreTrainedModel):
             ids = tokens_first(ids.masked_fill(~mask_BT, 0), mask_BT)
         keep_state = cache is not None or bool(use_cache)
         lengths_B = None
-        if keep_state and mask_BT is not None and not bool(mask_BT.all()):
-            lengths_B = mask_BT.sum(1)  # the state after the last token is not that of the last column
-        state = cache.state if cache is not None and cache.is_initialized else self._initial_state(len(ids))
+        # The state after the last token need not be that of the last column. (While generating, nothing is looked up.)
+        if keep_state and mask_BT is not None and (ids.shape[1] == 1 or not bool(mask_BT.all())):
+            lengths_B = mask_BT.sum(1)
+        state = self._initial_state(len(ids))
+        if cache is not None and cache.is_initialized:
+            state = cache.read([part.shape for part in state], ids.device)
         output, new_state = self._read(ids, lengths_B, state)
         if keep_state:
             output.past_key_values = RecurrentCache() if cache is None else cache
@@ -364,10 +368,11 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
             raise ValueError(f"spans hold {len(spans)} rows and input_ids {len(input_ids)}. Give one list per row.")
         width = input_ids.shape[1]
         for row, pairs in enumerate(spans):
-            for i, j in pairs:
-                if not (i < j and 0 <= j <= width):
+            for span in pairs:
+                is_pair = len(span) == 2 and all(isinstance(x, int) for x in span)
+                if not (is_pair and span[0] < span[1] and 0 <= span[1] <= width):
                     raise ValueError(
-                        f"({i}, {j}) in row {row} is no span (i, j) with i < j that ends in {width} columns."
+                        f"{span!r} in row {row} is no span (i, j) with i < j that ends in {width} columns."
                     )
 
     def parse(
@@ -406,14 +411,17 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
             raise ValueError("span_attention=False: an AWD-LSTM has no trees. Use a PaLM.")
         return self.parse_text(input_ids, attention_mask, word_ends, self._read_trees)
 
-    def _with_trees(self, kind: Any, result: Any, *args: Any) -> Any:
-        return result if self.model.span_context is None else super()._with_trees(kind, result, *args)
+    @property
+    def _has_trees(self) -> bool:
+        return self.model.span_context is not None
 
     def _read_trees(self, output: PaLMModelOutput, starts: list[list[int]]) -> list[list[Span]]:
         """Spans over the words of each row, which begin at the columns `starts`."""
         queries, lengths = output.query_states, output.token_mask.sum(1).tolist()
         history = queries.new_zeros(len(queries), max(lengths), queries.shape[2])  # no span reaches into it
         rows = self.model.span_context.attention.scores(queries, history).cpu()
+        if torch.isnan(rows).any():
+            raise ValueError("Some scores of spans are not a number. Check the weights of the model.")
         return [split_by_scores(row, [*s, n - 1]) for row, s, n in zip(rows, starts, lengths, strict=True)]
 
 

@@ -45,7 +45,7 @@ from .recurrent_language_model import (
     RecurrentPreTrainedModel,
     RecurrentSequenceClassifier,
 )
-from .syntactic_distance import Decoder, check_gold_distances, distance_loss, distances_to_spans
+from .syntactic_distance import Decoder, check_gold_distances, distance_loss, distance_trees
 from .token_batch import after_columns, tokens_first
 from .trees import Span
 
@@ -57,7 +57,7 @@ class PRPNModelOutput(RecurrentModelOutput):
     Fields, besides those of `RecurrentModelOutput`:
         last_hidden_state: [B, T, E] features of the next token: what the predict network says after each column.
         distances: [1, B, T] in (0, 1).
-        syd_distances: [1, B, T] in (0, 1); None for `parsing_network="convolution"`.
+        syd_distances: [1, B, T], without bounds; None for `parsing_network="convolution"`.
         next_distances: [B, T] guess of the distance of the gap after each token.
         attentions: with `output_attentions`, attention weights [B, T, N] of each reading layer, then of the predict
             network, the oldest slot first: the last slot of a row is the token right before it.
@@ -161,9 +161,12 @@ class PRPNModel(PRPNPreTrainedModel):
         tokens_BT = torch.ones_like(input_ids, dtype=torch.bool) if mask_BT is None else mask_BT
         ids = input_ids.long().masked_fill(~tokens_BT, self.config.pad_token_id or 0)
         ids, tokens_BT = tokens_first(ids, mask_BT), tokens_first(tokens_BT, mask_BT)
-        begins = cache is None or not cache.is_initialized
-        state = self._initial_state(len(ids)) if begins else tuple(part.to(ids.device) for part in cache.state)
-        read = self._read(ids.t(), tokens_BT.t(), state)
+        state = self._initial_state(len(ids))
+        if cache is not None and cache.is_initialized:
+            state = cache.read([part.shape for part in state], ids.device)
+        # In training the batch normalizations see tokens only, unless asked for otherwise.
+        every = mask_BT is None or not (self.training and self.config.pad_aware_batch_norm)
+        read = self._read(ids.t(), tokens_BT.sum(1), TokenRows(tokens_BT.t(), every), state)
         if cache is not None or use_cache:
             cache = RecurrentCache() if cache is None else cache
             cache.store(read.state, input_ids.shape[1], batch_dim=1)
@@ -186,13 +189,13 @@ class PRPNModel(PRPNPreTrainedModel):
         tape = like_BE.new_zeros(config.num_slots, batch_size, 2 * config.hidden_size)
         return (like_BE[None], distances, *[tape] * config.num_layers, *self.parser.start(like_BE))
 
-    def _read(self, ids_TB: Tensor, tokens_TB: Tensor, state: tuple[Tensor, ...]) -> "_Read":
+    def _read(self, ids_TB: Tensor, count_B: Tensor, rows: TokenRows, state: tuple[Tensor, ...]) -> "_Read":
         """Run the three networks over rows whose tokens stand first."""
-        config, count_B = self.config, tokens_TB.sum(0)
-        rows = TokenRows(tokens_TB, every=not (self.training and config.pad_aware_batch_norm))
+        config = self.config
         if self.training and len(rows) < 2:
             raise ValueError(
-                f"{len(rows)} tokens: batch normalization trains on two at least. Give more, or call eval()."
+                f"Batch normalization needs at least two tokens in training, and there are {len(rows)}. Give more, or "
+                "call eval()."
             )
         features_before, distances_before, *rest = state
         tapes, parser_state = rest[: config.num_layers], tuple(rest[config.num_layers :])
@@ -360,11 +363,7 @@ class PRPNForCausalLM(RecurrentLanguageModel, PRPNPreTrainedModel, GenerationMix
             raise ValueError(f"There are no distances {distances!r}. This model has {list(names)}.")
 
         def read_trees(output: RecurrentModelOutput, starts: list[list[int]]) -> list[list[Span]]:
-            rows = output[names[distances]][0].tolist()
-            return [
-                distances_to_spans([row[start] for start in places], decoder)
-                for row, places in zip(rows, starts, strict=True)
-            ]
+            return distance_trees(output[names[distances]][0], starts, decoder)
 
         return self.parse_text(input_ids, attention_mask, word_ends, read_trees)
 

@@ -22,6 +22,7 @@ from transformers.utils import can_return_tuple
 
 from .composition_rnng import AttentionComposition, LSTMComposition, chain_inputs
 from .configuration_rnng import RNNGConfig
+from .evaluation_mode import evaluation_mode
 from .fast_track_decoding import FastTrackDecoder
 from .fast_track_search import FastTrackSearch
 from .incremental_parsing import parse_with_search
@@ -552,9 +553,7 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         _check_not_empty(mask)
         if word_ends is None:
             word_ends = self.model.word_ends_of(input_ids.masked_fill(~mask, 0))
-        training = self.training
-        self.eval()
-        try:
+        with evaluation_mode(self):
             search = self._parsing_search(
                 method, num_particles, num_beams, action_beam_size, fast_track_size, normalization, stepwise
             )
@@ -566,8 +565,6 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
                 num_return_sequences=num_return_sequences,
                 stepwise=stepwise,
             )
-        finally:
-            self.train(training)
 
     def _parsing_search(
         self,
@@ -717,14 +714,10 @@ class RNNGForSequenceClassification(RNNGPreTrainedModel):
         _check_not_empty(mask)
         config = self.config
         width = max(config.action_beam_size, config.scoring_num_beams)
-        training = self.training
-        self.eval()
-        try:
+        with evaluation_mode(self):
             machine = RNNGStackMachine(self)
             search = FastTrackSearch(machine, config.scoring_num_beams, width, config.fast_track_size)
             output = parse_with_search(search, input_ids, mask, word_ends=word_ends)
-        finally:
-            self.train(training)
         # In-order, the tree of one word may be the bare word: no span, but a derivation.
         missing = [row for row, trees in enumerate(output.spans) if not trees]
         if missing:

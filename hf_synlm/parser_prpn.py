@@ -80,14 +80,24 @@ def gates_of(
     Returns:
         g and g', each [T, B, N], the oldest slot first.
 
-    Cost: O(T B N).
+    Cost: O(T B N log N).
     """
     slots = len(distances_SB) - len(own_TB)
     passed_TBN = distances_SB.unfold(0, slots, 1)[1:].flip(2)
     reading, predicting = (
-        openness(values[..., None], passed_TBN, gate, resolution).cumprod(2).flip(2) for values in (own_TB, next_TB)
+        _running_product(openness(values[..., None], passed_TBN, gate, resolution)).flip(2)
+        for values in (own_TB, next_TB)
     )
     return reading, predicting
+
+
+def _running_product(values: Tensor) -> Tensor:
+    """`cumprod` of the last dimension N in log N products; that of PyTorch waits for the device in backward."""
+    step = 1
+    while step < values.shape[-1]:
+        values = values * F.pad(values[..., :-step], (step, 0), value=1.0)
+        step *= 2
+    return values
 
 
 # ---------------------------------------------------------------------------------------------- parsing networks
@@ -167,9 +177,11 @@ class RecurrentParsingNetwork(nn.Module):
     """The parsing network of PRPN-SYD (a reconstruction), with distances for reading and others for supervision.
 
         h = LSTM_w(drop(e));    g = drop(ReLU(BN(W [drop(h_t-L) ; ... ; drop(h_t)] + b)));    s = drop(LSTM_d(g))
-        (d, d') = sigmoid(FF_lm(s));    d_syd = sigmoid(FF_syd(s));    FF = linear, ReLU, linear
+        (d, d') = sigmoid(FF_lm(s));    d_syd = FF_syd(s);    FF = linear, ReLU, linear
 
-    Both LSTMs run from left to right, as a language model must not see what follows.
+    Both LSTMs run from left to right, as a language model must not see what follows. Gates need distances in (0, 1);
+    the supervised ones have no bounds, as a ranking loss with a margin drives bounded ones to the bounds, where they
+    cannot be told apart and no gradient is left.
 
     Args:
         embedding_size: E.
@@ -219,7 +231,7 @@ class RecurrentParsingNetwork(nn.Module):
         states_TBH, distance_state = run_lstm(self.distance_lstm, local_TBH, state[3:], count_B)
         states_TBH = drop(states_TBH, self.dropout, self.training)
         own, following = _at_least_float32(self.language_model_head(states_TBH)).sigmoid().unbind(2)
-        supervised = _at_least_float32(self.supervised_head(states_TBH)).squeeze(2).sigmoid()
+        supervised = _at_least_float32(self.supervised_head(states_TBH)).squeeze(2)
         lookback = last_entries(words_SBH, count_B, len(state[2]))
         return Distances(own, following, supervised, (*word_state, lookback, *distance_state))
 

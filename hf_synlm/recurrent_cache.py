@@ -1,5 +1,9 @@
 """The state of a recurrent network as `past_key_values`, and the segments of text that it is moved on by."""
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
@@ -30,8 +34,36 @@ class RecurrentCache(Cache):
             batch_dim: dimension of the sentences in every tensor of the state.
         """
         self.batch_dim = batch_dim
-        self.state = tuple(tensor.detach() for tensor in state)
+        # Copies: what comes here are often slices of all the states of a segment, which would be kept and saved, too.
+        self.state = tuple(tensor.detach().clone() for tensor in state)
         self.num_columns += num_columns
+
+    def read(self, shapes: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, ...]:
+        """The state, checked.
+
+        Args:
+            shapes: of the tensors that the network keeps.
+            device: for the state.
+
+        Returns:
+            The tensors.
+
+        Raises:
+            ValueError: when the state is that of another network.
+        """
+        found = [list(tensor.shape) for tensor in self.state or ()]
+        if found != [list(shape) for shape in shapes]:
+            raise ValueError(
+                f"past_key_values holds tensors of the shapes {found}, but this network keeps "
+                f"{[list(shape) for shape in shapes]}. Pass the cache that this network has returned."
+            )
+        # What was computed in inference mode cannot be used in training, unless it is copied outside of it.
+        copy = not torch.is_inference_mode_enabled()
+        return tuple((t.clone() if copy and t.is_inference() else t).to(device) for t in self.state or ())
+
+    def __bool__(self) -> bool:
+        """True, although there are no layers to count."""
+        return True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of input columns read, padding included."""
@@ -60,8 +92,7 @@ class RecurrentCache(Cache):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keep the sentences `beam_idx` [B'], in that order."""
         if self.state is not None:
-            index = beam_idx.to(self.state[0].device)
-            self.state = tuple(tensor.index_select(self.batch_dim, index) for tensor in self.state)
+            self.state = tuple(tensor.index_select(self.batch_dim, beam_idx.to(tensor.device)) for tensor in self.state)
 
     batch_select_indices = reorder_cache
 
@@ -81,6 +112,15 @@ class RecurrentCache(Cache):
         )
 
 
+def check_cache(cache: Any) -> None:
+    """Raise ValueError unless `past_key_values` can hold the state of a recurrent network."""
+    if cache is not None and not hasattr(cache, "store"):
+        raise ValueError(
+            f"past_key_values is a {type(cache).__name__}, which holds keys and values of attention. Leave it out, or "
+            "pass the RecurrentCache that a call with use_cache=True returns."
+        )
+
+
 def segment_mask(
     config: PreTrainedConfig, input_ids: Tensor, attention_mask: Tensor | None, cache: RecurrentCache | None
 ) -> Tensor | None:
@@ -96,18 +136,20 @@ def segment_mask(
         Boolean mask [B, T]; None without an attention mask: every column holds a token.
 
     Raises:
-        ValueError: for wrong shapes and types, ids outside the vocabulary, or a cache of another batch.
+        ValueError: for wrong shapes and types, ids outside the vocabulary, or a cache of another kind or batch.
     """
+    check_cache(cache)
     if cache is not None and cache.is_initialized:
         if cache.batch_size != len(input_ids):
             raise ValueError(
                 f"past_key_values holds {cache.batch_size} rows and input_ids {len(input_ids)}. Pass the cache that "
                 "was returned for the same rows, or none."
             )
-        if attention_mask is not None and attention_mask.shape[-1] == cache.num_columns + input_ids.shape[-1]:
+        both = (len(input_ids), cache.num_columns + input_ids.shape[-1])
+        if attention_mask is not None and attention_mask.shape == both:
             attention_mask = attention_mask[:, cache.num_columns :]
     check_tokens(config, input_ids, attention_mask)
     return None if attention_mask is None else attention_mask.bool()
 
 
-__all__ = ["RecurrentCache", "segment_mask"]
+__all__ = ["RecurrentCache", "check_cache", "segment_mask"]

@@ -28,11 +28,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
 from .actions import PAD_ACTION, spans_to_actions
+from .evaluation_mode import evaluation_mode
 from .framed_sentences import ends_of_words, frame_sentences, spread_spans
 from .linear_cross_entropy import linear_cross_entropy
 from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
 from .recurrent_cache import RecurrentCache
-from .token_batch import next_tokens
+from .token_batch import check_labels, next_tokens
 from .trees import Span
 
 
@@ -145,12 +146,33 @@ class RecurrentPreTrainedModel(PreTrainedModel):
     _input_embed_layer = "embed_tokens"
 
 
-class RecurrentLanguageModel(GenerationMixin):
-    """Scores, loss, generation and trees of a causal language model over a recurrent network."""
+class RecurrentGenerationMixin(GenerationMixin):
+    """Stock generation over the state of a recurrent network; what such a network does not have is refused."""
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
+
+    def _sample(self, input_ids: Tensor, *args: Any, generation_config: Any, **kwargs: Any) -> Any:
+        self._check_generation(input_ids, kwargs.get("attention_mask"), generation_config)
+        return super()._sample(input_ids, *args, generation_config=generation_config, **kwargs)
+
+    def _beam_search(self, input_ids: Tensor, *args: Any, generation_config: Any, **kwargs: Any) -> Any:
+        self._check_generation(input_ids, kwargs.get("attention_mask"), generation_config)
+        return super()._beam_search(input_ids, *args, generation_config=generation_config, **kwargs)
+
+    def _check_generation(self, prompts: Tensor, mask: Tensor | None, config: Any) -> None:
+        """Raise ValueError for options that nothing would come of, before anything is written."""
+        for name in ("cache_implementation", "output_attentions", "output_hidden_states"):
+            if getattr(config, name):
+                raise ValueError(
+                    f"{name}={getattr(config, name)!r}: a recurrent network has one kind of state, and no attentions "
+                    "or hidden states per layer. Leave it out."
+                )
+
+
+class RecurrentLanguageModel(RecurrentGenerationMixin):
+    """Scores, loss, generation and trees of a causal language model over a recurrent network."""
 
     def output_features(self, output: RecurrentModelOutput) -> Tensor:
         """Hook: what `lm_head` reads, [B, T, E], dropout included.
@@ -203,7 +225,7 @@ class RecurrentLanguageModel(GenerationMixin):
         if given is not None:
             if not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
                 raise ValueError("logits_to_keep goes with next-token logits. Leave it out together with labels.")
-            self._check_labels(given, input_ids)
+            check_labels(self.config, given, input_ids)
         output = self.model(
             input_ids, attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache
         )
@@ -229,29 +251,15 @@ class RecurrentLanguageModel(GenerationMixin):
         result.losses = {"language_model": loss.detach()}
         return result, output, features
 
-    def _check_labels(self, labels: Tensor, input_ids: Tensor) -> None:
-        """Raise ValueError unless the labels are ids of the vocabulary or -100, one per input id."""
-        if labels.shape != input_ids.shape or labels.is_floating_point():
-            raise ValueError(
-                f"labels are {labels.dtype} {tuple(labels.shape)}, input_ids {tuple(input_ids.shape)}. Give one "
-                "integer per input id."
-            )
-        if not labels.is_cuda:  # on a GPU the check would stall every step
-            outside = (labels != -100) & ((labels < 0) | (labels >= self.config.vocab_size))
-            if outside.any():
-                raise ValueError(
-                    f"Label {labels[outside][0].item()} is outside the vocabulary ({self.config.vocab_size} ids). "
-                    "Use -100 to leave out."
-                )
-
     def _cross_entropy(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Mean of -log p(target) over the targets that are not -100, and log p of each [B, T] (detached, else 0)."""
         counts = (targets != -100).flatten()
+        weights = counts.to(torch.promote_types(features.dtype, torch.float32))
         loss, loss_R = linear_cross_entropy(
             features.flatten(0, 1),
             self.lm_head.weight,
             targets.flatten().long().clamp_min(0),
-            counts / counts.sum().clamp_min(1),
+            weights / weights.sum().clamp_min(1),
             self.lm_head.bias,
         )
         return loss, torch.where(counts, -loss_R, torch.zeros_like(loss_R)).view(targets.shape)
@@ -301,16 +309,11 @@ class RecurrentLanguageModel(GenerationMixin):
             row = int(text.count_B.argmin())
             raise ValueError(f"Row {row} of input_ids holds no word. Leave empty sentences out.")
         ends = ends_of_words(word_ends, input_ids, text)
-        training = self.training
-        self.eval()
-        try:
-            with torch.no_grad():
-                output = self.model(text.input_ids, attention_mask=text.mask)
-                targets = next_tokens(text.input_ids, text.mask)
-                _, scores = self._cross_entropy(self.output_features(output), targets)
-                trees = read_trees(output, [[1, *(end + 1 for end in row[:-1])] for row in ends])
-        finally:
-            self.train(training)
+        with torch.no_grad(), evaluation_mode(self):
+            output = self.model(text.input_ids, attention_mask=text.mask)
+            targets = next_tokens(text.input_ids, text.mask)
+            _, scores = self._cross_entropy(self.output_features(output), targets)
+            trees = read_trees(output, [[1, *(end + 1 for end in row[:-1])] for row in ends])
         trees = [spread_spans(*pair) for pair in zip(trees, ends, strict=True)]
         actions = [spans_to_actions(spans, row[-1]) for spans, row in zip(trees, ends, strict=True)]
         offsets = text.first_B.tolist()
@@ -351,7 +354,9 @@ class RecurrentLanguageModel(GenerationMixin):
             `spans` and `actions`: the tree of each sequence, prompt included, as `parse` finds it by default.
 
         Raises:
-            ValueError: for options that do not exist, and for assisted decoding, which needs a state that can go back.
+            ValueError: for options that do not exist, or that a recurrent network has no use for; for assisted
+                decoding, which needs a state that can go back; and, where trees are asked for, for prompts with holes
+                or padding on the right.
 
         Cost: one step per token from the cached state; for trees one more pass over the text.
         """
@@ -367,12 +372,24 @@ class RecurrentLanguageModel(GenerationMixin):
         result = super()._beam_search(input_ids, *args, generation_config=generation_config, **kwargs)
         return self._with_trees(RecurrentGenerateBeamOutput, result, input_ids, mask, generation_config)
 
+    def _check_generation(self, prompts: Tensor, mask: Tensor | None, config: Any) -> None:
+        super()._check_generation(prompts, mask, config)
+        if config.return_dict_in_generate and mask is not None and self._has_trees:
+            # A word after each prompt, as there will be: holes and padding on the right show.
+            text = torch.cat([prompts, prompts[:, -1:]], 1), torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
+            frame_sentences(self.config, *text)
+
+    @property
+    def _has_trees(self) -> bool:
+        """Whether the network computes something that trees are read off."""
+        return True
+
     def _with_trees(self, kind: Any, result: Any, prompts: Tensor, mask: Tensor | None, config: Any) -> Any:
         """Add the trees of the sequences to a result that has fields.
 
         `prompts` [P, N] and their mask hold every prompt P / (number of prompts) times.
         """
-        if isinstance(result, Tensor):
+        if isinstance(result, Tensor) or not self._has_trees:
             return result
         count, width = len(result.sequences), prompts.shape[1]
         mask = torch.ones_like(prompts) if mask is None else mask
@@ -384,10 +401,9 @@ class RecurrentLanguageModel(GenerationMixin):
         ended = torch.zeros_like(new, dtype=torch.bool)
         if config._eos_token_tensor is not None:
             ended = torch.isin(new, config._eos_token_tensor)
-        # The first end token is the last token of its sequence; then comes padding.
-        present = (ended.long().cumsum(1) - ended.long()) == 0
+        present = ended.long().cumsum(1) == 0  # an end token is no word, whichever it is
         if config._pad_token_tensor is not None:
-            filled = present & (new != config._pad_token_tensor) | ended
+            filled = present & (new != config._pad_token_tensor)
             present = present & (filled.flip(1).long().cumsum(1).flip(1) > 0)
         text = torch.cat([mask.bool(), present], 1)
         spans: list[list[Span]] = [[] for _ in range(count)]
@@ -448,6 +464,7 @@ class RecurrentSequenceClassifier:
 __all__ = [
     "RecurrentGenerateBeamOutput",
     "RecurrentGenerateOutput",
+    "RecurrentGenerationMixin",
     "RecurrentLMOutput",
     "RecurrentLanguageModel",
     "RecurrentModelOutput",

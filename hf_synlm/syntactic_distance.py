@@ -110,6 +110,30 @@ def spans_to_distances(spans: Sequence[Span], num_words: int) -> list[int]:
     return distances
 
 
+def distance_trees(
+    distances_BT: Tensor, starts: Sequence[Sequence[int]], decoder: Decoder = "unbiased"
+) -> list[list[Span]]:
+    """Trees of a batch of sentences.
+
+    Args:
+        distances_BT: distances, value t of the gap before column t.
+        starts: per sentence the columns at which its words begin.
+        decoder: see `distances_to_spans`.
+
+    Returns:
+        Per sentence the spans over its words.
+
+    Raises:
+        ValueError: see `distances_to_spans`.
+
+    Cost: O(T) per sentence.
+    """
+    rows = distances_BT.tolist()
+    return [
+        distances_to_spans([row[start] for start in places], decoder) for row, places in zip(rows, starts, strict=True)
+    ]
+
+
 def ranking_loss(
     predicted_BT: Tensor,
     gold_BT: Tensor,
@@ -165,7 +189,8 @@ def distance_loss(
     """Ranking loss of a model's supervised distances, summed over its layers that have some.
 
     Args:
-        config: with `eos_token_id`, which ends a sentence, and the fields `syntactic_distance_*`.
+        config: with `eos_token_id`, which ends a sentence (None: every row is one), and the fields of
+            `SyntacticDistanceConfig`.
         input_ids: [B, T].
         mask_BT: True = token; None = every column.
         predicted_XBT: supervised distances of X layers.
@@ -177,7 +202,10 @@ def distance_loss(
     """
     predicted_XBT = predicted_XBT * config.syntactic_distance_scale
     gold_BT = torch.full_like(predicted_XBT[0], torch.nan) if gold_BT is None else gold_BT.to(predicted_XBT)
-    ends = input_ids == config.eos_token_id
+    # Without an end token a row is one sentence.
+    ends = torch.zeros_like(input_ids, dtype=torch.bool)
+    if config.eos_token_id is not None:
+        ends = input_ids == config.eos_token_id
     if mask_BT is not None:
         gold_BT, ends = gold_BT.masked_fill(~mask_BT, torch.nan), ends & mask_BT
     losses = [
@@ -213,6 +241,8 @@ def check_gold_distances(input_ids: Tensor, distances: Tensor | None, labeled: b
         raise ValueError("distances are for training. Pass labels, too, or leave distances out.")
     if remedy is not None:
         raise ValueError(f"This model learns from no trees. Leave distances out, or {remedy}.")
+    if not isinstance(distances, Tensor):
+        raise ValueError(f"distances are a {type(distances).__name__}. Give a tensor, NaN where there is none.")
     if distances.shape != input_ids.shape:
         raise ValueError(f"distances are {tuple(distances.shape)}, input_ids {tuple(input_ids.shape)}. Align them.")
 
@@ -222,6 +252,7 @@ __all__ = [
     "Decoder",
     "check_gold_distances",
     "distance_loss",
+    "distance_trees",
     "distances_to_spans",
     "ranking_loss",
     "spans_to_distances",

@@ -207,6 +207,29 @@ def _check_shapes(input_ids: Tensor, attention_mask: Tensor | None) -> None:
         )
 
 
+def check_labels(config: PreTrainedConfig, labels: Tensor, input_ids: Tensor) -> None:
+    """Check that labels are ids of the vocabulary or -100, one per input id.
+
+    Args:
+        config: for the vocabulary.
+        labels: [B, T].
+        input_ids: [B, T].
+
+    Raises:
+        ValueError: unless they are. (On a GPU ids are not checked: that would stall every step.)
+    """
+    if not isinstance(labels, Tensor) or labels.shape != input_ids.shape or labels.is_floating_point():
+        given = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else f"a {type(labels).__name__}"
+        raise ValueError(f"labels are {given}, input_ids {tuple(input_ids.shape)}. Give one integer per input id.")
+    if not labels.is_cuda:
+        outside = (labels != -100) & ((labels < 0) | (labels >= config.vocab_size))
+        if outside.any():
+            raise ValueError(
+                f"Label {labels[outside][0].item()} is outside the vocabulary ({config.vocab_size} ids). "
+                "Use -100 to leave out."
+            )
+
+
 def tokens_first(values: Tensor, mask_BT: Tensor | None) -> Tensor:
     """Move the tokens of every row to its left end, in their order; what is no token comes after them.
 

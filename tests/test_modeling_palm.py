@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from hf_synlm import PaLMConfig, PaLMForCausalLM, PaLMForSequenceClassification, PaLMModel, matrix_products
+from hf_synlm import PaLMConfig, PaLMForCausalLM, matrix_products
 from hf_synlm.recurrent_cache import RecurrentCache
 from hf_synlm.span_attention_palm import gold_attention, span_states, split_by_scores
+from tests.recurrent_models import ids_of
 from tests.reference import palm as reference
 
 TINY = {
@@ -40,18 +40,6 @@ def tiny(cls=PaLMForCausalLM, **overrides):
         for parameter in model.parameters():
             parameter.mul_(3).add_(0.2 * torch.randn_like(parameter))
     return model
-
-
-def ids_of(*lengths, width=None, left=False):
-    torch.manual_seed(3)
-    width = width or max(lengths)
-    ids = torch.full((len(lengths), width), 29)
-    mask = torch.zeros_like(ids)
-    for row, n in enumerate(lengths):
-        where = slice(width - n, width) if left else slice(0, n)
-        ids[row, where] = torch.randint(1, 29, (n,))
-        mask[row, where] = 1
-    return ids, mask
 
 
 def copy_of(cache):
@@ -142,102 +130,7 @@ def test_fresh_parameters():
 
 
 # ------------------------------------------------------------------------------------------- rows and padding
-@pytest.mark.parametrize("overrides", VARIANTS)
-def test_later_tokens_and_other_rows_change_nothing(overrides):
-    model = tiny(**overrides)
-    ids, _ = ids_of(8, 8, 8)
-    changed = ids.clone()
-    changed[0, 5:], changed[1] = torch.tensor([1, 2, 3]), changed[1].flip(0)
-    first, second = model(ids), model(changed)
-    assert torch.equal(first.logits[0, :5], second.logits[0, :5])
-    assert not torch.equal(first.logits[0, 5:], second.logits[0, 5:])
-    assert torch.equal(first.logits[2], second.logits[2])
-    for row in range(3):
-        torch.testing.assert_close(model(ids[row : row + 1]).logits[0], first.logits[row])
-
-
-@pytest.mark.parametrize("left", [False, True])
-def test_padding_and_batching_change_nothing(left):
-    model = tiny()
-    lengths = (9, 4, 1)
-    ids, mask = ids_of(*lengths, width=12, left=left)
-    together = model(ids, attention_mask=mask, use_cache=True)
-    scored = model(ids, attention_mask=mask, labels=ids)
-    assert torch.isfinite(together.logits).all() and torch.isfinite(together.span_scores).all()
-    total = 0.0
-    for row in range(len(lengths)):
-        own, here = ids[row][mask[row].bool()][None], mask[row].bool()
-        alone = model(own, use_cache=True)
-        torch.testing.assert_close(together.logits[row][here], alone.logits[0])
-        torch.testing.assert_close(together.span_scores[row][here], alone.span_scores[0])
-        torch.testing.assert_close(scored.joint_log_prob[row], model(own, labels=own).joint_log_prob[0])
-        for mine, other in zip(together.past_key_values.state, alone.past_key_values.state, strict=True):
-            torch.testing.assert_close(mine[row], other[0])
-        states = model.model(own).last_hidden_state
-        total += states.square().sum()
-    torch.testing.assert_close(scored.losses["activation"], (total / sum(lengths) / 10).detach())
-    torch.testing.assert_close(scored.losses["language_model"], -scored.joint_log_prob.sum() / (8 + 3))
-
-
-def test_columns_out_of_the_mask_do_not_exist():
-    model = tiny()
-    ids, _ = ids_of(6)
-    mask = torch.tensor([[0, 1, 1, 0, 1, 1]])
-    kept = mask[0] == 1
-    spans, own = [[(1, 3), (1, 5)]], [[(0, 2), (0, 3)]]
-    output = model(ids, attention_mask=mask, labels=ids, spans=spans)
-    expected = model(ids[:, kept], labels=ids[:, kept], spans=own)
-    torch.testing.assert_close(output.loss, expected.loss)
-    torch.testing.assert_close(output.losses["span_attention"], expected.losses["span_attention"])
-    torch.testing.assert_close(output.span_scores[:, kept], expected.span_scores)
-
-
 class TestCache:
-    @pytest.mark.parametrize("overrides", VARIANTS)
-    @pytest.mark.parametrize("split", [1, 3, 6])
-    def test_two_calls_are_one(self, overrides, split):
-        model = tiny(**overrides)
-        ids, _ = ids_of(7, 7)
-        first = model(ids[:, :split], use_cache=True)
-        second = model(ids[:, split:], past_key_values=first.past_key_values)
-        torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), model(ids).logits)
-        assert second.past_key_values.get_seq_length() == 7
-
-    def test_step_by_step(self):
-        model = tiny()
-        ids, _ = ids_of(9, 9)
-        cache, steps = RecurrentCache(), []
-        for column in ids.split(1, 1):
-            steps.append(model(column, past_key_values=cache).logits)
-        torch.testing.assert_close(torch.cat(steps, 1), model(ids).logits)
-
-    @pytest.mark.parametrize("left", [False, True])
-    def test_rows_of_unequal_length(self, left):
-        # The second row holds no token in one of the two segments.
-        model = tiny()
-        ids, mask = ids_of(8, 3, 5, left=left)
-        first = model(ids[:, :4], attention_mask=mask[:, :4], use_cache=True)
-        whole = model(ids, attention_mask=mask, use_cache=True)
-        for given in (mask, mask[:, 4:]):
-            cache = copy_of(first.past_key_values)
-            second = model(ids[:, 4:], attention_mask=given, past_key_values=cache)
-            both = torch.cat([first.logits, second.logits], 1)
-            torch.testing.assert_close(both[mask == 1], whole.logits[mask == 1])
-            for mine, expected in zip(cache.state, whole.past_key_values.state, strict=True):
-                torch.testing.assert_close(mine, expected)
-
-    def test_training_in_segments(self):
-        model = tiny(**NO_DROPOUT, activation_regularization=0, temporal_activation_regularization=0).train()
-        ids, _ = ids_of(9, 9)
-        targets = ids[:, 1:]
-        whole = model(ids[:, :8], shift_labels=targets).loss
-        first = model(ids[:, :4], shift_labels=targets[:, :4], use_cache=True)
-        second = model(ids[:, 4:8], shift_labels=targets[:, 4:], past_key_values=first.past_key_values)
-        torch.testing.assert_close((first.loss + second.loss) / 2, whole)
-        assert not any(tensor.requires_grad for tensor in second.past_key_values.state)
-        first.loss.backward()
-        second.loss.backward()
-
     def test_dropped_queries_are_carried(self):
         # As in the authors' code, the attention reads tokens of the last segment under the mask of that segment.
         model = tiny(hidden_dropout=0.5).train()
@@ -268,39 +161,6 @@ class TestObjective:
         total = sum(weights[name] * value for name, value in output.losses.items())
         torch.testing.assert_close(output.loss.detach(), total)
 
-    def test_labels_choose_what_counts(self):
-        model = tiny()
-        ids, _ = ids_of(8)
-        log_probs = reference.log_probs(model, ids[0].tolist())[torch.arange(7), ids[0, 1:]]
-        labels = ids.clone()
-        labels[0, :5] = -100
-        part = model(ids, labels=labels).losses["language_model"]
-        torch.testing.assert_close(part, -log_probs[4:].mean(), atol=1e-5, rtol=1e-5)
-        shifted = torch.cat([ids[:, 1:], torch.full((1, 1), -100)], 1)
-        torch.testing.assert_close(model(ids, shift_labels=shifted).loss, model(ids, labels=ids).loss)
-
-    @pytest.mark.parametrize("overrides", VARIANTS)
-    def test_every_parameter_learns(self, overrides):
-        model = tiny(**overrides).train()
-        ids, mask = ids_of(9, 4, 1)
-        model(ids, attention_mask=mask, labels=ids).loss.backward()
-        unused = {"score.weight", "key.weight", "query.weight", "query.bias"} if overrides.get("num_spans") == 1 else ()
-        for name, parameter in model.named_parameters():
-            assert parameter.grad is not None and torch.isfinite(parameter.grad).all()
-            # One span has all the attention whatever its score.
-            assert parameter.grad.any() or ".".join(name.split(".")[-2:]) in unused, name
-
-    def test_gradients_are_those_of_the_logits(self):
-        model = tiny(activation_regularization=0, temporal_activation_regularization=0)
-        ids, _ = ids_of(9)
-        logits = model(ids).logits[0, :-1]
-        (-logits[torch.arange(8), ids[0, 1:]].mean()).backward()
-        expected = [p.grad.clone() for p in model.parameters()]
-        model.zero_grad()
-        model(ids, labels=ids).loss.backward()
-        for parameter, gradient in zip(model.parameters(), expected, strict=True):
-            torch.testing.assert_close(parameter.grad, gradient)
-
     def test_gradients_of_the_attention(self):
         model = tiny(**NO_DROPOUT, num_spans=3).double().train()
         ids, _ = ids_of(4, 4)
@@ -316,13 +176,6 @@ class TestObjective:
             return torch.func.functional_call(model, parameters, (ids,), options).loss
 
         assert torch.autograd.gradcheck(loss, [value.detach().requires_grad_() for value in values])
-
-    def test_dropout_in_training_only(self):
-        ids, _ = ids_of(9)
-        for name in NO_DROPOUT:
-            model = tiny(**{**NO_DROPOUT, name: 0.5})
-            assert len({model(ids, labels=ids).loss.item() for _ in range(3)}) == 1
-            assert len({model.train()(ids, labels=ids).loss.item() for _ in range(5)}) > 1, name
 
     def test_gold_attention(self):
         torch.manual_seed(2)
@@ -435,121 +288,7 @@ class TestParse:
             tiny().parse(torch.zeros(1, 2, dtype=torch.long))
 
 
-class TestGenerate:
-    MODES = ({}, {"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}, {"do_sample": True, "top_k": 5})
-
-    @pytest.mark.parametrize("options", MODES)
-    def test_cache_and_batches_change_nothing(self, options):
-        model = tiny()
-        ids, mask = ids_of(5, 2, left=True)
-
-        def generate(ids, mask, **more):
-            torch.manual_seed(1)
-            return model.generate(ids, attention_mask=mask, max_new_tokens=6, eos_token_id=None, **options, **more)
-
-        batch = generate(ids, mask)
-        assert torch.equal(batch, generate(ids, mask)) and torch.equal(batch, generate(ids, mask, use_cache=False))
-        assert batch.shape == (2 * options.get("num_return_sequences", 1), 11)
-        if "do_sample" not in options:
-            count = len(batch) // 2
-            assert torch.equal(generate(ids[1:, 3:], mask[1:, 3:])[:, 2:], batch[count:, 5:])
-
-    @pytest.mark.parametrize("options", MODES)
-    def test_trees(self, options):
-        model = tiny()
-        ids, mask = ids_of(5, 2, left=True)
-        torch.manual_seed(1)
-        output = model.generate(
-            ids, attention_mask=mask, max_new_tokens=6, return_dict_in_generate=True, output_scores=True, **options
-        )
-        for row, sequence in enumerate(output.sequences):
-            prompt = mask[row * len(mask) // len(output.sequences)]
-            words = torch.cat([prompt, (sequence[5:] != 0) & (sequence[5:] != 29)]).bool()
-            own = model.parse(sequence[words][None]).spans[0][0]
-            first = int(words.long().argmax())
-            assert [(i + first, j + first) for i, j in own] == output.spans[row]
-
-    def test_baseline_has_no_trees(self):
-        ids, _ = ids_of(4)
-        output = tiny(span_attention=False).generate(
-            ids, max_new_tokens=3, eos_token_id=None, return_dict_in_generate=True
-        )
-        assert output.sequences.shape == (1, 7) and not hasattr(output, "spans")
-
-
 # ------------------------------------------------------------------------------------------- transformers
-@pytest.mark.parametrize("overrides", VARIANTS)
-def test_save_and_load_are_exact(tmp_path, overrides):
-    model = tiny(**overrides)
-    model.save_pretrained(tmp_path)
-    loaded = PaLMForCausalLM.from_pretrained(tmp_path)
-    assert loaded.state_dict().keys() == model.state_dict().keys()
-    assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in model.state_dict().items())
-    assert loaded.lm_head.weight.data_ptr() == loaded.model.embed_tokens.weight.data_ptr()
-    ids, _ = ids_of(7)
-    assert torch.equal(model(ids).logits, loaded(ids).logits)
-    before, after = model.config.to_dict(), loaded.config.to_dict()
-    changed = {key for key in before if before[key] != after.get(key)}
-    assert changed <= {"architectures", "dtype", "_name_or_path", "transformers_version"}
-    base = PaLMModel.from_pretrained(tmp_path).eval()
-    assert torch.equal(base(ids).last_hidden_state, model.model(ids).last_hidden_state)
-
-
-def test_auto_classes(tmp_path):
-    tiny().save_pretrained(tmp_path)
-    assert type(AutoModelForCausalLM.from_pretrained(tmp_path)).__name__ == "PaLMForCausalLM"
-
-
-def test_resize_embeddings():
-    model = tiny()
-    model.resize_token_embeddings(44)
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert model.lm_head.bias.shape == (44,) and model.config.vocab_size == 44
-    ids = torch.tensor([[43, 7, 42]])
-    assert model(ids).logits.shape == (1, 3, 44) and math.isfinite(model(ids, labels=ids).loss.item())
-
-
-def test_classification():
-    model = tiny(PaLMForSequenceClassification, num_labels=3)
-    ids, mask = ids_of(7, 4, left=True)
-    labels = torch.tensor([2, 0])
-    output = model(ids, attention_mask=mask, labels=labels)
-    assert torch.equal(output.loss, torch.nn.functional.cross_entropy(output.logits, labels))
-    torch.testing.assert_close(model(ids[1:, 3:]).logits[0], output.logits[1])
-    shifted = torch.cat([ids[1:, 3:], ids[1:, :3]], 1), torch.cat([mask[1:, 3:], mask[1:, :3]], 1)
-    torch.testing.assert_close(model(shifted[0], attention_mask=shifted[1]).logits[0], output.logits[1])
-    output.loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("overrides", [{}, {"span_attention": False}])
-def test_float64(overrides):
-    model = tiny(**overrides)
-    ids, mask = ids_of(9, 4)
-    expected = model(ids, attention_mask=mask, labels=ids).loss.item()
-    model = model.double()
-    assert model(ids, attention_mask=mask, labels=ids).loss.item() == pytest.approx(expected, rel=1e-5)
-    assert model(ids, use_cache=True).logits.dtype == torch.float64
-
-
-@pytest.mark.parametrize("overrides", [{}, {"span_attention": False}])
-def test_bfloat16(overrides):
-    torch.manual_seed(0)
-    model = PaLMForCausalLM(PaLMConfig(**{**TINY, **overrides}))
-    ids, mask = ids_of(9, 4)
-    spans = None if "span_attention" in overrides else [[(0, 3)], [(1, 3)]]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        first = model(ids[:, :5], attention_mask=mask[:, :5], labels=ids[:, :5], spans=spans, use_cache=True)
-        second = model(ids[:, 5:], attention_mask=mask, past_key_values=first.past_key_values)
-    first.loss.backward()
-    assert torch.isfinite(second.logits).all() and second.logits.dtype == torch.float32
-    assert all(torch.isfinite(p.grad).all() and p.grad.dtype == torch.float32 for p in model.parameters())
-    half = model.to(torch.bfloat16).eval()
-    assert half(ids, attention_mask=mask, use_cache=True).logits.dtype == torch.float32
-    if spans is not None:
-        half.parse(ids, mask)
-
-
 def test_fast_products_change_nothing(monkeypatch):
     model = tiny(**NO_DROPOUT).train()
     ids, _ = ids_of(50, 50)
@@ -562,18 +301,6 @@ def test_fast_products_change_nothing(monkeypatch):
         results.append([output.loss, output.span_scores, *[parameter.grad for parameter in model.parameters()]])
     for mine, expected in zip(*results, strict=True):
         torch.testing.assert_close(mine, expected, atol=1e-5, rtol=1e-4)
-
-
-def test_compiled():
-    model = tiny()
-    ids, _ = ids_of(9, 9)
-    compiled = torch.compile(model, backend="eager")
-    torch.testing.assert_close(compiled(ids).logits, model(ids).logits)
-    spans = [[(0, 2)], [(3, 6)]]
-    expected = model(ids, labels=ids, spans=spans).loss
-    loss = compiled(ids, labels=ids, spans=spans).loss
-    torch.testing.assert_close(loss, expected)
-    loss.backward()
 
 
 @pytest.mark.gpu
@@ -651,8 +378,3 @@ def test_other_bad_input():
 def test_bad_configurations_are_named(fields, message):
     with pytest.raises(ValueError, match=message):
         PaLMConfig(**{**TINY, **fields})
-
-
-def test_unknown_preset():
-    with pytest.raises(ValueError, match="awd-lstm-ptb"):
-        PaLMConfig.from_preset("palm-1b")

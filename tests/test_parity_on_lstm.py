@@ -240,5 +240,5 @@ class TestConversion:
                 convert_state_dict("on_lstm", state, options)
         state, _, meta = files("syd_l4d2_tied")
         options = {key: value for key, value in meta["config"].items() if key != "l4d"}
-        with pytest.raises(ValueError, match="Add l4d"):
+        with pytest.raises(ValueError, match="Give .l4d. and leave"):
             convert_state_dict("on_lstm", state, options)

@@ -26,9 +26,10 @@ def files(case):
     return load_file(folder / "io.safetensors"), json.loads((folder / "meta.json").read_text())
 
 
-def load(case):
+def load(case, **options):
     io, meta = files(case)
-    return convert_palm(load_file(GOLDENS / case / "state.safetensors"), meta), io, meta
+    given = {**meta, "config": {**meta["config"], **options}}
+    return convert_palm(load_file(GOLDENS / case / "state.safetensors"), given), io, meta
 
 
 def close(mine, theirs, tolerance=2e-6):
@@ -221,7 +222,7 @@ def test_extreme_gates(name):
 
 @pytest.mark.parametrize("mode", ["reset", "carry"])
 def test_trees(mode):
-    model, io, meta = load("parse")
+    model, io, meta = load("parse", max_span_length=21)  # the authors' program has one for every sentence
     cache = RecurrentCache()
     for entry in (entry for entry in meta["trees"] if entry["mode"] == mode):
         n = entry["n"]
@@ -296,3 +297,25 @@ def test_pickled_checkpoint_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["palm", *map(str, options)])
     assert "max_span_length is needed" in capsys.readouterr().err
+
+
+def test_number_of_spans_is_asked_for():
+    _, meta = files("parse")
+    state = load_file(GOLDENS / "parse" / "state.safetensors")
+    others = {key: value for key, value in meta.items() if key not in ("max_span_length", "num_spans", "config")}
+    for options, message in (
+        ({}, "neither 'num_spans' nor 'max_span_length'"),
+        ({"max_span_length": "6"}, "max_span_length is '6'"),
+        ({"num_spans": 5, "max_span_length": 20}, "do not agree"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            convert_palm(state, {**others, **options})
+    model = convert_palm(state, {**others, "num_spans": 5, "max_span_length": 6, "kind": "palm-rb"})
+    assert (model.config.num_spans, model.config.span_scores) == (5, "right_branching")
+
+
+def test_no_word_is_taken_for_the_boundary():
+    model, _, _ = load("parse", num_spans=5, max_span_length=6)
+    assert model.config.eos_token_id is model.config.bos_token_id is None
+    with pytest.raises(ValueError, match="bos_token_id or eos_token_id is None"):
+        model.parse(torch.tensor([[3, 4, 5]]))

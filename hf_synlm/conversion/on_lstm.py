@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_synlm.configuration_on_lstm import ONLSTMConfig
-from hf_synlm.conversion.rename import clean_state_dict, fill_model, rename_state_dict
+from hf_synlm.conversion.rename import boundary_ids, clean_state_dict, fill_model, rename_state_dict
 from hf_synlm.modeling_on_lstm import ONLSTMForCausalLM
 
 # original name (regular expression) -> name here
@@ -25,7 +25,9 @@ _OPTIONS = {
     "dropouth": "hidden_dropout",
     "dropout": "output_dropout",
     "wdrop": "weight_dropout",
+    "alpha": "activation_regularization",
     "ar_alpha": "activation_regularization",
+    "beta": "temporal_activation_regularization",
     "tar_beta": "temporal_activation_regularization",
     "alpha1": "language_model_weight",
     "alpha2": "syntactic_distance_weight",
@@ -37,8 +39,9 @@ EXTRACTION = """in a copy of the authors' code, with a file that you trust, run
     model = torch.load("model.pt", map_location="cpu", weights_only=False)[0]
     torch.save(model.state_dict(), "weights.pt")
     json.dump(vars(args), open("config.json", "w"))
-with the args of the training (chunk_size, wdrop and, of SDLM, l4d, wds, un, alpha1, alpha2, margin are needed),
-and pass --weights weights.pt --config config.json."""
+with the args of the training (chunk_size, wdrop and, of SDLM, l4d, wds, un, alpha1, alpha2, margin are needed), add to
+config.json the "eos_token_id" of their dictionary (that of <eos> or </s>), and pass --weights weights.pt
+--config config.json."""
 
 
 def convert_on_lstm(state_dict: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> ONLSTMForCausalLM:
@@ -49,10 +52,10 @@ def convert_on_lstm(state_dict: Mapping[str, Tensor], original_config: Mapping[s
     Args:
         state_dict: original tensors; the prefix `module.` of distributed training is stripped.
         original_config: the authors' options by their names, at the top or in a section `config`: `chunk_size` and
-            `wdrop` (evaluation reads it, too) are needed; `dropout`, `dropouth`, `dropouti`, `dropoute`, `ar_alpha`
-            and `tar_beta` (theirs: `alpha`, `beta`), `eos_token_id` are optional. Of SDLM also `l4d` (supervised layer,
-            -1 = the first and the third), `wds` ("no" = one set of trees), `un` (no supervision), `alpha1`, `alpha2`,
-            `margin`. Sizes (`ntoken`, `ninp`, `nhid`, `nlayers`) must agree with the tensors.
+            `wdrop` (evaluation reads it, too) are needed; `dropout`, `dropouth`, `dropouti`, `dropoute`, `alpha` and
+            `beta` (or `ar_alpha`, `tar_beta`), `eos_token_id` (see `boundary_ids`) are optional. Of SDLM also `l4d`
+            (supervised layer, -1 = the first and the third), `wds` ("no" = one set of trees), `un` (no supervision),
+            `alpha1`, `alpha2`, `margin`. Sizes (`ntoken`, `ninp`, `nhid`, `nlayers`) must agree with the tensors.
 
     Returns:
         The model, in evaluation mode.
@@ -106,7 +109,6 @@ def on_lstm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) ->
     for name, value in sizes.items():
         if options.get(name, value) != value:
             raise ValueError(f"{name} is {options[name]} in the configuration and {value} in the tensors.")
-    end = options.get("eos_token_id", 0)
     return ONLSTMConfig(
         vocab_size=vocab_size,
         embedding_size=width,
@@ -116,8 +118,7 @@ def on_lstm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) ->
         tie_word_embeddings=torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
         if options.get("tie_weights") is None
         else options["tie_weights"],
-        bos_token_id=end,
-        eos_token_id=end,
+        **boundary_ids(options),
         **{field: options[name] for name, field in _OPTIONS.items() if name in options},
         **_supervision(tensors, options),
     )
@@ -128,7 +129,10 @@ def _supervision(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> d
     split = any(".split_head." in name for name in tensors)
     if options.get("un", "l4d" not in options):
         if split:
-            raise ValueError("The checkpoint has split heads (fwh), but the configuration no 'l4d'. Add l4d.")
+            raise ValueError(
+                "The checkpoint has split heads (fwh), but the configuration names no supervised layer. Give 'l4d' and "
+                "leave 'un' out."
+            )
         return {}
     if split != (options.get("wds", "middle") != "no"):
         found = "has" if split else "has no"

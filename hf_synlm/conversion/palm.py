@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_synlm.configuration_palm import PaLMConfig
-from hf_synlm.conversion.rename import clean_state_dict, fill_model, rename_state_dict
+from hf_synlm.conversion.rename import boundary_ids, clean_state_dict, fill_model, rename_state_dict
 from hf_synlm.modeling_palm import PaLMForCausalLM
 
 _ATTENTION = "model.span_context.attention"
@@ -47,7 +47,8 @@ EXTRACTION = """in a copy of the authors' code, with a file that you trust, run
     model = torch.load("model.pt", map_location="cpu", weights_only=False)[0]
     torch.save(model.state_dict(), "weights.pt")
     json.dump(vars(args), open("config.json", "w"))
-with the args of the training (max_span_length is needed), and pass --weights weights.pt --config config.json."""
+with the args of the training (max_span_length is needed), add to config.json the "eos_token_id" of their dictionary
+(that of <eos>), and pass --weights weights.pt --config config.json."""
 
 
 def convert_palm(state_dict: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> PaLMForCausalLM:
@@ -60,11 +61,12 @@ def convert_palm(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
 
     Args:
         state_dict: original tensors; the prefix `module.` of distributed training is stripped.
-        original_config: what the tensors do not say, all optional, at the top or in sections `config` and `loss`:
-            `num_spans`, or the authors' `max_span_length` (one more); `kind` ("PaLM-RB" for fixed scores); their
-            `dropout`, `dropouth`, `dropouti`, `dropoute`, `wdrop`, `alpha`, `beta` (or `ar_alpha`, `tar_beta`);
-            `att_lambda`; `eos_token_id`. Sizes (`emsize`, `nhid`, `nlayers`, or `vocab_size`, `emb_size`,
-            `hidden_size`, `num_layers`, `rrnn_size_per_direction`, `attention_mlp_size`) must agree with the tensors.
+        original_config: what the tensors do not say, at the top or in sections `config` and `loss`: with attention
+            `num_spans`, or the authors' `max_span_length` (one more); optional are `kind` ("PaLM-RB" for fixed scores);
+            their `dropout`, `dropouth`, `dropouti`, `dropoute`, `wdrop`, `alpha`, `beta` (or `ar_alpha`, `tar_beta`);
+            `att_lambda`; `eos_token_id` (see `boundary_ids`). Sizes (`emsize`, `nhid`, `nlayers`, or `vocab_size`,
+            `emb_size`, `hidden_size`, `num_layers`, `rrnn_size_per_direction`, `attention_mlp_size`) must agree with
+            the tensors.
 
     Returns:
         The model, in evaluation mode.
@@ -123,22 +125,32 @@ def palm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Pa
     fields = {field: options[name] for name, field in _OPTIONS.items() if name in options}
     if span_attention:
         fields |= {"rrnn_size": sizes["rrnn_size_per_direction"], "attention_size": sizes["attention_mlp_size"]}
-        if str(options.get("kind", "")).startswith("PaLM-RB"):
+        fields["num_spans"] = _num_spans(options)
+        if str(options.get("kind", "")).lower().startswith("palm-rb"):
             fields["span_scores"] = "right_branching"
-        if "num_spans" in options:
-            fields["num_spans"] = options["num_spans"]
-        elif isinstance(options.get("max_span_length"), int):
-            fields["num_spans"] = options["max_span_length"] - 1
-    if "eos_token_id" in options:
-        fields |= {"eos_token_id": options["eos_token_id"], "bos_token_id": options["eos_token_id"]}
     return PaLMConfig(
         vocab_size=vocab_size,
         embedding_size=embedding_size,
         hidden_size=sizes["hidden_size"],
         num_layers=len(layers),
         span_attention=span_attention,
+        **boundary_ids(options),
         **fields,
     )
+
+
+def _num_spans(options: Mapping[str, Any]) -> int:
+    """Number of spans, which no tensor tells and every number depends on."""
+    given = {name: options[name] for name in ("num_spans", "max_span_length") if options.get(name) is not None}
+    if not given:
+        raise ValueError("The configuration has neither 'num_spans' nor 'max_span_length'. Add one of them.")
+    for name, value in given.items():
+        if not isinstance(value, int):
+            raise ValueError(f"{name} is {value!r} in the configuration. Give a whole number.")
+    counts = {value - (name == "max_span_length") for name, value in given.items()}
+    if len(counts) > 1:
+        raise ValueError(f"{given} do not agree: max_span_length is one more than num_spans. Leave one of them out.")
+    return counts.pop()
 
 
 def rename_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_synlm.configuration_prpn import PRPNConfig
-from hf_synlm.conversion.rename import clean_state_dict, rename_state_dict
+from hf_synlm.conversion.rename import boundary_ids, clean_state_dict, fill_model, rename_state_dict
 from hf_synlm.modeling_prpn import PRPNForCausalLM
 
 _BATCH_NORM = r"\.(weight|bias|running_mean|running_var)"
@@ -43,7 +43,8 @@ EXTRACTION = """in a copy of the authors' code, with a file that you trust, run
     model = torch.load("model.pt", map_location="cpu")
     torch.save(model.state_dict(), "weights.pt")
 and pass --weights weights.pt --config config.json, a JSON object with the options that the model was trained with:
-nslots, hard and resolution, and if you like dropout, idropout and rdropout."""
+nslots, hard and resolution, the "eos_token_id" of the authors' dictionary (that of <eos>), and if you like dropout,
+idropout and rdropout."""
 
 
 def convert_prpn(state_dict: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> PRPNForCausalLM:
@@ -53,7 +54,8 @@ def convert_prpn(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
         state_dict: original tensors; the prefix `module.` of distributed training is stripped. The counters of the
             batch normalizations, which older versions of PyTorch do not have, may be missing.
         original_config: the authors' options, at the top or in a section `config`: `nslots` and `hard` (which no tensor
-            tells), `resolution` (default 0.1), `dropout`, `idropout`, `rdropout`. Sizes are read off the tensors;
+            tells), `resolution` (default 0.1), `dropout`, `idropout`, `rdropout`, `eos_token_id` (see `boundary_ids`).
+            Sizes are read off the tensors;
             where `ntoken`, `ninp`, `nhid`, `nlayers`, `nlookback`, `res` and `tie_weights` (or `tied`) are given, they
             must agree.
 
@@ -75,19 +77,10 @@ def convert_prpn(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
         mean = rename_state_dict({key.removeprefix("module.").replace(_COUNTER, "running_mean"): value}, RULES)
         tensors |= {name.replace("running_mean", _COUNTER): count for name, count in mean.items()}
     model = PRPNForCausalLM(config).to(tensors["model.embed_tokens.weight"].dtype)
-    expected = {name: value.shape for name, value in model.state_dict().items()}
-    for name in expected:
-        if name.endswith(_COUNTER) and not counters:
-            tensors[name] = torch.zeros((), dtype=torch.long)
-    for name in sorted(set(expected) | set(tensors)):
-        found, wanted = tensors.get(name), expected.get(name)
-        if found is None or wanted is None or found.shape != wanted:
-            given = "missing" if found is None else tuple(found.shape)
-            raise ValueError(
-                f"{name} is {given} in the checkpoint and should be {None if wanted is None else tuple(wanted)}. "
-                "Is it the configuration of this checkpoint?"
-            )
-    model.load_state_dict(tensors)
+    if not counters:
+        zeros = {name: value for name, value in model.state_dict().items() if name.endswith(_COUNTER)}
+        tensors |= {name: torch.zeros_like(value) for name, value in zeros.items()}
+    fill_model(model, tensors)
     model.tie_weights()
     return model.eval()
 
@@ -146,6 +139,7 @@ def prpn_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PR
         gate="hard" if options["hard"] else "soft",
         resolution=options.get("resolution", 0.1),
         tie_word_embeddings=tied,
+        **boundary_ids(options),
         **{field: options[name] for name, field in _DROPOUTS.items() if name in options},
     )
 

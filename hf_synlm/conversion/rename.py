@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +60,20 @@ def rename_state_dict(state_dict: Mapping[str, Tensor], rules: Mapping[str, str]
     if unknown:
         raise ValueError(f"The checkpoint holds {len(unknown)} unknown tensors: {unknown[:9]}. Is it another model?")
     return renamed
+
+
+def boundary_ids(options: Mapping[str, Any]) -> dict[str, int | None]:
+    """Token ids of the boundary of sentences, which no tensor tells.
+
+    Args:
+        options: `eos_token_id`, and `bos_token_id` where it is another one.
+
+    Returns:
+        Both, for the configuration; None where they are not given, so that nothing that needs them (`parse`) takes some
+        word for the boundary.
+    """
+    end = options.get("eos_token_id")
+    return {"bos_token_id": options.get("bos_token_id", end), "eos_token_id": end}
 
 
 def fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -126,12 +126,14 @@ def recurrent_distances(parser, embedded, order, masks, training):
     mask = masks.next()
 
     def head(layers, v):
-        return linear(layers[2], F.relu(linear(layers[0], v))).sigmoid()
+        return linear(layers[2], F.relu(linear(layers[0], v)))
 
     rows = []
     for b, row in enumerate(states):
         dropped = [s * at(mask, t, b) for t, s in enumerate(row)]
-        rows.append([(*head(parser.language_model_head, s), head(parser.supervised_head, s)[0]) for s in dropped])
+        rows.append(
+            [(*head(parser.language_model_head, s).sigmoid(), head(parser.supervised_head, s)[0]) for s in dropped]
+        )
     return rows
 
 
