@@ -1,0 +1,279 @@
+"""Results of evaluations: everything needed to repeat them as JSON, a table as Markdown, means over several runs.
+
+A result is a JSON object:
+
+    format    "hf_synlm.result", format_version 1
+    task      what was measured: "perplexity", "syntaxgym", "blimp", "pairs", ...
+    model     name or folder, revision, architecture, number of parameters, dtype
+    options   all options that change numbers, seeds included
+    data      what was read: paths, sizes, SHA-256 of files
+    versions  of Python and the libraries
+    hardware  device and number of threads
+    seconds   wall time of the scoring
+    scores    flat mapping from names to numbers; what summaries are about
+    tables    name -> list of rows (mappings with equal keys), for the Markdown
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import platform
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+PathLike: TypeAlias = str | os.PathLike[str]
+Row: TypeAlias = dict[str, Any]
+FORMAT, FORMAT_VERSION = "hf_synlm.result", 1
+_LIBRARIES = ("hf_synlm", "torch", "transformers", "tokenizers", "numpy")
+
+
+@dataclasses.dataclass
+class EvaluationResult:
+    """One evaluation of one model; `save` writes it, `load_result` reads it.
+
+    Attributes:
+        task: what was measured.
+        scores: flat mapping from names to numbers.
+        model: name or folder, revision, architecture, number of parameters, dtype.
+        options: all options that change numbers.
+        data: what was read.
+        tables: by name lists of rows with equal keys.
+        seconds: wall time of the scoring.
+        versions: of the libraries.
+        hardware: device and threads.
+    """
+
+    task: str
+    scores: dict[str, float]
+    model: dict[str, Any]
+    options: dict[str, Any]
+    data: dict[str, Any]
+    tables: dict[str, list[Row]] = dataclasses.field(default_factory=dict)
+    seconds: float | None = None
+    versions: dict[str, str] = dataclasses.field(default_factory=lambda: library_versions())
+    hardware: dict[str, Any] = dataclasses.field(default_factory=lambda: describe_hardware())
+
+    def to_json(self) -> str:
+        """The result as a JSON document; numbers that are not finite become null."""
+        fields = {"format": FORMAT, "format_version": FORMAT_VERSION, **dataclasses.asdict(self)}
+        return json.dumps(_finite(fields), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+    def to_markdown(self) -> str:
+        """The scores and tables for a reader, with what they depend on."""
+        name = self.model.get("name", "")
+        settings = ", ".join(f"{key} {value}" for key, value in self.options.items() if value is not None)
+        parts = [
+            f"# {self.task}: {name}",
+            settings,
+            markdown_table([{"score": k, "value": v} for k, v in self.scores.items()]),
+        ]
+        parts += [f"## {title}\n\n{markdown_table(rows)}" for title, rows in self.tables.items() if rows]
+        versions = ", ".join(f"{key} {value}" for key, value in self.versions.items())
+        return "\n\n".join([*(part for part in parts if part), versions]) + "\n"
+
+    def save(self, path: PathLike) -> tuple[Path, Path]:
+        """Write `path` (JSON) and the same name ending in .md; nothing is half-written.
+
+        Args:
+            path: the JSON file; missing folders are made.
+
+        Returns:
+            The two paths.
+
+        Raises:
+            ValueError: the path ends in .md, where the table goes.
+        """
+        path = Path(path)
+        if path.suffix == ".md":
+            raise ValueError(f"{path}: the JSON is written there, the table beside it with .md. Choose a name in .json")
+        table = path.with_suffix(".md")
+        write_text(path, self.to_json())
+        write_text(table, self.to_markdown())
+        return path, table
+
+
+def write_text(path: PathLike, text: str) -> None:
+    """Write a text file in one step: under a temporary name first, renamed when complete.
+
+    Args:
+        path: the file; missing folders are made.
+        text: its content, written as UTF-8 with line ends as they are.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that compute."""
+    versions = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # a checkout on the path that was not installed
+            if name == "hf_synlm":
+                from hf_synlm import __version__
+
+                versions[name] = __version__
+    return versions
+
+
+def describe_hardware(device: str | torch.device = "cpu") -> dict[str, Any]:
+    """Say what computes.
+
+    Args:
+        device: of the model.
+
+    Returns:
+        `device`, `device_name` and `num_threads`.
+    """
+    device = torch.device(device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {"device": str(device), "device_name": name, "num_threads": torch.get_num_threads()}
+
+
+def describe_files(paths: Iterable[PathLike]) -> list[dict[str, Any]]:
+    """Path, size and SHA-256 of files, so that data can be recognised.
+
+    Args:
+        paths: the files.
+
+    Returns:
+        One mapping per file: `path`, `bytes`, `sha256`.
+    """
+    described = []
+    for path in paths:
+        data = Path(path).read_bytes()
+        described.append({"path": str(path), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+    return described
+
+
+def load_result(path: PathLike) -> EvaluationResult:
+    """Read what `EvaluationResult.save` wrote.
+
+    Args:
+        path: the JSON file.
+
+    Returns:
+        The result; numbers that were not finite are NaN in `scores`.
+
+    Raises:
+        ValueError: it is no result of this version.
+    """
+    path = Path(path)
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as a result: {error}") from error
+    if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
+        raise ValueError(f"{path} is no result of hf_synlm: it has no format {FORMAT!r}")
+    if fields.pop("format_version", None) != FORMAT_VERSION:
+        raise ValueError(f"{path} is a result of another version: evaluate again, or read it with its own version")
+    known = {field.name for field in dataclasses.fields(EvaluationResult)}
+    if set(fields) != known:
+        raise ValueError(f"{path} lacks or has too many fields: {', '.join(sorted(set(fields) ^ known))}")
+    fields["scores"] = {key: math.nan if value is None else value for key, value in fields["scores"].items()}
+    return EvaluationResult(**fields)
+
+
+def summarize(results: Sequence[EvaluationResult]) -> list[Row]:
+    """Mean and standard deviation of each score over runs of one task, such as several seeds.
+
+    The standard deviation is that of a sample (divided by n - 1), and missing for one run.
+
+    Args:
+        results: runs; they must be of one task, with the same options but for `seed` and the same scores.
+
+    Returns:
+        One row per score: `score`, `mean`, `standard_deviation`, `minimum`, `maximum`, `runs`.
+
+    Raises:
+        ValueError: there are none, or they differ in task, options or scores, so that a mean would mix conventions.
+    """
+    if not results:
+        raise ValueError("there are no results to summarize: give at least one file")
+    first = results[0]
+    for other in results[1:]:
+        _check_comparable(first, other)
+    rows: list[Row] = []
+    for name in first.scores:
+        values = [result.scores[name] for result in results]
+        rows.append(
+            {
+                "score": name,
+                "mean": statistics.fmean(values),
+                "standard_deviation": statistics.stdev(values) if len(values) > 1 else None,
+                "minimum": min(values),
+                "maximum": max(values),
+                "runs": len(values),
+            }
+        )
+    return rows
+
+
+def _check_comparable(first: EvaluationResult, other: EvaluationResult) -> None:
+    if other.task != first.task:
+        raise ValueError(f"results of different tasks, {first.task} and {other.task}: summarize each task by itself")
+    for what, ours, theirs in (("options", first.options, other.options), ("data", _content(first), _content(other))):
+        differing = sorted(k for k in {*ours, *theirs} - {"seed"} if ours.get(k) != theirs.get(k))
+        if differing:
+            shown = "; ".join(f"{key} is {ours.get(key)!r} and {theirs.get(key)!r}" for key in differing)
+            raise ValueError(f"results with different {what}, which would mix conventions: {shown}")
+    if set(first.scores) != set(other.scores):
+        raise ValueError(f"results with different scores: {', '.join(sorted(set(first.scores) ^ set(other.scores)))}")
+
+
+def _content(result: EvaluationResult) -> dict[str, Any]:
+    """The data without the places where files lie."""
+    files = [{k: v for k, v in file.items() if k != "path"} for file in result.data.get("files", [])]
+    return {**{k: v for k, v in result.data.items() if k != "files"}, "files": files}
+
+
+def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows with equal keys as a Markdown table.
+
+    Args:
+        rows: at least one.
+
+    Returns:
+        The table without a final line end. Numbers have four digits after the point, missing values are empty.
+    """
+    if not rows:
+        return ""
+    names = list(rows[0])
+    numeric = {n for n in names if all(isinstance(row[n], (int, float)) or row[n] is None for row in rows)}
+    lines = [
+        "| " + " | ".join(names) + " |",
+        "| " + " | ".join("---:" if name in numeric else "---" for name in names) + " |",
+    ]
+    lines += ["| " + " | ".join(_cell(row[name]) for name in names) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    text = f"{value:.4f}" if isinstance(value, float) else str(value)
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+def _finite(value: Any) -> Any:
+    """A copy in which numbers that are not finite are None."""
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
