@@ -338,6 +338,11 @@ class FastTrackSearch:
             state, self._reach(state, Phase.CONTINUE, _GivenWords(self.adapter, state.pool, tokens))[0], first
         )
 
+    def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
+        """Log-probability [B, K] of the word of every candidate, without the actions before it."""
+        given = chosen.tokens[:, 0] if chosen.tokens.shape[1] else chosen.tokens.new_zeros(len(chosen.tokens))
+        return self.adapter.log_probs_of(state.pool, chosen.parents, given, chosen.scores > NEG_INF)
+
     def commit(
         self, state: SearchState, chosen: Candidates, active: Tensor | None = None, wanted: Tensor | None = None
     ) -> tuple[SearchState, Tensor]:

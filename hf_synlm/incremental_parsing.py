@@ -211,6 +211,7 @@ def parse_with_search(
     num_return_sequences: int = 1,
     synchronous: bool = True,
     stepwise: bool = False,
+    lexical: bool = False,
 ) -> ParseOutput:
     """n-best trees of given text with their joint probabilities, and prefix probabilities.
 
@@ -226,6 +227,7 @@ def parse_with_search(
         synchronous: False selects among actions instead of words (the paper's "w/o sync"): the K best derivations
             with equally many actions, COMP forbidden before the softmax. Only `log_probs` and trees are returned then.
         stepwise: Also compute `stepwise_log_probs`, which needs the distribution over the whole vocabulary.
+        lexical: Also compute `lexical_log_probs`; every word is scored once more for the derivations that are kept.
 
     Returns:
         `ParseOutput`; spans are in input columns.
@@ -243,8 +245,9 @@ def parse_with_search(
         raise ValueError(
             f"num_return_sequences={num_return_sequences!r} must be an integer from 1 to num_beams={search.num_beams}"
         )
-    if stepwise and not synchronous:
-        raise ValueError("stepwise=True needs a word-synchronous beam; leave synchronous=True")
+    for name, value in (("stepwise", stepwise), ("lexical", lexical)):
+        if value and not synchronous:
+            raise ValueError(f"{name}=True needs a word-synchronous beam; leave synchronous=True")
     _check_word_ends(word_ends, input_ids)
     state, text = start_state(search, input_ids, attention_mask, context_sentence_ids, bos_token_id)
     if context_sentence_ids is not None and min(text.lengths) == 0:
@@ -273,10 +276,11 @@ def parse_with_search(
             notes.stepwise.append(stepwise_log_prob)
             block = state.block
         chosen = search.propose(state, tokens, block, active)
+        words = search.log_probs_of_candidates(state, chosen) if lexical else None
         # Level sizes may leave out sentences that are over: `close` counts again.
         wanted = text.present[:, step + 1] if step + 1 < text.tokens.shape[1] else None
         state, order = search.commit(state, chosen, active, wanted)
-        notes.add(search, state, chosen, order)
+        notes.add(search, state, chosen, order, words)
     output = _parse_output(search, search.close(state), text, offsets, num_return_sequences, word_ends)
     notes.write(output, text)
     return output
@@ -292,9 +296,12 @@ class _Notes:
         self.structural: list[Tensor] = []
         self.depth: list[Tensor] = []
         self.stepwise: list[Tensor] = []
+        self.lexical: list[Tensor] = []
 
-    def add(self, search: Any, state: SearchState, chosen: Candidates, order: Tensor) -> None:
-        """Note the beam `state` that came from the candidates."""
+    def add(
+        self, search: Any, state: SearchState, chosen: Candidates, order: Tensor, words: Tensor | None = None
+    ) -> None:
+        """Note the beam `state` that came from the candidates, `words` [B, K] the log-probabilities of their words."""
         marginal = state.scores.logsumexp(1)
         # An empty beam has no posterior; its statistics are 0.
         log_posterior = (state.scores - marginal[:, None]).nan_to_num(nan=NEG_INF)
@@ -304,6 +311,10 @@ class _Notes:
         self.entropy.append(-(posterior * log_posterior.clamp(min=-1e4)).sum(1))
         self.structural.append((posterior * chosen.num_structural.gather(1, order)).sum(1))
         self.depth.append((posterior * state.pool.field("depth", state.nodes)).sum(1))
+        if words is not None:
+            # Of the same derivations just before the word; nothing is left after an impossible one.
+            before = (state.scores - words.gather(1, order)).nan_to_num(nan=NEG_INF, posinf=NEG_INF).logsumexp(1)
+            self.lexical.append((marginal - before).nan_to_num(nan=NEG_INF))
 
     def write(self, output: ParseOutput, text: AlignedText) -> None:
         """Put the statistics into the output, in input columns."""
@@ -321,6 +332,8 @@ class _Notes:
         output.stack_depth = columns(self.depth)
         if self.stepwise:
             output.stepwise_log_probs = columns(self.stepwise)
+        if self.lexical:
+            output.lexical_log_probs = columns(self.lexical)
 
 
 def _parse_output(
@@ -332,7 +345,7 @@ def _parse_output(
     word_ends: Tensor | None,
 ) -> ParseOutput:
     """Trees of the finished beam, best first."""
-    count = num_return_sequences
+    count, total = num_return_sequences, state.scores.logsumexp(1)
     scores, history = state.scores[:, :count], state.history[:, :count]
     scores = torch.nn.functional.pad(scores, (0, count - scores.shape[1]), value=NEG_INF)
     history = torch.nn.functional.pad(history, (0, 0, 0, count - history.shape[1]))
@@ -360,6 +373,7 @@ def _parse_output(
         labels=labels,
         actions=nodes.action.clamp(min=search.adapter.pad_action),
         log_probs=scores,
+        text_log_probs=total,
         offsets=offsets,
         lengths=text.lengths,
         word_ends=ends,

@@ -654,6 +654,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         context_sentence_ids: Tensor | None = None,
         synchronous: bool = True,
         stepwise: bool = False,
+        lexical: bool = False,
     ) -> ParseOutput:
         """Parse given text.
 
@@ -670,6 +671,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
                 (search only).
             synchronous: `False` searches action by action instead of word by word (the paper's "w/o sync" rows).
             stepwise: also return `stepwise_log_probs`.
+            lexical: also return `lexical_log_probs`.
 
         Returns:
             `ParseOutput`; "inside" and "merge_order" fill in trees and actions, not probabilities.
@@ -694,11 +696,12 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
                     num_return_sequences=num_return_sequences,
                     synchronous=synchronous,
                     stepwise=stepwise,
+                    lexical=lexical,
                 )
         if method not in ("inside", "merge_order"):
             raise ValueError(f"method {method!r} is unknown. Choose 'search', 'inside' or 'merge_order'.")
-        options = (num_beams, context_sentence_ids)
-        if any(value is not None for value in options) or num_return_sequences != 1 or stepwise or not synchronous:
+        given = num_beams is not None or context_sentence_ids is not None or num_return_sequences != 1
+        if given or stepwise or lexical or not synchronous:
             raise ValueError(f"method {method!r} takes no search options; it gives one tree per sentence.")
         return self._parse_whole(input_ids, mask, word_ends, by_merges=method == "merge_order")
 

@@ -114,6 +114,10 @@ class ParseOutput(ModelOutput):
             closed (log sum exp of `log_probs` over a full beam is that of the closed text). 0 at padding.
         stepwise_log_probs: [B, T] log of the normalised next-token distribution at the observed token: what
             `forward(...).logits` gives (on request).
+        lexical_log_probs: [B, T] the part of `token_log_probs` that the words have: log of the mass of the beam's
+            derivations after the token minus that of the same derivations just before it. What is left is the part of
+            the structural actions (on request).
+        text_log_probs: [B] log p(text) with the trees closed, summed over the beam.
         beam_entropy: [B, T] entropy in nats of the beam's posterior after each token.
         num_actions: [B, T] expected number of structural actions between the previous token and this one.
         stack_depth: [B, T] expected number of trees on the stack after each token.
@@ -128,6 +132,8 @@ class ParseOutput(ModelOutput):
     log_probs: Tensor | None = None
     token_log_probs: Tensor | None = None
     stepwise_log_probs: Tensor | None = None
+    lexical_log_probs: Tensor | None = None
+    text_log_probs: Tensor | None = None
     beam_entropy: Tensor | None = None
     num_actions: Tensor | None = None
     stack_depth: Tensor | None = None

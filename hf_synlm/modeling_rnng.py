@@ -517,6 +517,7 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         num_particles: int | None = None,
         normalization: str | None = None,
         stepwise: bool = False,
+        lexical: bool = False,
     ) -> ParseOutput:
         """Parse given text: n-best labeled trees, and prefix probabilities.
 
@@ -539,6 +540,7 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
                 than the `joint_log_prob` of `forward` for the same tree: by a nat or so for a trained model, by far
                 more for an untrained one.
             stepwise: also return `stepwise_log_probs`.
+            lexical: also return `lexical_log_probs`.
 
         Returns:
             `ParseOutput` with `labels`; spans and labels list every constituent, unary chains from the bottom up.
@@ -564,6 +566,7 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
                 word_ends=word_ends,
                 num_return_sequences=num_return_sequences,
                 stepwise=stepwise,
+                lexical=lexical,
             )
 
     def _parsing_search(

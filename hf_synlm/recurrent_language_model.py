@@ -321,6 +321,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
             spans=[[[(i + x, j + x) for i, j in spans]] for spans, x in zip(trees, offsets, strict=True)],
             actions=_pad_actions(actions, input_ids.device)[:, None],
             log_probs=scores.sum(1, keepdim=True),
+            text_log_probs=scores.sum(1),
             token_log_probs=text.at_columns(scores, input_ids.shape[1]),
             offsets=offsets,
             lengths=text.count_B.tolist(),

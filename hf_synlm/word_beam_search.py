@@ -205,6 +205,10 @@ class WordBeamSearch:
             state, nodes, lambda logits, rows: logits.gather(1, index[rows]).squeeze(1) - logits.logsumexp(1)
         )
 
+    def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
+        """Log-probability [B, K] of the word of every candidate, without the actions before it."""
+        return self.log_probs_of(state, chosen.parents, chosen.tokens)
+
     def any_word_log_probs(self, state: SearchState, nodes: Tensor) -> Tensor:
         """Log-probability [B, R] that the next word is one that may be generated: no end token inside a tree."""
         if self.eos_token_ids is None:

@@ -1,0 +1,197 @@
+"""The user's words and the model's tokens: which token belongs to which word.
+
+A word is what stands between white space (as `str.split` sees it). The model reads the words joined by single spaces,
+so double spaces, tabs and other white space change nothing, and every token is given to the word whose characters it
+covers. Punctuation is part of a word where the user's text has it so.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+_WORD = re.compile(r"\S+")
+# Classes of unknown words, see `hf_synlm.data.vocabulary.unknown_class`.
+_UNKNOWN_CLASS = re.compile(r"<(un)?c?unk[^>]*>|UNK(-[A-Za-z]+)*")
+_SPACE_MARKS = ("\u0120", "\u2581")  # of byte-level BPE, of sentencepiece
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a text and where it stands there, `text[start:end]`."""
+
+    text: str
+    start: int
+    end: int
+
+
+@dataclass
+class EncodedText:
+    """A text as token ids.
+
+    Attributes:
+        ids: the tokens, without a begin token.
+        word_of_token: for each token the index of its word, -1 for tokens between sentences.
+        num_words: words of the text; some may have no token.
+        context: token ids of complete sentences before it.
+        unknown: indices of the words that have no token, or one that stands for unknown words.
+    """
+
+    ids: list[int]
+    word_of_token: list[int]
+    num_words: int
+    context: list[list[int]] = field(default_factory=list)
+    unknown: frozenset[int] = frozenset()
+
+
+def split_words(text: str) -> list[Word]:
+    r"""Words of a text, what stands between white space; the same as `text.split()`, with positions.
+
+    Args:
+        text: any text.
+
+    Returns:
+        The words from left to right.
+    """
+    return [Word(match.group(), *match.span()) for match in _WORD.finditer(text)]
+
+
+def encode_words(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]]) -> list[EncodedText]:
+    """Encode sentences given as words, and assign every token to a word.
+
+    Text that looks like a special token is text. No token is added.
+
+    Args:
+        tokenizer: a fast tokenizer, which tells the positions of its tokens.
+        sentences: per sentence its words; a sentence may be empty.
+
+    Returns:
+        One text per sentence.
+
+    Raises:
+        ValueError: the tokenizer tells no positions, a word is empty or holds white space, or a token covers two words.
+
+    Cost: O(characters).
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(
+            f"{type(tokenizer).__name__} does not tell the positions of its tokens, so they cannot be assigned to "
+            "words: use a fast tokenizer (one with a tokenizer.json)"
+        )
+    for number, words in enumerate(sentences):
+        for word in words:
+            if not word or len(word.split()) != 1:
+                raise ValueError(
+                    f"sentence {number} has the word {word!r}: words are not empty and hold no white space"
+                )
+    texts = [" ".join(words) for words in sentences]
+    # An empty batch is an error of the tokenizer. Long texts are cut later, so its warning is out of place.
+    given = [number for number, text in enumerate(texts) if text]
+    encoded: dict[int, Any] = {}
+    if given:
+        batch = tokenizer(
+            [texts[number] for number in given],
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            split_special_tokens=True,
+            verbose=False,
+        )
+        encoded = {number: (batch["input_ids"][k], batch["offset_mapping"][k]) for k, number in enumerate(given)}
+    classes = _classes_of_unknown_words(tokenizer)
+    return [
+        _assign(words, *encoded.get(number, ([], [])), tokenizer, classes) for number, words in enumerate(sentences)
+    ]
+
+
+def _assign(
+    words: Sequence[str],
+    ids: list[int],
+    offsets: Sequence[tuple[int, int]],
+    tokenizer: PreTrainedTokenizerBase,
+    classes: dict[int, str],
+) -> EncodedText:
+    """Give every token to the word whose characters it covers."""
+    text = " ".join(words)
+    word_at: list[int] = []
+    for number, word in enumerate(words):
+        word_at += [number] * (len(word) + (number > 0))  # a space goes with the word after it
+    owners = []
+    for token, (start, end) in zip(ids, offsets, strict=True):
+        piece = text[start:end]
+        start += len(piece) - len(piece.lstrip(" "))
+        end -= len(piece) - len(piece.rstrip(" "))
+        if start < end:
+            owners.append(word_at[start])
+            if word_at[end - 1] != owners[-1]:
+                raise ValueError(
+                    f"the token {tokenizer.convert_ids_to_tokens(token)!r} covers the words {words[owners[-1]]!r} and "
+                    f"{words[word_at[end - 1]]!r}: with a tokenizer whose tokens cross white space, words have no "
+                    "surprisal"
+                )
+        elif piece:
+            owners.append(word_at[min(start, len(text)) - 1])  # white space only
+        else:  # a mark that stands for no character: of the end of a word, or of the beginning
+            ends_word = start == len(text) or (start > 0 and text[start] == " ")
+            owners.append(word_at[start - ends_word])
+    unknown = set(range(len(words))) - set(owners)
+    for token, owner in zip(ids, owners, strict=True):
+        if token == tokenizer.unk_token_id or classes.get(token, words[owner]) != words[owner]:
+            unknown.add(owner)
+    return EncodedText(ids, owners, len(words), unknown=frozenset(unknown))
+
+
+def _classes_of_unknown_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """Tokens of a vocabulary of words that stand for classes of unknown words."""
+    if json.loads(tokenizer.backend_tokenizer.to_str())["model"]["type"] != "WordLevel":
+        return {}
+    return {index: token for token, index in tokenizer.get_vocab().items() if _UNKNOWN_CLASS.fullmatch(token)}
+
+
+def word_starts(tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_token_ids: Sequence[int]) -> Tensor | None:
+    """Which tokens begin a word, or end the text, where the vocabulary marks the beginning of words.
+
+    In such a vocabulary (byte-level BPE, sentencepiece, WordPiece) the last token of a word does not tell that the
+    word is over: that is known from the next token.
+
+    Args:
+        tokenizer: a fast tokenizer.
+        vocab_size: size V of the model's vocabulary.
+        end_token_ids: tokens that end a text.
+
+    Returns:
+        [V] bool; None where tokens are words or mark the end of words, so that nothing is left open.
+    """
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocabulary = tokenizer.get_vocab()
+    if backend["model"]["type"] == "WordLevel":
+        return None
+    continuing = backend["model"].get("continuing_subword_prefix") or ""
+    final = backend["model"].get("end_of_word_suffix") or ""
+    if backend["model"]["type"] == "WordPiece":
+        starting = {index for token, index in vocabulary.items() if not token.startswith(continuing or "##")}
+        starting -= set(tokenizer.all_special_ids)
+    elif final or _marks_ends(vocabulary):
+        return None
+    else:
+        starting = {
+            index for token, index in vocabulary.items() if token.startswith(_SPACE_MARKS) or token[:1].isspace()
+        }
+        for index, token in tokenizer.added_tokens_decoder.items():
+            starting |= {index} if token.lstrip else set()
+    starts = torch.zeros(vocab_size, dtype=torch.bool)
+    starts[[index for index in {*starting, *end_token_ids} if index < vocab_size]] = True
+    return starts
+
+
+def _marks_ends(vocabulary: dict[str, int]) -> bool:
+    """Whether the space marks stand at the end of pieces, as in the vocabularies of RNNG."""
+    marked = [
+        token for token in vocabulary if len(token) > 1 and (token[0] in _SPACE_MARKS or token[-1] in _SPACE_MARKS)
+    ]
+    return sum(token[-1] in _SPACE_MARKS for token in marked) > len(marked) / 2
