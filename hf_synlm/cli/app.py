@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from hf_synlm import __version__
+from hf_synlm.cli import surprisal
 
 
 class _Commands(TyperGroup):
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 evaluate = typer.Typer(no_args_is_help=True, help="Score a model on a data set; results as JSON and Markdown.")
 app.add_typer(evaluate, name="evaluate")
+app.command("surprisal")(surprisal.command)
 
 
 def _print_version(value: bool) -> None:

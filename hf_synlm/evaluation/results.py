@@ -24,7 +24,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 
@@ -59,6 +59,29 @@ class EvaluationResult:
     seconds: float | None = None
     versions: dict[str, str] = dataclasses.field(default_factory=lambda: library_versions())
     hardware: dict[str, Any] = dataclasses.field(default_factory=lambda: describe_hardware())
+
+    @classmethod
+    def of(cls, scorer: Any, task: str, scores: Mapping[str, float], options: Mapping[str, Any], **fields: Any) -> Self:
+        """A result of a model, its own options and place of computation included.
+
+        Args:
+            scorer: the `TextScorer`.
+            task: what was measured.
+            scores: names and numbers.
+            options: options of the evaluation.
+            **fields: the other attributes.
+
+        Returns:
+            The result.
+        """
+        return cls(
+            task=task,
+            scores=dict(scores),
+            model=scorer.describe(),
+            options={**scorer.options(), **options},
+            hardware=describe_hardware(scorer.model.device),
+            **fields,
+        )
 
     def to_json(self) -> str:
         """The result as a JSON document; numbers that are not finite become null."""

@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,7 +91,7 @@ def encode_words(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequenc
     texts = [" ".join(words) for words in sentences]
     # An empty batch is an error of the tokenizer. Long texts are cut later, so its warning is out of place.
     given = [number for number, text in enumerate(texts) if text]
-    encoded: dict[int, Any] = {}
+    encoded: dict[int, tuple[list[int], list[tuple[int, int]]]] = {}
     if given:
         batch = tokenizer(
             [texts[number] for number in given],

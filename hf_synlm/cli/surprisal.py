@@ -1,0 +1,115 @@
+"""`synlm surprisal`: one row per word."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from hf_synlm.cli import options
+from hf_synlm.evaluation.results import EvaluationResult, describe_files, write_text
+from hf_synlm.evaluation.surprisal import (
+    LMZOO_COLUMNS,
+    columns,
+    score_words,
+    token_table,
+    word_table,
+    write_table,
+)
+from hf_synlm.evaluation.text_items import read_items
+
+
+def command(
+    texts: Annotated[Path, typer.Argument(help="Text (one sentence per line), or a .tsv, .csv or .jsonl table.")],
+    model: options.Model,
+    out: Annotated[Path, typer.Option("--out", help="TSV file to write; what it holds is told in OUT.meta.json.")],
+    unit: Annotated[
+        Literal["bits", "nats"], typer.Option(help="Of surprisal; it is part of the column's name.")
+    ] = "bits",
+    context: Annotated[
+        Literal["sentence", "document"],
+        typer.Option(help="Read every sentence alone, or after the sentences of its document before it."),
+    ] = "sentence",
+    word_correction: Annotated[
+        bool,
+        typer.Option(
+            "--word-correction",
+            help="Probability of words instead of that of their tokens: the space after a word, which tells that it is "
+            "over, belongs to it and not to the next word. Only where tokens begin with the space.",
+        ),
+    ] = False,
+    lmzoo: Annotated[
+        bool, typer.Option("--lmzoo", help="Write the columns of lm-zoo instead, one row per token, in bits.")
+    ] = False,
+    first_word: Annotated[
+        bool, typer.Option(help="Score the first word, from a begin token; otherwise it has no value.")
+    ] = True,
+    file_format: Annotated[
+        Literal["txt", "tsv", "csv", "jsonl"] | None,
+        typer.Option("--format", help="Of the input; default: by its name."),
+    ] = None,
+    text_column: Annotated[str, typer.Option(help="Column of the texts in a table.")] = "sentence",
+    item_column: Annotated[str, typer.Option(help="Column of the items' ids in a table.")] = "item",
+    estimator: options.EstimatorOption = None,
+    num_beams: options.NumBeams = None,
+    action_beam_size: options.ActionBeamSize = None,
+    fast_track_size: options.FastTrackSize = None,
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    gguf_file: options.GGUFFile = None,
+    device: options.Device = None,
+    dtype: options.DType = "auto",
+    batch_size: options.BatchSize = 16,
+    seed: options.Seed = 0,
+) -> None:
+    """Surprisal of every word of a text, one row per word of yours.
+
+    Words are what stands between white space, punctuation included where it is attached. Columns: item, sentence_id,
+    word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST, RNNG), cum_logprob_nats,
+    beam_entropy_bits, n_actions, stack_depth, char_start, char_end. Empty fields are measures that the model does not
+    have.
+
+    Example: synlm surprisal stories.txt --model runs/rnng_tiny/model --out surprisals.tsv --num-beams 100
+    """
+    items = read_items(texts, kind=file_format, text_column=text_column, item_column=item_column)
+    scorer = options.load_scorer(
+        model,
+        num_beams=num_beams,
+        action_beam_size=action_beam_size,
+        fast_track_size=fast_track_size,
+        estimator=estimator,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        gguf_file=gguf_file,
+        device=device,
+        dtype=dtype,
+        batch_size=batch_size,
+        seed=seed,
+        begin=first_word,
+        details=not lmzoo,
+    )
+    start = time.perf_counter()
+    scores = score_words(
+        scorer, items, context=context, word_correction=word_correction, progress=f"surprisal: {scorer.name}"
+    )
+    seconds = time.perf_counter() - start
+    rows = token_table(scores) if lmzoo else word_table(items, scores, unit)
+    names = LMZOO_COLUMNS if lmzoo else columns(unit)
+    limit = scorer.max_tokens
+    result = EvaluationResult.of(
+        scorer,
+        "surprisal",
+        {
+            "texts": len(items),
+            "words": sum(len(found.words) for found in scores),
+            "tokens": sum(len(found.tokens) for found in scores),
+            "unknown_words": sum(sum(found.unknown) for found in scores),
+            "texts_in_windows": sum(len(found.tokens) > limit for found in scores) if limit else 0,
+        },
+        {"unit": unit, "context": context, "word_correction": word_correction, "first_word": first_word, "seed": seed},
+        data={"files": describe_files([texts]), "columns": list(names)},
+        seconds=seconds,
+    )
+    write_table(out, names, rows)
+    write_text(f"{out}.meta.json", result.to_json())
+    typer.echo(f"wrote {len(rows)} rows to {out}, and {out}.meta.json", err=True)

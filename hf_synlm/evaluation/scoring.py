@@ -1,0 +1,432 @@
+"""Log-probabilities of tokens under any causal language model of transformers, in batches, every text once.
+
+Estimators of log p(token | prefix):
+
+    exact           from `forward(...).logits`: models whose next-token distribution is computed, not searched
+    beam_marginal   m_t - m_(t-1), with m_t = log of the sum of p(x_1..t, y) over the derivations y in a beam (GPST,
+                    RNNG). What the papers report. The sum over a text is a lower bound on its log-probability; a
+                    single value may even be positive. Splits into a lexical and a structural part.
+    stepwise        log of the normalized distribution that the beam gives over the next token: `forward(...).logits`
+                    of GPST and RNNG, what minicons and lm-eval see. A proper distribution for each prefix.
+
+End of a text: a model that predicts an end token has its log-probability; for GPST and RNNG the trees are closed
+instead (what remains to be done after the last word has a probability, but no token); an LSTM of this library predicts
+nothing there.
+
+Shapes: B texts, T tokens, V vocabulary. Log-probabilities in nats, float64 once they are on the host.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+
+import hf_synlm  # registers the architectures  # noqa: F401
+from hf_synlm.evaluation.words import EncodedText, word_starts
+from hf_synlm.incremental_parsing import marginal_logits
+
+Estimator = Literal["exact", "beam_marginal", "stepwise"]
+# Numbers in the logits of one call: 1 GiB in float32.
+_MAX_LOGITS = 1 << 28
+# Models of this library that are not trained to predict the end of a sentence.
+_NO_END = frozenset({"lstm_lm"})
+
+
+@dataclasses.dataclass
+class TokenScores:
+    """Scores of one text of n tokens.
+
+    Attributes:
+        log_probs: [n] log p(token | prefix) in nats; NaN where there is no prefix (no begin token).
+        lexical: [n] part of the words in `log_probs`, or None.
+        beam_entropy: [n] entropy in nats of the derivations in the beam after the token, or None.
+        num_actions: [n] expected structural actions before the token, or None.
+        stack_depth: [n] expected number of trees on the stack after the token, or None.
+        end: log p(the text ends | text) in nats, or None.
+        word_start: [n + 1] log p(the next token begins a word or ends the text) before every token and at the end.
+    """
+
+    log_probs: Tensor
+    lexical: Tensor | None = None
+    beam_entropy: Tensor | None = None
+    num_actions: Tensor | None = None
+    stack_depth: Tensor | None = None
+    end: float | None = None
+    word_start: Tensor | None = None
+
+
+class TextScorer:
+    """Scores texts with a causal language model.
+
+    Args:
+        model: any causal language model of transformers; moved nowhere.
+        tokenizer: its fast tokenizer.
+        estimator: see the top of this file; None = "exact", for GPST and RNNG "beam_marginal".
+        num_beams: derivations kept after a word (GPST, RNNG); None = the model's `scoring_num_beams`.
+        search_options: further options of `parse` (RNNG: `action_beam_size`, `fast_track_size`, `normalization`).
+        batch_size: texts per call of the model.
+        begin: predict the first token from a begin token. Without, it has no probability (models with a search and
+            recurrent models always begin).
+        details: also give lexical parts and beam statistics where the model has them.
+        name: what results call the model.
+        revision: revision of the model, for results.
+
+    Raises:
+        ValueError: an option that the model does not have, or no begin token.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        estimator: Estimator | None = None,
+        num_beams: int | None = None,
+        search_options: dict[str, Any] | None = None,
+        batch_size: int = 16,
+        begin: bool = True,
+        details: bool = False,
+        name: str | None = None,
+        revision: str | None = None,
+    ) -> None:
+        self.model, self.tokenizer = model.eval(), tokenizer
+        self.batch_size, self.details = batch_size, details
+        self.name, self.revision = name or model.config._name_or_path, revision
+        self.searches = hasattr(model, "word_search")
+        self.search_options = {k: v for k, v in (search_options or {}).items() if v is not None}
+        self.num_beams = num_beams
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}: a call of the model needs at least one text")
+        self.estimator: Estimator = self._checked_estimator(estimator)
+        self.begin_id = self._begin_id() if begin else None
+        if not begin and (self.searches or hasattr(model, "parse")):
+            raise ValueError(
+                f"begin=False: {type(model).__name__} reads every sentence from a begin token. Leave it out, and leave "
+                "out the first word when you read the numbers."
+            )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str,
+        *,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        device: str | None = None,
+        dtype: str = "auto",
+        gguf_file: str | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> "TextScorer":
+        """Load a model with its tokenizer.
+
+        Args:
+            name: a folder, or a name on the Hub.
+            revision: branch, tag or commit on the Hub.
+            trust_remote_code: run code that comes with the model.
+            device: by default a GPU if there is one.
+            dtype: floating point type of the weights; "auto" = as saved.
+            gguf_file: name of a GGUF file in the folder.
+            seed: of everything random, set before loading.
+            **options: of `TextScorer`.
+
+        Returns:
+            The scorer.
+
+        Raises:
+            ValueError: see `TextScorer`.
+            OSError: there is no such model.
+        """
+        set_seed(seed)
+        shared: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+        if revision is None:
+            del shared["revision"]
+        if gguf_file is not None:
+            shared["gguf_file"] = gguf_file
+        tokenizer = AutoTokenizer.from_pretrained(name, **shared)
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **shared)
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        revision = getattr(model.config, "_commit_hash", None) or revision
+        return cls(model.to(device), tokenizer, name=name, revision=revision, **options)
+
+    # ------------------------------------------------------------------------------------------- what the model has
+    def _checked_estimator(self, estimator: str | None) -> Estimator:
+        allowed: tuple[Estimator, ...] = ("beam_marginal", "stepwise") if self.searches else ("exact",)
+        name = type(self.model).__name__
+        if estimator is not None and estimator not in allowed:
+            raise ValueError(f"estimator {estimator!r}: for {name} choose {' or '.join(map(repr, allowed))}")
+        given = {**self.search_options, **({} if self.num_beams is None else {"num_beams": self.num_beams})}
+        if given:
+            known = inspect.signature(self.model.parse).parameters if self.searches else {}
+            unknown = sorted(set(given) - set(known))
+            if unknown:
+                raise ValueError(f"{', '.join(unknown)}: not an option of {name}. Leave it out.")
+        return allowed[0] if estimator is None else allowed[allowed.index(estimator)]
+
+    def _begin_id(self) -> int | None:
+        config = self.model.config
+        if self.searches:
+            return config.bos_token_id  # the beginning itself; other tokens would be words
+        candidates = (config.bos_token_id, self.tokenizer.bos_token_id, self.tokenizer.eos_token_id, *self.end_ids)
+        found = next((token for token in candidates if token is not None), None)
+        if found is None:
+            raise ValueError(
+                "the model has no begin or end token from which the first word could be predicted: set bos_token_id, "
+                "or leave the first word out (begin=False)"
+            )
+        return found
+
+    @property
+    def end_ids(self) -> list[int]:
+        """Tokens that end a text; empty if the model is not trained to end texts by one."""
+        if self.searches or self.model.config.model_type in _NO_END:
+            return []
+        ends = self.model.config.eos_token_id
+        if ends is None:
+            ends = self.tokenizer.eos_token_id
+        return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+
+    @property
+    def end_of_text(self) -> str:
+        """How a text ends: "trees closed", "end token" or "not modeled"."""
+        return "trees closed" if self.searches else "end token" if self.end_ids else "not modeled"
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Longest text in tokens, a begin token not counted; None = any."""
+        config = self.model.config
+        if self.searches:
+            limit = self.model.word_search(1).adapter.max_tokens
+            return None if limit == float("inf") else int(limit)
+        for attribute in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
+            size = getattr(config, attribute, None)
+            if isinstance(size, int) and not hasattr(self.model, "parse"):
+                return size - (self.begin_id is not None)
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        """The model as results name it."""
+        return {
+            "name": self.name,
+            "revision": self.revision,
+            "architecture": type(self.model).__name__,
+            "num_parameters": self.model.num_parameters(),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+        }
+
+    def options(self) -> dict[str, Any]:
+        """Everything in this object that changes numbers, for results."""
+        beam = {}
+        if self.searches:
+            width = self.model.config.scoring_num_beams if self.num_beams is None else self.num_beams
+            beam = {"num_beams": width, **self.search_options}
+            if "action_beam_size" in inspect.signature(self.model.parse).parameters:
+                for name in ("action_beam_size", "fast_track_size", "normalization"):
+                    beam.setdefault(name, getattr(self.model.config, name))
+                beam["action_beam_size"] = max(beam["action_beam_size"], width)
+        begin = None if self.begin_id is None else self.tokenizer.convert_ids_to_tokens(self.begin_id)
+        return {"estimator": self.estimator, **beam, "begin_token": begin}
+
+    # ------------------------------------------------------------------------------------------------------- scoring
+    def score(
+        self, texts: Sequence[EncodedText], *, end: bool = False, starts: bool = False, progress: str | None = None
+    ) -> list[TokenScores]:
+        """Score texts; equal ones are scored once.
+
+        Texts longer than the model's positions are read in windows that overlap by half; every token is scored in the
+        first window that holds it.
+
+        Args:
+            texts: encoded texts.
+            end: also score the end of every text.
+            starts: also give `word_start`.
+            progress: name of a progress bar; None = no bar.
+
+        Returns:
+            Scores in the order of the texts.
+
+        Raises:
+            ValueError: an end that the model does not predict, `starts` for "beam_marginal", context for a model that
+                reads none, or a model that gives a token no probability that is a number.
+
+        Cost: one pass over every different text; texts of about equal length go together.
+        """
+        if end and self.end_of_text == "not modeled":
+            raise ValueError(
+                f"{type(self.model).__name__} is not trained to predict the end of a sentence; leave it out"
+            )
+        if starts and self.estimator == "beam_marginal":
+            raise ValueError("probabilities of the beginning of words need estimator='stepwise'")
+        starting = word_starts(self.tokenizer, self.model.config.vocab_size, self.end_ids) if starts else None
+        windows = [self._windows(text) for text in texts]
+        unique: dict[_Window, _Window] = {}
+        for window in (window for row in windows for window in row):
+            unique.setdefault(window, window)
+        total = sum(len(window.ids) for window in unique)
+        results: dict[_Window, TokenScores] = {}
+        with tqdm(total=total, desc=progress, unit="token", disable=None if progress else True) as bar:
+            for batch in self._batches([window for window in unique if window.ids]):
+                score = self._score_by_search if self.searches else self._score_by_logits
+                with torch.no_grad():
+                    results.update(zip(batch, score(batch, end, starting), strict=True))
+                bar.update(sum(len(window.ids) for window in batch))
+        return [_joined([(window, results.get(window)) for window in row]) for row in windows]
+
+    def _windows(self, text: EncodedText) -> list["_Window"]:
+        """Cut a text into pieces that the model can read; of its context, what fits."""
+        limit, context, length = self.max_tokens, tuple(map(tuple, text.context)), len(text.ids)
+        if context and not self.reads_context:
+            raise ValueError(f"{type(self.model).__name__} reads no sentences before the one it parses; leave them out")
+        if limit is None or length <= limit:
+            while limit is not None and sum(map(len, context)) + length > limit:
+                context = context[1:]
+            return [_Window(tuple(text.ids), context, 0)]
+        stride = max(1, limit // 2)
+        windows, stop = [], 0
+        while stop < length:
+            start = max(0, stop - (limit - stride))
+            windows.append(_Window(tuple(text.ids[start : start + limit]), (), stop - start))
+            stop = start + limit
+        return windows
+
+    def _batches(self, windows: list["_Window"]) -> Iterator[list["_Window"]]:
+        """Longest first, so that a lack of memory shows at once; fewer together where logits would take too much."""
+        windows.sort(key=lambda window: -window.num_tokens)
+        vocab_size, start = self.model.config.get_text_config().vocab_size, 0
+        while start < len(windows):
+            size = self.batch_size
+            if self.estimator == "exact" or self.estimator == "stepwise":
+                size = max(1, min(size, _MAX_LOGITS // (vocab_size * (windows[start].num_tokens + 1))))
+            yield windows[start : start + size]
+            start += size
+
+    def _padded(self, batch: list["_Window"]) -> tuple[Tensor, Tensor, int]:
+        """Ids and mask [B, T] with begin tokens, padded on the right; and the number of begin tokens per row."""
+        begin = [] if self.begin_id is None else [self.begin_id]
+        rows = [torch.tensor([*begin, *(t for s in w.context for t in s), *w.ids]) for w in batch]
+        ids = pad_sequence(rows, batch_first=True)
+        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+        return ids.to(self.model.device), mask.to(self.model.device), len(begin)
+
+    def _score_by_logits(self, batch: list["_Window"], end: bool, starting: Tensor | None) -> Iterator[TokenScores]:
+        """Scores from next-token logits that are exact."""
+        ids, mask, begins = self._padded(batch)
+        logits = self.model(ids, attention_mask=mask).logits
+        yield from self._read_logits(logits, batch, begins, end, starting)
+
+    def _read_logits(
+        self, logits: Tensor, batch: list["_Window"], begins: int, end: bool, starting: Tensor | None
+    ) -> Iterator[TokenScores]:
+        for row, window in zip(logits, batch, strict=True):
+            length = len(window.ids)
+            row = row[: begins + length].float()
+            norm = row.logsumexp(-1)
+            targets = torch.tensor(window.ids[1 - begins :], dtype=torch.long, device=row.device)
+            seen = slice(0, len(targets))
+            log_probs = _on_host(row[seen].gather(1, targets[:, None]).squeeze(1) - norm[seen])
+            scores = TokenScores(_behind_nothing(log_probs, length))
+            if end and self.end_ids:
+                scores.end = float((row[-1, self.end_ids].logsumexp(0) - norm[-1]).double())
+            if starting is not None:
+                which = starting.nonzero().squeeze(1).to(row.device)
+                scores.word_start = _behind_nothing(
+                    _on_host(row.index_select(1, which).logsumexp(1) - norm), length + 1
+                )
+            if scores.log_probs[1 - begins :].isnan().any():
+                raise ValueError(
+                    f"{self.name} gives tokens probabilities that are not numbers: its weights are damaged, or its "
+                    f"numbers overflow in {self.model.dtype} (load it with dtype float32)"
+                )
+            yield scores
+
+    def _score_by_search(self, batch: list["_Window"], end: bool, starting: Tensor | None) -> Iterator[TokenScores]:
+        """Scores from a beam of derivations."""
+        ids, mask, begins = self._padded(batch)
+        options, lengths = dict(self.search_options), [window.num_tokens - len(window.ids) for window in batch]
+        if any(lengths):
+            rows = [[0] * begins + [k for k, s in enumerate(w.context, 1) for _ in s] + [0] * len(w.ids) for w in batch]
+            numbers = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+            options["context_sentence_ids"] = numbers.to(ids.device)
+        stepwise = self.estimator == "stepwise"
+        parsed: Any = None
+        if starting is None or self.details or end:
+            parsed = self.model.parse(
+                ids, mask, num_beams=self.num_beams, stepwise=stepwise, lexical=self.details and not stepwise, **options
+            )
+        if starting is not None:
+            search = self.model.word_search(self.num_beams, **self.search_options)
+            logits, _ = marginal_logits(search, ids, mask, bos_token_id=self.model.config.bos_token_id)
+            found = list(self._read_logits(logits, batch, begins, False, starting))
+        else:
+            chosen = parsed.stepwise_log_probs if stepwise else parsed.token_log_probs
+            found = [TokenScores(values) for values in self._cut(chosen, batch, begins)]
+        if self.details:
+            for name in ("beam_entropy", "num_actions", "stack_depth"):
+                for scores, values in zip(found, self._cut(getattr(parsed, name), batch, begins), strict=True):
+                    setattr(scores, name, values)
+            if not stepwise:
+                for scores, values in zip(found, self._cut(parsed.lexical_log_probs, batch, begins), strict=True):
+                    scores.lexical = values
+        if end:
+            ends = parsed.text_log_probs - parsed.token_log_probs.sum(1)
+            for scores, value in zip(found, ends.tolist(), strict=True):
+                scores.end = value
+        yield from found
+
+    def _cut(self, values: Tensor, batch: list["_Window"], begins: int) -> list[Tensor]:
+        """The columns of the texts' own tokens, on the host."""
+        rows = _on_host(values)
+        return [
+            row[begins + window.num_tokens - len(window.ids) : begins + window.num_tokens]
+            for row, window in zip(rows, batch, strict=True)
+        ]
+
+    @property
+    def reads_context(self) -> bool:
+        """Whether the model reads complete sentences before the one that it parses."""
+        return self.searches and "context_sentence_ids" in inspect.signature(self.model.parse).parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class _Window:
+    """Tokens of a text that are read together; the first `skip` are scored elsewhere."""
+
+    ids: tuple[int, ...]
+    context: tuple[tuple[int, ...], ...]
+    skip: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids) + sum(map(len, self.context))
+
+
+def _on_host(values: Tensor) -> Tensor:
+    return values.double().cpu()
+
+
+def _behind_nothing(values: Tensor, length: int) -> Tensor:
+    """Values [n] of the last tokens of a text; NaN for the tokens before, which nothing predicts."""
+    return torch.cat([values.new_full((length - len(values),), float("nan")), values])
+
+
+def _joined(windows: list[tuple[_Window, TokenScores | None]]) -> TokenScores:
+    """Scores of a text from those of its windows."""
+    parts = [(window, scores) for window, scores in windows if scores is not None]
+    if not parts:  # a text without tokens
+        nothing = torch.zeros(0, dtype=torch.float64)
+        return TokenScores(nothing, nothing, nothing, nothing, nothing)
+    joined = dataclasses.replace(parts[-1][1])
+    for name in ("log_probs", "lexical", "beam_entropy", "num_actions", "stack_depth"):
+        if getattr(joined, name) is not None:
+            setattr(joined, name, torch.cat([getattr(scores, name)[window.skip :] for window, scores in parts]))
+    if joined.word_start is not None:
+        starts = [scores.word_start for _, scores in parts]
+        inner = [row[window.skip : -1] for row, (window, _) in zip(starts, parts, strict=True)]  # type: ignore[index]
+        joined.word_start = torch.cat([*inner, starts[-1][-1:]])  # type: ignore[index]
+    return joined

@@ -1,0 +1,307 @@
+"""Surprisal and other measures for each of the user's words.
+
+The surprisal of a word is the sum over its tokens, -log p(tokens of the word | everything before it). With an estimator
+by beam it has two parts (Roark et al. 2009): with B the derivations in the beam after the word,
+
+    surprisal  = log p(before) - log sum_{y in B} p(before, y up to and with the word)
+    structural = log p(before) - log sum_{y in B} p(before, y up to but without the word)
+    lexical    = surprisal - structural
+
+*Word correction.* Where tokens mark the beginning of words (" the"), the tokens of a word do not say that the word is
+over: " the" also begins " theory". The probability of a word is then (Pimentel and Meister 2024; Oh and Schuler 2024)
+
+    p(word | before) = p(tokens | before) p(a word begins or the text ends | before, word) / p(a word begins | before)
+
+The last factor is 1 for the first word of a text. Off by default, as most published numbers are without it.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hf_synlm.data.text import PathLike
+from hf_synlm.evaluation.results import write_text
+from hf_synlm.evaluation.scoring import TextScorer, TokenScores
+from hf_synlm.evaluation.text_items import TextItem
+from hf_synlm.evaluation.words import EncodedText, Word, encode_words, split_words, word_starts
+
+Unit = Literal["bits", "nats"]
+Context = Literal["sentence", "document"]
+NATS = {"bits": math.log(2), "nats": 1.0}
+"""Nats in one unit."""
+
+
+@dataclass
+class WordScores:
+    """Measures of the n words of one text; log-probabilities in nats, NaN where there is none.
+
+    Attributes:
+        words: the user's words with their places in the text.
+        num_tokens: [n] tokens of each word.
+        unknown: [n] words outside the vocabulary.
+        log_probs: [n] log p(word | before).
+        lexical: [n] lexical part of `log_probs`.
+        beam_entropy: [n] entropy of the derivations in the beam after the word.
+        num_actions: [n] expected structural actions before and inside the word.
+        stack_depth: [n] expected number of trees on the stack after the word.
+        tokens: per token its text and its log-probability.
+        end: log p(the text ends), or None.
+    """
+
+    words: list[Word]
+    num_tokens: Tensor
+    unknown: list[bool]
+    log_probs: Tensor
+    lexical: Tensor
+    beam_entropy: Tensor
+    num_actions: Tensor
+    stack_depth: Tensor
+    tokens: list[tuple[str, float]]
+    end: float | None = None
+
+
+def score_words(
+    scorer: TextScorer,
+    items: Sequence[TextItem],
+    *,
+    context: Context = "sentence",
+    word_correction: bool = False,
+    end: bool = False,
+    progress: str | None = None,
+) -> list[WordScores]:
+    """Score every word of texts.
+
+    Args:
+        scorer: the model.
+        items: the texts; they may be empty.
+        context: "sentence" reads every text alone. "document" reads it after the texts of its document before it: a
+            GPST with their trees, a recurrent model with an end token between texts, other models as running text,
+            joined by spaces, in windows where it is long.
+        word_correction: give the probability of words instead of that of their tokens, see the top of this file.
+        end: also score the end of every text ("sentence" only).
+        progress: name of a progress bar; None = no bar.
+
+    Returns:
+        One element per text, with one value per word of `text.split()`.
+
+    Raises:
+        ValueError: options that the model does not have, see `TextScorer.score`; a document context for a model that
+            reads single sentences.
+    """
+    if context not in ("sentence", "document"):
+        raise ValueError(f"context {context!r} is unknown: choose 'sentence' or 'document'")
+    if word_correction and scorer.estimator == "beam_marginal":
+        raise ValueError(
+            "word_correction needs the distribution over all next tokens: choose estimator='stepwise', or leave it out"
+        )
+    split = [split_words(item.text) for item in items]
+    groups = (
+        _documents(items) if context == "document" and not scorer.reads_context else [[k] for k in range(len(items))]
+    )
+    encoded = _encode(scorer, split, items, groups, context)
+    marks = word_correction and word_starts(scorer.tokenizer, scorer.model.config.vocab_size, []) is not None
+    scores = scorer.score(encoded, end=end, starts=bool(marks), progress=progress)
+    results: list[WordScores] = [None] * len(items)  # type: ignore[list-item]
+    for group, text, found in zip(groups, encoded, scores, strict=True):
+        words = [word for k in group for word in split[k]]
+        whole = _by_words(scorer, words, text, found)
+        first = 0
+        for k in group:
+            results[k] = _slice(whole, text, first, first + len(split[k])) if len(group) > 1 else whole
+            first += len(split[k])
+            if [word.text for word in results[k].words] != items[k].text.split():
+                raise RuntimeError(f"the words of item {items[k].item!r} were lost: please report this")
+    return results
+
+
+def _documents(items: Sequence[TextItem]) -> list[list[int]]:
+    groups: dict[int, list[int]] = {}
+    for number, item in enumerate(items):
+        groups.setdefault(item.document, []).append(number)
+    return list(groups.values())
+
+
+def _encode(
+    scorer: TextScorer, split: list[list[Word]], items: Sequence[TextItem], groups: list[list[int]], context: Context
+) -> list[EncodedText]:
+    """One text per group of items."""
+    sentences = [[word.text for word in words] for words in split]
+    if context == "sentence":
+        return encode_words(scorer.tokenizer, sentences)
+    if scorer.searches and not scorer.reads_context:
+        raise ValueError(f"{type(scorer.model).__name__} reads one sentence: choose context='sentence'")
+    if scorer.end_of_text == "not modeled":
+        raise ValueError(f"{type(scorer.model).__name__} is trained on single sentences: choose context='sentence'")
+    if not scorer.reads_context and not hasattr(scorer.model, "parse"):
+        return encode_words(scorer.tokenizer, [[word for k in group for word in sentences[k]] for group in groups])
+    texts = encode_words(scorer.tokenizer, sentences)
+    if scorer.reads_context:
+        for group in _documents(items):
+            for place, k in enumerate(group):
+                texts[k].context = [texts[j].ids for j in group[:place] if texts[j].ids]
+        return texts
+    return [_with_ends([texts[k] for k in group], scorer.end_ids[0]) for group in groups]
+
+
+def _with_ends(texts: list[EncodedText], end_id: int) -> EncodedText:
+    """Texts one after the other with an end token after each."""
+    joined = EncodedText([], [], 0)
+    unknown: set[int] = set()
+    for text in texts:
+        joined.ids += [*text.ids, end_id] if text.ids else []
+        joined.word_of_token += [*(joined.num_words + w for w in text.word_of_token), -1] if text.ids else []
+        unknown |= {joined.num_words + w for w in text.unknown}
+        joined.num_words += text.num_words
+    joined.unknown = frozenset(unknown)
+    return joined
+
+
+def _by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: TokenScores) -> WordScores:
+    """Sum tokens to words."""
+    owner = torch.tensor(text.word_of_token, dtype=torch.long)
+    inside = owner >= 0
+    count = torch.bincount(owner[inside], minlength=len(words))
+    log_probs = scores.log_probs
+    if scores.word_start is not None:
+        # The first piece of a word pays back what the last piece of the word before it got.
+        before, first = owner.roll(1), torch.zeros(len(owner), dtype=torch.bool)
+        starts = torch.cat([first[:1] | True, owner[1:] != before[1:]]) if len(owner) else first
+        ends = starts.roll(-1)
+        paid = scores.word_start[:-1].masked_fill(~starts | (before < 0), 0.0)
+        paid[:1] = 0.0
+        log_probs = log_probs + scores.word_start[1:].masked_fill(~ends, 0.0) - paid
+    missing = torch.full((len(words),), float("nan"), dtype=torch.float64)
+    last = torch.zeros(len(words), dtype=torch.long).scatter_reduce(
+        0, owner[inside], torch.arange(len(owner))[inside], "amax", include_self=False
+    )
+
+    def sums(values: Tensor | None) -> Tensor:
+        if values is None or not len(values):
+            return missing.clone()
+        total = torch.zeros_like(missing).index_add(0, owner[inside], values[inside])
+        return total.masked_fill(count == 0, float("nan"))
+
+    def at_ends(values: Tensor | None) -> Tensor:
+        return (
+            missing.clone() if values is None or not len(values) else values[last].masked_fill(count == 0, float("nan"))
+        )
+
+    pieces = scorer.tokenizer.convert_ids_to_tokens(text.ids)
+    return WordScores(
+        words=words,
+        num_tokens=count,
+        unknown=[number in text.unknown for number in range(len(words))],
+        log_probs=sums(log_probs),
+        lexical=sums(scores.lexical),
+        beam_entropy=at_ends(scores.beam_entropy),
+        num_actions=sums(scores.num_actions),
+        stack_depth=at_ends(scores.stack_depth),
+        tokens=list(zip(pieces, log_probs.tolist(), strict=True)),
+        end=scores.end,
+    )
+
+
+def _slice(whole: WordScores, text: EncodedText, first: int, last: int) -> WordScores:
+    """The words from `first` to `last` of a document."""
+    names = ("num_tokens", "log_probs", "lexical", "beam_entropy", "num_actions", "stack_depth")
+    tokens = [piece for piece, w in zip(whole.tokens, text.word_of_token, strict=True) if first <= w < last]
+    values: dict[str, Any] = {name: getattr(whole, name)[first:last] for name in names}
+    return WordScores(whole.words[first:last], unknown=whole.unknown[first:last], tokens=tokens, **values)
+
+
+# ---------------------------------------------------------------------------------------------------------- files
+def columns(unit: Unit) -> list[str]:
+    """Names of the columns of a table of words in `unit`; units are part of the names."""
+    return [
+        "item", "sentence_id", "word_id", "word", "n_tokens", "oov", f"surprisal_{unit}", f"lexical_{unit}",
+        f"structural_{unit}", "cum_logprob_nats", f"beam_entropy_{unit}", "n_actions", "stack_depth", "char_start",
+        "char_end",
+    ]  # fmt: skip
+
+
+def word_table(items: Sequence[TextItem], scores: Sequence[WordScores], unit: Unit = "bits") -> list[list[Any]]:
+    """One row per word.
+
+    `sentence_id` counts the texts of the input from 1 (in plain text: the lines, empty ones too), `word_id` the words
+    of a text from 1; `char_start` and `char_end` are half-open in the text as it was given.
+
+    Args:
+        items: the texts.
+        scores: their words.
+        unit: of surprisals and entropies.
+
+    Returns:
+        Rows with the columns of `columns(unit)`; NaN where a measure does not exist.
+    """
+    rows: list[list[Any]] = []
+    for number, (item, found) in enumerate(zip(items, scores, strict=True), 1):
+        total = found.log_probs.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf).cumsum(0).tolist()
+        measures = torch.stack([
+            -found.log_probs / NATS[unit],
+            -found.lexical / NATS[unit],
+            (found.lexical - found.log_probs) / NATS[unit],
+            found.beam_entropy / NATS[unit],
+            found.num_actions,
+            found.stack_depth,
+        ], 1).tolist()  # fmt: skip
+        counts = found.num_tokens.tolist()
+        for place, word in enumerate(found.words):
+            surprisal, lexical, structural, entropy, actions, depth = measures[place]
+            rows.append([
+                item.item, number, place + 1, word.text, counts[place], int(found.unknown[place]), surprisal, lexical,
+                structural, total[place], entropy, actions, depth, word.start, word.end,
+            ])  # fmt: skip
+    return rows
+
+
+def token_table(scores: Sequence[WordScores]) -> list[list[Any]]:
+    """One row per token with the columns of lm-zoo: sentence_id, token_id, token, surprisal in bits.
+
+    Args:
+        scores: words of the texts.
+
+    Returns:
+        The rows; both ids count from 1.
+    """
+    return [
+        [number, place, token, -log_prob / NATS["bits"]]
+        for number, found in enumerate(scores, 1)
+        for place, (token, log_prob) in enumerate(found.tokens, 1)
+    ]
+
+
+LMZOO_COLUMNS = ["sentence_id", "token_id", "token", "surprisal"]
+
+
+def write_table(path: PathLike, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Path:
+    """Write a tab-separated file with a header, in one step.
+
+    Fields with quotation marks are quoted as in CSV, which pandas and R's `read.delim` undo; NaN is an empty field.
+
+    Args:
+        path: the file.
+        names: header.
+        rows: fields.
+
+    Returns:
+        The path.
+    """
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, delimiter="\t", lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([[_field(value) for value in row] for row in rows])
+    write_text(path, buffer.getvalue())
+    return Path(path)
+
+
+def _field(value: Any) -> Any:
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.8g}"
+    return value

@@ -1,0 +1,162 @@
+"""Texts with item ids, read from plain text, TSV, CSV or JSON lines."""
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_synlm.data.text import PathLike, read_lines
+
+FORMATS = ("txt", "tsv", "csv", "jsonl")
+
+
+@dataclass(frozen=True)
+class TextItem:
+    """One text, usually a sentence.
+
+    Attributes:
+        item: the user's id; the number of the line in plain text.
+        text: as it stands in the file.
+        document: texts with the same number belong together, in this order.
+    """
+
+    item: str
+    text: str
+    document: int = 0
+
+
+def file_format(path: PathLike, given: str | None = None) -> str:
+    """Format of a file, by its ending if none is given; what is no table is plain text.
+
+    Args:
+        path: the file.
+        given: one of `FORMATS`, or None.
+
+    Returns:
+        One of `FORMATS`.
+
+    Raises:
+        ValueError: `given` is none of them.
+    """
+    if given is not None and given not in FORMATS:
+        raise ValueError(f"format {given!r} is unknown: choose one of {', '.join(FORMATS)}")
+    suffix = Path(path).suffix.lower().removeprefix(".")
+    return given or (suffix if suffix in FORMATS else "txt")
+
+
+def read_table(path: PathLike, kind: str) -> list[dict[str, Any]]:
+    """Rows of a TSV, CSV or JSON lines file by column name; tables have a header and quotes as in CSV.
+
+    Args:
+        path: the file.
+        kind: "tsv", "csv" or "jsonl".
+
+    Returns:
+        One mapping per row; blank lines are left out.
+
+    Raises:
+        ValueError: a row that cannot be read, with its line number, or no rows at all.
+    """
+    rows: list[dict[str, Any]] = []
+    if kind == "jsonl":
+        for number, line in enumerate(read_lines(path), 1):
+            if not line.strip():
+                continue
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise ValueError(f"{path}:{number}: not JSON ({error})") from error
+            if not isinstance(rows[-1], dict):
+                raise ValueError(f"{path}:{number}: not a JSON object with columns as keys: {line[:60]!r}")
+    else:
+        rows = list(_separated(path, "\t" if kind == "tsv" else ","))
+    if not rows:
+        raise ValueError(f"{path} has no rows")
+    return rows
+
+
+def _separated(path: PathLike, delimiter: str) -> Iterator[dict[str, Any]]:
+    # Line ends stay, so that a quoted field may hold some.
+    lines = (line + "\n" for line in read_lines(path))
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    try:
+        header = next(reader, None)
+        if header is None:
+            raise ValueError(f"{path} is empty: the first line must name the columns")
+        if len(set(header)) < len(header):
+            raise ValueError(f"{path}: the header {header} names a column twice")
+        for fields in reader:
+            if not fields:
+                continue
+            if len(fields) != len(header):
+                raise ValueError(
+                    f"{path}:{reader.line_num}: {len(fields)} fields, but the header names {len(header)}: {header}"
+                )
+            yield dict(zip(header, fields, strict=True))
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}:{reader.line_num}: {error}. A field that begins with a quotation mark must be quoted as a whole, "
+            'with its own quotation marks doubled: "She said ""no"" ."'
+        ) from error
+
+
+def need_columns(path: PathLike, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
+    """Check that every row has text in the columns `names`.
+
+    Args:
+        path: the file, for the message.
+        rows: its rows.
+        names: the columns.
+
+    Raises:
+        ValueError: a column is missing, or holds something else than text.
+    """
+    for number, row in enumerate(rows, 1):
+        for name in names:
+            if not isinstance(row.get(name), str):
+                problem = "no column" if name not in row else f"{row[name]!r} in the column"
+                raise ValueError(
+                    f"{path}: row {number} has {problem} {name!r} (it has {', '.join(map(str, row))}): name the column "
+                    "that holds the text"
+                )
+
+
+def read_items(
+    path: PathLike, *, kind: str | None = None, text_column: str = "sentence", item_column: str = "item"
+) -> list[TextItem]:
+    """Read texts.
+
+    In plain text every line is one text (an empty one too, which has no words) and its number the item; documents end
+    at blank lines. In tables the column "document", if there is one, says which rows belong together.
+
+    Args:
+        path: the file.
+        kind: one of `FORMATS`; None = by the file's ending.
+        text_column: column of the texts.
+        item_column: column of the ids; without it the number of the row.
+
+    Returns:
+        The texts in the order of the file.
+
+    Raises:
+        ValueError: the file is not UTF-8, a table without the column of the texts, or no text at all.
+    """
+    kind = file_format(path, kind)
+    items = []
+    if kind == "txt":
+        document = 0
+        for number, line in enumerate(read_lines(path), 1):
+            items.append(TextItem(str(number), line, document))
+            document += not line.strip()
+    else:
+        rows = read_table(path, kind)
+        need_columns(path, rows, [text_column])
+        documents: dict[Any, int] = {}
+        for number, row in enumerate(rows, 1):
+            document = documents.setdefault(row.get("document"), len(documents))
+            items.append(TextItem(str(row.get(item_column, number)), row[text_column], document))
+    if not any(item.text.strip() for item in items):
+        raise ValueError(f"{path} holds no text")
+    return items
