@@ -10,7 +10,14 @@ import typer
 from typer.core import TyperGroup
 
 from hf_synlm import __version__
-from hf_synlm.cli import surprisal
+from hf_synlm.cli import (
+    evaluate_blimp,
+    evaluate_pairs,
+    evaluate_perplexity,
+    evaluate_summary,
+    evaluate_syntaxgym,
+    surprisal,
+)
 
 
 class _Commands(TyperGroup):
@@ -36,6 +43,11 @@ app = typer.Typer(
 evaluate = typer.Typer(no_args_is_help=True, help="Score a model on a data set; results as JSON and Markdown.")
 app.add_typer(evaluate, name="evaluate")
 app.command("surprisal")(surprisal.command)
+evaluate.command("perplexity")(evaluate_perplexity.command)
+evaluate.command("syntaxgym")(evaluate_syntaxgym.command)
+evaluate.command("blimp")(evaluate_blimp.command)
+evaluate.command("pairs")(evaluate_pairs.command)
+evaluate.command("summary")(evaluate_summary.command)
 
 
 def _print_version(value: bool) -> None:

@@ -95,7 +95,6 @@ def command(
     seconds = time.perf_counter() - start
     rows = token_table(scores) if lmzoo else word_table(items, scores, unit)
     names = LMZOO_COLUMNS if lmzoo else columns(unit)
-    limit = scorer.max_tokens
     result = EvaluationResult.of(
         scorer,
         "surprisal",
@@ -104,7 +103,6 @@ def command(
             "words": sum(len(found.words) for found in scores),
             "tokens": sum(len(found.tokens) for found in scores),
             "unknown_words": sum(sum(found.unknown) for found in scores),
-            "texts_in_windows": sum(len(found.tokens) > limit for found in scores) if limit else 0,
         },
         {"unit": unit, "context": context, "word_correction": word_correction, "first_word": first_word, "seed": seed},
         data={"files": describe_files([texts]), "columns": list(names)},

@@ -231,7 +231,7 @@ class TextScorer:
                     beam.setdefault(name, getattr(self.model.config, name))
                 beam["action_beam_size"] = max(beam["action_beam_size"], width)
         begin = None if self.begin_id is None else self.tokenizer.convert_ids_to_tokens(self.begin_id)
-        return {"estimator": self.estimator, **beam, "begin_token": begin}
+        return {"estimator": self.estimator, **beam, "begin_token": begin, "max_tokens": self.max_tokens}
 
     # ------------------------------------------------------------------------------------------------------- scoring
     def score(

@@ -193,7 +193,7 @@ def _by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: 
             missing.clone() if values is None or not len(values) else values[last].masked_fill(count == 0, float("nan"))
         )
 
-    pieces = scorer.tokenizer.convert_ids_to_tokens(text.ids)
+    pieces = zip(scorer.tokenizer.convert_ids_to_tokens(text.ids), log_probs.tolist(), strict=True)
     return WordScores(
         words=words,
         num_tokens=count,
@@ -203,7 +203,7 @@ def _by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: 
         beam_entropy=at_ends(scores.beam_entropy),
         num_actions=sums(scores.num_actions),
         stack_depth=at_ends(scores.stack_depth),
-        tokens=list(zip(pieces, log_probs.tolist(), strict=True)),
+        tokens=[piece for piece, w in zip(pieces, text.word_of_token, strict=True) if w >= 0],
         end=scores.end,
     )
 
@@ -211,7 +211,8 @@ def _by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: 
 def _slice(whole: WordScores, text: EncodedText, first: int, last: int) -> WordScores:
     """The words from `first` to `last` of a document."""
     names = ("num_tokens", "log_probs", "lexical", "beam_entropy", "num_actions", "stack_depth")
-    tokens = [piece for piece, w in zip(whole.tokens, text.word_of_token, strict=True) if first <= w < last]
+    owners = [w for w in text.word_of_token if w >= 0]
+    tokens = [piece for piece, w in zip(whole.tokens, owners, strict=True) if first <= w < last]
     values: dict[str, Any] = {name: getattr(whole, name)[first:last] for name in names}
     return WordScores(whole.words[first:last], unknown=whole.unknown[first:last], tokens=tokens, **values)
 

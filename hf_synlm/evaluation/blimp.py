@@ -1,0 +1,241 @@
+"""Minimal pairs: BLiMP, and any pairs of sentences of which a model should prefer the first.
+
+A pair counts if the good sentence has the higher log-probability as a whole (Warstadt et al. 2020: "full-sentence
+method"); equal ones do not count. Sentences that occur in several pairs are scored once.
+
+Source: Alex Warstadt, Alicia Parrish, Haokun Liu, Anhad Mohananey, Wei Peng, Sheng-Fu Wang, Samuel R. Bowman: BLiMP,
+TACL 2020 (data: CC BY 4.0, not part of this package); Rebecca Marvin, Tal Linzen: Targeted Syntactic Evaluation of
+Language Models, EMNLP 2018.
+"""
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_synlm.data.text import PathLike
+from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files
+from hf_synlm.evaluation.scoring import TextScorer
+from hf_synlm.evaluation.surprisal import NATS
+from hf_synlm.evaluation.text_items import file_format, need_columns, read_table
+from hf_synlm.evaluation.words import encode_words
+
+
+@dataclass(frozen=True)
+class MinimalPair:
+    """Two sentences, the first of which is better.
+
+    Attributes:
+        good: the better sentence.
+        bad: the other one.
+        group: what the pair tests (BLiMP: the paradigm).
+        field: group of groups (BLiMP: the phenomenon).
+    """
+
+    good: str
+    bad: str
+    group: str = "all"
+    field: str | None = None
+
+
+def read_pairs(
+    path: PathLike,
+    *,
+    kind: str | None = None,
+    good_column: str = "sentence_good",
+    bad_column: str = "sentence_bad",
+    group_column: str | None = None,
+    field_column: str | None = None,
+) -> list[MinimalPair]:
+    """Read minimal pairs from TSV, CSV or JSON lines.
+
+    Args:
+        path: the file.
+        kind: "tsv", "csv" or "jsonl"; None = by the file's ending.
+        good_column: column of the better sentences.
+        bad_column: column of the others.
+        group_column: column of what the pairs test; None = one group.
+        field_column: column of groups of groups; None = there are none.
+
+    Returns:
+        The pairs in the order of the file.
+
+    Raises:
+        ValueError: a missing column or value, an empty sentence, plain text.
+    """
+    kind = file_format(path, kind)
+    if kind == "txt":
+        raise ValueError(f"{path}: pairs are read from .tsv, .csv or .jsonl files; name the format")
+    rows = read_table(path, kind)
+    need_columns(path, rows, [name for name in (good_column, bad_column, group_column, field_column) if name])
+    pairs = []
+    for number, row in enumerate(rows, 1):
+        good, bad = row[good_column], row[bad_column]
+        if not good.strip() or not bad.strip():
+            raise ValueError(f"{path}: row {number} has an empty sentence")
+        group = row[group_column] if group_column else "all"
+        pairs.append(MinimalPair(good, bad, group, row[field_column] if field_column else None))
+    return pairs
+
+
+def find_blimp(folder: PathLike, paradigms: Sequence[str] = ()) -> list[Path]:
+    """Files of BLiMP's paradigms.
+
+    Args:
+        folder: the folder of .jsonl files.
+        paradigms: file names without .jsonl; empty = all.
+
+    Returns:
+        The files in alphabetical order.
+
+    Raises:
+        ValueError: there is no such paradigm, or none at all.
+    """
+    found = {file.stem: file for file in sorted(Path(folder).glob("*.jsonl"))}
+    if not found:
+        raise ValueError(f"{folder} holds no paradigms (.jsonl files): get them from alexwarstadt/blimp, folder data")
+    unknown = [name for name in paradigms if name not in found]
+    if unknown:
+        raise ValueError(f"no paradigm {', '.join(unknown)} in {folder}: there are {', '.join(found)}")
+    return [found[name] for name in sorted(paradigms or found)]
+
+
+def read_blimp(path: PathLike) -> list[MinimalPair]:
+    """Pairs of one file of BLiMP, grouped by `UID` and `linguistics_term`.
+
+    Args:
+        path: the .jsonl file.
+
+    Returns:
+        The pairs.
+
+    Raises:
+        ValueError: see `read_pairs`.
+    """
+    return read_pairs(path, group_column="UID", field_column="linguistics_term")
+
+
+@torch.no_grad()
+def sentence_log_probs(
+    scorer: TextScorer, sentences: Sequence[str], *, end: bool = False, progress: str | None = None
+) -> list[float]:
+    """Log-probability of each sentence in nats.
+
+    Args:
+        scorer: the model.
+        sentences: texts; white space is read as single spaces.
+        end: count the end of the sentence.
+        progress: name of a progress bar; None = no bar.
+
+    Returns:
+        One number per sentence; tokens that nothing predicts are left out.
+
+    Raises:
+        ValueError: a sentence without tokens, an end that the model does not predict.
+    """
+    texts = encode_words(scorer.tokenizer, [sentence.split() for sentence in sentences])
+    for sentence, text in zip(sentences, texts, strict=True):
+        if not text.ids:
+            raise ValueError(f"the sentence {sentence!r} has no tokens: leave it out")
+    scores = scorer.score(texts, end=end, progress=progress)
+    return [float(found.log_probs.nansum()) + ((found.end or 0.0) if end else 0.0) for found in scores]
+
+
+def evaluate_pairs(
+    scorer: TextScorer,
+    pairs: Sequence[MinimalPair],
+    *,
+    task: str = "pairs",
+    end: bool = False,
+    data: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> EvaluationResult:
+    """Share of the pairs of which the good sentence is more probable.
+
+    Args:
+        scorer: the model.
+        pairs: the pairs.
+        task: name of the result.
+        end: count the end of the sentences.
+        data: what results say about the data.
+        options: further options for the result, such as the seed.
+
+    Returns:
+        The result. Scores: "accuracy" (over all pairs), "mean_over_groups", "mean_over_fields" (mean over fields of the
+        mean over their groups, if pairs have fields), and the accuracy of each field. Tables: one row per group with
+        its accuracy and the mean difference of the log-probabilities in bits.
+
+    Raises:
+        ValueError: there are no pairs, or a sentence has no tokens.
+
+    Cost: one pass over every different sentence.
+    """
+    if not pairs:
+        raise ValueError("there are no pairs to score")
+    start = time.perf_counter()
+    both = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
+    log_probs = sentence_log_probs(scorer, both, end=end, progress=f"{task}: {scorer.name}")
+    seconds = time.perf_counter() - start
+    differences = [good - bad for good, bad in zip(log_probs[::2], log_probs[1::2], strict=True)]
+    groups: dict[tuple[str | None, str], list[float]] = {}
+    for pair, difference in zip(pairs, differences, strict=True):
+        groups.setdefault((pair.field, pair.group), []).append(difference)
+    rows: list[Row] = [
+        {
+            "field": field,
+            "group": group,
+            "pairs": len(values),
+            "accuracy": statistics.fmean(value > 0 for value in values),
+            "mean_difference_bits": statistics.fmean(values) / NATS["bits"],
+        }
+        for (field, group), values in groups.items()
+    ]
+    scores = {
+        "accuracy": statistics.fmean(difference > 0 for difference in differences),
+        "mean_over_groups": statistics.fmean(row["accuracy"] for row in rows),
+    }
+    fields = {row["field"]: None for row in rows if row["field"] is not None}
+    by_field = {f"field {f}": statistics.fmean(row["accuracy"] for row in rows if row["field"] == f) for f in fields}
+    if by_field:
+        scores["mean_over_fields"] = statistics.fmean(by_field.values())
+    settings = {"end_of_text": scorer.end_of_text if end else "not counted", **(options or {})}
+    return EvaluationResult.of(
+        scorer,
+        task,
+        scores | by_field,
+        settings,
+        data={"pairs": len(pairs), **(data or {})},
+        tables={"Groups": rows},
+        seconds=seconds,
+    )
+
+
+def evaluate_blimp(
+    scorer: TextScorer,
+    paths: Sequence[PathLike],
+    *,
+    limit: int | None = None,
+    end: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> EvaluationResult:
+    """Accuracy on BLiMP: per paradigm ("group"), per phenomenon ("field"), and the mean over the paradigms.
+
+    Args:
+        scorer: the model.
+        paths: files of paradigms.
+        limit: take the first so many pairs of each paradigm; None = all.
+        end: count the end of the sentences.
+        options: further options for the result, such as the seed.
+
+    Returns:
+        The result of `evaluate_pairs`; the published mean is "mean_over_groups", and only if all 67 paradigms with all
+        their pairs were taken: "paradigms" in the options says how many.
+    """
+    pairs = [pair for path in paths for pair in read_blimp(path)[:limit]]
+    settings = {"paradigms": len(paths), "pairs_per_paradigm": limit or "all", **(options or {})}
+    data = {"files": describe_files(paths)}
+    return evaluate_pairs(scorer, pairs, task="blimp", end=end, data=data, options=settings)

@@ -1,0 +1,124 @@
+"""Perplexity with its conventions: estimator, unit of text, and what the end of a sentence counts.
+
+    perplexity = exp(-(sum of log p) / N)
+
+over tokens or over the user's words (so that models with different tokenizers compare), without and with the end of
+each sentence. With it, N grows by one per sentence, and log p includes the end as the model has it: an end token, or
+for GPST and RNNG the closing of the trees. Empty lines are left out.
+
+A corpus perplexity by "beam_marginal" is an upper bound on the model's own (a beam misses derivations); "stepwise" is
+the perplexity of the distribution that the beam gives, which may be above or below.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hf_synlm.evaluation.results import EvaluationResult, describe_files
+from hf_synlm.evaluation.scoring import TextScorer
+from hf_synlm.evaluation.surprisal import NATS, Context, WordScores, score_words
+from hf_synlm.evaluation.text_items import TextItem, read_items
+
+
+def perplexities(scores: Sequence[WordScores]) -> dict[str, float]:
+    """Perplexities of scored texts.
+
+    Args:
+        scores: words of the texts; the ends are counted if all texts with words have one.
+
+    Returns:
+        `token_perplexity`, `word_perplexity`, `bits_per_token`, `bits_per_word`, `bits_per_character` (characters of
+        words, and one space between two words), the same but the last with the suffix `_with_end`, and the counts
+        `sentences`, `words`, `tokens`, `unknown_words`. Words without a token count as certain.
+
+    Raises:
+        ValueError: there is no token.
+    """
+    texts = [found for found in scores if found.tokens]
+    if not texts:
+        raise ValueError("there are no tokens to compute a perplexity of: the texts are empty")
+    tokens = sum(sum(not math.isnan(p) for _, p in found.tokens) for found in texts)
+    words = sum(len(found.words) - int(found.log_probs.isnan().sum()) for found in texts)
+    characters = sum(sum(len(word.text) + 1 for word in found.words) - 1 for found in texts)
+    nats = -math.fsum(float(found.log_probs.nansum()) for found in texts)
+    results = {
+        **_averages(nats, tokens, words, ""),
+        "bits_per_character": nats / characters / NATS["bits"],
+        "sentences": len(texts),
+        "words": sum(len(found.words) for found in texts),
+        "tokens": tokens,
+        "unknown_words": sum(sum(found.unknown) for found in texts),
+    }
+    if all(found.end is not None for found in texts):
+        nats -= math.fsum(found.end or 0.0 for found in texts)
+        results |= _averages(nats, tokens + len(texts), words + len(texts), "_with_end")
+    return results
+
+
+def _averages(nats: float, tokens: int, words: int, suffix: str) -> dict[str, float]:
+    return {
+        f"token_perplexity{suffix}": _exp(nats / tokens),
+        f"word_perplexity{suffix}": _exp(nats / words) if words else math.nan,
+        f"bits_per_token{suffix}": nats / tokens / NATS["bits"],
+        f"bits_per_word{suffix}": nats / words / NATS["bits"] if words else math.nan,
+    }
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+def evaluate_perplexity(
+    scorer: TextScorer,
+    items: Sequence[TextItem],
+    *,
+    context: Context = "sentence",
+    data: dict | None = None,
+    options: dict | None = None,
+) -> EvaluationResult:
+    """Perplexity of texts under a model.
+
+    Args:
+        scorer: the model.
+        items: the texts.
+        context: see `score_words`. A document's tokens are scored without ends, but for the end tokens between
+            sentences that recurrent models read; these are not counted.
+        data: what results say about the data.
+        options: further options for the result, such as the seed.
+
+    Returns:
+        The result; see `perplexities`.
+    """
+    start = time.perf_counter()
+    end = context == "sentence" and scorer.end_of_text != "not modeled"
+    scores = score_words(scorer, items, context=context, end=end, progress=f"perplexity: {scorer.name}")
+    seconds = time.perf_counter() - start
+    settings = {
+        "context": context,
+        "end_of_text": scorer.end_of_text if end else "not counted",
+        "unit": "nats inside, bits where the name says so",
+        **(options or {}),
+    }
+    return EvaluationResult.of(
+        scorer, "perplexity", perplexities(scores), settings, data=data or {"texts": len(items)}, seconds=seconds
+    )
+
+
+def evaluate_perplexity_file(
+    scorer: TextScorer, path: Path, *, context: Context = "sentence", options: dict | None = None, **reading: str | None
+) -> EvaluationResult:
+    """Perplexity of a file of texts.
+
+    Args:
+        scorer: the model.
+        path: see `read_items`.
+        context: see `score_words`.
+        options: further options for the result.
+        **reading: options of `read_items`.
+
+    Returns:
+        The result.
+    """
+    items = read_items(path, **reading)  # type: ignore[arg-type]
+    return evaluate_perplexity(scorer, items, context=context, data={"files": describe_files([path])}, options=options)
