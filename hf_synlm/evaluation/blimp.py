@@ -11,7 +11,7 @@ Language Models, EMNLP 2018.
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,13 @@ class MinimalPair:
         good: the better sentence.
         bad: the other one.
         group: what the pair tests (BLiMP: the paradigm).
-        field: group of groups (BLiMP: the phenomenon).
+        phenomenon: group of groups.
     """
 
     good: str
     bad: str
     group: str = "all"
-    field: str | None = None
+    phenomenon: str | None = None
 
 
 def read_pairs(
@@ -49,7 +49,7 @@ def read_pairs(
     good_column: str = "sentence_good",
     bad_column: str = "sentence_bad",
     group_column: str | None = None,
-    field_column: str | None = None,
+    phenomenon_column: str | None = None,
 ) -> list[MinimalPair]:
     """Read minimal pairs from TSV, CSV or JSON lines.
 
@@ -59,7 +59,7 @@ def read_pairs(
         good_column: column of the better sentences.
         bad_column: column of the others.
         group_column: column of what the pairs test; None = one group.
-        field_column: column of groups of groups; None = there are none.
+        phenomenon_column: column of groups of groups; None = there are none.
 
     Returns:
         The pairs in the order of the file.
@@ -71,14 +71,14 @@ def read_pairs(
     if kind == "txt":
         raise ValueError(f"{path}: pairs are read from .tsv, .csv or .jsonl files; name the format")
     rows = read_table(path, kind)
-    need_columns(path, rows, [name for name in (good_column, bad_column, group_column, field_column) if name])
+    need_columns(path, rows, [name for name in (good_column, bad_column, group_column, phenomenon_column) if name])
     pairs = []
     for number, row in enumerate(rows, 1):
         good, bad = row[good_column], row[bad_column]
         if not good.strip() or not bad.strip():
             raise ValueError(f"{path}: row {number} has an empty sentence")
         group = row[group_column] if group_column else "all"
-        pairs.append(MinimalPair(good, bad, group, row[field_column] if field_column else None))
+        pairs.append(MinimalPair(good, bad, group, row[phenomenon_column] if phenomenon_column else None))
     return pairs
 
 
@@ -105,7 +105,7 @@ def find_blimp(folder: PathLike, paradigms: Sequence[str] = ()) -> list[Path]:
 
 
 def read_blimp(path: PathLike) -> list[MinimalPair]:
-    """Pairs of one file of BLiMP, grouped by `UID` and `linguistics_term`.
+    """Pairs of one file of BLiMP, by `UID` and `linguistics_term`; s-selection is argument structure, as in the paper.
 
     Args:
         path: the .jsonl file.
@@ -116,7 +116,9 @@ def read_blimp(path: PathLike) -> list[MinimalPair]:
     Raises:
         ValueError: see `read_pairs`.
     """
-    return read_pairs(path, group_column="UID", field_column="linguistics_term")
+    pairs = read_pairs(path, group_column="UID", phenomenon_column="linguistics_term")
+    merged = {"s-selection": "argument_structure"}
+    return [replace(pair, phenomenon=merged.get(pair.phenomenon or "", pair.phenomenon)) for pair in pairs]
 
 
 @torch.no_grad()
@@ -165,9 +167,9 @@ def evaluate_pairs(
         options: further options for the result, such as the seed.
 
     Returns:
-        The result. Scores: "accuracy" (over all pairs), "mean_over_groups", "mean_over_fields" (mean over fields of the
-        mean over their groups, if pairs have fields), and the accuracy of each field. Tables: one row per group with
-        its accuracy and the mean difference of the log-probabilities in bits.
+        The result. Scores: "accuracy" (over all pairs), "mean_over_groups"; where pairs have phenomena,
+        "mean_over_phenomena" (mean over phenomena of the mean over their groups) and the accuracy of each. Tables: one
+        row per group with its accuracy and the mean difference of the log-probabilities in bits.
 
     Raises:
         ValueError: there are no pairs, or a sentence has no tokens.
@@ -183,30 +185,33 @@ def evaluate_pairs(
     differences = [good - bad for good, bad in zip(log_probs[::2], log_probs[1::2], strict=True)]
     groups: dict[tuple[str | None, str], list[float]] = {}
     for pair, difference in zip(pairs, differences, strict=True):
-        groups.setdefault((pair.field, pair.group), []).append(difference)
+        groups.setdefault((pair.phenomenon, pair.group), []).append(difference)
     rows: list[Row] = [
         {
-            "field": field,
+            "phenomenon": phenomenon,
             "group": group,
             "pairs": len(values),
             "accuracy": statistics.fmean(value > 0 for value in values),
             "mean_difference_bits": statistics.fmean(values) / NATS["bits"],
         }
-        for (field, group), values in groups.items()
+        for (phenomenon, group), values in groups.items()
     ]
     scores = {
         "accuracy": statistics.fmean(difference > 0 for difference in differences),
         "mean_over_groups": statistics.fmean(row["accuracy"] for row in rows),
     }
-    fields = {row["field"]: None for row in rows if row["field"] is not None}
-    by_field = {f"field {f}": statistics.fmean(row["accuracy"] for row in rows if row["field"] == f) for f in fields}
-    if by_field:
-        scores["mean_over_fields"] = statistics.fmean(by_field.values())
+    names = dict.fromkeys(row["phenomenon"] for row in rows if row["phenomenon"] is not None)
+    by_phenomenon = {
+        f"phenomenon {name}": statistics.fmean(row["accuracy"] for row in rows if row["phenomenon"] == name)
+        for name in names
+    }
+    if by_phenomenon:
+        scores["mean_over_phenomena"] = statistics.fmean(by_phenomenon.values())
     settings = {"end_of_text": scorer.end_of_text if end else "not counted", **(options or {})}
     return EvaluationResult.of(
         scorer,
         task,
-        scores | by_field,
+        scores | by_phenomenon,
         settings,
         data={"pairs": len(pairs), **(data or {})},
         tables={"Groups": rows},
@@ -222,7 +227,7 @@ def evaluate_blimp(
     end: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> EvaluationResult:
-    """Accuracy on BLiMP: per paradigm ("group"), per phenomenon ("field"), and the mean over the paradigms.
+    """Accuracy on BLiMP: per paradigm ("group"), per phenomenon, and the mean over the paradigms.
 
     Args:
         scorer: the model.
