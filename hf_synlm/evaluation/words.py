@@ -63,7 +63,8 @@ def split_words(text: str) -> list[Word]:
 def encode_words(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]]) -> list[EncodedText]:
     """Encode sentences given as words, and assign every token to a word.
 
-    Text that looks like a special token is text. No token is added.
+    Text that looks like a special token is text; in a vocabulary of words, such a word is an unknown one. No token is
+    added.
 
     Args:
         tokenizer: a fast tokenizer, which tells the positions of its tokens.
@@ -103,8 +104,12 @@ def encode_words(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequenc
         )
         encoded = {number: (batch["input_ids"][k], batch["offset_mapping"][k]) for k, number in enumerate(given)}
     classes = _classes_of_unknown_words(tokenizer)
+    found = [encoded.get(number, ([], [])) for number in range(len(texts))]
+    unknown = tokenizer.unk_token_id
+    special = set() if unknown is None else set(tokenizer.all_special_ids) - {unknown}
     return [
-        _assign(words, *encoded.get(number, ([], [])), tokenizer, classes) for number, words in enumerate(sentences)
+        _assign(words, [unknown if token in special else token for token in ids], offsets, tokenizer, classes)
+        for words, (ids, offsets) in zip(sentences, found, strict=True)
     ]
 
 

@@ -1,0 +1,372 @@
+"""Word-by-word scores: they are what the models say, one row per word of the user's, whatever the text looks like."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import random
+
+import pytest
+import torch
+
+from hf_synlm.evaluation.scoring import TextScorer
+from hf_synlm.evaluation.surprisal import columns, score_words, token_table, word_table, write_table
+from hf_synlm.evaluation.text_items import TextItem, read_items
+from hf_synlm.evaluation.words import encode_words, split_words, word_starts
+from tests.scoring_models import ARCHITECTURES, SEARCHING, SENTENCES, model_and_tokenizer, scorer_of, tokenizer_of
+
+ITEMS = [TextItem(str(number), text) for number, text in enumerate(SENTENCES)]
+EXACT = [name for name in ARCHITECTURES if name not in SEARCHING]
+
+
+def totals(scores):
+    return [found.log_probs.sum().item() for found in scores]
+
+
+# ------------------------------------------------------------------------------------------------ what models say
+@pytest.mark.parametrize("architecture", SEARCHING)
+@pytest.mark.parametrize("estimator", ["beam_marginal", "stepwise"])
+def test_searched_scores_are_those_of_parse(architecture, estimator):
+    model, tokenizer = model_and_tokenizer(architecture)
+    scores = score_words(scorer_of(architecture, estimator=estimator, num_beams=3, details=True), ITEMS)
+    for sentence, found in zip(SENTENCES, scores, strict=True):
+        ids = torch.tensor([tokenizer(sentence)["input_ids"]])
+        parsed = model.parse(ids, num_beams=3, stepwise=True)
+        expected = parsed.stepwise_log_probs if estimator == "stepwise" else parsed.token_log_probs
+        assert [p for _, p in found.tokens] == pytest.approx(expected[0].tolist(), abs=1e-4)
+        assert found.log_probs.sum().item() == pytest.approx(expected.sum().item(), abs=1e-3)
+        assert found.num_actions.sum().item() == pytest.approx(parsed.num_actions.sum().item(), rel=1e-4)
+        assert found.stack_depth[-1].item() == pytest.approx(parsed.stack_depth[0, -1].item(), rel=1e-4)
+        assert found.beam_entropy[-1].item() == pytest.approx(parsed.beam_entropy[0, -1].item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("architecture", EXACT)
+def test_exact_scores_are_those_of_the_loss(architecture):
+    model, tokenizer = model_and_tokenizer(architecture)
+    scorer = scorer_of(architecture, details=True)
+    ends = scorer.end_of_text == "end token"
+    for sentence, found in zip(SENTENCES, score_words(scorer, ITEMS, end=ends), strict=True):
+        ids = tokenizer(sentence)["input_ids"]
+        row = torch.tensor([[scorer.begin_id, *ids, *([tokenizer.eos_token_id] if ends else [])]])
+        output = model(row, attention_mask=torch.ones_like(row), labels=row)
+        expected = -output.loss.item() * (row.shape[1] - 1)
+        if getattr(output, "joint_log_prob", None) is not None:
+            expected = output.joint_log_prob.item()
+        assert found.log_probs.sum().item() + (found.end or 0.0) == pytest.approx(expected, abs=1e-3)
+        assert found.lexical.isnan().all() and found.stack_depth.isnan().all()
+
+
+def test_tokens_are_those_of_minicons():
+    scorer = pytest.importorskip("minicons.scorer")
+    model, tokenizer = model_and_tokenizer("gpt2")
+    other = scorer.IncrementalLMScorer(model, "cpu", tokenizer=tokenizer)
+    expected = other.token_score(SENTENCES, bos_token=True)
+    for row, found in zip(expected, score_words(scorer_of("gpt2"), ITEMS), strict=True):
+        assert [p for _, p in found.tokens] == pytest.approx([p for _, p in row[1:]], abs=1e-4)
+
+
+def test_word_correction_is_that_of_minicons():
+    scorer = pytest.importorskip("minicons.scorer")
+    model, tokenizer = model_and_tokenizer("gpt2")
+    other = scorer.IncrementalLMScorer(model, "cpu", tokenizer=tokenizer)
+    # minicons leaves the end token out of what may stand after a word; Pimentel and Meister do not.
+    other.bow_subword_idx = [*other.bow_subword_idx, tokenizer.eos_token_id]
+    expected = other.token_score(SENTENCES, bos_token=True, bow_correction=True)
+    corrected = score_words(scorer_of("gpt2"), ITEMS, word_correction=True)
+    plain = score_words(scorer_of("gpt2"), ITEMS)
+    for row, found, before in zip(expected, corrected, plain, strict=True):
+        assert [p for _, p in found.tokens] == pytest.approx([p for _, p in row[1:]], abs=1e-4)
+        assert (found.log_probs - before.log_probs).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("architecture", ["gpst", "gpt2"])
+def test_word_correction_makes_a_distribution_over_words(architecture):
+    """The sum of the corrections telescopes: what a word gets, the next one pays."""
+    scorer = scorer_of(architecture, **({"estimator": "stepwise"} if architecture == "gpst" else {}))
+    (text,) = encode_words(scorer.tokenizer, [SENTENCES[0].split()])
+    (raw,) = scorer.score([text], starts=True)
+    corrected = score_words(scorer, ITEMS[:1], word_correction=True)[0]
+    assert corrected.log_probs.sum().item() == pytest.approx(
+        (raw.log_probs.sum() + raw.word_start[-1]).item(), abs=1e-4
+    )
+
+
+def test_word_correction_of_whole_words_changes_nothing():
+    scorer = scorer_of("rnng", estimator="stepwise")
+    assert totals(score_words(scorer, ITEMS, word_correction=True)) == totals(score_words(scorer, ITEMS))
+    with pytest.raises(ValueError, match="estimator='stepwise'"):
+        score_words(scorer_of("gpst"), ITEMS, word_correction=True)
+
+
+@pytest.mark.parametrize("architecture", ["gpst", "rnng"])
+def test_parts_add_up(architecture):
+    scorer = scorer_of(architecture, details=True)
+    for row in word_table(ITEMS, score_words(scorer, ITEMS)):
+        values = dict(zip(columns("bits"), row, strict=True))
+        parts = values["lexical_bits"], values["structural_bits"]
+        assert sum(parts) == pytest.approx(values["surprisal_bits"], abs=1e-6)
+        assert min(parts) > -1e-5
+    # With one derivation the lexical part is the log-probability of the word in its state.
+    one = scorer_of(architecture, details=True, num_beams=1)
+    model, tokenizer = model_and_tokenizer(architecture)
+    ids = torch.tensor([tokenizer(SENTENCES[1])["input_ids"]])
+    parsed = model.parse(ids, num_beams=1, lexical=True)
+    assert score_words(one, ITEMS)[1].lexical.sum().item() == pytest.approx(
+        parsed.lexical_log_probs.sum().item(), abs=1e-4
+    )
+
+
+def test_lexical_part_of_a_full_beam():
+    """Against all derivations one by one, each scored as a given tree."""
+    model, tokenizer = model_and_tokenizer("gpst")
+    ids = torch.tensor([tokenizer("We ask for")["input_ids"][:4]])
+    parsed = model.parse(ids, num_beams=50, num_return_sequences=50, lexical=True)
+    with_word, without = [], []
+    for tree, actions in zip(parsed.spans[0], parsed.actions[0].tolist(), strict=False):
+        output = model(ids, spans=[tree])
+        word = output.token_logits_given_tree[0, -1].float().log_softmax(-1)[ids[0, -1]]
+        closing = range(max(slot for slot, action in enumerate(actions) if action == 0) + 1, 2 * ids.shape[1] - 1)
+        log_probs = output.action_logits[0].float().log_softmax(-1)
+        with_word.append(output.joint_log_prob[0] - sum(log_probs[slot, 1] for slot in closing))
+        without.append(with_word[-1] - word)
+    assert len(with_word) == 5  # binary trees over four tokens
+    total, before = torch.stack(with_word).logsumexp(0).item(), torch.stack(without).logsumexp(0).item()
+    assert parsed.token_log_probs.sum().item() == pytest.approx(total, abs=1e-4)
+    assert parsed.lexical_log_probs[0, -1].item() == pytest.approx(total - before, abs=1e-4)
+
+
+def test_batches_change_nothing_and_duplicates_are_scored_once(monkeypatch):
+    model, _ = model_and_tokenizer("gpst")
+    rows = []
+    parse = type(model).parse
+    monkeypatch.setattr(
+        type(model), "parse", lambda self, ids, *a, **k: rows.append(len(ids)) or parse(self, ids, *a, **k)
+    )
+    many = [*ITEMS, *reversed(ITEMS), TextItem("x", "We  ask\tfor peace ")]
+    together = totals(score_words(scorer_of("gpst", batch_size=8), many))
+    assert sum(rows) == len(ITEMS)
+    alone = totals(score_words(scorer_of("gpst", batch_size=1), many))
+    assert together == pytest.approx(alone, abs=1e-3)
+    assert together[:3] == together[5:2:-1] and together[6] == together[1]
+
+
+# ------------------------------------------------------------------------------------------------------- context
+def test_document_context_of_plain_models():
+    documents = [TextItem("a", SENTENCES[0], 0), TextItem("b", SENTENCES[1], 0), TextItem("c", SENTENCES[1], 1)]
+    scores = score_words(scorer_of("gpt2"), documents, context="document")
+    joined = score_words(scorer_of("gpt2"), [TextItem("", " ".join(SENTENCES[:2]))])[0]
+    assert torch.cat([scores[0].log_probs, scores[1].log_probs]).tolist() == pytest.approx(joined.log_probs.tolist())
+    alone = score_words(scorer_of("gpt2"), documents)[2]
+    assert scores[2].log_probs.tolist() == pytest.approx(alone.log_probs.tolist())
+    assert scores[1].log_probs[0].item() != scores[2].log_probs[0].item()
+    assert [word.text for word in scores[1].words] == SENTENCES[1].split()
+
+
+def test_document_context_of_recurrent_models():
+    model, tokenizer = model_and_tokenizer("on_lstm")
+    documents = [TextItem("a", SENTENCES[0]), TextItem("", " "), TextItem("b", SENTENCES[1])]
+    scores = score_words(scorer_of("on_lstm"), documents, context="document")
+    end = tokenizer.eos_token_id
+    first, second = (tokenizer(sentence)["input_ids"] for sentence in SENTENCES[:2])
+    ids = torch.tensor([[end, *first, end, *second]])
+    logits = model(ids, attention_mask=torch.ones_like(ids)).logits[0].log_softmax(-1)
+    expected = [logits[len(first) + 1 + k, token].item() for k, token in enumerate(second)]
+    assert scores[2].log_probs.tolist() == pytest.approx(expected, abs=1e-4)
+    assert len(scores[1].words) == 0 and len(scores[2].tokens) == len(second)
+
+
+def test_document_context_of_gpst():
+    model, tokenizer = model_and_tokenizer("gpst")
+    documents = [TextItem(str(k), sentence) for k, sentence in enumerate(SENTENCES[:2])]
+    scores = score_words(scorer_of("gpst"), documents, context="document")
+    first, second = (tokenizer(sentence)["input_ids"] for sentence in SENTENCES[:2])
+    ids = torch.tensor([[*first, *second]])
+    context = torch.tensor([[1] * len(first) + [0] * len(second)])
+    expected = model.parse(ids, context_sentence_ids=context).token_log_probs[0, len(first) :]
+    assert [p for _, p in scores[1].tokens] == pytest.approx(expected.tolist(), abs=1e-4)
+    assert totals(scores)[0] == pytest.approx(totals(score_words(scorer_of("gpst"), documents))[0], abs=1e-3)
+
+
+@pytest.mark.parametrize("architecture", ["rnng", "lstm"])
+def test_models_of_single_sentences_refuse_context(architecture):
+    with pytest.raises(ValueError, match="context='sentence'"):
+        score_words(scorer_of(architecture), ITEMS, context="document")
+
+
+# ---------------------------------------------------------------------------------------------------- long texts
+@pytest.mark.parametrize("architecture", ["gpst", "gpt2"])
+def test_long_texts_are_read_in_windows(architecture):
+    scorer = scorer_of(architecture, num_beams=2) if architecture == "gpst" else scorer_of(architecture)
+    model, tokenizer = model_and_tokenizer(architecture)
+    text = " ".join(SENTENCES * 3) + " " + "supercalifragilistic" * 12
+    ids = tokenizer(text)["input_ids"]
+    limit = scorer.max_tokens
+    assert len(ids) > 2 * limit
+    (found,) = score_words(scorer, [TextItem("", text)])
+    assert len(found.tokens) == len(ids) and found.log_probs.isfinite().all()
+    # The second window begins in the middle of the first and is scored from where that ends.
+    start = limit - (limit - limit // 2)
+    (window,) = scorer.score([type(encode_words(tokenizer, [["a"]])[0])(ids[start : start + limit], [0] * limit, 1)])
+    assert found.tokens[limit][1] == pytest.approx(window.log_probs[limit - start].item(), abs=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------- words and tokens
+CHARACTERS = (
+    "aAeE .,'\"-\t\u00a0\u2003éßğİﬁñ"
+    "中文字日本あア한글עבריתعرب😀👩‍👩‍👧🏽"
+    "\u0301\u0308\u200d\u200b\ufeff\x00\x07\u2028\x85▁Ġ<|>/s0123"
+)
+
+
+def messy_line(generator: random.Random) -> str:
+    words = [
+        "".join(generator.choices(CHARACTERS, k=generator.choice([1, 2, 5, 9]))) for _ in range(generator.randint(0, 7))
+    ]
+    words += generator.choices(
+        ["<|endoftext|>", "</s>", "<unk>", "<pad>", "[UNK]", "don't", "(well,", 'said:"No!"'], k=1
+    )
+    return generator.choice([" ", "  ", "\t", " \t "]).join(words)
+
+
+@pytest.mark.parametrize("architecture", ["gpst", "rnng", "rnng_pieces", "on_lstm", "gpt2"])
+def test_one_row_per_word_of_messy_text(architecture, tmp_path):
+    generator = random.Random(1)
+    lines = ["", "   ", *[messy_line(generator) for _ in range(20)], "x" * 300, "\x00", "\u200f\u202e abc"]
+    items = [TextItem(str(number), line) for number, line in enumerate(lines, 1)]
+    options = {"num_beams": 2, "details": True} if architecture in SEARCHING else {}
+    scores = score_words(scorer_of(architecture, **options), items)
+    rows = word_table(items, scores)
+    assert [row[3] for row in rows] == [word for line in lines for word in line.split()]
+    assert all(lines[row[1] - 1][row[13] : row[14]] == row[3] for row in rows)
+    assert all(math.isfinite(row[6]) == (row[4] > 0) for row in rows)
+    assert sum(row[4] for row in rows) == sum(len(found.tokens) for found in scores)
+    path = write_table(tmp_path / "out.tsv", columns("bits"), rows)
+    with path.open(encoding="utf-8", newline="") as file:
+        read = list(csv.reader(file, delimiter="\t"))
+    assert read[0] == columns("bits") and [row[3] for row in read[1:]] == [row[3] for row in rows]
+
+
+def test_text_that_looks_like_special_tokens_is_text():
+    tokenizer = tokenizer_of("bpe")
+    (text,) = encode_words(tokenizer, [["<|endoftext|>", "we"]])
+    assert tokenizer.eos_token_id not in text.ids and not text.unknown
+
+
+def test_unknown_words_are_flagged():
+    (text,) = encode_words(tokenizer_of("words"), [["We", "zzzzing", "the", "</s>", "<pad>"]])
+    assert text.unknown == {1, 3, 4} and text.word_of_token == [0, 1, 2, 3, 4] and 0 not in text.ids
+    (text,) = encode_words(tokenizer_of("pieces"), [["We", "中文"]])
+    assert text.unknown == {1}
+    (text,) = encode_words(tokenizer_of("bpe"), [["We", "中文"]])
+    assert not text.unknown and set(text.word_of_token) == {0, 1}
+
+
+def test_words_are_what_split_gives():
+    line = " a\u2003b\x1cc \x85 d\u200be "
+    assert [word.text for word in split_words(line)] == line.split()
+    with pytest.raises(ValueError, match="hold no white space"):
+        encode_words(tokenizer_of("words"), [["two words"]])
+
+
+def test_tokens_across_words_are_refused():
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    merges = [("o", "f"), (" ", "t"), ("of", " t")]
+    vocabulary = {token: k for k, token in enumerate(["o", "f", " ", "t", "of", " t", "of t"])}
+    crossing = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocabulary, merges)))
+    with pytest.raises(ValueError, match="covers the words 'of' and 't'"):
+        encode_words(crossing, [["of", "t"]])
+
+
+def test_which_tokens_begin_words():
+    tokenizer = tokenizer_of("bpe")
+    starts = word_starts(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+    named = set(tokenizer.convert_ids_to_tokens(starts.nonzero().squeeze(1).tolist()))
+    assert named == {token for token in tokenizer.get_vocab() if token.startswith("Ġ")} | {tokenizer.eos_token}
+    assert word_starts(tokenizer_of("words"), 10, []) is None
+    assert word_starts(tokenizer_of("pieces"), 10, []) is None
+
+
+# ------------------------------------------------------------------------------------------------------- options
+def test_first_word_can_be_left_out():
+    found = score_words(scorer_of("gpt2", begin=False), ITEMS[:1])[0]
+    assert found.log_probs[0].isnan() and found.log_probs[1:].isfinite().all()
+    with pytest.raises(ValueError, match="begin"):
+        scorer_of("gpst", begin=False)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "message"),
+    [
+        ("gpt2", {"estimator": "stepwise"}, "choose 'exact'"),
+        ("gpst", {"estimator": "exact"}, "choose 'beam_marginal' or 'stepwise'"),
+        ("gpt2", {"num_beams": 3}, "num_beams: not an option of GPT2LMHeadModel"),
+        ("gpst", {"search_options": {"fast_track_size": 3}}, "fast_track_size: not an option"),
+        ("gpt2", {"batch_size": 0}, "batch_size is 0"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(architecture, options, message):
+    with pytest.raises(ValueError, match=message):
+        scorer_of(architecture, **options)
+
+
+def test_ends_that_are_not_modeled_are_refused():
+    with pytest.raises(ValueError, match="not trained to predict the end"):
+        score_words(scorer_of("lstm"), ITEMS, end=True)
+
+
+def test_numbers_that_are_none_are_an_error():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokenizer = tokenizer_of("bpe")
+    ids = {"bos_token_id": 0, "eos_token_id": 0}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=8, n_head=1, n_layer=1, **ids))
+    model.transformer.wte.weight.data[:] = float("nan")
+    with pytest.raises(ValueError, match="not numbers"):
+        score_words(TextScorer(model, tokenizer, name="damaged"), ITEMS)
+
+
+# --------------------------------------------------------------------------------------------------------- files
+def test_tables_of_all_formats(tmp_path):
+    expected = [("i1", 'He said "no" .'), ("i2", "a\tb")]
+    (tmp_path / "a.tsv").write_text('item\tsentence\ni1\t"He said ""no"" ."\ni2\t"a\tb"\n', encoding="utf-8")
+    (tmp_path / "a.csv").write_text('\ufeffitem,sentence\ni1,"He said ""no"" ."\ni2,a\tb\n', encoding="utf-8")
+    rows = [{"item": item, "sentence": text} for item, text in expected]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n", encoding="utf-8")
+    for name in ("a.tsv", "a.csv", "a.jsonl"):
+        assert [(item.item, item.text) for item in read_items(tmp_path / name)] == expected
+    (tmp_path / "a.txt").write_text("one\n\ntwo three\r\nfour", encoding="utf-8")
+    items = read_items(tmp_path / "a.txt")
+    assert [(item.item, item.text, item.document) for item in items] == [
+        ("1", "one", 0), ("2", "", 0), ("3", "two three", 1), ("4", "four", 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tsv", b"item\ttext\n1\ta\n", "no column 'sentence'"),
+        ("a.tsv", b"item\tsentence\n1\n", "1 fields, but the header names 2"),
+        ("a.tsv", b'item\tsentence\n1\t"open\n2\tb\n', "quotation mark"),
+        ("a.csv", b"sentence,sentence\na,b\n", "names a column twice"),
+        ("a.csv", b"", "is empty"),
+        ("a.jsonl", b'{"sentence": 3}\n', "3 in the column 'sentence'"),
+        ("a.jsonl", b"{sentence}\n", "a.jsonl:1: not JSON"),
+        ("a.txt", b"\n \n", "holds no text"),
+        ("a.txt", b"abc\n\xff\n", "a.txt:2: byte 0xff"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_items(tmp_path / name)
+
+
+def test_tables_of_tokens_have_the_columns_of_lmzoo():
+    scores = score_words(scorer_of("gpt2"), ITEMS[1:2])
+    rows = token_table(scores)
+    assert [row[1] for row in rows] == list(range(1, len(rows) + 1)) and {row[0] for row in rows} == {1}
+    assert sum(row[3] for row in rows) == pytest.approx(-scores[0].log_probs.sum().item() / math.log(2))
+    assert "".join(row[2] for row in rows) == "WeĠaskĠforĠpeace"
