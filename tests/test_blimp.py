@@ -176,6 +176,7 @@ def test_lm_eval_runs_a_task_of_pairs(tmp_path, monkeypatch):
             f"task: local_{path.stem}\ndataset_path: json\ndataset_kwargs:\n  data_files: {path}\n"
             f"  cache_dir: {tmp_path / 'cache'}\noutput_type: multiple_choice\nvalidation_split: train\n"
             'doc_to_text: ""\ndoc_to_target: 0\ndoc_to_choice: "{{[sentence_good, sentence_bad]}}"\nnum_fewshot: 0\n'
+            'target_delimiter: ""\n'  # by default lm-eval puts a space before each sentence
             "metric_list:\n  - metric: acc\n    aggregation: mean\n    higher_is_better: true\n"
         )
     model, tokenizer = model_and_tokenizer("gpst")

@@ -41,13 +41,19 @@ class Definition:
             return []
         arguments = self.node.args
         every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        return [argument.arg for argument in every if argument.arg not in {"self", "cls"}]
+        return [arg.arg for arg in every if arg.arg not in {"self", "cls"} and not has_help(arg)]
 
     @property
     def returns(self) -> bool:
         if isinstance(self.node, ast.ClassDef) or self.node.name == "__init__":
             return False
         return (ast.unparse(self.node.returns) if self.node.returns else None) not in NO_VALUE
+
+
+def has_help(argument: ast.arg) -> bool:
+    """Whether an option of a command says itself what it is, here or in `hf_synlm.cli.options`."""
+    annotation = "" if argument.annotation is None else ast.unparse(argument.annotation)
+    return "help=" in annotation or annotation.startswith("options.")
 
 
 def decorators(node: Function) -> set[str]:

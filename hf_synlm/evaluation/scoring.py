@@ -140,8 +140,7 @@ class TextScorer:
             The scorer.
 
         Raises:
-            ValueError: see `TextScorer`.
-            OSError: there is no such model.
+            ValueError: there is no such model; see also `TextScorer`.
         """
         set_seed(seed)
         shared: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
@@ -149,8 +148,11 @@ class TextScorer:
             del shared["revision"]
         if gguf_file is not None:
             shared["gguf_file"] = gguf_file
-        tokenizer = AutoTokenizer.from_pretrained(name, **shared)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **shared)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name, **shared)
+            model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **shared)
+        except OSError as error:  # it does not always name the model
+            raise ValueError(f"{name!r} cannot be loaded as a model: {error}") from error
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         revision = getattr(model.config, "_commit_hash", None) or revision
         return cls(model.to(device), tokenizer, name=name, revision=revision, **options)

@@ -1,0 +1,199 @@
+"""The `synlm` command, as a user types it: files, exit codes, messages."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import math
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from hf_synlm import __version__
+from hf_synlm.cli import main
+from hf_synlm.evaluation.blimp import evaluate_pairs, read_pairs
+from hf_synlm.evaluation.perplexity import evaluate_perplexity_file
+from hf_synlm.evaluation.surprisal import columns, score_words
+from hf_synlm.evaluation.text_items import TextItem
+from hf_synlm.hub.export import export_model
+from tests.scoring_models import SENTENCES, model_and_tokenizer, scorer_of
+from tests.test_blimp import write_blimp
+from tests.test_syntaxgym import suite_data
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, str]:
+    """Folders of saved models."""
+    folder = tmp_path_factory.mktemp("models")
+    export_model(*model_and_tokenizer("gpst"), folder / "gpst")
+    export_model(*model_and_tokenizer("rnng"), folder / "rnng")
+    for part in model_and_tokenizer("gpt2"):
+        part.save_pretrained(folder / "gpt2")
+    return {path.name: str(path) for path in folder.iterdir()}
+
+
+@pytest.fixture
+def texts(tmp_path) -> Path:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join([SENTENCES[0], "", 'He  said "no" 🙂']) + "\n", encoding="utf-8")
+    return path
+
+
+def read_tsv(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t"))
+
+
+# ----------------------------------------------------------------------------------------------------- surprisal
+@pytest.mark.parametrize("name", ["gpst", "rnng", "gpt2"])
+def test_surprisal(models, texts, name):
+    out = texts.with_name("out.tsv")
+    assert main(["surprisal", str(texts), "--model", models[name], "--out", str(out), "--device", "cpu"]) == 0
+    rows = read_tsv(out)
+    lines = texts.read_text(encoding="utf-8").split("\n")
+    assert list(rows[0]) == columns("bits")
+    assert [row["word"] for row in rows] == [word for line in lines for word in line.split()]
+    assert [row["item"] for row in rows] == ["1"] * 7 + ["3"] * 4
+    expected = score_words(scorer_of(name), [TextItem("", line) for line in lines])
+    bits = [-p / math.log(2) for found in expected for p in found.log_probs.tolist()]
+    assert [float(row["surprisal_bits"]) for row in rows] == pytest.approx(bits, abs=1e-3)
+    assert all((row["lexical_bits"] == "") == (name == "gpt2") for row in rows)
+    meta = json.loads(Path(f"{out}.meta.json").read_text(encoding="utf-8"))
+    assert meta["options"]["estimator"] == ("exact" if name == "gpt2" else "beam_marginal")
+    assert meta["options"]["unit"] == "bits" and meta["data"]["columns"] == columns("bits")
+    assert meta["scores"]["words"] == len(rows) and meta["versions"]["hf_synlm"]
+    assert len(meta["data"]["files"][0]["sha256"]) == 64
+
+
+def test_surprisal_can_be_read_by_pandas(models, texts):
+    pandas = pytest.importorskip("pandas")
+    out = texts.with_name("out.tsv")
+    texts.write_text('"quoted" \x00 ab\x00c \'single "open\n# NA null 1.5\n', encoding="utf-8")
+    assert main(["surprisal", str(texts), "--model", models["gpt2"], "--out", str(out), "--device", "cpu"]) == 0
+    frame = pandas.read_csv(out, sep="\t", keep_default_na=False, engine="python")
+    words = ['"quoted"', "\x00", "ab\x00c", "'single", '"open', "#", "NA", "null", "1.5"]
+    assert [row["word"] for row in read_tsv(out)] == words
+    assert len(frame) == len(words) and (frame["surprisal_bits"] > 0).all()
+
+
+def test_surprisal_options(models, tmp_path):
+    table = tmp_path / "items.csv"
+    table.write_text("id,text,document\nx1,We ask,1\nx2,for peace,1\n", encoding="utf-8")
+    out = tmp_path / "out.tsv"
+    reading = ["--text-column", "text", "--item-column", "id"]
+    common = ["surprisal", str(table), "--model", models["gpt2"], "--out", str(out), "--device", "cpu", *reading]
+    assert main([*common, "--unit", "nats", "--context", "document", "--word-correction"]) == 0
+    rows = read_tsv(out)
+    items = [TextItem("x1", "We ask"), TextItem("x2", "for peace")]
+    expected = score_words(scorer_of("gpt2"), items, context="document", word_correction=True)
+    nats = [-p for found in expected for p in found.log_probs.tolist()]
+    assert [float(row["surprisal_nats"]) for row in rows] == pytest.approx(nats, abs=1e-4)
+    assert [row["item"] for row in rows] == ["x1", "x1", "x2", "x2"]
+    assert main([*common, "--no-first-word"]) == 0
+    assert [row["surprisal_bits"] == "" for row in read_tsv(out)] == [True, False, True, False]
+    assert main([*common, "--lmzoo"]) == 0
+    rows = read_tsv(out)
+    assert list(rows[0]) == ["sentence_id", "token_id", "token", "surprisal"]
+    assert "".join(row["token"] for row in rows) == "WeĠaskforĠpeace"
+
+
+# ------------------------------------------------------------------------------------------------------ evaluate
+def test_evaluate_perplexity(models, texts, capsys):
+    out = texts.with_name("ppl.json")
+    options = ["--model", models["gpst"], "--num-beams", "2", "--estimator", "stepwise", "--device", "cpu"]
+    assert main(["evaluate", "perplexity", str(texts), *options, "--out", str(out)]) == 0
+    scorer = scorer_of("gpst", num_beams=2, estimator="stepwise")
+    expected = evaluate_perplexity_file(scorer, texts).scores["word_perplexity"]
+    result = json.loads(out.read_text(encoding="utf-8"))
+    assert result["scores"]["word_perplexity"] == pytest.approx(expected, rel=1e-4)
+    assert result["options"] | {"num_beams": 2, "estimator": "stepwise", "seed": 0} == result["options"]
+    assert "word_perplexity" in out.with_suffix(".md").read_text(encoding="utf-8")
+    assert "word_perplexity" in capsys.readouterr().out
+
+
+def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
+    suites = tmp_path / "suites"
+    suites.mkdir()
+    (suites / "own_agreement.json").write_text(json.dumps(suite_data()), encoding="utf-8")
+    common = ["--model", models["gpt2"], "--device", "cpu"]
+    out = tmp_path / "sg.json"
+    assert main(["evaluate", "syntaxgym", str(suites), *common, "--suite", "own_agreement", "--out", str(out)]) == 0
+    assert "suite own_agreement" in json.loads(out.read_text())["scores"]
+    write_blimp(tmp_path / "blimp")
+    blimp = ["evaluate", "blimp", str(tmp_path / "blimp"), *common, "--limit", "2", "--paradigm", "agreement_1"]
+    assert main([*blimp, "--out", str(tmp_path / "blimp.json")]) == 0
+    assert json.loads((tmp_path / "blimp.json").read_text())["data"]["pairs"] == 2
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("sentence_good\tsentence_bad\tkind\nWe ask\tWe asks\ta\nShe is\tShe are\tb\n", encoding="utf-8")
+    options = ["--group-column", "kind", "--end-of-sentence", "--out", str(tmp_path / "pairs.json")]
+    assert main(["evaluate", "pairs", str(pairs), *common, *options]) == 0
+    found = json.loads((tmp_path / "pairs.json").read_text())
+    expected = evaluate_pairs(scorer_of("gpt2"), read_pairs(pairs, group_column="kind"), end=True)
+    assert found["scores"] == pytest.approx(expected.scores)
+    assert found["options"]["end_of_text"] == "end token"
+    capsys.readouterr()
+    runs = []
+    for seed in (0, 1):
+        runs.append(str(tmp_path / f"run{seed}.json"))
+        assert main([*blimp, "--seed", str(seed), "--out", runs[-1]]) == 0
+    assert main(["evaluate", "summary", *runs, "--out", str(tmp_path / "summary.md")]) == 0
+    summary = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert "| accuracy |" in summary and "standard_deviation" in summary and "| 2 |" in summary
+    assert main(["evaluate", "summary", runs[0], str(tmp_path / "sg.json")]) == 2
+
+
+# -------------------------------------------------------------------------------------------------------- errors
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["surprisal", "missing.txt"], "missing.txt"),
+        (["surprisal", "texts.txt", "--model", "missing"], "missing"),
+        (["surprisal", "texts.txt", "--num-beams", "3"], "not an option of GPT2LMHeadModel"),
+        (["surprisal", "texts.txt", "--estimator", "stepwise"], "choose 'exact'"),
+        (["surprisal", "texts.txt", "--format", "tsv"], "no column 'sentence'"),
+        (["evaluate", "syntaxgym", "."], "holds no suites"),
+        (["evaluate", "blimp", "."], "holds no paradigms"),
+        (["evaluate", "pairs", "texts.txt"], "name the format"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(models, texts, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(texts.parent)
+    out = ["--out", "out.tsv"] if arguments[0] == "surprisal" else []
+    model = [] if "--model" in arguments else ["--model", models["gpt2"]]
+    assert main([*arguments, *model, *out, "--device", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error and error.count("error: ") == 1
+    assert not Path("out.tsv").exists() and not Path("out.tsv.meta.json").exists()
+
+
+def test_wrong_options_are_exit_code_2(capsys):
+    assert main(["surprisal"]) == 2
+    assert main(["surprisal", "a.txt", "--unit", "bytes", "--model", "m", "--out", "o"]) == 2
+    assert main(["evaluate", "everything"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_help_and_version(capsys):
+    for command in ([], ["surprisal"], ["evaluate"], ["evaluate", "perplexity"], ["evaluate", "syntaxgym"]):
+        assert main([*command, "--help"]) == 0
+        assert "Usage: synlm" in capsys.readouterr().out
+    for command in ("blimp", "pairs", "summary"):
+        assert main(["evaluate", command, "--help"]) == 0
+        assert "Example: synlm evaluate" in " ".join(capsys.readouterr().out.split())
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == f"hf_synlm {__version__}"
+
+
+def test_module_and_script_are_the_command():
+    run = subprocess.run(
+        [sys.executable, "-m", "hf_synlm.cli", "evaluate", "pairs"], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 2 and "Usage: synlm evaluate pairs" in run.stderr
+    scripts = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    module, name = scripts["project"]["scripts"]["synlm"].split(":")
+    assert getattr(importlib.import_module(module), name) is main
