@@ -297,9 +297,20 @@ def test_first_word_can_be_left_out():
         scorer_of("gpst", begin=False)
 
 
+def test_begin_token_can_be_chosen():
+    model, tokenizer = model_and_tokenizer("gpt2")
+    scorer = scorer_of("gpt2", begin_token="<|CLS|>")
+    ids = torch.tensor([[tokenizer.cls_token_id, *tokenizer(SENTENCES[1])["input_ids"]]])
+    expected = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None]).squeeze(1)
+    assert [p for _, p in score_words(scorer, ITEMS)[1].tokens] == pytest.approx(expected.tolist(), abs=1e-4)
+    assert scorer.options()["begin_token"] == "<|CLS|>"
+
+
 @pytest.mark.parametrize(
     ("architecture", "options", "message"),
     [
+        ("gpt2", {"begin_token": "<nothing>"}, "no token of the vocabulary"),
+        ("gpst", {"begin_token": "<|CLS|>"}, "reads every sentence from its own begin token"),
         ("gpt2", {"estimator": "stepwise"}, "choose 'exact'"),
         ("gpst", {"estimator": "exact"}, "choose 'beam_marginal' or 'stepwise'"),
         ("gpt2", {"num_beams": 3}, "num_beams: not an option of GPT2LMHeadModel"),

@@ -18,6 +18,7 @@ def command(
     end_of_sentence: Annotated[
         bool, typer.Option("--end-of-sentence", help="Count the end of the sentences in their probability.")
     ] = False,
+    begin_token: options.BeginToken = None,
     estimator: options.EstimatorOption = None,
     num_beams: options.NumBeams = None,
     action_beam_size: options.ActionBeamSize = None,
@@ -42,6 +43,7 @@ def command(
         num_beams=num_beams,
         action_beam_size=action_beam_size,
         fast_track_size=fast_track_size,
+        begin_token=begin_token,
         estimator=estimator,
         revision=revision,
         trust_remote_code=trust_remote_code,

@@ -20,6 +20,14 @@ TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=_MODEL)
 ]
 GGUFFile = Annotated[str | None, typer.Option(help="Name of a GGUF file in the folder.", rich_help_panel=_MODEL)]
+BeginToken = Annotated[
+    str | None,
+    typer.Option(
+        help="Token from which the first word is predicted; default: the model's begin token. A model tuned on chats "
+        "may need the one of its pretraining, such as '<|endoftext|>'.",
+        rich_help_panel=_MODEL,
+    ),
+]
 EstimatorOption = Annotated[
     Literal["exact", "beam_marginal", "stepwise"] | None,
     typer.Option(

@@ -73,6 +73,9 @@ class TextScorer:
         batch_size: texts per call of the model.
         begin: predict the first token from a begin token. Without, it has no probability (models with a search and
             recurrent models always begin).
+        begin_token: the begin token; None = the tokenizer's, or the one of the model's configuration. It matters: a
+            model tuned on chats may know its begin token only before instructions, and predict plain text much better
+            from the end token of its pretraining.
         details: also give lexical parts and beam statistics where the model has them.
         name: what results call the model.
         revision: revision of the model, for results.
@@ -91,6 +94,7 @@ class TextScorer:
         search_options: dict[str, Any] | None = None,
         batch_size: int = 16,
         begin: bool = True,
+        begin_token: str | None = None,
         details: bool = False,
         name: str | None = None,
         revision: str | None = None,
@@ -104,11 +108,11 @@ class TextScorer:
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}: a call of the model needs at least one text")
         self.estimator: Estimator = self._checked_estimator(estimator)
-        self.begin_id = self._begin_id() if begin else None
-        if not begin and (self.searches or hasattr(model, "parse")):
+        self.begin_id = self._begin_id(begin_token) if begin else None
+        if (not begin or begin_token is not None) and self._begins_itself:
             raise ValueError(
-                f"begin=False: {type(model).__name__} reads every sentence from a begin token. Leave it out, and leave "
-                "out the first word when you read the numbers."
+                f"begin={begin}, begin_token={begin_token!r}: {type(model).__name__} reads every sentence from its own "
+                "begin token. Leave both out; a first word that shall not count can be left out of the numbers."
             )
 
     @classmethod
@@ -171,11 +175,22 @@ class TextScorer:
                 raise ValueError(f"{', '.join(unknown)}: not an option of {name}. Leave it out.")
         return allowed[0] if estimator is None else allowed[allowed.index(estimator)]
 
-    def _begin_id(self) -> int | None:
+    def _begin_id(self, token: str | None) -> int | None:
         config = self.model.config
         if self.searches:
             return config.bos_token_id  # the beginning itself; other tokens would be words
-        candidates = (config.bos_token_id, self.tokenizer.bos_token_id, self.tokenizer.eos_token_id, *self.end_ids)
+        if token is not None:
+            found = self.tokenizer.get_vocab().get(token)
+            if found is None:
+                raise ValueError(f"begin_token {token!r} is no token of the vocabulary")
+            return found
+        own = (config.bos_token_id, self.tokenizer.bos_token_id)
+        # Elsewhere what minicons and lm-eval take goes first: the tokenizer's.
+        candidates = (
+            *(own if self._begins_itself else reversed(own)),
+            self.tokenizer.eos_token_id,
+            *self.end_ids,
+        )
         found = next((token for token in candidates if token is not None), None)
         if found is None:
             raise ValueError(
@@ -183,6 +198,11 @@ class TextScorer:
                 "or leave the first word out (begin=False)"
             )
         return found
+
+    @property
+    def _begins_itself(self) -> bool:
+        """Whether the model is one of this library, which begins every text with the token of its configuration."""
+        return hasattr(self.model, "parse") or self.model.config.model_type in _NO_END
 
     @property
     def end_ids(self) -> list[int]:
