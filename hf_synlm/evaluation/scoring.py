@@ -147,11 +147,8 @@ class TextScorer:
             ValueError: there is no such model; see also `TextScorer`.
         """
         set_seed(seed)
-        shared: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-        if revision is None:
-            del shared["revision"]
-        if gguf_file is not None:
-            shared["gguf_file"] = gguf_file
+        given = {"revision": revision, "trust_remote_code": trust_remote_code, "gguf_file": gguf_file}
+        shared: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
         try:
             tokenizer = AutoTokenizer.from_pretrained(name, **shared)
             model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **shared)
@@ -323,7 +320,7 @@ class TextScorer:
         vocab_size, start = self.model.config.get_text_config().vocab_size, 0
         while start < len(windows):
             size = self.batch_size
-            if self.estimator == "exact" or self.estimator == "stepwise":
+            if self.estimator != "beam_marginal":
                 size = max(1, min(size, _MAX_LOGITS // (vocab_size * (windows[start].num_tokens + 1))))
             yield windows[start : start + size]
             start += size
