@@ -148,15 +148,29 @@ def tree_to_spans(tree: Tree) -> list[Span]:
     return spans
 
 
-def _escape(word: str) -> str:
-    """Write parentheses inside a word as -LRB- and -RRB-, as the Penn Treebank does."""
+def escape_word(word: str) -> str:
+    """Write parentheses inside a word as -LRB- and -RRB-, as the Penn Treebank does; inverse of `unescape_word`.
+
+    Args:
+        word: any word.
+
+    Returns:
+        The word without parentheses.
+    """
     for symbol, escape in _ESCAPES:
         word = word.replace(symbol, escape)
     return word
 
 
-def _unescape(word: str) -> str:
-    """Turn -LRB- and -RRB- back into parentheses."""
+def unescape_word(word: str) -> str:
+    """Turn -LRB- and -RRB- back into parentheses; inverse of `escape_word`.
+
+    Args:
+        word: as it stands in a file of trees.
+
+    Returns:
+        The word.
+    """
     for symbol, escape in _ESCAPES:
         word = word.replace(escape, symbol)
     return word
@@ -189,7 +203,7 @@ def tree_to_brackets(tree: Tree, words: Sequence[str]) -> str:
         if isinstance(node, str):
             pieces.append(node)
         elif isinstance(node, int):
-            pieces.append(_escape(words[node]))
+            pieces.append(escape_word(words[node]))
         else:
             pieces.append("(")
             agenda.append(")")
@@ -255,7 +269,7 @@ def brackets_to_tree(text: str) -> tuple[Tree, list[str]]:
             node = tuple(children)
         else:
             node = len(words)
-            words.append(_unescape(symbol))
+            words.append(unescape_word(symbol))
         if open_nodes:
             open_nodes[-1][1].append(node)
         else:
@@ -305,7 +319,9 @@ def labeled_spans_to_brackets(labeled_spans: Sequence[tuple[str, int, int]], wor
         opening[start].append(label)
         num_closing[end] += 1
     return " ".join(
-        "".join(f"({label} " for label in reversed(opening[position])) + _escape(word) + ")" * num_closing[position + 1]
+        "".join(f"({label} " for label in reversed(opening[position]))
+        + escape_word(word)
+        + ")" * num_closing[position + 1]
         for position, word in enumerate(words)
     )
 
@@ -352,7 +368,7 @@ def brackets_to_labeled_spans(text: str) -> tuple[list[tuple[str, int, int]], li
                 raise ValueError(f"the bracket opened at character {opened_at} holds no word: remove it")
             labeled_spans.append((str(label), start, len(words)))
         else:
-            words.append(_unescape(symbol))
+            words.append(unescape_word(symbol))
     if open_nodes:
         raise ValueError(f"'(' at character {open_nodes[-1][0]} is never closed: add its ')'")
     if not words:
@@ -544,41 +560,3 @@ def fold_tokens(spans: Sequence[Span], word_ends: Sequence[bool]) -> list[Span]:
                 )
         folded.append((first_word, last_word + 1))
     return folded
-
-
-def draw_tree(tree: Tree, words: Sequence[str]) -> str:
-    """Draw a tree for a terminal, one word per line, so that sentences of any length fit.
-
-    Example::
-
-        ─┬─┬─ fruit
-         │ └─ flies
-         └─┬─ like
-           └─┬─ a
-             └─ banana
-
-    Args:
-        tree: nested tuples over the positions of `words`.
-        words: one string per leaf, without white space.
-
-    Returns:
-        n lines, without a newline at the end.
-
-    Raises:
-        ValueError: as `tree_to_brackets`.
-
-    Cost: O(n * depth).
-    """
-    _check_words(tree, words)
-    lines: list[str] = []
-    # An entry is a subtree, what stands before its first line, and what stands before its other lines.
-    agenda: list[tuple[Tree, str, str]] = [(tree, "", "")]
-    while agenda:
-        node, head, tail = agenda.pop()
-        if not isinstance(node, tuple):
-            lines.append(f"{head}─ {words[node]}")
-            continue
-        agenda.append((node[-1], tail + " └", tail + "  "))
-        agenda.extend((child, tail + " ├", tail + " │") for child in reversed(node[1:-1]))
-        agenda.append((node[0], head + "─┬", tail + " │"))
-    return "\n".join(lines)

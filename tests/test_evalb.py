@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hf_synlm.data.parsed import word_brackets
 from hf_synlm.data.treebank import parse_treebank, read_treebank
 from hf_synlm.evaluation.evalb import (
     COLLINS,
@@ -18,7 +19,6 @@ from hf_synlm.evaluation.evalb import (
     evaluate_files,
     labeled_f1,
     score_sentence,
-    word_brackets,
 )
 from hf_synlm.evaluation.parsing import unlabeled_f1_of_sentences
 from hf_synlm.trees import random_tree
@@ -194,7 +194,7 @@ def test_unlabeled_f1_of_labeled_trees():
     wrong = [(0, 2), (0, 3), (0, 4), (0, 5), (0, 6)]
     assert unlabeled_f1_of_sentences([wrong], [gold]).corpus_f1 == pytest.approx(2 / 7)
     # Without the full stop (0, 5) is the whole sentence, which this convention drops.
-    kept = unlabeled_f1_of_sentences([wrong], [gold], drop_punctuation=True)
+    kept = unlabeled_f1_of_sentences([wrong], [gold], punctuation="tag")
     assert kept.corpus_f1 == pytest.approx(2 / 6)
     with pytest.raises(ValueError, match="sentence 0"):
         unlabeled_f1_of_sentences([[(0, 7)]], [gold])

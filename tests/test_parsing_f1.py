@@ -74,7 +74,7 @@ def test_printing_names_the_convention_and_the_four_numbers():
         "                               sentence F1   corpus F1",
         "  whole-sentence span dropped        33.33       50.00",
         "  whole-sentence span counted        73.33       75.00",
-        "  convention gpst: whole-sentence span dropped, spans of at least 2 token(s) as sets, "
+        "  convention gpst: sentence F1, whole-sentence span dropped, spans of at least 2 token(s) as sets, "
         "sentences of 1 or more token(s), sentences without gold spans have recall 1, epsilon 1e-08",
     ]
     changed = str(unlabeled_f1([right_branching(4)], [[(1, 4)]], [4], max_length=10, empty_gold="skip"))
@@ -82,11 +82,17 @@ def test_printing_names_the_convention_and_the_four_numbers():
     assert "sentences of 1 to 10 token(s), sentences without gold spans are left out" in changed
 
 
-def test_presets_count_alike_but_prpn_stops_at_ten_words():
-    assert {name: dataclasses.replace(c, name="", max_length=None) for name, c in CONVENTIONS.items()} == {
-        name: ParsingConvention("") for name in ("gpst", "prpn", "on-lstm")
+def test_presets():
+    plain = ParsingConvention("")
+    changes = {
+        "gpst": {},
+        "prpn": {"max_length": 10},
+        "on-lstm": {},
+        "compound-pcfg": {"min_length": 2},
+        "compound-pcfg-corpus": {"min_length": 2, "level": "corpus"},
+        "palm": {"sentence_span": "count", "max_length": 40},
     }
-    assert CONVENTIONS["prpn"].max_length == 10
+    assert CONVENTIONS == {name: dataclasses.replace(plain, name=name, **own) for name, own in changes.items()}
 
 
 def score(predicted, gold, length, **changes):

@@ -15,10 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
-from tree_evaluation import PUNCTUATION, Treebank, score_baselines, score_numbers, score_table, score_trees
 
 from hf_synlm.data.collate import encode_words
 from hf_synlm.evaluation.parsing import ParsingScores
+from hf_synlm.evaluation.treebank_parsing import (
+    PUNCTUATION,
+    Treebank,
+    score_baselines,
+    score_numbers,
+    score_table,
+    score_trees,
+)
 from hf_synlm.trees import Span, draw_tree, fold_tokens, labeled_spans_to_brackets, spans_to_tree
 
 

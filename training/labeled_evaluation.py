@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from tree_batches import TreeCollator, TreeDataset, padded_batches
 
-from hf_synlm.evaluation.evalb import EvalbParameters, EvalbScores, labeled_f1, word_brackets
+from hf_synlm.data.parsed import word_brackets
+from hf_synlm.evaluation.evalb import EvalbParameters, EvalbScores, labeled_f1
 from hf_synlm.evaluation.parsing import ParsingScores, branching_baselines, keep_by_tag, unlabeled_f1_of_sentences
 from hf_synlm.trees import Span
 
@@ -259,7 +260,7 @@ def _score(dataset: TreeDataset, results: Sequence[tuple[int, Any, float]], beam
     return SearchScores(
         labeled=labeled_f1(trees, gold),
         unlabeled=labeled_f1(trees, gold, EvalbParameters(labeled=False)),
-        induction=unlabeled_f1_of_sentences(spans, gold, drop_punctuation=True),
+        induction=unlabeled_f1_of_sentences(spans, gold, punctuation="tag"),
         right_branching=baselines["right"],
         word_perplexity=_exp(-sum(log_prob for _, _, log_prob in results) / sum(lengths)),
         num_sentences=len(results),

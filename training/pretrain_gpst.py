@@ -38,7 +38,12 @@ from final_report import FinalReport, report_saved_model
 from text_contexts import ContextDataset, DataArguments, load_contexts, make_tokenizer, training_text
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
-from tree_evaluation import (
+
+from hf_synlm import GPSTConfig, GPSTForCausalLM
+from hf_synlm.data.collate import collate_contexts
+from hf_synlm.data.samples import sample_path
+from hf_synlm.data.tokenizers import special_token_ids
+from hf_synlm.evaluation.treebank_parsing import (
     PUNCTUATION,
     Treebank,
     load_treebank,
@@ -48,11 +53,6 @@ from tree_evaluation import (
     score_table,
     score_trees,
 )
-
-from hf_synlm import GPSTConfig, GPSTForCausalLM
-from hf_synlm.data.collate import collate_contexts
-from hf_synlm.data.samples import sample_path
-from hf_synlm.data.tokenizers import special_token_ids
 
 
 @dataclass

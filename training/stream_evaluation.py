@@ -1,7 +1,6 @@
 """How well a recurrent language model predicts held-out text, and F1 of the trees that it induces."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +13,10 @@ from stream_batches import SentenceDataset, StreamDataArguments
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 from tree_batches import padded_batches
-from tree_evaluation import Treebank, parse_words, score_baselines, score_trees
 
 from hf_synlm.data.streams import StreamRows, TokenStream, collate_framed
 from hf_synlm.evaluation.parsing import ParsingScores
+from hf_synlm.evaluation.treebank_parsing import Treebank, parse_words, score_baselines, score_trees
 
 
 def text_losses(nats: float, num_tokens: int, of_characters: bool) -> dict[str, float]:
@@ -133,22 +132,13 @@ class TreeScorer:
         plain = accelerator.unwrap_model(model)
         trees = parse_words(plain, self.tokenizer, words, batch_size=self.batch_size, **self.options)
         found = dict(gather_object(list(zip(share, trees, strict=True))))
-        return score_trees([found[index] for index in chosen], self._part(chosen), self.convention)
+        return score_trees([found[index] for index in chosen], self.treebank.select(chosen), self.convention)
 
     def baselines(self) -> dict[str, ParsingScores]:
         """Scores of the trees that need no model, on the same sentences."""
-        return score_baselines(self._part(spread(len(self.treebank.words), self.max_sentences)), self.convention)
-
-    def _part(self, chosen: Sequence[int]) -> Treebank:
-        bank = self.treebank
-        keep = None if bank.keep is None else [bank.keep[k] for k in chosen]
-        return Treebank([bank.words[k] for k in chosen], [bank.spans[k] for k in chosen], keep, bank.convention)
-
-
-def percent(scores: ParsingScores) -> dict[str, float]:
-    """The F1 of a score in percent, for JSON: by its convention, and with the whole sentence dropped and counted."""
-    numbers = {"sentence_f1": scores.sentence_f1, "corpus_f1": scores.corpus_f1, **scores.variants}
-    return {name: round(100 * value, 2) for name, value in numbers.items()}
+        return score_baselines(
+            self.treebank.select(spread(len(self.treebank.words), self.max_sentences)), self.convention
+        )
 
 
 @dataclass
@@ -189,7 +179,7 @@ class TextEvaluator:
         text = "  ".join(f"{name} {value:.5g}" for name, value in losses.items() if name not in ("nats", "tokens"))
         if self.scorer is not None:
             scores = self.scorer.run(self.accelerator, model)
-            result["trees"] = {"convention": scores.convention, **percent(scores)}
+            result["trees"] = {"convention": scores.convention, **scores.numbers()}
             text += f"  F1 {100 * scores.sentence_f1:.2f} (sentence) {100 * scores.corpus_f1:.2f} (corpus)"
         self.accelerator.print(f"step {step}: {self.name}: {text}")
         flat = {f"{self.name}/{key}": value for key, value in losses.items()}

@@ -56,11 +56,10 @@ from stream_batches import (
     read_trees,
     stream_fingerprint,
 )
-from stream_evaluation import TextEvaluator, TreeScorer, percent
+from stream_evaluation import TextEvaluator, TreeScorer
 from stream_objective import StreamObjective
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from tree_evaluation import PUNCTUATION, Treebank, make_treebank, score_table
 
 from hf_synlm import (
     ONLSTMConfig,
@@ -72,6 +71,7 @@ from hf_synlm import (
 )
 from hf_synlm.data.streams import TokenStream
 from hf_synlm.evaluation.parsing import CONVENTIONS
+from hf_synlm.evaluation.treebank_parsing import PUNCTUATION, Treebank, make_treebank, score_numbers, score_table
 
 CONFIGS = {"on_lstm": ONLSTMConfig, "prpn": PRPNConfig, "palm": PaLMConfig, "awd_lstm": PaLMConfig}
 MODELS: dict[str, Any] = {
@@ -351,7 +351,7 @@ def score_final_trees(run: Run, scorer: TreeScorer) -> dict[str, Any]:
     """F1 of the final model's trees and of those that need no model; every process has to call."""
     scores = {"model": scorer.run(run.accelerator, run.model), **scorer.baselines()}
     run.accelerator.print(score_table(scores, scorer.treebank))
-    numbers: dict[str, Any] = {name: percent(score) for name, score in scores.items()}
+    numbers: dict[str, Any] = score_numbers(scores)
     return {"convention": scores["model"].convention, "punctuation": scorer.treebank.convention, **numbers}
 
 

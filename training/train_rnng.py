@@ -49,10 +49,10 @@ from tree_batches import (
     load_trees,
     make_tree_tokenizer,
 )
-from tree_evaluation import load_treebank
 
 from hf_synlm import LSTMConfig, LSTMForCausalLM, RNNGConfig, RNNGForCausalLM
 from hf_synlm.data.vocabulary import word_final_ids
+from hf_synlm.evaluation.treebank_parsing import load_treebank
 
 CONFIGS = {"rnng": RNNGConfig, "lstm": LSTMConfig}
 REPORT_SENTENCES = 20

@@ -1,8 +1,7 @@
 """Unlabeled parsing F1 of constituency trees, with the conventions of the literature as arguments.
 
-Published numbers differ by more than ten points through convention alone: mean over sentences or pooled counts, with or
-without the span of the whole sentence, with or without one-word sentences, punctuation kept or not. So every score
-carries its convention, and printing it shows the four common variants side by side.
+Published numbers differ by more than ten points through convention alone, so every score carries its convention
+(`hf_synlm.evaluation.parsing_conventions`), and printing it shows the four common variants side by side.
 
 Notation: P = precision, R = recall, F1 = 2PR / (P + R), all in 0..1 (printed as percent); n = tokens of a sentence.
 """
@@ -10,10 +9,21 @@ Notation: P = precision, R = recall, F1 = 2PR / (P + R), all in 0..1 (printed as
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import Collection, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
-from hf_synlm.data.treebank import WORD_TAGS, TreebankSentence
+from hf_synlm.data.treebank import TreebankSentence
+from hf_synlm.evaluation.parsing_conventions import (
+    CONVENTIONS,
+    ParsingConvention,
+    Punctuation,
+    check_spans,
+    drop_tokens,
+    keep_by_tag,
+    keep_by_word,
+    keep_words,
+    resolve_convention,
+)
 from hf_synlm.trees import (
     Span,
     balanced,
@@ -25,76 +35,22 @@ from hf_synlm.trees import (
     tree_to_spans,
 )
 
-# The single ' is not among them: in treebanks it is a possessive as often as a quotation mark.
-PUNCTUATION_WORDS = frozenset(
-    ". , : ; ? ! - -- --- ... .. ` `` '' \" “ ” ‘ – — … ( ) [ ] { } -LRB- -RRB- -LSB- -RSB- -LCB- -RCB-".split()
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class ParsingConvention:
-    """How spans are counted; start from a preset of `CONVENTIONS` and change single fields by `dataclasses.replace`.
-
-    Attributes:
-        name: how the convention is called in output.
-        sentence_span: the span (0, n): "drop" it on both sides, or "count" it on both sides, listed or not.
-        min_width: narrower spans are not counted; 2 leaves single tokens out.
-        duplicates: "set" counts a span once, "multiset" counts every copy (unary chains).
-        min_length: shorter sentences are left out; 1 keeps all, 2 skips one-word sentences, 3 also two-word ones.
-        max_length: longer sentences are left out; None keeps all.
-        empty_gold: a sentence without gold spans (under this convention) has recall 1, and precision 1 too if nothing
-            is predicted ("recall_one"); or is left out ("skip"); or has F1 0 ("zero").
-        epsilon: added to the denominators of a sentence's P, R and F1; corpus F1 has none.
-    """
-
-    name: str
-    sentence_span: Literal["drop", "count"] = "drop"
-    min_width: int = 2
-    duplicates: Literal["set", "multiset"] = "set"
-    min_length: int = 1
-    max_length: int | None = None
-    empty_gold: Literal["recall_one", "skip", "zero"] = "recall_one"
-    epsilon: float = 1e-8
-
-    def __post_init__(self) -> None:
-        choices = {
-            "sentence_span": ("drop", "count"),
-            "duplicates": ("set", "multiset"),
-            "empty_gold": ("recall_one", "skip", "zero"),
-        }
-        for field, allowed in choices.items():
-            value = getattr(self, field)
-            if value not in allowed:
-                raise ValueError(f"{field} is {value!r}: choose one of {', '.join(map(repr, allowed))}")
-        if self.min_width < 1 or self.min_length < 1:
-            raise ValueError(f"min_width {self.min_width} and min_length {self.min_length} must be at least 1")
-        if self.max_length is not None and self.max_length < self.min_length:
-            raise ValueError(f"max_length {self.max_length} is below min_length {self.min_length}: no sentence is left")
-        if self.epsilon < 0:
-            raise ValueError(f"epsilon is {self.epsilon}: it must not be negative")
-
-    def describe(self) -> str:
-        """Say in one line what is counted."""
-        longest = "" if self.max_length is None else f" to {self.max_length}"
-        empty = {"recall_one": "have recall 1", "skip": "are left out", "zero": "have F1 0"}[self.empty_gold]
-        return (
-            f"{self.name}: whole-sentence span {'dropped' if self.sentence_span == 'drop' else 'counted'}, "
-            f"spans of at least {self.min_width} token(s) as {self.duplicates}s, "
-            f"sentences of {self.min_length}{longest or ' or more'} token(s), "
-            f"sentences without gold spans {empty}, epsilon {self.epsilon:g}"
-        )
-
-
-# gpst: the scorer of ant-research/StructuredLM_RTDT. prpn and on-lstm: the scorers of yikangshen/PRPN (WSJ10, up to 10
-# words) and yikangshen/Ordered-Neurons, both for trees over the words alone (see `keep_by_tag`). The three count alike.
-CONVENTIONS = {
-    convention.name: convention
-    for convention in (
-        ParsingConvention("gpst"),
-        ParsingConvention("prpn", max_length=10),
-        ParsingConvention("on-lstm"),
-    )
-}
+__all__ = [
+    "CONVENTIONS",
+    "ParsingConvention",
+    "ParsingScores",
+    "apply_keep",
+    "binarized_gold",
+    "branching_baselines",
+    "counted_spans",
+    "drop_tokens",
+    "keep_by_tag",
+    "keep_by_word",
+    "keep_words",
+    "resolve_convention",
+    "unlabeled_f1",
+    "unlabeled_f1_of_sentences",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +65,7 @@ class ParsingScores:
         num_sentences: number of sentences scored.
         num_skipped: number of sentences left out by the convention (length, no gold spans).
         convention: one line that says what is counted.
+        level: which F1 the convention's publications report: "sentence" or "corpus".
         variants: sentence and corpus F1 with the whole-sentence span dropped and counted, everything else as in the
             convention; keys "sentence_drop", "corpus_drop", "sentence_count", "corpus_count".
         f1_per_sentence: F1 of every sentence under the convention, None where it was left out.
@@ -121,8 +78,19 @@ class ParsingScores:
     num_sentences: int
     num_skipped: int
     convention: str
+    level: str
     variants: dict[str, float]
     f1_per_sentence: tuple[float | None, ...] = dataclasses.field(repr=False)
+
+    @property
+    def f1(self) -> float:
+        """The number that publications with this convention report, in 0..1: sentence or corpus F1."""
+        return self.corpus_f1 if self.level == "corpus" else self.sentence_f1
+
+    def numbers(self) -> dict[str, float]:
+        """All F1s in percent with two decimals, for JSON: by the convention, and the four variants."""
+        values = {"f1": self.f1, "sentence_f1": self.sentence_f1, "corpus_f1": self.corpus_f1, **self.variants}
+        return {name: round(100 * value, 2) for name, value in values.items()}
 
     def __str__(self) -> str:
         percent = {name: f"{100 * value:.2f}" for name, value in self.variants.items()}
@@ -139,93 +107,17 @@ class ParsingScores:
         )
 
 
-def resolve_convention(convention: str | ParsingConvention, **changes: Any) -> ParsingConvention:
-    """Look up a convention by name and change single fields of it.
+def counted_spans(spans: Sequence[Span], num_tokens: int, convention: ParsingConvention) -> Counter[Span]:
+    """List the spans of a sentence that a convention counts.
 
     Args:
-        convention: a key of `CONVENTIONS`, or a convention.
-        **changes: fields of `ParsingConvention` to replace, e.g. `max_length=40`.
+        spans: half-open spans.
+        num_tokens: length of the sentence.
+        convention: what counts.
 
     Returns:
-        The convention; its name lists the changes.
-
-    Raises:
-        ValueError: unknown name, field or value.
+        The spans with their multiplicity.
     """
-    if isinstance(convention, str):
-        if convention not in CONVENTIONS:
-            raise ValueError(f"there is no convention {convention!r}: choose one of {', '.join(CONVENTIONS)}")
-        convention = CONVENTIONS[convention]
-    fields = {field.name for field in dataclasses.fields(ParsingConvention)} - {"name"}
-    for name in changes:
-        if name not in fields:
-            raise ValueError(f"a parsing convention has no field {name!r}: choose among {', '.join(sorted(fields))}")
-    changed = {name: value for name, value in changes.items() if value != getattr(convention, name)}
-    if not changed:
-        return convention
-    listed = ", ".join(f"{name}={value}" for name, value in changed.items())
-    return dataclasses.replace(convention, name=f"{convention.name} with {listed}", **changed)
-
-
-def keep_by_tag(tags: Sequence[str], kept_tags: Collection[str] = WORD_TAGS) -> list[bool]:
-    """Mark the tokens whose part-of-speech tag is in a white list; the default drops punctuation, $ and #.
-
-    Args:
-        tags: one tag per token.
-        kept_tags: tags of the tokens to keep.
-
-    Returns:
-        One bool per token, True = keep.
-    """
-    return [tag in kept_tags for tag in tags]
-
-
-def keep_by_word(words: Sequence[str], dropped_words: Collection[str] = PUNCTUATION_WORDS) -> list[bool]:
-    """Mark the tokens that are no punctuation by their form, for text without tags.
-
-    Args:
-        words: the tokens.
-        dropped_words: the forms to drop.
-
-    Returns:
-        One bool per token, True = keep.
-    """
-    return [word not in dropped_words for word in words]
-
-
-def drop_tokens(spans: Sequence[Span], keep: Sequence[bool]) -> list[Span]:
-    """Remove tokens from under a tree: boundaries are renumbered, spans that lose all tokens vanish.
-
-    Args:
-        spans: half-open spans over n tokens.
-        keep: one bool per token, True = keep.
-
-    Returns:
-        Spans over the tokens kept, in the order given; copies that arise are kept.
-
-    Raises:
-        ValueError: a span is out of range.
-    """
-    kept_before = [0]
-    for is_kept in keep:
-        kept_before.append(kept_before[-1] + bool(is_kept))
-    _check_spans(spans, len(keep), "spans to drop tokens from")
-    renumbered = [(kept_before[start], kept_before[end]) for start, end in spans]
-    return [(start, end) for start, end in renumbered if end > start]
-
-
-def _check_spans(spans: Sequence[Span], num_tokens: int, what: str) -> None:
-    """Raise ValueError for a span outside the sentence."""
-    for start, end in spans:
-        if not 0 <= start < end <= num_tokens:
-            raise ValueError(
-                f"span ({start}, {end}) of the {what} does not fit into {num_tokens} tokens: "
-                "spans are half-open and counted in the same tokens as the lengths"
-            )
-
-
-def _counted_spans(spans: Sequence[Span], num_tokens: int, convention: ParsingConvention) -> Counter[Span]:
-    """Return the spans that the convention counts, with their multiplicity."""
     whole = (0, num_tokens)
     counted = Counter((i, j) for i, j in spans if j - i >= convention.min_width)
     if convention.duplicates == "set":
@@ -264,8 +156,8 @@ class _Tally:
         if length < convention.min_length or (convention.max_length is not None and length > convention.max_length):
             self.f1.append(None)
             return
-        predicted_counts = _counted_spans(predicted, length, convention)
-        gold_counts = _counted_spans(gold, length, convention)
+        predicted_counts = counted_spans(predicted, length, convention)
+        gold_counts = counted_spans(gold, length, convention)
         num_gold = gold_counts.total()
         if num_gold == 0 and convention.empty_gold == "skip":
             self.f1.append(None)
@@ -298,10 +190,22 @@ def _check_corpus(gold: Sequence[Sequence[Span]], lengths: Sequence[int], **othe
             raise ValueError(f"sentence {index} has length {length}: leave empty sentences out")
 
 
-def _apply_keep(
+def apply_keep(
     spans: Sequence[Sequence[Span]], lengths: Sequence[int], keep: Sequence[Sequence[bool]] | None
 ) -> list[Sequence[Span]]:
-    """Remove the tokens that `keep` marks False from under the spans of every sentence."""
+    """Remove the tokens that `keep` marks False from under the spans of every sentence.
+
+    Args:
+        spans: per sentence its spans.
+        lengths: number of tokens of each sentence.
+        keep: per sentence and token, False for tokens to remove; None keeps all.
+
+    Returns:
+        Per sentence the spans over the tokens kept.
+
+    Raises:
+        ValueError: there is not one value per token.
+    """
     if keep is None:
         return list(spans)
     for index, (mask, length) in enumerate(zip(keep, lengths, strict=True)):
@@ -349,9 +253,9 @@ def unlabeled_f1(
     convention = resolve_convention(convention, **changes)
     _check_corpus(gold, lengths, predicted=predicted, keep=keep)
     for index, length in enumerate(lengths):
-        _check_spans(predicted[index], length, f"prediction for sentence {index}")
-        _check_spans(gold[index], length, f"gold tree of sentence {index}")
-    predicted, gold = _apply_keep(predicted, lengths, keep), _apply_keep(gold, lengths, keep)
+        check_spans(predicted[index], length, f"prediction for sentence {index}")
+        check_spans(gold[index], length, f"gold tree of sentence {index}")
+    predicted, gold = apply_keep(predicted, lengths, keep), apply_keep(gold, lengths, keep)
     lengths = lengths if keep is None else [sum(map(bool, mask)) for mask in keep]
 
     tallies: dict[str, _Tally] = {}
@@ -373,6 +277,7 @@ def unlabeled_f1(
         num_sentences=num_scored,
         num_skipped=len(lengths) - num_scored,
         convention=convention.describe(),
+        level=convention.level,
         variants={
             f"{level}_{name}": score
             for name, tally in tallies.items()
@@ -387,7 +292,7 @@ def unlabeled_f1_of_sentences(
     gold: Sequence[TreebankSentence],
     convention: str | ParsingConvention = "gpst",
     *,
-    drop_punctuation: bool = False,
+    punctuation: Punctuation | None = None,
     **changes: Any,
 ) -> ParsingScores:
     """Score the spans of labeled trees without their labels (`hf_synlm.evaluation.evalb` scores them with).
@@ -397,7 +302,8 @@ def unlabeled_f1_of_sentences(
             be among them, the convention says whether they count.
         gold: the gold sentences.
         convention: as in `unlabeled_f1`.
-        drop_punctuation: remove the words whose gold tag is no word's (`keep_by_tag`) from both trees.
+        punctuation: remove punctuation from both trees, which the gold sentence tells by its "tag" or its "form"
+            (`keep_words`). None keeps it.
         **changes: as in `unlabeled_f1`.
 
     Returns:
@@ -411,7 +317,7 @@ def unlabeled_f1_of_sentences(
         [[(i, j) for _, i, j in sentence.labeled_spans] for sentence in gold],
         [len(sentence.words) for sentence in gold],
         convention,
-        keep=[keep_by_tag(sentence.tags) for sentence in gold] if drop_punctuation else None,
+        keep=None if punctuation is None else [keep_words(s.words, s.tags, punctuation) for s in gold],
         **changes,
     )
 
@@ -436,16 +342,16 @@ def branching_baselines(
         **changes: as in `unlabeled_f1`.
 
     Returns:
-        Scores by name: "left", "right", "balanced", "random", and "binarized gold" (right-binarized: an upper bound on
-        recall, and the F1 that gold trees with flat nodes leave to a binary parser).
+        Scores by name: "left", "right", "balanced", "random", and "binarized gold", the oracle: no binary tree scores
+        higher, because it has all gold spans and n - 1 spans in all, as every binary tree.
 
     Raises:
         ValueError: as `unlabeled_f1`, or gold spans of a sentence that cross.
     """
     _check_corpus(gold, lengths, keep=keep)
     for index, length in enumerate(lengths):
-        _check_spans(gold[index], length, f"gold tree of sentence {index}")
-    gold = _apply_keep(gold, lengths, keep)
+        check_spans(gold[index], length, f"gold tree of sentence {index}")
+    gold = apply_keep(gold, lengths, keep)
     if keep is not None:
         lengths = [sum(map(bool, mask)) for mask in keep]
         # A sentence of nothing but punctuation has no tree.
@@ -457,13 +363,24 @@ def branching_baselines(
         "right": [right_branching(length) for length in lengths],
         "balanced": [balanced(length) for length in lengths],
         "random": [random_tree(length, generator) for length in lengths],
-        "binarized gold": [_binarized(spans, length) for spans, length in zip(gold, lengths, strict=True)],
+        "binarized gold": [binarized_gold(spans, length) for spans, length in zip(gold, lengths, strict=True)],
     }
     return {name: unlabeled_f1(trees, gold, lengths, convention, **changes) for name, trees in predictions.items()}
 
 
-def _binarized(spans: Sequence[Span], num_tokens: int) -> list[Span]:
-    """Complete the spans of a gold tree to those of a right-binarized tree."""
+def binarized_gold(spans: Sequence[Span], num_tokens: int) -> list[Span]:
+    """Complete the spans of a gold tree to those of a right-binarized tree.
+
+    Args:
+        spans: half-open gold spans, which nest; the whole sentence may be missing.
+        num_tokens: length of the sentence.
+
+    Returns:
+        The n - 1 spans of a binary tree in post-order, the gold spans of two or more tokens among them.
+
+    Raises:
+        ValueError: spans that cross.
+    """
     inner = {(i, j) for i, j in spans if j - i >= 2}
     if num_tokens > 1:
         inner.add((0, num_tokens))

@@ -1,0 +1,274 @@
+"""What a parser says about one sentence: trees over its words, best first, with log-probabilities; and files of them.
+
+`ParsedSentence.from_output` reads the output of a model's `parse`. A file of parses holds JSON lines (everything), or
+one bracketed tree per line (the best one); `read_parses` reads both, also as other programs write them.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+from hf_synlm.data.text import PathLike, read_lines
+from hf_synlm.data.treebank import parse_treebank
+from hf_synlm.trees import (
+    Span,
+    brackets_to_labeled_spans,
+    brackets_to_tree,
+    fold_tokens,
+    labeled_spans_to_brackets,
+    spans_to_tree,
+    tree_to_brackets,
+    tree_to_spans,
+    unescape_word,
+    validate_spans,
+)
+
+TreeStyle: TypeAlias = Literal["unlabeled", "labeled", "treebank"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Hypothesis:
+    """One tree of a sentence.
+
+    Attributes:
+        spans: half-open word spans in post-order, the whole sentence included. Without labels only spans of two or more
+            words; with labels also constituents over one word, and unary chains from the bottom to the top.
+        labels: one label per span; None for trees without labels.
+        log_prob: log p(words, tree) in nats, or of the words where a model defines one tree; None if there is none.
+    """
+
+    spans: tuple[Span, ...]
+    labels: tuple[str, ...] | None = None
+    log_prob: float | None = None
+
+    @property
+    def unlabeled_spans(self) -> list[Span]:
+        """The spans of two or more words, each once."""
+        return list(dict.fromkeys((i, j) for i, j in self.spans if j - i >= 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class ParsedSentence:
+    """A sentence with its trees.
+
+    Attributes:
+        words: the n words.
+        hypotheses: the trees, best first; none if the search found no complete tree.
+        word_log_probs: log p(word | words before) of each word in nats, trees summed out; None if unknown.
+    """
+
+    words: tuple[str, ...]
+    hypotheses: tuple[Hypothesis, ...] = ()
+    word_log_probs: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.word_log_probs is not None and len(self.word_log_probs) != len(self.words):
+            raise ValueError(f"{len(self.word_log_probs)} log-probabilities for {len(self.words)} words: give one each")
+        for rank, tree in enumerate(self.hypotheses):
+            if tree.labels is not None and len(tree.labels) != len(tree.spans):
+                raise ValueError(f"tree {rank} has {len(tree.spans)} spans and {len(tree.labels)} labels: one each")
+            has_labels = tree.labels is not None
+            min_width = 1 if has_labels else 2
+            validate_spans(tree.spans, len(self.words), min_width=min_width, allow_duplicates=has_labels)
+
+    @classmethod
+    def from_output(cls, output: Any, words: Sequence[str], sentence: int = 0) -> "ParsedSentence":
+        """Read one sentence of what `model.parse` returns.
+
+        Args:
+            output: a `ParseOutput`.
+            words: the words of the sentence: one per word if `word_ends` were given to `parse`, else one per token.
+            sentence: row of the batch.
+
+        Returns:
+            The sentence, spans and log-probabilities counted in words.
+
+        Raises:
+            ValueError: there is no such row, the number of words does not fit, or a span cuts a word.
+        """
+        if not 0 <= sentence < len(output.spans):
+            raise ValueError(f"there is no sentence {sentence}: the output has {len(output.spans)}")
+        offset, length = output.offsets[sentence], output.lengths[sentence]
+        ends = None if output.word_ends is None else list(output.word_ends[sentence])
+        if ends is None or len(words) != len(ends):
+            if len(words) != length:
+                expected = f"{length} tokens" + (f" or {len(ends)} words" if ends is not None else "")
+                raise ValueError(
+                    f"sentence {sentence} has {expected}, but {len(words)} words were given: one per token"
+                )
+            ends = list(range(offset + 1, offset + length + 1))
+        trees = []
+        for rank, spans in enumerate(output.spans[sentence]):
+            labels = None if output.labels is None else tuple(output.labels[sentence][rank])
+            log_prob = None if output.log_probs is None else float(output.log_probs[sentence, rank])
+            trees.append(Hypothesis(_spans_over_words(spans, labels, ends, offset), labels, log_prob))
+        log_probs = None
+        if output.token_log_probs is not None:
+            row = output.token_log_probs[sentence].double().cpu().tolist()
+            log_probs = tuple(math.fsum(row[i:j]) for i, j in zip([offset, *ends], ends, strict=False))
+        return cls(tuple(words), tuple(trees), log_probs)
+
+    def brackets(self, hypothesis: int = 0) -> str:
+        """One tree as brackets.
+
+        Args:
+            hypothesis: rank of the tree.
+
+        Returns:
+            For example `((fruit flies) (like (a banana)))`, or with labels `(S (NP the cat) (VP sleeps))`.
+
+        Raises:
+            ValueError: there is no such tree.
+        """
+        tree = self.tree(hypothesis)
+        if tree.labels is None:
+            return tree_to_brackets(spans_to_tree(tree.spans, len(self.words)), self.words)
+        labeled = [(label, i, j) for label, (i, j) in zip(tree.labels, tree.spans, strict=True)]
+        return labeled_spans_to_brackets(labeled, self.words)
+
+    def tree(self, hypothesis: int = 0) -> Hypothesis:
+        """The tree of a rank.
+
+        Args:
+            hypothesis: the rank, 0 = best.
+
+        Returns:
+            The tree.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if not 0 <= hypothesis < len(self.hypotheses):
+            raise ValueError(
+                f"there is no tree {hypothesis} of {' '.join(self.words)!r}: the parser gave {len(self.hypotheses)}; "
+                "a wider beam may find more"
+            )
+        return self.hypotheses[hypothesis]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The sentence as plain data for JSON; the brackets are there for the reader."""
+        trees = [
+            {
+                "brackets": self.brackets(rank),
+                "spans": [list(span) for span in tree.spans],
+                "labels": None if tree.labels is None else list(tree.labels),
+                "log_prob": tree.log_prob,
+            }
+            for rank, tree in enumerate(self.hypotheses)
+        ]
+        log_probs = None if self.word_log_probs is None else list(self.word_log_probs)
+        return {"words": list(self.words), "word_log_probs": log_probs, "trees": trees}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "ParsedSentence":
+        """Inverse of `to_dict`.
+
+        Args:
+            values: with `words`, and perhaps `trees` and `word_log_probs`.
+
+        Returns:
+            The sentence.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        try:
+            trees = tuple(
+                Hypothesis(
+                    tuple((int(i), int(j)) for i, j in tree["spans"]),
+                    None if tree.get("labels") is None else tuple(map(str, tree["labels"])),
+                    tree.get("log_prob"),
+                )
+                for tree in values.get("trees", ())
+            )
+            log_probs = values.get("word_log_probs")
+            return cls(tuple(values["words"]), trees, None if log_probs is None else tuple(log_probs))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"this is no parsed sentence ({error!r}): give words and trees with spans") from error
+
+
+def _spans_over_words(
+    spans: Sequence[Span], labels: Sequence[str] | None, word_ends: Sequence[int], offset: int
+) -> tuple[Span, ...]:
+    """Spans over words from spans over the token positions of a row; without labels spans inside a word vanish."""
+    if labels is not None:
+        return tuple(word_brackets(spans, labels, word_ends, offset))
+    last = {end - offset - 1 for end in word_ends}
+    shifted = [(i - offset, j - offset) for i, j in spans]
+    return tuple(fold_tokens(shifted, [position in last for position in range(word_ends[-1] - offset)]))
+
+
+def word_brackets(
+    spans: Sequence[Span], labels: Sequence[str], word_ends: Sequence[int], offset: int = 0
+) -> list[Span]:
+    """Turn spans over word pieces into spans over words.
+
+    Args:
+        spans: half-open token spans of one tree, as in `ParseOutput.spans[sentence][hypothesis]`.
+        labels: one label per span.
+        word_ends: the end (exclusive token position) of each word, as in `ParseOutput.word_ends[sentence]`.
+        offset: token position at which the first word begins, as in `ParseOutput.offsets[sentence]`.
+
+    Returns:
+        The spans in words, aligned with `labels`; a constituent over one word keeps its width of 1.
+
+    Raises:
+        ValueError: a span begins or ends inside a word, or labels and spans do not fit.
+    """
+    if len(labels) != len(spans):
+        raise ValueError(f"there are {len(spans)} spans and {len(labels)} labels: give one label per span")
+    boundary = {position: word for word, position in enumerate((offset, *word_ends))}
+    for label, (i, j) in zip(labels, spans, strict=True):
+        if i not in boundary or j not in boundary:
+            raise ValueError(f"{label} ({i}, {j}) begins or ends inside a word: words end at {list(word_ends)}")
+    return [(boundary[i], boundary[j]) for i, j in spans]
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+def read_parses(path: PathLike, style: TreeStyle = "unlabeled") -> list[ParsedSentence]:
+    """Read a file of parses, one sentence per line; a blank line is a sentence without a parse (and without words).
+
+    A line is an object in JSON (`ParsedSentence.to_dict`) or a bracketed tree. What the names in a tree are cannot be
+    seen from the tree: `((the cat) (sat down))` may be two constituents or two words with their tags.
+
+    Args:
+        path: the file.
+        style: of bracketed trees: "unlabeled", `((the cat) sleeps)`; "labeled", `(S (NP the cat) (VP sleeps))`;
+            "treebank", the format of the Penn Treebank, `(S (NP (DT the) (NN cat)) (VP (VBZ sleeps)))`.
+
+    Returns:
+        The sentences, as many as there are lines; -LRB- and -RRB- are parentheses again.
+
+    Raises:
+        ValueError: a line is something else; the message names file and line. Or another style.
+    """
+    if style not in get_args(TreeStyle):
+        raise ValueError(f"style is {style!r}: choose one of {', '.join(get_args(TreeStyle))}")
+    sentences = []
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            sentences.append(_read_parse(line.strip(), style))
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: {error}") from error
+    return sentences
+
+
+def _read_parse(line: str, style: TreeStyle) -> ParsedSentence:
+    if not line:
+        return ParsedSentence(())
+    if line.startswith('{"'):
+        return ParsedSentence.from_dict(json.loads(line))
+    if style == "unlabeled":
+        tree, words = brackets_to_tree(line)
+        return ParsedSentence(tuple(words), (Hypothesis(tuple(tree_to_spans(tree))),))
+    if style == "labeled":
+        labeled, words = brackets_to_labeled_spans(line)
+    else:
+        trees = list(parse_treebank([line]))
+        if len(trees) != 1:
+            raise ValueError(f"the line holds {len(trees)} trees: write one per line")
+        labeled, words = list(trees[0].labeled_spans), [unescape_word(word) for word in trees[0].words]
+    spans, labels = tuple((i, j) for _, i, j in labeled), tuple(label for label, _, _ in labeled)
+    return ParsedSentence(tuple(words), (Hypothesis(spans, labels),))

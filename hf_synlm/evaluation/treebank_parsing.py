@@ -1,0 +1,267 @@
+"""Parsing a treebank with a model and scoring the trees, next to the trees that need no model.
+
+Words of the treebank are encoded with their word boundaries, so that word pieces stay together; trees over tokens are
+folded back to words before they are scored.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_synlm.data.collate import collate_contexts, encode_words
+from hf_synlm.data.parsed import ParsedSentence
+from hf_synlm.data.treebank import TreebankSentence, read_treebank
+from hf_synlm.evaluation.parsing import ParsingScores, branching_baselines, keep_words, unlabeled_f1
+from hf_synlm.evaluation.parsing_conventions import ParsingConvention, Punctuation
+from hf_synlm.trees import Span, escape_word
+
+PUNCTUATION = {
+    "remove": "punctuation removed before parsing",
+    "ignore": "parsed with punctuation, scored without",
+    "keep": "punctuation kept and scored",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Treebank:
+    """Sentences with gold trees, ready to be parsed and scored.
+
+    Attributes:
+        sentences: the words that are parsed, with their gold trees.
+        keep: per sentence and word, whether it counts in the score; `None`: all do.
+        convention: one line that says what is done with punctuation.
+    """
+
+    sentences: list[TreebankSentence]
+    keep: list[list[bool]] | None
+    convention: str
+
+    @cached_property
+    def words(self) -> list[list[str]]:
+        """Per sentence its words."""
+        return [list(sentence.words) for sentence in self.sentences]
+
+    @cached_property
+    def spans(self) -> list[list[Span]]:
+        """Per sentence the gold spans of two or more words."""
+        return [sentence.spans for sentence in self.sentences]
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Number of words of each sentence."""
+        return [len(sentence.words) for sentence in self.sentences]
+
+    def select(self, chosen: Iterable[int]) -> "Treebank":
+        """A part of the treebank.
+
+        Args:
+            chosen: numbers of sentences.
+
+        Returns:
+            A treebank of these, in this order.
+        """
+        chosen = list(chosen)
+        keep = None if self.keep is None else [self.keep[k] for k in chosen]
+        return Treebank([self.sentences[k] for k in chosen], keep, self.convention)
+
+    def scored(self) -> list[TreebankSentence]:
+        """The gold sentences as they are scored: without the words that do not count."""
+        if self.keep is None:
+            return self.sentences
+        return [sentence.select_words(keep) for sentence, keep in zip(self.sentences, self.keep, strict=True)]
+
+
+def load_treebank(
+    path: str | Path,
+    punctuation: str = "remove",
+    max_sentences: int | None = None,
+    split_leaves: bool = False,
+    punctuation_by: Punctuation = "tag",
+) -> Treebank:
+    """Read a treebank file for evaluation; see `make_treebank` and `read_treebank`."""
+    return make_treebank(read_treebank(path, split_leaves=split_leaves), punctuation, max_sentences, punctuation_by)
+
+
+def make_treebank(
+    trees: Iterable[TreebankSentence],
+    punctuation: str = "remove",
+    max_sentences: int | None = None,
+    punctuation_by: Punctuation = "tag",
+) -> Treebank:
+    """Prepare gold trees for evaluation; sentences of nothing but punctuation are left out.
+
+    Args:
+        trees: the sentences.
+        punctuation: "remove" deletes punctuation before parsing (Kim et al. 2019), "ignore" parses it but deletes it
+            from both trees before scoring, "keep" treats it as words.
+        max_sentences: read only so many of the first sentences.
+        punctuation_by: what tells punctuation, "tag" or "form"; see `keep_words`.
+
+    Returns:
+        The treebank.
+
+    Raises:
+        ValueError: for another value of `punctuation` or `punctuation_by`.
+    """
+    if punctuation not in PUNCTUATION:
+        raise ValueError(f"punctuation {punctuation!r} is unknown. Choose one of {sorted(PUNCTUATION)}.")
+    sentences: list[TreebankSentence] = []
+    keep: list[list[bool]] = []
+    for sentence in trees:
+        kept = keep_words(sentence.words, sentence.tags, punctuation_by)
+        if any(kept):
+            sentences.append(sentence if punctuation != "remove" else sentence.select_words(kept))
+            keep.append(kept)
+        if max_sentences is not None and len(sentences) == max_sentences:
+            break
+    told = "" if punctuation == "keep" or punctuation_by == "tag" else f" (told by {punctuation_by})"
+    return Treebank(sentences, keep if punctuation == "ignore" else None, PUNCTUATION[punctuation] + told)
+
+
+@torch.no_grad()
+def parse_sentences(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Sequence[Sequence[str]],
+    *,
+    batch_size: int = 32,
+    **options: Any,
+) -> list[ParsedSentence]:
+    """Parse sentences given as words.
+
+    Args:
+        model: a model with `parse`.
+        tokenizer: its tokenizer.
+        sentences: per sentence its words, at least one.
+        batch_size: sentences per call; they are sorted by length.
+        **options: for `model.parse`, such as `method="inside"`, `num_beams=20` or `num_return_sequences=5`.
+
+    Returns:
+        The sentences with their trees and the log-probabilities of their words.
+
+    Raises:
+        ValueError: the model cannot parse, or a word is empty, has white space, no token, or shares one.
+    """
+    if not hasattr(model, "parse"):
+        raise ValueError(f"{type(model).__name__} has no parse(): use a syntactic language model of hf_synlm")
+    training = model.training
+    model.eval()
+    encoded = [encode_words(tokenizer, words) for words in sentences]
+    order = sorted(range(len(encoded)), key=lambda index: len(encoded[index][0]))
+    parsed: dict[int, ParsedSentence] = {}
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
+        batch = collate_contexts(
+            [{"input_ids": encoded[row][0], "word_ends": encoded[row][1]} for row in rows], tokenizer.pad_token_id
+        )
+        inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask", "word_ends")}
+        output = model.parse(**inputs, **options)
+        for place, row in enumerate(rows):
+            parsed[row] = ParsedSentence.from_output(output, sentences[row], place)
+    model.train(training)
+    return [parsed[row] for row in range(len(encoded))]
+
+
+def parse_words(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Sequence[Sequence[str]],
+    *,
+    batch_size: int = 32,
+    **options: Any,
+) -> list[list[Span]]:
+    """The best trees of sentences given as words, without labels.
+
+    Args:
+        model: as in `parse_sentences`.
+        tokenizer: as in `parse_sentences`.
+        sentences: as in `parse_sentences`.
+        batch_size: as in `parse_sentences`.
+        **options: as in `parse_sentences`.
+
+    Returns:
+        Per sentence the spans of its best tree over words, in post-order; none if no tree was found.
+    """
+    return best_trees(parse_sentences(model, tokenizer, sentences, batch_size=batch_size, **options))
+
+
+def best_trees(parsed: Sequence[ParsedSentence]) -> list[list[Span]]:
+    """Spans of two or more words of the best tree of each sentence; none where there is no tree."""
+    return [sentence.hypotheses[0].unlabeled_spans if sentence.hypotheses else [] for sentence in parsed]
+
+
+def match_treebank(parsed: Sequence[ParsedSentence], treebank: Treebank, where: str = "the trees") -> None:
+    """Check that trees are over the words of a treebank, sentence by sentence.
+
+    Args:
+        parsed: the trees; one without words stands for a sentence that got no tree.
+        treebank: the gold trees.
+        where: the file of the trees, for messages.
+
+    Raises:
+        ValueError: another number of sentences, or other words; it names the first difference. Case, and parentheses
+            written -LRB- and -RRB-, make no difference.
+    """
+    if len(parsed) != len(treebank.sentences):
+        raise ValueError(
+            f"{where}: {len(parsed)} sentences, but the treebank has {len(treebank.sentences)} "
+            f"({treebank.convention}): give one line per sentence, a blank one where there is no tree"
+        )
+    for number, (sentence, gold) in enumerate(zip(parsed, treebank.sentences, strict=True), start=1):
+        if not sentence.words:
+            continue
+        own, other = (tuple(escape_word(word).lower() for word in side.words) for side in (sentence, gold))
+        if own == other:
+            continue
+        place = next((k for k, pair in enumerate(zip(own, other, strict=False)) if pair[0] != pair[1]), None)
+        if place is None:
+            difference = f"it has {len(own)} words, the gold tree {len(other)}"
+        else:
+            difference = f"word {place + 1} is {sentence.words[place]!r}, in the gold tree {gold.words[place]!r}"
+        raise ValueError(
+            f"{where}: sentence {number} is not that of {gold.source}: {difference} ({treebank.convention}); "
+            "score trees over the same words, and check the style of the brackets and what is done with punctuation"
+        )
+
+
+def score_trees(
+    trees: Sequence[Sequence[Span]],
+    treebank: Treebank,
+    convention: str | ParsingConvention = "gpst",
+    **changes: Any,
+) -> ParsingScores:
+    """Unlabeled F1 of trees over the words of a treebank; arguments as in `unlabeled_f1`."""
+    return unlabeled_f1(trees, treebank.spans, treebank.lengths, convention, keep=treebank.keep, **changes)
+
+
+def score_baselines(
+    treebank: Treebank, convention: str | ParsingConvention = "gpst", **changes: Any
+) -> dict[str, ParsingScores]:
+    """The same for left, right, balanced and random trees, and for the binarized gold trees."""
+    return branching_baselines(treebank.spans, treebank.lengths, convention, keep=treebank.keep, **changes)
+
+
+def score_table(scores: dict[str, ParsingScores], treebank: Treebank) -> str:
+    """Table of scores for a terminal: the four common numbers, and the convention named in its last line."""
+    width = max(map(len, scores))
+    names = ("sentence_drop", "corpus_drop", "sentence_count", "corpus_count")
+    lines = [
+        f"{'':<{width + 2}}{'without sentence span':>24}{'with sentence span':>24}",
+        f"{'unlabeled F1 (%)':<{width + 2}}" + f"{'sentence':>14}{'corpus':>10}" * 2,
+    ]
+    for name, score in scores.items():
+        cells = (f"{100 * score.variants[key]:>{10 + 4 * key.startswith('sentence')}.2f}" for key in names)
+        lines.append(f"  {name:<{width}}" + "".join(cells))
+    first = next(iter(scores.values()))
+    lines.append(f"  {first.num_sentences} sentences; {treebank.convention}; convention {first.convention}")
+    return "\n".join(lines)
+
+
+def score_numbers(scores: dict[str, ParsingScores]) -> dict[str, dict[str, float]]:
+    """Scores in percent, for JSON."""
+    return {name: score.numbers() for name, score in scores.items()}
