@@ -62,9 +62,11 @@ def test_python_blocks_run(demo_folder: Path, monkeypatch: pytest.MonkeyPatch, c
 
 
 def test_drawing_is_what_the_code_prints():
-    from hf_synlm.trees import brackets_to_tree, draw_tree
+    from hf_synlm.trees import brackets_to_tree, tree_to_spans
+    from hf_synlm.viz import tree_to_text
 
-    drawing = draw_tree(*brackets_to_tree("((fruit flies) (like (a banana)))"))
+    tree, words = brackets_to_tree("((fruit flies) (like (a banana)))")
+    drawing = tree_to_text(words, tree_to_spans(tree))
     shown = "\n".join(block["code"] for block in blocks("text"))
     assert all(line.strip() in shown for line in drawing.splitlines())
 

@@ -11,7 +11,6 @@ from hf_synlm.trees import (
     binarize,
     brackets_to_labeled_spans,
     brackets_to_tree,
-    draw_tree,
     fold_tokens,
     labeled_spans_to_brackets,
     left_branching,
@@ -82,7 +81,6 @@ def test_round_trip_of_random_trees(tree, data):
     nested = spans_to_tree(shuffled, num_tokens)
     assert tree_to_spans(nested) == spans
     assert brackets_to_tree(tree_to_brackets(nested, words)) == (nested, words)
-    assert [line.rsplit("─ ", 1)[1] for line in draw_tree(nested, words).split("\n")] == words
 
 
 @given(trees())
@@ -118,13 +116,6 @@ def test_parentheses_inside_words_are_escaped():
     text = tree_to_brackets((0, (1, 2)), ["(", ":)", "x"])
     assert text == "(-LRB- (:-RRB- x))"
     assert brackets_to_tree(text) == ((0, (1, 2)), ["(", ":)", "x"])
-
-
-def test_drawing():
-    tree, words = FLIES
-    assert draw_tree(tree, words) == ("─┬─┬─ fruit\n │ └─ flies\n └─┬─ like\n   └─┬─ a\n     └─ banana")
-    assert draw_tree((0, (1, 2), 3), list("abcd")) == "─┬─ a\n ├─┬─ b\n │ └─ c\n └─ d"
-    assert draw_tree(0, ["hello"]) == "─ hello"
 
 
 def test_baselines():
@@ -164,7 +155,6 @@ def test_deep_trees_do_not_reach_the_recursion_limit():
         assert read == words
         assert tree_to_spans(again) == spans
         assert tree_to_spans(binarize(tree, "left")) == spans
-        assert draw_tree(tree, words).count("\n") == DEEP - 1
     flat = spans_to_tree([(0, DEEP)], DEEP)
     assert tree_to_spans(binarize(flat)) == right_branching(DEEP)
     assert tree_to_spans(binarize(flat, "left")) == left_branching(DEEP)
@@ -228,9 +218,8 @@ def test_wrong_trees_are_named(tree, message):
     [(["a"], "1 words for a tree of 2 leaves"), (["a", ""], "word 1 is ''"), (["a b", "c"], "word 0 is 'a b'")],
 )
 def test_wrong_words_are_named(words, message):
-    for write in (tree_to_brackets, draw_tree):
-        with pytest.raises(ValueError, match=message):
-            write((0, 1), words)
+    with pytest.raises(ValueError, match=message):
+        tree_to_brackets((0, 1), words)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ from hf_synlm.evaluation.treebank_parsing import (
     score_table,
     score_trees,
 )
-from hf_synlm.trees import Span, draw_tree, fold_tokens, labeled_spans_to_brackets, spans_to_tree
+from hf_synlm.trees import Span, fold_tokens
+from hf_synlm.viz import tree_to_text
 
 
 @dataclass
@@ -109,19 +110,9 @@ def report_saved_model(
         print(score_table(scores[name], treebank))
     generated = answer["generated"]
     print(f"generated: {generated['text']}")
-    print(_tree_text(generated["tokens"], generated["spans"], generated["labels"]))
+    print(tree_to_text(generated["tokens"], generated["spans"], generated["labels"]))
     conventions = {name: next(iter(table.values())).convention for name, table in scores.items()}
     return FinalReport(scores, conventions, generated["text"])
-
-
-def _tree_text(tokens: Sequence[str], spans: Sequence[Sequence[int]], labels: Sequence[str] | None) -> str:
-    """A tree for the terminal; with brackets and labels, if it has some and is complete."""
-    whole = (0, len(tokens))
-    if labels and whole in [tuple(span) for span in spans]:
-        return labeled_spans_to_brackets([(label, i, j) for label, (i, j) in zip(labels, spans, strict=True)], tokens)
-    # A sentence that was cut off has no constituent over all of it yet.
-    distinct = dict.fromkeys([*distinct_spans(spans), whole] if len(tokens) > 1 else [])
-    return draw_tree(spans_to_tree(list(distinct), len(tokens)), tokens)
 
 
 def distinct_spans(spans: Sequence[Sequence[int]]) -> list[Span]:

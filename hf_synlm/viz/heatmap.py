@@ -1,0 +1,230 @@
+"""Heat maps as SVG: chart scores (GPST), syntactic distances (ON-LSTM, PRPN), attention to spans (PaLM).
+
+Values come as tensors, arrays or nested lists. The color goes from none at the smallest value to full at the largest;
+both are named below the picture, and every cell tells its value when pointed at.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from hf_synlm.trees import Span
+from hf_synlm.viz.svg import FONT_SIZE, SMALL, escape_xml, svg_element, text_element, text_width
+
+_CELL = 24
+_COLOR = "#4c78a8"
+
+
+def heatmap_to_svg(
+    values: Any,
+    row_names: Sequence[str],
+    column_names: Sequence[str],
+    *,
+    title: str,
+    digits: int = 3,
+) -> str:
+    """Draw a table of numbers as colors.
+
+    Args:
+        values: [rows, columns]; None, NaN and infinite values leave their cell empty.
+        row_names: shown to the left.
+        column_names: shown above, slanted.
+        title: shown below.
+        digits: after the point, of the values that are named.
+
+    Returns:
+        One `<svg>` element.
+
+    Raises:
+        ValueError: the names do not fit the values, or no value is finite.
+
+    Cost: O(number of values).
+    """
+    rows = _to_lists(values)
+    if len(rows) != len(row_names) or any(len(row) != len(column_names) for row in rows):
+        shape = f"{len(rows)} rows of {sorted({len(row) for row in rows})} values"
+        raise ValueError(f"{shape} have {len(row_names)} row and {len(column_names)} column names: give one each")
+    left = max((text_width(name, SMALL) for name in row_names), default=0.0) + 8
+    above = 0.75 * max((text_width(name, SMALL) for name in column_names), default=0.0) + SMALL
+    parts = []
+    for number, name in enumerate(column_names):
+        x = left + (number + 0.5) * _CELL
+        turn = f"rotate(-45 {x:.1f} {above - 4:.1f})"
+        parts.append(_name(name, x, above - 4, "start", transform=turn))
+    for number, name in enumerate(row_names):
+        parts.append(_name(name, left - 6, above + (number + 0.65) * _CELL, "end"))
+    cells = {
+        (left + k * _CELL, above + r * _CELL): (value, f"{row_names[r]} / {column_names[k]}")
+        for r, row in enumerate(rows)
+        for k, value in enumerate(row)
+    }
+    body, legend = _cells(cells, digits)
+    bottom = above + _CELL * len(rows)
+    caption = f"{title} ({legend})"
+    slanted = text_width(column_names[-1], SMALL) if column_names else 0.0
+    width = max(left + _CELL * len(column_names) + 0.75 * slanted, text_width(caption, SMALL))
+    parts += [body, _name(caption, 0, bottom + SMALL + 6, "start")]
+    return svg_element(parts, width + 20, bottom + 2 * SMALL + 10, title)
+
+
+def _to_lists(values: Any) -> list[list[float | None]]:
+    nested = values.tolist() if hasattr(values, "tolist") else values
+    return [list(row.tolist() if hasattr(row, "tolist") else row) for row in nested]
+
+
+def _name(text: str, x: float, y: float, anchor: str, **attributes: object) -> str:
+    return text_element(text, x, y, font_size=SMALL, **attributes).replace('"middle"', f'"{anchor}"', 1)
+
+
+def _cells(cells: Mapping[tuple[float, float], tuple[float | None, str]], digits: int) -> tuple[str, str]:
+    """The colored squares, and a legend that names the range."""
+    finite = [value for value, _ in cells.values() if value is not None and math.isfinite(value)]
+    if not finite:
+        raise ValueError("no value is finite: there is nothing to draw")
+    low, high = min(finite), max(finite)
+    parts = []
+    for (x, y), (value, name) in cells.items():
+        if value is None or not math.isfinite(value):
+            continue
+        share = (value - low) / (high - low) if high > low else 1.0
+        parts.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{_CELL}" height="{_CELL}" fill="{_COLOR}" '
+            f'fill-opacity="{share:.3f}" stroke="currentColor" stroke-opacity="0.2">'
+            f"<title>{escape_xml(f'{name}: {value:.{digits}f}')}</title></rect>"
+        )
+    return "\n".join(parts), f"{low:.{digits}f} to {high:.{digits}f}"
+
+
+# --------------------------------------------------------------------------------------------- what the models compute
+def distances_to_svg(distances: Any, words: Sequence[str], *, sentence: int = 0, title: str | None = None) -> str:
+    """Syntactic distances of ON-LSTM or PRPN: a row per layer; a value belongs to the gap before its token.
+
+    Args:
+        distances: [L, B, T] as in the output of `forward` (`distances`, `syd_distances`), or [L, T].
+        words: one string per token of the row.
+        sentence: row of the batch.
+        title: of the picture.
+
+    Returns:
+        One `<svg>` element; NaN values (no gold distance) leave their cell empty.
+
+    Raises:
+        ValueError: the shape does not fit the words.
+    """
+    layers = [row.tolist() if hasattr(row, "tolist") else list(row) for row in distances]
+    if layers and layers[0] and isinstance(layers[0][0], (list, tuple)):
+        if not 0 <= sentence < len(layers[0]):
+            raise ValueError(f"there is no sentence {sentence}: the distances have {len(layers[0])}")
+        layers = [list(rows[sentence]) for rows in layers]
+    names = [f"layer {number}" for number in range(1, len(layers) + 1)]
+    return heatmap_to_svg(layers, names, words, title=title or "syntactic distance before each token")
+
+
+def span_attention_to_svg(
+    span_scores: Any, words: Sequence[str], *, sentence: int = 0, title: str | None = None
+) -> str:
+    """Attention of PaLM: after reading the token of a row, the weight of the span that begins at the token of a column.
+
+    All spans end right before the token of the row. Weights are the softmax over all K of them; those that would begin
+    before the sentence have their share, but no cell.
+
+    Args:
+        span_scores: [B, T, K] as in the output of `forward`, or [T, K]; slot 0 is the longest span, of K tokens.
+        words: one string per token of the row.
+        sentence: row of the batch.
+        title: of the picture.
+
+    Returns:
+        One `<svg>` element.
+
+    Raises:
+        ValueError: the shape does not fit the words.
+    """
+    rows = span_scores.tolist() if hasattr(span_scores, "tolist") else [list(row) for row in span_scores]
+    if rows and rows[0] and isinstance(rows[0][0], (list, tuple)):
+        if not 0 <= sentence < len(rows):
+            raise ValueError(f"there is no sentence {sentence}: the scores have {len(rows)}")
+        rows = rows[sentence]
+    if len(rows) != len(words):
+        raise ValueError(f"scores of {len(rows)} tokens for {len(words)} words: give one per token")
+    table: list[list[float | None]] = []
+    for end, scores in enumerate(rows):
+        largest = max(scores)
+        weights = [math.exp(score - largest) for score in scores]
+        total = math.fsum(weights)
+        line: list[float | None] = [None] * len(words)
+        for slot, weight in enumerate(weights):
+            start = end - len(weights) + slot
+            if start >= 0:
+                line[start] = weight / total
+        table.append(line)
+    if len(words) == 1:
+        raise ValueError("one token has no span before it: there is nothing to draw")
+    return heatmap_to_svg(table, words, words, title=title or "attention to the span from column to row")
+
+
+def chart_scores(chart: Mapping[str, Any], context: int = 0, value: str = "score") -> dict[Span, float]:
+    """Numbers of the cells of GPST's chart by span.
+
+    Args:
+        chart: `model(..., output_chart=True).chart`.
+        context: row of the batch.
+        value: which numbers: "score" (expected split score) or "height".
+
+    Returns:
+        By half-open span over context positions; cells of one token are left out.
+
+    Raises:
+        ValueError: another name of numbers.
+    """
+    if value not in ("score", "height"):
+        raise ValueError(f"value is {value!r}: choose 'score' or 'height'")
+    columns = [chart[name].tolist() for name in ("context", "start", "end", value)]
+    return {(i, j): number for row, i, j, number in zip(*columns, strict=True) if row == context and j - i > 1}
+
+
+def chart_to_svg(
+    scores: Mapping[Span, float],
+    words: Sequence[str],
+    *,
+    spans: Collection[Span] = (),
+    title: str = "score of each constituent",
+) -> str:
+    """A chart above its words: the cell of a span is above the middle of its words, wide spans on top.
+
+    Args:
+        scores: by half-open span, such as `chart_scores` gives them; a pruned chart has not all spans.
+        words: the n words.
+        spans: constituents of a tree, drawn with a thick frame.
+        title: of the picture.
+
+    Returns:
+        One `<svg>` element.
+
+    Raises:
+        ValueError: a span outside the words, or no finite score.
+
+    Cost: O(number of cells).
+    """
+    for i, j in [*scores, *spans]:
+        if not 0 <= i < j <= len(words):
+            raise ValueError(f"span ({i}, {j}) does not fit into {len(words)} words: scores are of other tokens")
+    step = max(_CELL, max(text_width(word, SMALL) for word in words) + 6)
+    widest = max((j - i for i, j in scores), default=1)
+
+    def corner(span: Span) -> tuple[float, float]:
+        return step * sum(span) / 2 - _CELL / 2, _CELL * (widest - span[1] + span[0]) + 4
+
+    cells = {corner(span): (value, " ".join(words[slice(*span)])) for span, value in scores.items()}
+    body, legend = _cells(cells, 3)
+    frames = [
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{_CELL}" height="{_CELL}" fill="none" stroke="currentColor" '
+        'stroke-width="2"/>'
+        for x, y in map(corner, (span for span in spans if span in scores))
+    ]
+    base = _CELL * widest + FONT_SIZE
+    names = [text_element(word, step * (k + 0.5), base, font_size=SMALL) for k, word in enumerate(words)]
+    caption = f"{title} ({legend})"
+    width = max(step * len(words), text_width(caption, SMALL))
+    parts = [body, *frames, *names, _name(caption, 0, base + 2 * SMALL, "start")]
+    return svg_element(parts, width + 20, base + 3 * SMALL, title)

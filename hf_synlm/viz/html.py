@@ -1,0 +1,120 @@
+"""One sentence as HTML: its trees, their probabilities in the beam, surprisals of its words. No script, no network.
+
+The markup is also well-formed XML, so that it can be checked and embedded anywhere.
+"""
+
+import math
+from collections.abc import Mapping
+
+from hf_synlm.data.parsed import Hypothesis, ParsedSentence
+from hf_synlm.viz.svg import escape_xml, tree_to_svg
+
+_STYLE = """
+.synlm { font-family: 'DejaVu Sans', 'Noto Sans', Arial, sans-serif; line-height: 1.4 }
+.synlm .tree { overflow-x: auto }
+.synlm table { border-collapse: collapse; margin: 0.8em 0 }
+.synlm th, .synlm td { padding: 0.15em 0.8em; text-align: left; border-bottom: 1px solid #8884 }
+.synlm td.number { text-align: right; font-variant-numeric: tabular-nums }
+.synlm summary { cursor: pointer }
+.synlm code { overflow-wrap: anywhere }
+"""
+_PAGE = "body { margin: 1.5em auto; max-width: 72em; padding: 0 1em; color-scheme: light dark }"
+
+
+def surprisals_in_bits(sentence: ParsedSentence) -> list[float] | None:
+    """Surprisal of each word: - log2 p(word | words before); None if the sentence has no log-probabilities."""
+    if sentence.word_log_probs is None:
+        return None
+    return [-value / math.log(2) for value in sentence.word_log_probs]
+
+
+def posteriors(sentence: ParsedSentence) -> list[float] | None:
+    """Probability of each tree given the words and that it is one of those listed; None without log-probabilities."""
+    log_probs = [tree.log_prob for tree in sentence.hypotheses]
+    known = [value for value in log_probs if value is not None and value > -math.inf]
+    if len(known) != len(log_probs) or not known:
+        return None
+    weights = [math.exp(value - max(known)) for value in known]
+    return [weight / math.fsum(weights) for weight in weights]
+
+
+def sentence_to_html(sentence: ParsedSentence, pictures: Mapping[str, str] | None = None) -> str:
+    """A sentence as a piece of HTML: a `<div>` with its own style.
+
+    Args:
+        sentence: with its trees, best first.
+        pictures: further SVG elements by title, such as heat maps; they are put in as they are.
+
+    Returns:
+        The element.
+
+    Raises:
+        ValueError: trees that do not fit the words.
+    """
+    bits = surprisals_in_bits(sentence)
+    parts = [f"<style>{_STYLE}</style>", f'<h2 dir="auto">{escape_xml(" ".join(sentence.words))}</h2>']
+    if bits is not None:
+        parts.append(f"<p>{len(bits)} words, surprisal {math.fsum(bits):.2f} bits in all</p>")
+    if not sentence.hypotheses:
+        parts.append("<p>The search found no complete tree; a wider beam may.</p>")
+        if sentence.words:
+            parts.append(_tree(sentence, Hypothesis(()), bits))
+    elif len(sentence.hypotheses) > 1 or sentence.hypotheses[0].log_prob is not None:
+        parts.append(_table(sentence))
+    for rank, tree in enumerate(sentence.hypotheses):
+        opened = ' open="open"' if rank == 0 else ""
+        summary = f"<summary>tree {rank + 1}{_log_prob(tree)}</summary>"
+        parts.append(f"<details{opened}>{summary}{_tree(sentence, tree, bits)}</details>")
+    for title, picture in (pictures or {}).items():
+        parts.append(f'<h3>{escape_xml(title)}</h3>\n<div class="tree">{picture}</div>')
+    body = "\n".join(parts)
+    return f'<div class="synlm">\n{body}\n</div>'
+
+
+def sentence_to_page(
+    sentence: ParsedSentence, *, title: str | None = None, pictures: Mapping[str, str] | None = None
+) -> str:
+    """A sentence as an HTML document of its own, which needs no other file.
+
+    Args:
+        sentence: with its trees, best first.
+        title: of the document; by default the words.
+        pictures: as in `sentence_to_html`.
+
+    Returns:
+        The document.
+
+    Raises:
+        ValueError: trees that do not fit the words.
+    """
+    name = escape_xml(title or " ".join(sentence.words))
+    return (
+        '<!DOCTYPE html>\n<html xmlns="http://www.w3.org/1999/xhtml">\n<head>\n<meta charset="utf-8"/>\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
+        f"<title>{name}</title>\n<style>{_PAGE}</style>\n</head>\n<body>\n"
+        f"{sentence_to_html(sentence, pictures)}\n</body>\n</html>\n"
+    )
+
+
+def _log_prob(tree: Hypothesis) -> str:
+    return "" if tree.log_prob is None else f", log-probability {tree.log_prob:.3f} nats"
+
+
+def _tree(sentence: ParsedSentence, tree: Hypothesis, bits: list[float] | None) -> str:
+    picture = tree_to_svg(sentence.words, tree.spans, tree.labels, surprisals=bits)
+    return f'\n<div class="tree">{picture}</div>\n'
+
+
+def _table(sentence: ParsedSentence) -> str:
+    shares = posteriors(sentence)
+    head = "<tr><th>tree</th><th>log-probability (nats)</th><th>share of these trees</th><th>brackets</th></tr>"
+    rows = []
+    for rank, tree in enumerate(sentence.hypotheses):
+        log_prob = "" if tree.log_prob is None else f"{tree.log_prob:.3f}"
+        share = "" if shares is None else f"{100 * shares[rank]:.1f} %"
+        rows.append(
+            f'<tr><td class="number">{rank + 1}</td><td class="number">{log_prob}</td><td class="number">{share}</td>'
+            f'<td><code dir="auto">{escape_xml(sentence.brackets(rank))}</code></td></tr>'
+        )
+    body = "\n".join([head, *rows])
+    return f"<table>\n{body}\n</table>"

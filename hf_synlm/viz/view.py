@@ -1,0 +1,81 @@
+"""A parsed sentence that shows itself: as a picture in notebooks, as text elsewhere.
+
+>>> from hf_synlm import viz
+>>> out = model.parse(**batch, num_beams=20, num_return_sequences=5)
+>>> viz.show(out, tokens)
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hf_synlm.data.parsed import ParsedSentence
+from hf_synlm.viz.html import sentence_to_html, sentence_to_page, surprisals_in_bits
+from hf_synlm.viz.latex import tree_to_latex
+from hf_synlm.viz.svg import tree_to_svg
+from hf_synlm.viz.text import TextStyle, tree_to_text
+
+
+@dataclasses.dataclass(frozen=True)
+class SentenceView:
+    """A sentence in every format; `hypothesis` is the rank of a tree, 0 = best.
+
+    Attributes:
+        sentence: with its trees.
+        pictures: further SVG elements by title, such as heat maps, for HTML.
+    """
+
+    sentence: ParsedSentence
+    pictures: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def text(self, hypothesis: int = 0, style: TextStyle = "sideways") -> str:
+        """A tree in characters; see `tree_to_text`."""
+        tree = self.sentence.tree(hypothesis)
+        return tree_to_text(self.sentence.words, tree.spans, tree.labels, style=style)
+
+    def svg(self, hypothesis: int = 0) -> str:
+        """A tree with the surprisals of its words as SVG; see `tree_to_svg`."""
+        tree = self.sentence.tree(hypothesis)
+        bits = surprisals_in_bits(self.sentence)
+        return tree_to_svg(self.sentence.words, tree.spans, tree.labels, surprisals=bits)
+
+    def latex(self, hypothesis: int = 0, standalone: bool = False) -> str:
+        """A tree for the package forest; see `tree_to_latex`."""
+        tree = self.sentence.tree(hypothesis)
+        return tree_to_latex(self.sentence.words, tree.spans, tree.labels, standalone=standalone)
+
+    def html(self, title: str | None = None) -> str:
+        """A document with all trees; see `sentence_to_page`."""
+        return sentence_to_page(self.sentence, title=title, pictures=self.pictures)
+
+    def _repr_html_(self) -> str:
+        return sentence_to_html(self.sentence, self.pictures)
+
+    def __str__(self) -> str:
+        return self.text() if self.sentence.hypotheses else " ".join(self.sentence.words)
+
+
+def show(
+    parsed: Any, words: Sequence[str] | None = None, sentence: int = 0, pictures: Mapping[str, str] | None = None
+) -> SentenceView:
+    """Show one sentence of what `model.parse` returns; the last line of a notebook's cell draws it.
+
+    Args:
+        parsed: a `ParseOutput`, or a `ParsedSentence`.
+        words: with a `ParseOutput` the words: one per token, or per word if `word_ends` were given to `parse`.
+        sentence: with a `ParseOutput` the row of the batch.
+        pictures: further SVG elements by title, such as heat maps.
+
+    Returns:
+        The view.
+
+    Raises:
+        ValueError: `words` are missing, given where the sentence has its own, or do not fit.
+    """
+    if isinstance(parsed, ParsedSentence):
+        if words is not None:
+            raise ValueError("a parsed sentence has its own words: leave words out")
+        return SentenceView(parsed, pictures or {})
+    if words is None:
+        raise ValueError("the output of parse holds no words: pass them, one per token, or per word with word_ends")
+    return SentenceView(ParsedSentence.from_output(parsed, words, sentence), pictures or {})
