@@ -90,7 +90,7 @@ def test_upright():
     wide = tree_to_text(["猫", "が", "寝る"], [(0, 2), (0, 3)], ["名詞句", "S"], style="upright").splitlines()
     assert wide[-1] == "猫  が 寝る" and display_width(wide[-1]) == 11
     # A label wider than its word pushes the next word away.
-    assert tree_to_text(["a", "b"], [(0, 1), (0, 2)], ["WHADVP", "S"], style="upright").splitlines()[-1] == "  a    b"
+    assert tree_to_text(["a", "b"], [(0, 1), (0, 2)], ["WHADVP", "S"], style="upright").splitlines()[-1] == "   a   b"
     with pytest.raises(ValueError, match="style is 'flat'"):
         tree_to_text(["a"], [], style="flat")
 

@@ -244,18 +244,31 @@ def read_parses(path: PathLike, style: TreeStyle = "unlabeled") -> list[ParsedSe
     Raises:
         ValueError: a line is something else; the message names file and line. Or another style.
     """
-    if style not in get_args(TreeStyle):
-        raise ValueError(f"style is {style!r}: choose one of {', '.join(get_args(TreeStyle))}")
     sentences = []
     for number, line in enumerate(read_lines(path), start=1):
         try:
-            sentences.append(_read_parse(line.strip(), style))
+            sentences.append(read_parse(line, style))
         except ValueError as error:
             raise ValueError(f"{path}:{number}: {error}") from error
     return sentences
 
 
-def _read_parse(line: str, style: TreeStyle) -> ParsedSentence:
+def read_parse(line: str, style: TreeStyle = "unlabeled") -> ParsedSentence:
+    """Read one line of a file of parses.
+
+    Args:
+        line: an object in JSON, a bracketed tree, or nothing.
+        style: as in `read_parses`.
+
+    Returns:
+        The sentence.
+
+    Raises:
+        ValueError: it is something else, or another style.
+    """
+    if style not in get_args(TreeStyle):
+        raise ValueError(f"style is {style!r}: choose one of {', '.join(get_args(TreeStyle))}")
+    line = line.strip()
     if not line:
         return ParsedSentence(())
     if line.startswith('{"'):

@@ -83,7 +83,21 @@ def load_treebank(
     split_leaves: bool = False,
     punctuation_by: Punctuation = "tag",
 ) -> Treebank:
-    """Read a treebank file for evaluation; see `make_treebank` and `read_treebank`."""
+    """Read a treebank file for evaluation.
+
+    Args:
+        path: file of bracketed trees with tags.
+        punctuation: as in `make_treebank`.
+        max_sentences: as in `make_treebank`.
+        split_leaves: as in `read_treebank`.
+        punctuation_by: as in `make_treebank`.
+
+    Returns:
+        The treebank.
+
+    Raises:
+        ValueError: as `read_treebank` and `make_treebank`.
+    """
     return make_treebank(read_treebank(path, split_leaves=split_leaves), punctuation, max_sentences, punctuation_by)
 
 
@@ -191,7 +205,14 @@ def parse_words(
 
 
 def best_trees(parsed: Sequence[ParsedSentence]) -> list[list[Span]]:
-    """Spans of two or more words of the best tree of each sentence; none where there is no tree."""
+    """The best trees, without labels.
+
+    Args:
+        parsed: the sentences.
+
+    Returns:
+        Per sentence the spans of two or more words of its best tree; none where there is no tree.
+    """
     return [sentence.hypotheses[0].unlabeled_spans if sentence.hypotheses else [] for sentence in parsed]
 
 
@@ -235,19 +256,46 @@ def score_trees(
     convention: str | ParsingConvention = "gpst",
     **changes: Any,
 ) -> ParsingScores:
-    """Unlabeled F1 of trees over the words of a treebank; arguments as in `unlabeled_f1`."""
+    """Unlabeled F1 of trees over the words of a treebank.
+
+    Args:
+        trees: per sentence its spans over words.
+        treebank: the gold trees.
+        convention: as in `unlabeled_f1`.
+        **changes: as in `unlabeled_f1`.
+
+    Returns:
+        The scores.
+    """
     return unlabeled_f1(trees, treebank.spans, treebank.lengths, convention, keep=treebank.keep, **changes)
 
 
 def score_baselines(
     treebank: Treebank, convention: str | ParsingConvention = "gpst", **changes: Any
 ) -> dict[str, ParsingScores]:
-    """The same for left, right, balanced and random trees, and for the binarized gold trees."""
+    """Unlabeled F1 of left, right, balanced and random trees, and of binarized gold trees; see `branching_baselines`.
+
+    Args:
+        treebank: the gold trees.
+        convention: as in `unlabeled_f1`.
+        **changes: as in `unlabeled_f1`.
+
+    Returns:
+        Scores by kind of tree.
+    """
     return branching_baselines(treebank.spans, treebank.lengths, convention, keep=treebank.keep, **changes)
 
 
 def score_table(scores: dict[str, ParsingScores], treebank: Treebank) -> str:
-    """Table of scores for a terminal: the four common numbers, and the convention named in its last line."""
+    """Table of scores for a terminal: the four common numbers, and the convention named in its last line.
+
+    Args:
+        scores: by kind of tree.
+        treebank: the gold trees.
+
+    Returns:
+        Lines of text.
+    """
     width = max(map(len, scores))
     names = ("sentence_drop", "corpus_drop", "sentence_count", "corpus_count")
     lines = [

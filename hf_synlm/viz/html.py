@@ -29,7 +29,14 @@ def surprisals_in_bits(sentence: ParsedSentence) -> list[float] | None:
 
 
 def posteriors(sentence: ParsedSentence) -> list[float] | None:
-    """Probability of each tree given the words and that it is one of those listed; None without log-probabilities."""
+    """Share of each tree of a sentence: p(tree | words, it is one of those listed).
+
+    Args:
+        sentence: with its trees.
+
+    Returns:
+        One probability per tree; None where trees have no log-probabilities, or there is none.
+    """
     log_probs = [tree.log_prob for tree in sentence.hypotheses]
     known = [value for value in log_probs if value is not None and value > -math.inf]
     if len(known) != len(log_probs) or not known:
