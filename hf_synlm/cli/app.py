@@ -11,11 +11,14 @@ from typer.core import TyperGroup
 
 from hf_synlm import __version__
 from hf_synlm.cli import (
+    draw,
     evaluate_blimp,
     evaluate_pairs,
+    evaluate_parsing,
     evaluate_perplexity,
     evaluate_summary,
     evaluate_syntaxgym,
+    parse,
     surprisal,
 )
 
@@ -38,11 +41,14 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="Word-by-word measures and evaluation of syntactic and other causal language models.",
+    help="Trees, word-by-word measures and evaluation of syntactic and other causal language models.",
 )
 evaluate = typer.Typer(no_args_is_help=True, help="Score a model on a data set; results as JSON and Markdown.")
 app.add_typer(evaluate, name="evaluate")
 app.command("surprisal")(surprisal.command)
+app.command("parse")(parse.command)
+app.command("draw")(draw.command)
+evaluate.command("parsing")(evaluate_parsing.command)
 evaluate.command("perplexity")(evaluate_perplexity.command)
 evaluate.command("syntaxgym")(evaluate_syntaxgym.command)
 evaluate.command("blimp")(evaluate_blimp.command)

@@ -1,5 +1,7 @@
 """Options that several commands take, and the model that they describe."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -62,6 +64,52 @@ Output = Annotated[
     Path | None,
     typer.Option("--out", help="JSON file with everything needed to repeat it; a Markdown table is written beside it."),
 ]
+
+ParseMethod = Annotated[
+    str | None,
+    typer.Option("--method", help="How the model parses, e.g. search or inside (GPST).", rich_help_panel=_BEAM),
+]
+ParseOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--parse-option",
+        help="NAME=VALUE for the model's parse(), e.g. decoder=biased or layer=1 (ON-LSTM); repeat for several.",
+        rich_help_panel=_BEAM,
+    ),
+]
+TreeStyleOption = Annotated[
+    Literal["unlabeled", "labeled", "treebank"],
+    typer.Option(
+        "--tree-style",
+        help="Of trees in a file: ((the cat) sleeps), (S (NP the cat) (VP sleeps)), or with a tag for each word. Lines "
+        "of JSON tell it themselves.",
+    ),
+]
+
+
+def parse_options(more: Sequence[str] | None, **named: Any) -> dict[str, Any]:
+    """What is passed on to a model's `parse`.
+
+    Args:
+        more: "name=value", the value in JSON or a bare string.
+        **named: options by name; None = not given.
+
+    Returns:
+        The options that were given.
+
+    Raises:
+        ValueError: an option without "=" or without a name.
+    """
+    chosen = {name: value for name, value in named.items() if value is not None}
+    for option in more or ():
+        name, equals, value = option.partition("=")
+        if not name or not equals:
+            raise ValueError(f"--parse-option {option}: write NAME=VALUE")
+        try:
+            chosen[name] = json.loads(value)
+        except json.JSONDecodeError:  # a bare string
+            chosen[name] = value
+    return chosen
 
 
 def load_scorer(

@@ -5,12 +5,14 @@ folded back to words before they are scored.
 """
 
 import dataclasses
+import inspect
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.collate import collate_contexts, encode_words
@@ -144,6 +146,7 @@ def parse_sentences(
     sentences: Sequence[Sequence[str]],
     *,
     batch_size: int = 32,
+    progress: str | None = None,
     **options: Any,
 ) -> list[ParsedSentence]:
     """Parse sentences given as words.
@@ -153,6 +156,7 @@ def parse_sentences(
         tokenizer: its tokenizer.
         sentences: per sentence its words, at least one.
         batch_size: sentences per call; they are sorted by length.
+        progress: name of a progress bar; None = no bar.
         **options: for `model.parse`, such as `method="inside"`, `num_beams=20` or `num_return_sequences=5`.
 
     Returns:
@@ -161,14 +165,19 @@ def parse_sentences(
     Raises:
         ValueError: the model cannot parse, or a word is empty, has white space, no token, or shares one.
     """
+    name = type(model).__name__
     if not hasattr(model, "parse"):
-        raise ValueError(f"{type(model).__name__} has no parse(): use a syntactic language model of hf_synlm")
+        raise ValueError(f"{name} has no parse(): use a syntactic language model of hf_synlm")
+    unknown = sorted(set(options) - set(inspect.signature(model.parse).parameters))
+    if unknown:
+        raise ValueError(f"{', '.join(unknown)}: not an option of {name}.parse. Leave it out.")
     training = model.training
     model.eval()
     encoded = [encode_words(tokenizer, words) for words in sentences]
     order = sorted(range(len(encoded)), key=lambda index: len(encoded[index][0]))
     parsed: dict[int, ParsedSentence] = {}
-    for start in range(0, len(order), batch_size):
+    starts = range(0, len(order), batch_size)
+    for start in tqdm(starts, desc=progress, unit="batch", disable=progress is None):
         rows = order[start : start + batch_size]
         batch = collate_contexts(
             [{"input_ids": encoded[row][0], "word_ends": encoded[row][1]} for row in rows], tokenizer.pad_token_id

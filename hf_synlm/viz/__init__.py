@@ -5,7 +5,7 @@ Nothing here needs a further library. `show` gives an object that draws itself i
 """
 
 from hf_synlm.viz.heatmap import chart_scores, chart_to_svg, distances_to_svg, heatmap_to_svg, span_attention_to_svg
-from hf_synlm.viz.html import posteriors, sentence_to_html, sentence_to_page, surprisals_in_bits
+from hf_synlm.viz.html import posteriors, sentence_to_html, sentence_to_page, sentences_to_page, surprisals_in_bits
 from hf_synlm.viz.latex import escape_latex, tree_to_latex
 from hf_synlm.viz.svg import tree_to_svg
 from hf_synlm.viz.text import tree_to_text
@@ -21,6 +21,7 @@ __all__ = [
     "posteriors",
     "sentence_to_html",
     "sentence_to_page",
+    "sentences_to_page",
     "show",
     "span_attention_to_svg",
     "surprisals_in_bits",

@@ -1,10 +1,10 @@
-"""One sentence as HTML: its trees, their probabilities in the beam, surprisals of its words. No script, no network.
+"""Parsed sentences as HTML: trees, their probabilities in the beam, surprisals of the words. No script, no network.
 
 The markup is also well-formed XML, so that it can be checked and embedded anywhere.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
 from hf_synlm.viz.svg import escape_xml, tree_to_svg
@@ -58,24 +58,7 @@ def sentence_to_html(sentence: ParsedSentence, pictures: Mapping[str, str] | Non
     Raises:
         ValueError: trees that do not fit the words.
     """
-    bits = surprisals_in_bits(sentence)
-    parts = [f"<style>{_STYLE}</style>", f'<h2 dir="auto">{escape_xml(" ".join(sentence.words))}</h2>']
-    if bits is not None:
-        parts.append(f"<p>{len(bits)} words, surprisal {math.fsum(bits):.2f} bits in all</p>")
-    if not sentence.hypotheses:
-        parts.append("<p>The search found no complete tree; a wider beam may.</p>")
-        if sentence.words:
-            parts.append(_tree(sentence, Hypothesis(()), bits))
-    elif len(sentence.hypotheses) > 1 or sentence.hypotheses[0].log_prob is not None:
-        parts.append(_table(sentence))
-    for rank, tree in enumerate(sentence.hypotheses):
-        opened = ' open="open"' if rank == 0 else ""
-        summary = f"<summary>tree {rank + 1}{_log_prob(tree)}</summary>"
-        parts.append(f"<details{opened}>{summary}{_tree(sentence, tree, bits)}</details>")
-    for title, picture in (pictures or {}).items():
-        parts.append(f'<h3>{escape_xml(title)}</h3>\n<div class="tree">{picture}</div>')
-    body = "\n".join(parts)
-    return f'<div class="synlm">\n{body}\n</div>'
+    return f'<div class="synlm">\n<style>{_STYLE}</style>\n{_body(sentence, pictures)}\n</div>'
 
 
 def sentence_to_page(
@@ -94,13 +77,52 @@ def sentence_to_page(
     Raises:
         ValueError: trees that do not fit the words.
     """
-    name = escape_xml(title or " ".join(sentence.words))
+    return _page([_body(sentence, pictures)], title or " ".join(sentence.words))
+
+
+def sentences_to_page(sentences: Sequence[ParsedSentence], *, title: str) -> str:
+    """Several sentences as one HTML document, which needs no other file.
+
+    Args:
+        sentences: with their trees; those without words are left out.
+        title: of the document.
+
+    Returns:
+        The document.
+
+    Raises:
+        ValueError: trees that do not fit the words.
+    """
+    return _page([_body(sentence) for sentence in sentences if sentence.words], title)
+
+
+def _page(bodies: Sequence[str], title: str) -> str:
+    parts = "\n".join(f'<div class="synlm">\n{body}\n</div>' for body in bodies)
     return (
         '<!DOCTYPE html>\n<html xmlns="http://www.w3.org/1999/xhtml">\n<head>\n<meta charset="utf-8"/>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
-        f"<title>{name}</title>\n<style>{_PAGE}</style>\n</head>\n<body>\n"
-        f"{sentence_to_html(sentence, pictures)}\n</body>\n</html>\n"
+        f"<title>{escape_xml(title)}</title>\n<style>{_PAGE}{_STYLE}</style>\n</head>\n<body>\n{parts}\n</body>\n</html>\n"
     )
+
+
+def _body(sentence: ParsedSentence, pictures: Mapping[str, str] | None = None) -> str:
+    bits = surprisals_in_bits(sentence)
+    parts = [f'<h2 dir="auto">{escape_xml(" ".join(sentence.words))}</h2>']
+    if bits is not None:
+        parts.append(f"<p>{len(bits)} words, surprisal {math.fsum(bits):.2f} bits in all</p>")
+    if not sentence.hypotheses:
+        parts.append("<p>The search found no complete tree; a wider beam may.</p>")
+        if sentence.words:
+            parts.append(_tree(sentence, Hypothesis(()), bits))
+    elif len(sentence.hypotheses) > 1 or sentence.hypotheses[0].log_prob is not None:
+        parts.append(_table(sentence))
+    for rank, tree in enumerate(sentence.hypotheses):
+        opened = ' open="open"' if rank == 0 else ""
+        summary = f"<summary>tree {rank + 1}{_log_prob(tree)}</summary>"
+        parts.append(f"<details{opened}>{summary}{_tree(sentence, tree, bits)}</details>")
+    for title, picture in (pictures or {}).items():
+        parts.append(f'<h3>{escape_xml(title)}</h3>\n<div class="tree">{picture}</div>')
+    return "\n".join(parts)
 
 
 def _log_prob(tree: Hypothesis) -> str:

@@ -5,7 +5,7 @@ Lines and text have the color of the text around the picture, so it fits light a
 
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape as _escape_xml
 from xml.sax.saxutils import quoteattr
 
@@ -152,7 +152,7 @@ def text_element(text: str, x: float, y: float, **attributes: object) -> str:
     )
 
 
-def _edges(nodes: Sequence[Node], base_lines: dict[int, float]) -> str:
+def _edges(nodes: Sequence[Node], base_lines: Mapping[int, float]) -> str:
     lines = []
     for node in nodes:
         if node.is_word:

@@ -65,7 +65,7 @@ class LabeledParsingF1(evaluate.Metric):
         cutoff_length: int | None = None,
     ) -> dict[str, Any]:
         base = COLLINS if parameters is None else EvalbParameters.read(parameters)
-        changes = {"labeled": labeled, "cutoff_length": cutoff_length}
+        changes: dict[str, Any] = {"labeled": labeled, "cutoff_length": cutoff_length}
         base = dataclasses.replace(base, **{name: value for name, value in changes.items() if value is not None})
         test, gold = (
             [EvalbTree.from_line(line, f"{name} {number}") for number, line in enumerate(lines)]

@@ -5,8 +5,9 @@ from typing import Any
 import datasets
 import evaluate
 
-from hf_synlm.data.parsed import read_parse
+from hf_synlm.data.parsed import TreeStyle, read_parse
 from hf_synlm.data.treebank import TreebankSentence, parse_treebank
+from hf_synlm.evaluation.parsing_conventions import Punctuation
 from hf_synlm.evaluation.treebank_parsing import best_trees, make_treebank, match_treebank, score_trees
 
 _DESCRIPTION = """
@@ -68,8 +69,8 @@ class UnlabeledParsingF1(evaluate.Metric):
         references: list[str],
         convention: str = "gpst",
         punctuation: str = "remove",
-        punctuation_by: str = "tag",
-        prediction_style: str = "unlabeled",
+        punctuation_by: Punctuation = "tag",
+        prediction_style: TreeStyle = "unlabeled",
         reference_style: str = "treebank",
         **changes: Any,
     ) -> dict[str, Any]:

@@ -1,0 +1,195 @@
+"""`synlm parse`, `synlm draw` and `synlm evaluate parsing`, from files to files."""
+
+import io
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from hf_synlm.cli import main
+from hf_synlm.data.parsed import ParsedSentence, read_parses
+from hf_synlm.data.samples import sample_path
+from hf_synlm.data.treebank import read_treebank
+from hf_synlm.evaluation.evalb import evaluate_files
+from hf_synlm.evaluation.parsing_report import report_parsing
+from hf_synlm.evaluation.results import load_result
+from hf_synlm.evaluation.treebank_parsing import load_treebank, make_treebank, parse_sentences, score_baselines
+from hf_synlm.trees import left_branching, right_branching, spans_to_tree, tree_to_brackets
+from tests.scoring_models import model_and_tokenizer
+
+TEXT = "We ask for peace\n\nThe state of our Union is strong\n"
+GOLD = """(S (NP (PRP We)) (VP (VBP ask) (PP (IN for) (NP (NN peace)))) (. .))
+(S (NP (NP (DT The) (NN state)) (PP (IN of) (NP (PRP$ our) (NNP Union)))) (VP (VBZ is) (ADJP (JJ strong))) (. .))
+"""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Folders of saved models by architecture."""
+    folder = tmp_path_factory.mktemp("models")
+    for architecture in ("gpst", "rnng", "on_lstm"):
+        for part in model_and_tokenizer(architecture):
+            part.save_pretrained(folder / architecture)
+    return folder
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "in.txt").write_text(TEXT, encoding="utf-8")
+    (tmp_path / "gold.mrg").write_text(GOLD, encoding="utf-8")
+    return tmp_path
+
+
+def run(capsys, *arguments) -> str:
+    """Standard output of a command that succeeds."""
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return captured.out
+
+
+def fail(capsys, *arguments) -> str:
+    """The one line that a command with wrong input ends with."""
+    assert main([str(argument) for argument in arguments]) == 2
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return captured.err.strip().splitlines()[-1]
+
+
+# -------------------------------------------------------------------------------------------------------- parse, draw
+@pytest.mark.parametrize("architecture", ["gpst", "rnng", "on_lstm"])
+def test_every_format(architecture, saved, files, capsys):
+    model, tokenizer = model_and_tokenizer(architecture)
+    sentences = [line.split() for line in TEXT.splitlines() if line]
+    expected = parse_sentences(model, tokenizer, sentences)
+    command = ("parse", files / "in.txt", "--model", saved / architecture)
+    assert run(capsys, *command).splitlines() == [expected[0].brackets(), "", expected[1].brackets()]
+    run(capsys, *command, "--format", "json", "--out", files / "out.jsonl")
+    again = read_parses(files / "out.jsonl")
+    assert again[1] == ParsedSentence(())
+    for found, wanted in zip((again[0], again[2]), expected, strict=True):
+        assert (found.words, found.brackets()) == (wanted.words, wanted.brackets())
+        assert found.word_log_probs == pytest.approx(wanted.word_log_probs, abs=1e-4)
+    # What was written is drawn without the model.
+    drawn = run(capsys, "draw", files / "out.jsonl")
+    assert [line.rsplit("─ ", 1)[1] for line in drawn.splitlines() if line] == [w for s in sentences for w in s]
+    assert run(capsys, "draw", files / "out.jsonl", "--format", "upright").splitlines()[-1].split() == sentences[1]
+    assert run(capsys, "draw", files / "out.jsonl", "--format", "latex").count("\\begin{forest}") == 2
+    page = run(capsys, "draw", files / "out.jsonl", "--format", "html")
+    assert "".join(ElementTree.fromstring(page).itertext()).count("bits in all") == 2
+    run(capsys, "draw", files / "out.jsonl", "--format", "svg", "--out", files / "pictures")
+    assert sorted(file.name for file in (files / "pictures").iterdir()) == ["1.svg", "3.svg"]
+
+
+def test_alternatives_of_the_beam(saved, files, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("We ask for peace\n"))
+    options = ("--model", saved / "gpst", "--num-beams", 5, "--num-trees", 3, "--format", "json")
+    (sentence,) = run(capsys, "parse", "-", *options).splitlines()
+    trees = json.loads(sentence)["trees"]
+    assert len(trees) == 3 and trees[0]["log_prob"] > trees[1]["log_prob"] > trees[2]["log_prob"]
+    one = files / "one.txt"
+    one.write_text("We ask for peace\n", encoding="utf-8")
+    svg = run(capsys, "parse", one, "--model", saved / "gpst", "--method", "inside", "--format", "svg")
+    assert ElementTree.fromstring(svg).tag.endswith("svg")
+    biased = ("--parse-option", "decoder=biased", "--parse-option", "layer=0")
+    assert run(capsys, "parse", one, "--model", saved / "on_lstm", *biased).startswith("(")
+
+
+def test_wrong_input_of_parse_and_draw(saved, files, capsys):
+    command = ("parse", files / "in.txt", "--model", saved / "gpst")
+    assert "foo: not an option of GPSTForCausalLM.parse" in fail(capsys, *command, "--parse-option", "foo=1")
+    assert "--parse-option foo: write NAME=VALUE" in fail(capsys, *command, "--parse-option", "foo")
+    assert "2 sentences make as many SVG pictures" in fail(capsys, *command, "--format", "svg")
+    (files / "empty.txt").write_text("\n\n", encoding="utf-8")
+    assert "holds no sentence" in fail(capsys, "parse", files / "empty.txt", "--model", saved / "gpst")
+    (files / "trees.txt").write_text("(a b)\n((a b)\n", encoding="utf-8")
+    assert "trees.txt:2: '(' at character 0 is never closed" in fail(capsys, "draw", files / "trees.txt")
+    (files / "trees.json").write_text('{"words": ["a"], "trees": [{"brackets": "a"}]}\n', encoding="utf-8")
+    assert "trees.json:1: this is no parsed sentence" in fail(capsys, "draw", files / "trees.json")
+
+
+def test_styles_of_trees(files, capsys):
+    (files / "labeled.txt").write_text("(S (NP the cat) (VP sleeps))\n", encoding="utf-8")
+    assert run(capsys, "draw", files / "labeled.txt", "--tree-style", "labeled").startswith("S ─┬─ NP ─┬─ the\n")
+    brackets = run(capsys, "draw", files / "gold.mrg", "--tree-style", "treebank", "--format", "brackets")
+    assert brackets.splitlines()[0] == "(S (NP We) (VP ask (PP for (NP peace))) .)"
+
+
+# ---------------------------------------------------------------------------------------------------------- evaluation
+def test_a_model_on_a_treebank(saved, files, capsys):
+    out = files / "result.json"
+    command = ("evaluate", "parsing", "--treebank", files / "gold.mrg", "--model", saved / "gpst", "--num-beams", 3)
+    table = run(capsys, *command, "--convention", "compound-pcfg-corpus", "--out", out)
+    result = load_result(out)
+    assert table == out.with_suffix(".md").read_text(encoding="utf-8")
+    treebank = load_treebank(files / "gold.mrg")
+    parsed = parse_sentences(*model_and_tokenizer("gpst"), treebank.words, num_beams=3)
+    scores, tables = report_parsing(treebank, {str(saved / "gpst"): parsed}, "compound-pcfg-corpus")
+    assert result.scores == scores and result.scores["f1"] == result.scores["corpus_f1"]
+    assert result.tables == tables
+    assert result.options["num_beams"] == 3 and "compound-pcfg-corpus: corpus F1" in result.options["convention"]
+    names = [row["trees"] for row in tables["unlabeled F1 (%)"]]
+    assert names == [str(saved / "gpst"), "left", "right", "balanced", "random", "binarized gold"]
+    assert {row["label"]: row["gold"] for row in tables["recall by label (%)"]} == {"NP": 3, "VP": 2, "PP": 2}
+
+
+def test_trees_from_elsewhere_and_agreement(files, capsys):
+    treebank = make_treebank(read_treebank(sample_path("trees.test.txt")), max_sentences=30)
+    for name, branch in (("right", right_branching), ("left", left_branching)):
+        lines = [tree_to_brackets(spans_to_tree(branch(len(w)), len(w)), w) for w in treebank.words]
+        (files / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    out = files / "result.json"
+    command = ("evaluate", "parsing", "--treebank", sample_path("trees.test.txt"), "--limit", 30, "--out", out)
+    run(capsys, *command, "--trees", files / "right.txt")
+    expected = score_baselines(treebank)["right"].numbers()
+    scores = load_result(out).scores
+    assert {name: scores[name] for name in expected} == expected
+    run(capsys, *command, "--trees", files / "right.txt", "--trees", files / "left.txt", "--max-length", 20)
+    result = load_result(out)
+    rows = {row["trees"]: row for row in result.tables["unlabeled F1 (%)"]}
+    assert rows[str(files / "right.txt")] == {**rows["right"], "trees": str(files / "right.txt")}
+    mean = (rows["right"]["F1 by the convention"] + rows["left"]["F1 by the convention"]) / 2
+    assert result.scores["f1"] == pytest.approx(mean)
+    # Left and right trees share nothing but sentences of one or two words; of one run there is no agreement.
+    assert 0 <= result.scores["agreement"] < 5 and "agreement" not in scores
+
+
+def test_evalb_from_the_command_line(saved, files, capsys):
+    out = files / "result.json"
+    command = ("evaluate", "parsing", "--treebank", files / "gold.mrg", "--convention", "evalb", "--out", out)
+    run(capsys, *command, "--trees", files / "gold.mrg", "--tree-style", "treebank")
+    assert load_result(out).scores["f1"] == 100
+    run(capsys, *command, "--model", saved / "rnng")
+    model, tokenizer = model_and_tokenizer("rnng")
+    gold = list(read_treebank(files / "gold.mrg"))
+    lines = []
+    for sentence, truth in zip(parse_sentences(model, tokenizer, [s.words for s in gold]), gold, strict=True):
+        text = sentence.brackets()
+        for word, tag in zip(truth.words, truth.tags, strict=True):
+            text = text.replace(f" {word}", f" ({tag} {word})", 1)
+        lines.append(text)
+    (files / "rnng.tst").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    expected = evaluate_files(files / "gold.mrg", files / "rnng.tst")
+    assert load_result(out).scores["f1"] == round(100 * expected.f1, 2)
+    plain = files / "plain.txt"
+    plain.write_text("(We (ask (for (peace .))))\n\n", encoding="utf-8")
+    assert "the trees have no labels" in fail(capsys, *command, "--trees", plain)
+    run(capsys, *command, "--trees", plain, "--unlabeled")
+    # All of S, VP, PP and NP (peace) but NP (We), then a sentence without a tree, whose 7 brackets are missed.
+    found = load_result(out)
+    assert found.scores["num_valid"] == 2 and found.scores["recall"] == round(100 * 4 / (5 + 7), 2)
+
+
+def test_wrong_input_of_evaluate_parsing(saved, files, capsys):
+    command = ("evaluate", "parsing", "--treebank", files / "gold.mrg")
+    trees = files / "trees.txt"
+    trees.write_text("(We (ask (for peace)))\n(The (state (of (our (Union (is weak))))))\n", encoding="utf-8")
+    message = fail(capsys, *command, "--trees", trees)
+    assert f"{trees}: sentence 2 is not that of {files / 'gold.mrg'}:2: word 7 is 'weak'" in message
+    trees.write_text("(We (ask (for peace)))\n", encoding="utf-8")
+    assert "1 sentences, but the treebank has 2" in fail(capsys, *command, "--trees", trees)
+    assert "give either --model" in fail(capsys, *command)
+    assert "give either --model" in fail(capsys, *command, "--trees", trees, "--model", saved / "gpst")
+    assert "there is no convention 'wsj'" in fail(capsys, *command, "--trees", trees, "--convention", "wsj")
+    assert "belong to --convention evalb" in fail(capsys, *command, "--trees", trees, "--unlabeled")
+    assert "CUTOFF_LEN" in fail(capsys, *command, "--trees", trees, "--convention", "evalb", "--max-length", 9)
