@@ -1,4 +1,4 @@
-"""The `synlm` command: surprisals and evaluation from the command line.
+"""The `synlm` command: trees, surprisals and evaluation from the command line.
 
 Every command is a module of this folder with a function `command`, whose signature and docstring are its options and
 its help; `app.py` lists them. Options that commands share are in `options.py`. What a command computes is in

@@ -320,5 +320,5 @@ def score_table(scores: dict[str, ParsingScores], treebank: Treebank) -> str:
 
 
 def score_numbers(scores: dict[str, ParsingScores]) -> dict[str, dict[str, float]]:
-    """Scores in percent, for JSON."""
+    """The numbers of `scores` in percent, for JSON."""
     return {name: score.numbers() for name, score in scores.items()}

@@ -1,8 +1,10 @@
 """Trees for a terminal: sideways, which fits sentences of any length, or upright.
 
-    S ─┬─ NP ─┬─ the              ┌───S───┐
-       │      └─ cat           ┌─NP──┐    VP
-       └─ VP ─── sleeps       the   cat sleeps
+    S ─┬─ NP ─┬─ the             ┌───S───┐
+       │      └─ cat             │       │
+       └─ VP ─── sleeps        ┌─NP┐    VP
+                               │   │     │
+                              the cat sleeps
 
 Words of right-to-left scripts stand between isolating marks, so that they leave the lines around them alone; words
 follow each other from left to right.
