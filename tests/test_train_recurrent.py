@@ -21,8 +21,10 @@ from transformers import AutoTokenizer
 
 sys.path.insert(0, str(TRAINING))
 
+import checkpoints  # noqa: E402
 import common  # noqa: E402
 import recurrent_schedule as schedules  # noqa: E402
+import run_arguments  # noqa: E402
 import stream_batches  # noqa: E402
 import stream_evaluation  # noqa: E402
 import train_recurrent  # noqa: E402
@@ -76,7 +78,7 @@ def flags(corpus: dict[str, str], output_dir: Path, architecture: str, *more: st
 
 def parse(*flags: str) -> tuple:
     mappings = ["config_overrides", "parse_options"]
-    return common.parse_arguments(TYPES, ("--output_dir", "x", *flags), mappings=mappings)
+    return run_arguments.parse_arguments(TYPES, ("--output_dir", "x", *flags), mappings=mappings)
 
 
 # ---------------------------------------------------------------------------------------------- schedules
@@ -254,7 +256,7 @@ def test_ends_of_epochs() -> None:
 # ---------------------------------------------------------------------------------------------- evaluation
 def small_model(corpus: dict[str, str], tmp_path: Path, architecture: str, *more: str) -> tuple:
     model_arguments, data, *_ = parse(*flags(corpus, tmp_path, architecture, *more))
-    accelerator = common.make_accelerator(common.TrainingArguments(output_dir=str(tmp_path)))
+    accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
     streams, tokenizer, model = train_recurrent.load_data(accelerator, model_arguments, data, tmp_path)
     return accelerator, data, streams, tokenizer, model
 
@@ -321,7 +323,7 @@ def test_a_corpus_may_be_a_single_long_line(tmp_path: Path, monkeypatch: pytest.
         data = stream_batches.StreamDataArguments(
             [file], [file], file_format="text", tokenizer_type=kind, tokenizer_vocab_size=None
         )
-        accelerator = common.make_accelerator(common.TrainingArguments(output_dir=str(tmp_path)))
+        accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
         tokenizer = stream_batches.make_stream_tokenizer(accelerator, data, None, tmp_path / kind)
         stream = stream_batches.load_stream(data, [file], tokenizer)
         tokens = tokenizer.convert_ids_to_tokens(stream.ids[1:].tolist())
@@ -370,7 +372,7 @@ def same_run(straight: Path, resumed: Path) -> None:
     """Bit-equal results, weights and optimizer."""
     for key in ("step", "best_step", "train", "evaluations", "test"):
         assert results(resumed)[key] == results(straight)[key], key
-    newest = [common.list_checkpoints(folder)[-1] for folder in (straight, resumed)]
+    newest = [checkpoints.list_checkpoints(folder)[-1] for folder in (straight, resumed)]
     assert newest[0].name == newest[1].name
     for name in ("model.safetensors", "optimizer.bin", "optimizer_1.bin", "custom_checkpoint_0.pkl"):
         first, second = ((folder / name) for folder in newest)
@@ -402,18 +404,18 @@ def test_resumed_run_is_bit_equal(architecture: str, corpus: dict[str, str], tmp
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"
     train_recurrent.main(run_flags(corpus, straight, architecture))
     found = results(straight)
-    checkpoints = common.list_checkpoints(straight)
-    assert len(found["evaluations"]) == 5 and len(checkpoints) >= 3
+    saved = checkpoints.list_checkpoints(straight)
+    assert len(found["evaluations"]) == 5 and len(saved) >= 3
     # A run that was cut off after a checkpoint in the middle of an epoch and of a phase.
     shutil.copytree(straight, resumed, ignore=shutil.ignore_patterns("model", "all_results.json"))
-    for later in common.list_checkpoints(resumed)[-1:]:
+    for later in checkpoints.list_checkpoints(resumed)[-1:]:
         shutil.rmtree(later)
     train_recurrent.main([*run_flags(corpus, resumed, architecture), "--resume_from_checkpoint", "latest"])
     same_run(straight, resumed)
     if architecture in ("on_lstm", "palm"):
-        state = torch.load(checkpoints[-1] / "optimizer_1.bin", weights_only=False)["state"]
+        state = torch.load(saved[-1] / "optimizer_1.bin", weights_only=False)["state"]
         assert all("ax" in item for item in state.values()) and state
-        assert not torch.load(checkpoints[-1] / "optimizer.bin", weights_only=False)["state"]
+        assert not torch.load(saved[-1] / "optimizer.bin", weights_only=False)["state"]
 
 
 def test_killed_process_resumes_bit_equal(corpus: dict[str, str], tmp_path: Path) -> None:
@@ -437,7 +439,7 @@ def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, s
     model = train_recurrent.ONLSTMForCausalLM.from_pretrained(output_dir / "model")
     tokenizer = AutoTokenizer.from_pretrained(output_dir / "model")
     data = stream_batches.StreamDataArguments([corpus["train"]], [corpus["valid"]])
-    accelerator = common.make_accelerator(common.TrainingArguments(output_dir=str(output_dir)))
+    accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(output_dir)))
     stream = stream_batches.load_stream(data, [corpus["valid"]], tokenizer)
     assert stream_evaluation.evaluate_stream(accelerator, model, stream, 2, 8) == best["losses"]["nats"]
     # The trees are scored by the convention that was named.
@@ -553,7 +555,7 @@ def test_configs_parse_and_name_their_command(path: Path, corpus: dict[str, str]
     parsing.complete(data)
     assert path.stem.startswith(model.architecture)
     config_class = train_recurrent.CONFIGS[model.architecture]
-    overrides = common.check_overrides(config_class, model.config_overrides)
+    overrides = run_arguments.check_overrides(config_class, model.config_overrides)
     config = config_class.from_preset(model.model_preset, **overrides)
     gold = train_recurrent.gold_structure(config, data.tree_supervision)
     assert (gold is not None) == ("syd" in path.stem or "palm_s" in path.stem)

@@ -16,6 +16,8 @@ from training_runs import TRAINING, kill_after_checkpoint, run_script
 sys.path.insert(0, str(TRAINING))
 
 import common  # noqa: E402
+import run_arguments  # noqa: E402
+import samplers  # noqa: E402
 import train_rnng  # noqa: E402
 import tree_batches  # noqa: E402
 from labeled_evaluation import Objective, add_perplexities, evaluate_given_trees, spread  # noqa: E402
@@ -27,7 +29,7 @@ TYPES = (
     train_rnng.ModelArguments,
     tree_batches.TreeDataArguments,
     train_rnng.CourseArguments,
-    common.TrainingArguments,
+    run_arguments.TrainingArguments,
 )
 SMALL = "embedding_size=12,hidden_size=16"
 LENGTHS = np.random.default_rng(0).integers(3, 60, size=301)
@@ -60,16 +62,16 @@ def run(corpus: dict[str, str], output_dir: Path, architecture: str, *flags: str
 
 
 def parse(*flags: str) -> tuple:
-    return common.parse_arguments(TYPES, ("--output_dir", "x", *flags), mappings=["config_overrides"])
+    return run_arguments.parse_arguments(TYPES, ("--output_dir", "x", *flags), mappings=["config_overrides"])
 
 
 # ---------------------------------------------------------------------------------------------- batches
-def sampler(**changes: int) -> common.PaddedBatchSampler:
+def sampler(**changes: int) -> samplers.PaddedBatchSampler:
     options = {"max_batch_size": 8, "max_padded_length": 200, "group_size": 64, "seed": 3}
-    return common.PaddedBatchSampler(LENGTHS, **{**options, **changes})
+    return samplers.PaddedBatchSampler(LENGTHS, **{**options, **changes})
 
 
-def first(sampler: common.PaddedBatchSampler, count: int) -> list[list[int]]:
+def first(sampler: samplers.PaddedBatchSampler, count: int) -> list[list[int]]:
     batches = iter(sampler)
     return [next(batches) for _ in range(count)]
 
@@ -117,7 +119,7 @@ def test_sampler_refuses_empty_bounds(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         sampler(**bad)
     with pytest.raises(ValueError, match="are empty"):
-        common.PaddedBatchSampler([], 1, 1, 1, 0)
+        samplers.PaddedBatchSampler([], 1, 1, 1, 0)
 
 
 def test_evaluation_batches_hold_every_sentence_once() -> None:
@@ -215,7 +217,7 @@ def _nats(model: LSTMForCausalLM, output_dir: Path, corpus: dict[str, str]) -> f
 
 
 # ---------------------------------------------------------------------------------------------- evaluation
-def small_batch(accelerator: common.Accelerator, corpus: dict[str, str], tmp_path: Path, **config: str) -> tuple:
+def small_batch(accelerator: Accelerator, corpus: dict[str, str], tmp_path: Path, **config: str) -> tuple:
     """A small untrained RNNG with encoded trees."""
     data = tree_batches.TreeDataArguments(train_files=[corpus["train"]], validation_files=[corpus["valid"]])
     arguments = train_rnng.ModelArguments(config_overrides={"embedding_size": 8, "hidden_size": 8, **config})
@@ -228,7 +230,7 @@ def test_perplexities_are_those_of_the_definition(
     normalization: str, corpus: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", corpus["cache"])
-    accelerator = common.make_accelerator(common.TrainingArguments(output_dir=str(tmp_path)))
+    accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
     trees, collate, model = small_batch(accelerator, corpus, tmp_path, loss_normalization=normalization)
     held_out = trees.validation
     sizes = (5, 600)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from common import to_device
+from loop import to_device
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 from tree_batches import TreeCollator, TreeDataset, padded_batches

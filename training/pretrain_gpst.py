@@ -15,26 +15,13 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
-from common import (
-    Run,
-    StepSampler,
-    TrainingArguments,
-    TrainingState,
-    check_overrides,
-    course_settings,
-    make_accelerator,
-    make_loader,
-    make_optimizer,
-    parse_arguments,
-    prepare_output_dir,
-    save_final_model,
-    start_or_resume,
-    start_tracking,
-    to_device,
-    train,
-    write_json,
-)
+from checkpoints import TrainingState, write_json
+from common import Run, course_settings, make_accelerator, prepare_output_dir, save_final_model, start_tracking
 from final_report import FinalReport, report_saved_model
+from loop import start_or_resume, to_device, train
+from optimizers import make_optimizer
+from run_arguments import TrainingArguments, check_overrides, parse_arguments
+from samplers import StepSampler, make_loader
 from text_contexts import ContextDataset, DataArguments, load_contexts, make_tokenizer, training_text
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase

@@ -15,24 +15,18 @@ from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
+from checkpoints import TrainingState, write_json
 from common import (
-    PaddedBatchSampler,
     Run,
-    TrainingState,
-    check_overrides,
     course_settings,
     load_pretrained,
     make_accelerator,
-    make_loader,
-    parse_arguments,
     prepare_output_dir,
     save_final_model,
-    start_or_resume,
     start_tracking,
-    train,
-    write_json,
 )
 from final_report import report_saved_model
+from loop import start_or_resume, train
 from recurrent_schedule import (
     EpochControl,
     PhaseSchedule,
@@ -41,6 +35,8 @@ from recurrent_schedule import (
     make_phased_optimizer,
     schedule_settings,
 )
+from run_arguments import check_overrides, parse_arguments
+from samplers import PaddedBatchSampler, make_loader
 from stream_batches import (
     EpochEnds,
     FramedCollator,

@@ -16,28 +16,23 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
+from best_model import BestModel
+from checkpoints import TrainingState, write_json
 from common import (
-    BestModel,
-    PaddedBatchSampler,
     Run,
-    TrainingArguments,
-    TrainingState,
-    check_overrides,
     course_settings,
     load_pretrained,
     make_accelerator,
-    make_loader,
-    make_optimizer,
-    parse_arguments,
     prepare_output_dir,
     save_final_model,
-    start_or_resume,
     start_tracking,
-    train,
-    write_json,
 )
 from final_report import report_saved_model
 from labeled_evaluation import Objective, add_perplexities, evaluate_given_trees, search_trees, spread
+from loop import start_or_resume, train
+from optimizers import make_optimizer
+from run_arguments import TrainingArguments, check_overrides, parse_arguments
+from samplers import PaddedBatchSampler, make_loader
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from tree_batches import (
