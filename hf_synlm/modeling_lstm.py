@@ -12,7 +12,9 @@ token included, which training makes improbable.
 Shapes: B sentences, T tokens, L layers, H hidden size, E embedding size, V vocabulary, R rows. Losses are in nats.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +28,7 @@ from transformers.utils import can_return_tuple
 
 from .configuration_lstm import LSTMConfig
 from .linear_cross_entropy import linear_cross_entropy
+from .loss_shares import check_shares, share_of
 from .modeling_outputs import SyntacticLMOutput
 from .recurrent_cache import RecurrentCache, segment_mask
 from .token_batch import after_columns, attended_tokens, tokens_first
@@ -192,6 +195,7 @@ class LSTMForCausalLM(LSTMPreTrainedModel, GenerationMixin):
         past_key_values: RecurrentCache | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        loss_shares: Mapping[str, float] | None = None,
         **kwargs: Tensor | None,
     ) -> SyntacticLMOutput:
         """Training loss with `labels`, next-token log-probabilities without.
@@ -206,6 +210,8 @@ class LSTMForCausalLM(LSTMPreTrainedModel, GenerationMixin):
             past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
             logits_to_keep: compute `logits` for the last so many columns (0 = all), or for these columns.
+            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
+                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (so
                 that the first token, which only the beginning predicts, does not count).
 
@@ -226,6 +232,7 @@ class LSTMForCausalLM(LSTMPreTrainedModel, GenerationMixin):
             raise TypeError(f"forward() takes no arguments {sorted(kwargs)}")
         if labels is not None and shift_labels is not None:
             raise ValueError("labels and shift_labels were both given. Pass one of them.")
+        check_shares(loss_shares, ("word",))
         if shift_labels is not None:
             labels = F.pad(shift_labels[:, :-1], (1, 0), value=-100)
         if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
@@ -241,9 +248,40 @@ class LSTMForCausalLM(LSTMPreTrainedModel, GenerationMixin):
             logits = self.lm_head(self.projection(output.last_hidden_state[:, kept]))
             result.logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
             return result
-        result.loss, result.joint_log_prob = self._objective(output, labels.masked_fill(~output.token_mask, -100))
+        loss, result.joint_log_prob = self._objective(output, labels.masked_fill(~output.token_mask, -100))
+        result.loss = loss * share_of(loss_shares, "word")
         result.losses = {"word": result.loss.detach()}
         return result
+
+    def count_loss_items(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        **others: Any,
+    ) -> dict[str, int]:
+        """How many words the loss is a mean over.
+
+        Divided by the count of all calls of a step, this is the `loss_shares` of a call (`loss_shares.to_shares`).
+
+        Args:
+            input_ids: [B, T], as for `forward`, without a cache.
+            attention_mask: [B, T] or `None`.
+            labels: [B, T] or `None`.
+            shift_labels: [B, T] or `None`.
+            **others: further arguments of `forward`; they change no count.
+
+        Returns:
+            The count, named "word".
+
+        Raises:
+            ValueError: see `forward`.
+        """
+        if shift_labels is not None:
+            labels = F.pad(shift_labels[:, :-1], (1, 0), value=-100)
+        mask = self.model._read_columns(input_ids, attention_mask, None)
+        return {"word": int((labels[mask] != -100).sum())}
 
     def _check_labels(self, labels: Tensor, input_ids: Tensor) -> None:
         """Raise ValueError unless the labels are ids of the vocabulary or -100, one per input id."""
