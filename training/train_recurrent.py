@@ -24,9 +24,13 @@ from common import (
     make_accelerator,
     prepare_output_dir,
     save_final_model,
+    set_up_layers,
     start_tracking,
 )
 from final_report import report_saved_model
+from flops import recurrent_flops_per_token
+from generation_samples import SampleGenerator
+from hub_uploads import CheckpointUploads
 from loop import start_or_resume, train
 from recurrent_schedule import (
     EpochControl,
@@ -317,7 +321,7 @@ def card_facts(run: Run, data: StreamDataArguments, num_epochs: int) -> dict[str
     }
 
 
-def write_results(run: Run, seconds: float, test: dict[str, Any] | None) -> None:
+def write_results(run: Run, seconds: float, speed: dict[str, float], test: dict[str, Any] | None) -> None:
     """Write `all_results.json` and print the closing line."""
     notes = run.state.notes
     best = next(item for item in notes["evaluations"] if item["step"] == notes["best"]["step"])
@@ -325,6 +329,7 @@ def write_results(run: Run, seconds: float, test: dict[str, Any] | None) -> None
         "step": run.state.step,
         "best_step": best["step"],
         "seconds_of_this_process": round(seconds, 1),
+        **speed,
         "train": notes.get("train", []),
         "evaluations": notes["evaluations"],
         **({} if test is None else {"test": test}),
@@ -369,8 +374,7 @@ def main(argv: list[str] | None = None) -> None:
     streams, tokenizer, model = load_data(accelerator, model_arguments, data, Path(arguments.output_dir))
     accelerator.print(f"training: {describe_stream(streams.train)}\nvalidation: {describe_stream(streams.validation)}")
     accelerator.print(f"model: {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}")
-    if arguments.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+    set_up_layers(model, arguments)
     if schedule.num_train_epochs:
         ends = make_batches(accelerator, arguments, data, streams.train, tokenizer.pad_token_id)[-1]
         arguments.max_train_steps = ends.step(schedule.num_train_epochs - 1)
@@ -428,9 +432,19 @@ def run_training(
     optimizer.phase = control.next_phase(run)
     dataset, sampler, collate, ends = make_batches(accelerator, arguments, data, streams.train, pad, run.state.consumed)
     loader = make_loader(accelerator, dataset, collate, arguments, sampler)
-    train(run, loader, objective, evaluate, control, evaluation_due=ends.__contains__)
+
+    def facts() -> dict[str, Any]:
+        return card_facts(run, data, len(run.state.notes["evaluations"]) - 1)
+
+    uploads = CheckpointUploads(run, tokenizer, facts)
+    speed = train(
+        run, loader, objective, evaluate, control, evaluation_due=ends.__contains__,
+        generate=SampleGenerator(run, tokenizer), after_checkpoint=uploads,
+        flops_per_token=recurrent_flops_per_token(accelerator.unwrap_model(run.model)),
+    )  # fmt: skip
+    uploads.finish()
     step = control.restore(run)
-    folder = save_final_model(run, tokenizer, card_facts(run, data, len(run.state.notes["evaluations"]) - 1))
+    folder = save_final_model(run, tokenizer, facts())
     test: dict[str, Any] = {}
     if streams.test is not None:
         size = data.test_batch_size or size
@@ -447,7 +461,7 @@ def run_training(
                 folder, tokenizer, treebanks, methods, arguments.seed, parsing.parsing_convention
             )
             test["saved_model"] = report.numbers()
-        write_results(run, time.monotonic() - started, test or None)
+        write_results(run, time.monotonic() - started, speed, test or None)
 
 
 if __name__ == "__main__":
