@@ -12,6 +12,7 @@ Source: the authors' `model/generative_r2d2_fast.py`, `r2d2_insideoutside.py`, `
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from .evaluation_mode import evaluation_mode
 from .incremental_parsing import parse_with_search
 from .inside_outside import InsideChart, inside, outside
 from .linear_cross_entropy import linear_cross_entropy
+from .loss_shares import check_shares, share_of
 from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
 from .search_gpst import GPSTSearchAdapter
 from .syntactic_generation import SyntacticGenerationMixin
@@ -394,6 +396,9 @@ def _chart_tensors(plan: ChartPlan, chart: InsideChart, notes: dict) -> dict:
 
 
 # ---------------------------------------------------------------------------------------------- heads and objective
+LOSS_PARTS = ("auto_encoding", "height", "parser", "token", "action")
+
+
 class GPSTHeads(nn.Module):
     """The heads of the pretraining objective, without the (tied) vocabulary matrix.
 
@@ -413,7 +418,12 @@ class GPSTHeads(nn.Module):
         )
 
     def objective(
-        self, config: GPSTConfig, vocabulary_VD: Tensor, output: SyntacticModelOutput, labels: Tensor
+        self,
+        config: GPSTConfig,
+        vocabulary_VD: Tensor,
+        output: SyntacticModelOutput,
+        labels: Tensor,
+        loss_shares: Mapping[str, float] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """The five parts of the pretraining objective and their weighted sum.
 
@@ -425,6 +435,7 @@ class GPSTHeads(nn.Module):
             vocabulary_VD: the vocabulary matrix.
             output: output of the base model with outside vectors.
             labels: [B, T] target ids in input positions; -100 leaves a token out of the token loss.
+            loss_shares: factors of the parts, besides their weights (see `GPSTForCausalLM.forward`).
 
         Returns:
             The loss, its parts (detached), and log p(text, tree) [B] (detached).
@@ -440,10 +451,12 @@ class GPSTHeads(nn.Module):
         num_counted = counted.sum().clamp_min(1)
         tokens = self.token(output.token_hidden_state[row, column])
         states = torch.cat([self.auto_encoding(output.outside_vectors).to(tokens.dtype), tokens])
+        share = {name: share_of(loss_shares, name) for name in LOSS_PARTS}
+        weight = {name: share[name] * getattr(config, f"{name}_loss_weight") for name in LOSS_PARTS}
         coefficient = torch.cat(
             [
-                torch.full_like(leaf_ids, config.auto_encoding_loss_weight / plan.num_leaves, dtype=torch.float32),
-                counted * (config.token_loss_weight / num_counted),
+                torch.full_like(leaf_ids, weight["auto_encoding"] / plan.num_leaves, dtype=torch.float32),
+                counted * (weight["token"] / num_counted),
             ]
         )
         targets = torch.cat([leaf_ids, torch.where(counted, target, leaf_ids)])
@@ -452,12 +465,7 @@ class GPSTHeads(nn.Module):
         action_loss, action_BA = self.action_loss(output)
         height = _height_loss(config, structure["height_N"][plan.root_S], plan.length_S)
         parser = _parser_loss(output.parser_scores, structure["nodes"])
-        loss = (
-            vocabulary_loss
-            + config.height_loss_weight * height
-            + config.parser_loss_weight * parser
-            + config.action_loss_weight * action_loss
-        )
+        loss = vocabulary_loss + weight["height"] * height + weight["parser"] * parser + weight["action"] * action_loss
         losses = {
             "auto_encoding": ae_loss.mean(),
             "height": height.detach().float(),
@@ -465,6 +473,7 @@ class GPSTHeads(nn.Module):
             "token": (token_loss * counted).sum() / num_counted,
             "action": action_loss.detach(),
         }
+        losses = {name: share[name] * value for name, value in losses.items()}
         joint = -action_BA.sum(1).index_add(0, row, token_loss.to(action_BA.dtype))
         return loss, losses, joint
 
@@ -476,6 +485,21 @@ class GPSTHeads(nn.Module):
         # The slot after the last node is trained (GEN), but it is no action of the tree.
         after_last = F.pad(target[:, 1:] < 0, (0, 1), value=True)
         return loss_BA.sum() / (target >= 0).sum(), loss_BA.detach().masked_fill(after_last, 0)
+
+
+def _count_items(text: TokenBatch, labels: Tensor) -> dict[str, int]:
+    """What the parts of the objective are means over, from the text alone: a sentence of n tokens has n - 1 nodes."""
+    ids = text.sentence_ids
+    is_token = ids != 0
+    num_tokens = int(is_token.sum())
+    num_sentences = int((is_token & (ids != F.pad(ids[:, :-1], (1, 0)))).sum())
+    return {
+        "auto_encoding": num_tokens,
+        "height": num_sentences,
+        "parser": num_tokens - num_sentences,
+        "token": int((text.align(labels)[is_token] != -100).sum()),
+        "action": 2 * num_tokens - num_sentences + len(ids),  # all nodes, and the slot after the last one of a row
+    }
 
 
 def _checked_labels(config: GPSTConfig, labels: Tensor) -> Tensor:
@@ -552,6 +576,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         output_chart: bool = False,
+        loss_shares: Mapping[str, float] | None = None,
         **kwargs: Tensor | None,
     ) -> SyntacticLMOutput:
         """Training objective with `labels`, next-token log-probabilities without.
@@ -574,6 +599,8 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
             use_cache: return the search state.
             logits_to_keep: compute `logits` for the last so many positions only (0 = all).
             output_chart: return the chart tensors.
+            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
+                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (so
                 that the first token, which only the beginning predicts, does not count).
 
@@ -592,6 +619,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
             raise TypeError(f"forward() takes no arguments {sorted(kwargs)}")
         if labels is not None and shift_labels is not None:
             raise ValueError("labels and shift_labels were both given. Pass one of them.")
+        check_shares(loss_shares, LOSS_PARTS)
         if shift_labels is not None:
             labels = F.pad(shift_labels[:, :-1], (1, 0), value=-100)
         if labels is None and merge_order is None and spans is None and not output_chart:
@@ -623,10 +651,39 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         result = SyntacticLMOutput(spans=output.spans, chart=output.chart)
         if labels is not None:
             result.loss, result.losses, result.joint_log_prob = self.heads.objective(
-                self.config, self.lm_head.weight, output, labels
+                self.config, self.lm_head.weight, output, labels, loss_shares
             )
             return result
         return self._given_tree(result, output)
+
+    def count_loss_items(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        attention_mask: Tensor | None = None,
+        sentence_ids: Tensor | None = None,
+        **others: Any,
+    ) -> dict[str, int]:
+        """How many items each part of the objective is a mean over: tokens, sentences, nodes, labels, slots.
+
+        Divided by the counts of all calls of a step, these are the `loss_shares` of a call (`loss_shares.to_shares`).
+        Two properties of a batch are no such means: the product of `config.height_loss` "shipped", whose second factor
+        stays that of the call, and noise, which every call draws for itself.
+
+        Args:
+            input_ids: [B, T], as for `forward`.
+            labels: [B, T].
+            attention_mask: [B, T] or `None`.
+            sentence_ids: [B, T] or `None`.
+            **others: further arguments of `forward`; they change no count.
+
+        Returns:
+            Counts by the names of `losses`.
+
+        Raises:
+            ValueError: see `forward`.
+        """
+        return _count_items(TokenBatch.read(self.config, input_ids, attention_mask, sentence_ids, None), labels)
 
     def _given_tree(self, result: SyntacticLMOutput, output: SyntacticModelOutput) -> SyntacticLMOutput:
         """Probabilities of the text under the trees of one pass."""
@@ -753,6 +810,7 @@ class GPSTForSequenceClassification(GPSTPreTrainedModel):
         labels: Tensor | None = None,
         sentence_ids: Tensor | None = None,
         word_ends: Tensor | None = None,
+        loss_shares: Mapping[str, float] | None = None,
     ) -> SyntacticClassifierOutput:
         """Classify texts; with `labels`, the loss is the classifier's plus the pretraining objective on the inputs.
 
@@ -763,6 +821,7 @@ class GPSTForSequenceClassification(GPSTPreTrainedModel):
             sentence_ids: [B, T] sentence numbers; by default SEP and CLS tokens stand alone and what lies between
                 them is one sentence.
             word_ends: [B, T], True at the last piece of every word.
+            loss_shares: see `GPSTForCausalLM.forward`; the classifier's part is named "classification".
 
         Returns:
             `SyntacticClassifierOutput`. The state is taken after the last CLS token, or after the last token of a row
@@ -773,6 +832,7 @@ class GPSTForSequenceClassification(GPSTPreTrainedModel):
 
         Source: GPST section 4.1 and appendix A.3.
         """
+        check_shares(loss_shares, ("classification", *LOSS_PARTS))
         mask = attended_tokens(self.config, input_ids, attention_mask)
         if sentence_ids is None:
             sentence_ids = self.sentence_ids(input_ids, mask)
@@ -787,10 +847,38 @@ class GPSTForSequenceClassification(GPSTPreTrainedModel):
         result = SyntacticClassifierOutput(logits=logits, spans=output.spans)
         if labels is not None:
             classification = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-            loss, losses, _ = self.heads.objective(self.config, self.lm_head.weight, output, input_ids)
+            classification = classification * share_of(loss_shares, "classification")
+            loss, losses, _ = self.heads.objective(self.config, self.lm_head.weight, output, input_ids, loss_shares)
             result.loss = classification + loss
             result.losses = {"classification": classification.detach(), **losses}
         return result
+
+    def count_loss_items(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        sentence_ids: Tensor | None = None,
+        **others: Any,
+    ) -> dict[str, int]:
+        """How many items each part of the loss is a mean over (see `GPSTForCausalLM.count_loss_items`).
+
+        Args:
+            input_ids: [B, T], as for `forward`.
+            attention_mask: [B, T] or `None`.
+            sentence_ids: [B, T] or `None`.
+            **others: further arguments of `forward`; they change no count.
+
+        Returns:
+            Counts by the names of `losses`.
+
+        Raises:
+            ValueError: see `forward`.
+        """
+        mask = attended_tokens(self.config, input_ids, attention_mask)
+        if sentence_ids is None:
+            sentence_ids = self.sentence_ids(input_ids, mask)
+        text = TokenBatch.read(self.config, input_ids, None, sentence_ids, None)
+        return {"classification": len(input_ids), **_count_items(text, input_ids)}
 
     def sentence_ids(self, input_ids: Tensor, mask: Tensor) -> Tensor:
         """Sentence numbers of `input_ids`: every SEP and CLS token is a sentence of its own; 0 where `mask` is False.

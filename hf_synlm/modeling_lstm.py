@@ -12,7 +12,9 @@ token included, which training makes improbable.
 Shapes: B sentences, T tokens, L layers, H hidden size, E embedding size, V vocabulary, R rows. Losses are in nats.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +27,7 @@ from transformers.utils import can_return_tuple
 
 from .configuration_lstm import LSTMConfig
 from .linear_cross_entropy import linear_cross_entropy
+from .loss_shares import check_shares, share_of
 from .modeling_outputs import SyntacticLMOutput
 from .recurrent_cache import RecurrentCache, check_cache, segment_mask
 from .recurrent_language_model import RecurrentGenerationMixin, RecurrentPreTrainedModel
@@ -187,6 +190,7 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
         past_key_values: RecurrentCache | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        loss_shares: Mapping[str, float] | None = None,
         **kwargs: Tensor | None,
     ) -> SyntacticLMOutput:
         """Training loss with `labels`, next-token log-probabilities without.
@@ -201,6 +205,8 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
             past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
             logits_to_keep: compute `logits` for the last so many columns (0 = all), or for these columns.
+            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
+                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (so
                 that the first token does not count, unless its row begins with the begin token).
 
@@ -221,6 +227,7 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
             raise TypeError(f"forward() takes no arguments {sorted(kwargs)}")
         if labels is not None and shift_labels is not None:
             raise ValueError("labels and shift_labels were both given. Pass one of them.")
+        check_shares(loss_shares, ("word",))
         given = labels if shift_labels is None else shift_labels
         if given is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError("logits_to_keep goes with next-token logits. Leave it out together with labels.")
@@ -239,10 +246,41 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
         if shift_labels is None:  # a label is predicted from the state before its column
             states = torch.cat([output.initial_state[:, None], states[:, :-1]], 1)
         else:  # from that after it, also before the first token
-            mask = mask | F.pad(mask[:, 1:], (0, 1))
-        result.loss, result.joint_log_prob = self._objective(states, given.masked_fill(~mask, -100))
+            mask = _with_beginnings(mask)
+        loss, result.joint_log_prob = self._objective(states, given.masked_fill(~mask, -100))
+        result.loss = loss * share_of(loss_shares, "word")
         result.losses = {"word": result.loss.detach()}
         return result
+
+    def count_loss_items(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        **others: Any,
+    ) -> dict[str, int]:
+        """How many words the loss is a mean over.
+
+        Divided by the count of all calls of a step, this is the `loss_shares` of a call (`loss_shares.to_shares`).
+
+        Args:
+            input_ids: [B, T], as for `forward`, without a cache.
+            attention_mask: [B, T] or `None`.
+            labels: [B, T] or `None`.
+            shift_labels: [B, T] or `None`.
+            **others: further arguments of `forward`; they change no count.
+
+        Returns:
+            The count, named "word".
+
+        Raises:
+            ValueError: see `forward`.
+        """
+        mask = self.model._read_columns(input_ids, attention_mask, None)
+        if shift_labels is not None:
+            labels, mask = shift_labels, _with_beginnings(mask)
+        return {"word": int((labels[mask] != -100).sum())}
 
     def _objective(self, states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss of the labels that count, and their log-probability per row [B] (detached)."""
@@ -256,6 +294,11 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
             hidden_RE, self.lm_head.weight, labels[row, column].long(), coefficient, self.lm_head.bias
         )
         return loss, -loss_R.new_zeros(len(labels)).index_add(0, row, loss_R)
+
+
+def _with_beginnings(mask_BT: Tensor) -> Tensor:
+    """The columns of tokens, and the one before the first token, where the state is that of the beginning."""
+    return mask_BT | F.pad(mask_BT[:, 1:], (0, 1))
 
 
 __all__ = ["LSTMForCausalLM", "LSTMModel", "LSTMModelOutput", "LSTMPreTrainedModel"]

@@ -11,6 +11,9 @@ Source: `model.py` and `main.py` of Ordered-Neurons, and of SDLM, its fork with 
 embedding leaves the last vocabulary row without its gradient, by accident (`padding_idx=-1`); here it has it.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,6 +23,7 @@ from transformers.utils import can_return_tuple
 
 from .configuration_on_lstm import ONLSTMConfig
 from .layer_on_lstm import ONLSTMLayer
+from .loss_shares import check_shares
 from .modeling_outputs import ParseOutput
 from .recurrent_cache import RecurrentCache, segment_mask
 from .recurrent_dropout import embedding_dropout, locked_dropout
@@ -32,7 +36,7 @@ from .recurrent_language_model import (
     activation_penalty,
     temporal_activation_penalty,
 )
-from .syntactic_distance import Decoder, check_gold_distances, distance_loss, distance_trees
+from .syntactic_distance import Decoder, check_gold_distances, count_pairs, distance_loss, distance_trees
 from .token_batch import after_columns, tokens_first
 from .trees import Span
 
@@ -194,6 +198,7 @@ class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, Generatio
         past_key_values: RecurrentCache | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        loss_shares: Mapping[str, float] | None = None,
         **kwargs: Tensor | None,
     ) -> RecurrentLMOutput:
         """Training loss with `labels`, next-token log-probabilities without.
@@ -211,6 +216,8 @@ class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, Generatio
             past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
             logits_to_keep: compute `logits` for the last so many columns (0 = all), or for these columns.
+            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
+                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1.
 
         Returns:
@@ -228,7 +235,7 @@ class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, Generatio
         remedy = "set config.supervised_layers" if self.config.supervised_layers is None else None
         check_gold_distances(input_ids, distances, labeled, remedy)
         result, output, _ = self.score_text(
-            input_ids, attention_mask, labels, past_key_values, use_cache, logits_to_keep, kwargs
+            input_ids, attention_mask, labels, past_key_values, use_cache, logits_to_keep, loss_shares, kwargs
         )
         if result.loss is None:
             return result
@@ -242,12 +249,36 @@ class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, Generatio
                     temporal_activation_penalty(states, mask),
                 ),
             },
+            loss_shares,
         )
         result.loss = config.language_model_weight * result.loss
         if output.syd_distances is not None:
             value = distance_loss(config, input_ids, mask, output.syd_distances, distances)
-            self.add_losses(result, {"syntactic_distance": (config.syntactic_distance_weight, value)})
+            parts = {"syntactic_distance": (config.syntactic_distance_weight, value)}
+            self.add_losses(result, parts, loss_shares)
+        check_shares(loss_shares, result.losses)
         return result
+
+    def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
+        """How many items each part of the loss is a mean over (see `RecurrentLanguageModel.count_loss_items`).
+
+        Pairs of distances are counted inside the rows given here; scope "batch" compares whole batches, which pieces
+        of them cannot add up to.
+
+        Args:
+            input_ids: [B, T], as for `forward`.
+            **others: further arguments of `forward`.
+
+        Returns:
+            Counts by the names of `losses`.
+        """
+        counts = super().count_loss_items(input_ids, **others)
+        counts.update(self.count_columns(input_ids, others.get("attention_mask")))
+        if self.config.supervised_layers and self.config.syntactic_distance_reduction == "mean":
+            counts["syntactic_distance"] = count_pairs(
+                self.config, input_ids, others.get("attention_mask"), others.get("distances")
+            )
+        return counts
 
     def parse(
         self,

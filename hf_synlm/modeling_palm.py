@@ -19,7 +19,7 @@ Shapes: B sentences, T tokens, K spans, H hidden size, E embedding size, D width
 are in nats.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,7 @@ from transformers.generation import GenerationMixin
 from transformers.utils import can_return_tuple
 
 from .configuration_palm import PaLMConfig
+from .loss_shares import check_shares
 from .matrix_products import OneDNNLinear
 from .modeling_outputs import ParseOutput
 from .recurrent_cache import RecurrentCache, segment_mask
@@ -301,6 +302,7 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
         past_key_values: RecurrentCache | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        loss_shares: Mapping[str, float] | None = None,
         **kwargs: Tensor | None,
     ) -> RecurrentLMOutput:
         """Training objective with `labels`, next-token log-probabilities without.
@@ -321,6 +323,8 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
             past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
             logits_to_keep: compute `logits` for the last so many columns (0 = all), or for these columns.
+            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
+                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1.
 
         Returns:
@@ -337,7 +341,7 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
         if spans is not None:
             self._check_supervision(spans, input_ids, labels is not None or kwargs.get("shift_labels") is not None)
         result, output, features = self.score_text(
-            input_ids, attention_mask, labels, past_key_values, use_cache, logits_to_keep, kwargs
+            input_ids, attention_mask, labels, past_key_values, use_cache, logits_to_keep, loss_shares, kwargs
         )
         if result.loss is None:
             return result
@@ -353,7 +357,25 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
             target_BTK = gold_attention(spans, mask_BT, output.span_scores)
             loss = attention_loss(output.span_scores, target_BTK, mask_BT)
             parts["span_attention"] = (config.span_attention_weight, loss)
-        return self.add_losses(result, parts)
+        self.add_losses(result, parts, loss_shares)
+        check_shares(loss_shares, result.losses)
+        return result
+
+    def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
+        """How many items each part of the loss is a mean over (see `RecurrentLanguageModel.count_loss_items`).
+
+        Args:
+            input_ids: [B, T], as for `forward`.
+            **others: further arguments of `forward`.
+
+        Returns:
+            Counts by the names of `losses`.
+        """
+        counts = super().count_loss_items(input_ids, **others)
+        counts.update(self.count_columns(input_ids, others.get("attention_mask")))
+        if others.get("spans") is not None:
+            counts["span_attention"] = counts["activation"]
+        return counts
 
     def _check_supervision(self, spans: Sequence[Sequence[Span]], input_ids: Tensor, has_labels: bool) -> None:
         """Raise ValueError unless the attention can be trained on these spans."""

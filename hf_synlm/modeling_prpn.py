@@ -15,8 +15,9 @@ before the sentences. Losses are in nats.
 Source: `model_PRPN.py` of the authors' code (yikangshen/PRPN).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from transformers.utils import can_return_tuple
 
 from .configuration_prpn import PRPNConfig
 from .layers_prpn import TokenRows, UnbiasedLayerNorm, drop
+from .loss_shares import check_shares
 from .modeling_outputs import ParseOutput
 from .parser_prpn import (
     FAR,
@@ -45,7 +47,7 @@ from .recurrent_language_model import (
     RecurrentPreTrainedModel,
     RecurrentSequenceClassifier,
 )
-from .syntactic_distance import Decoder, check_gold_distances, distance_loss, distance_trees
+from .syntactic_distance import Decoder, check_gold_distances, count_pairs, distance_loss, distance_trees
 from .token_batch import after_columns, tokens_first
 from .trees import Span
 
@@ -276,6 +278,7 @@ class PRPNForCausalLM(RecurrentLanguageModel, PRPNPreTrainedModel, GenerationMix
         past_key_values: RecurrentCache | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        loss_shares: Mapping[str, float] | None = None,
         **kwargs: Tensor | None,
     ) -> RecurrentLMOutput:
         """Training objective with `labels`, next-token log-probabilities without.
@@ -294,6 +297,8 @@ class PRPNForCausalLM(RecurrentLanguageModel, PRPNPreTrainedModel, GenerationMix
             past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
             logits_to_keep: compute `logits` for the last so many columns (0 = all), or for these columns.
+            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
+                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1.
 
         Returns:
@@ -311,15 +316,39 @@ class PRPNForCausalLM(RecurrentLanguageModel, PRPNPreTrainedModel, GenerationMix
         remedy = None if self.config.parsing_network == "recurrent" else "set parsing_network='recurrent'"
         check_gold_distances(input_ids, distances, labeled, remedy)
         result, output, _ = self.score_text(
-            input_ids, attention_mask, labels, past_key_values, use_cache, logits_to_keep, kwargs
+            input_ids, attention_mask, labels, past_key_values, use_cache, logits_to_keep, loss_shares, kwargs
         )
         if result.loss is None:
             return result
         result.loss = self.config.language_model_weight * result.loss
         if output.syd_distances is None:
+            check_shares(loss_shares, result.losses)
             return result
         ranking = distance_loss(self.config, input_ids, output.token_mask, output.syd_distances, distances)
-        return self.add_losses(result, {"syntactic_distance": (self.config.syntactic_distance_weight, ranking)})
+        parts = {"syntactic_distance": (self.config.syntactic_distance_weight, ranking)}
+        self.add_losses(result, parts, loss_shares)
+        check_shares(loss_shares, result.losses)
+        return result
+
+    def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
+        """How many items each part of the loss is a mean over (see `RecurrentLanguageModel.count_loss_items`).
+
+        Batch normalization and pairs of distances of scope "batch" look at a whole batch, which pieces of it cannot add
+        up to.
+
+        Args:
+            input_ids: [B, T], as for `forward`.
+            **others: further arguments of `forward`.
+
+        Returns:
+            Counts by the names of `losses`.
+        """
+        counts = super().count_loss_items(input_ids, **others)
+        if self.config.parsing_network == "recurrent" and self.config.syntactic_distance_reduction == "mean":
+            counts["syntactic_distance"] = count_pairs(
+                self.config, input_ids, others.get("attention_mask"), others.get("distances")
+            )
+        return counts
 
     def parse(
         self,

@@ -11,6 +11,7 @@ w element size, h stack size, V vocabulary, Y nonterminals. Log-probabilities an
 Source: the authors' `models.py`, `fixed_stack_models.py` and `fixed_stack_in_order_models.py` (aistairc/rnng-pytorch).
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from .fast_track_decoding import FastTrackDecoder
 from .fast_track_search import FastTrackSearch
 from .incremental_parsing import parse_with_search
 from .linear_cross_entropy import linear_cross_entropy
+from .loss_shares import check_shares, share_of
 from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
 from .particle_search import ParticleSearch
 from .schedule_rnng import RNNGSchedule, make_schedule
@@ -310,6 +312,7 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         output_logits: bool = False,
+        loss_shares: Mapping[str, float] | None = None,
     ) -> SyntacticLMOutput:
         """Training objective and probability of given derivations with `actions`, next-token log-probabilities without.
 
@@ -331,6 +334,8 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
             logits_to_keep: compute `logits` for the last so many positions only (0 = all).
             output_logits: also return `action_logits` [B, A, Y] and `token_logits_given_tree` [B, T, V] of the given
                 derivations.
+            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
+                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
 
         Returns:
             `SyntacticLMOutput`; with `actions` its `joint_log_prob` [B] is log p(text, tree).
@@ -342,6 +347,7 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         Cost: objective: as many sequential steps as trees are high and stacks deep (LSTM composition). Logits: T
             words, each about ten steps of `config.action_beam_size` states.
         """
+        check_shares(loss_shares, ("action", "word"))
         if actions is None:
             if labels is not None or schedule is not None or output_logits:
                 raise ValueError(
@@ -373,7 +379,35 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         else:
             _check_schedule(schedule, self.model.composition.reads_stack, actions, mask)
             schedule = schedule.to(input_ids.device)
-        return self._given_tree(input_ids, mask, labels, actions, schedule, output_logits)
+        return self._given_tree(input_ids, mask, labels, actions, schedule, output_logits, loss_shares)
+
+    def count_loss_items(
+        self, input_ids: Tensor, actions: Tensor, attention_mask: Tensor | None = None, **others: Any
+    ) -> dict[str, int]:
+        """How many items the parts of the loss are divided by; none if `config.loss_normalization` is "sum".
+
+        Divided by the counts of all calls of a step, these are the `loss_shares` of a call (`loss_shares.to_shares`).
+
+        Args:
+            input_ids: [B, T], as for `forward`.
+            actions: [B, A].
+            attention_mask: [B, T] or `None`.
+            **others: further arguments of `forward`; they change no count.
+
+        Returns:
+            Counts by the names of `losses`.
+
+        Raises:
+            ValueError: see `forward`.
+        """
+        kind = self.config.loss_normalization
+        if kind == "sum":
+            return {}
+        if kind == "token":
+            count = int(attended_tokens(self.config, input_ids, attention_mask).sum())
+        else:
+            count = len(input_ids) if kind == "batch" else int((actions != 0).sum())
+        return {"action": count, "word": count}
 
     def _given_tree(
         self,
@@ -383,14 +417,17 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         actions: Tensor,
         schedule: RNNGSchedule,
         output_logits: bool,
+        loss_shares: Mapping[str, float] | None,
     ) -> SyntacticLMOutput:
         """Log-probabilities of the actions and words of given derivations, heads in one multiplication each."""
         parts = _score_derivations(self, self.model.run(input_ids, mask, schedule), input_ids, mask, labels, schedule)
         sizes = {"batch": len(mask), "sum": 1, "action": len(parts.action_loss), "token": len(parts.word_loss)}
         divisor = sizes[self.config.loss_normalization]
+        action = parts.action_total * (share_of(loss_shares, "action") / divisor)
+        word = parts.word_total * (share_of(loss_shares, "word") / divisor)
         output = SyntacticLMOutput(
-            loss=(parts.action_total + parts.word_total) / divisor,
-            losses={"action": parts.action_total.detach() / divisor, "word": parts.word_total.detach() / divisor},
+            loss=action + word,
+            losses={"action": action.detach(), "word": word.detach()},
             joint_log_prob=parts.joint,
         )
         if output_logits:

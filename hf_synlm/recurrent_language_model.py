@@ -15,7 +15,7 @@ Shapes: B sentences, T columns of the input, L layers, E features that are read 
 Losses and log-probabilities in nats.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from .actions import PAD_ACTION, spans_to_actions
 from .evaluation_mode import evaluation_mode
 from .framed_sentences import ends_of_words, frame_sentences, spread_spans
 from .linear_cross_entropy import linear_cross_entropy
+from .loss_shares import share_of
 from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
 from .recurrent_cache import RecurrentCache
 from .token_batch import check_labels, next_tokens
@@ -194,6 +195,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         past_key_values: RecurrentCache | None,
         use_cache: bool | None,
         logits_to_keep: int | Tensor,
+        loss_shares: Mapping[str, float] | None,
         more: dict[str, Any],
     ) -> tuple[RecurrentLMOutput, RecurrentModelOutput, Tensor]:
         """Next-token log-probabilities, or with labels the cross entropy: what every `forward` begins with.
@@ -205,6 +207,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
             past_key_values: state to continue from.
             use_cache: return the state.
             logits_to_keep: compute `logits` for the last so many columns (0 = all), or for these columns.
+            loss_shares: factors of the parts of the loss, besides their weights.
             more: keyword arguments left over; they may hold `shift_labels` [B, T], labels already shifted, and nothing
                 else. (Trainer takes every argument of `forward` with "label" in its name for one that must be there.)
 
@@ -247,8 +250,8 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         else:
             targets = shift_labels if mask is None else shift_labels.masked_fill(~mask, -100)
         loss, log_prob_BT = self._cross_entropy(features, targets)
-        result.loss, result.joint_log_prob = loss, log_prob_BT.sum(1)
-        result.losses = {"language_model": loss.detach()}
+        result.loss, result.joint_log_prob = loss * share_of(loss_shares, "language_model"), log_prob_BT.sum(1)
+        result.losses = {"language_model": result.loss.detach()}
         return result, output, features
 
     def _cross_entropy(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -264,20 +267,65 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         )
         return loss, torch.where(counts, -loss_R, torch.zeros_like(loss_R)).view(targets.shape)
 
-    def add_losses(self, result: RecurrentLMOutput, parts: dict[str, tuple[float, Tensor]]) -> RecurrentLMOutput:
+    def add_losses(
+        self,
+        result: RecurrentLMOutput,
+        parts: dict[str, tuple[float, Tensor]],
+        loss_shares: Mapping[str, float] | None,
+    ) -> RecurrentLMOutput:
         """Add weighted parts to the loss.
 
         Args:
             result: output with `loss` and `losses`, changed in place.
             parts: by name the weight and the value of each part; `losses` holds the values without their weights.
+            loss_shares: factors of the parts, besides their weights.
 
         Returns:
             `result`.
         """
         for name, (weight, value) in parts.items():
-            result.loss = result.loss + weight * value
-            result.losses[name] = value.detach()
+            share = value * share_of(loss_shares, name)
+            result.loss = result.loss + weight * share
+            result.losses[name] = share.detach()
         return result
+
+    def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
+        """How many items each part of the loss is a mean over, so far as it is one.
+
+        Divided by the counts of all calls of a step, these are the `loss_shares` of a call (`loss_shares.to_shares`).
+
+        Args:
+            input_ids: [B, T], as for `forward`.
+            **others: the other arguments of `forward`: `labels` or `shift_labels`, perhaps `attention_mask` and gold
+                trees.
+
+        Returns:
+            Counts by the names of `losses`.
+        """
+        attention_mask, shift_labels = others.get("attention_mask"), others.get("shift_labels")
+        mask = None if attention_mask is None else attention_mask.bool()
+        if shift_labels is None:
+            targets = next_tokens(others["labels"], mask)
+        else:
+            targets = shift_labels if mask is None else shift_labels.masked_fill(~mask, -100)
+        return {"language_model": int((targets != -100).sum())}
+
+    @staticmethod
+    def count_columns(input_ids: Tensor, attention_mask: Tensor | None) -> dict[str, int]:
+        """How many items the penalties of the states are means over.
+
+        Args:
+            input_ids: [B, T].
+            attention_mask: [B, T] or `None`.
+
+        Returns:
+            Number of tokens ("activation") and of steps from a token to the next ("temporal_activation").
+        """
+        if attention_mask is None:
+            rows, columns = input_ids.shape
+            return {"activation": rows * columns, "temporal_activation": rows * (columns - 1)}
+        count_B = attention_mask.bool().sum(1)
+        return {"activation": int(count_B.sum()), "temporal_activation": int((count_B - 1).clamp_min(0).sum())}
 
     # ------------------------------------------------------------------------------------------------------ trees
     def parse_text(

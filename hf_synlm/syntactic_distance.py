@@ -172,15 +172,52 @@ def ranking_loss(
     if predicted_BT.shape != gold_BT.shape:
         raise ValueError(f"Gold distances are {tuple(gold_BT.shape)}, predicted ones {tuple(predicted_BT.shape)}.")
     predicted = predicted_BT.to(torch.promote_types(predicted_BT.dtype, torch.float32))
-    gold = gold_BT
     if scope == "batch":
-        predicted, gold = predicted.t(), gold.t()
-    higher = gold[:, :, None] > gold[:, None, :]  # False for NaN
-    if scope == "sentence" and sentence_ids_BT is not None:
-        higher = higher & (sentence_ids_BT[:, :, None] == sentence_ids_BT[:, None, :])
+        predicted = predicted.t()
+    higher = _ordered_pairs(gold_BT, scope, sentence_ids_BT)
     hinge = (margin - (predicted[:, :, None] - predicted[:, None, :])).relu()
     total = torch.where(higher, hinge, torch.zeros_like(hinge)).sum()
     return total if reduction == "sum" else total / higher.sum().clamp_min(1)
+
+
+def _ordered_pairs(gold_BT: Tensor, scope: str, sentence_ids_BT: Tensor | None) -> Tensor:
+    """Pairs of values that are compared, the first one higher: [B, T, T], or for scope "batch" [T, B, B]."""
+    gold = gold_BT.t() if scope == "batch" else gold_BT
+    higher = gold[:, :, None] > gold[:, None, :]  # False for NaN
+    if scope == "sentence" and sentence_ids_BT is not None:
+        higher = higher & (sentence_ids_BT[:, :, None] == sentence_ids_BT[:, None, :])
+    return higher
+
+
+def _gold_values(config: Any, input_ids: Tensor, mask_BT: Tensor | None, gold_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Gold distances, NaN at columns that are no tokens, and the number of the sentence of each column."""
+    # Without an end token a row is one sentence.
+    ends = torch.zeros_like(input_ids, dtype=torch.bool)
+    if config.eos_token_id is not None:
+        ends = input_ids == config.eos_token_id
+    if mask_BT is not None:
+        gold_BT, ends = gold_BT.masked_fill(~mask_BT, torch.nan), ends & mask_BT
+    # An end token is the last token of its sentence.
+    return gold_BT, ends.cumsum(1) - ends.long()
+
+
+def count_pairs(config: Any, input_ids: Tensor, mask_BT: Tensor | None, gold_BT: Tensor | None) -> int:
+    """Number of pairs that the ranking loss of a layer is a mean over.
+
+    Args:
+        config: see `distance_loss`.
+        input_ids: [B, T].
+        mask_BT: 1 = token; None = every column.
+        gold_BT: gold distances, NaN where there is none; None = none at all.
+
+    Returns:
+        The number.
+    """
+    if gold_BT is None:
+        return 0
+    mask_BT = None if mask_BT is None else mask_BT.bool()
+    gold_BT, sentence_ids_BT = _gold_values(config, input_ids, mask_BT, gold_BT)
+    return int(_ordered_pairs(gold_BT, config.syntactic_distance_scope, sentence_ids_BT).sum())
 
 
 def distance_loss(
@@ -202,12 +239,7 @@ def distance_loss(
     """
     predicted_XBT = predicted_XBT * config.syntactic_distance_scale
     gold_BT = torch.full_like(predicted_XBT[0], torch.nan) if gold_BT is None else gold_BT.to(predicted_XBT)
-    # Without an end token a row is one sentence.
-    ends = torch.zeros_like(input_ids, dtype=torch.bool)
-    if config.eos_token_id is not None:
-        ends = input_ids == config.eos_token_id
-    if mask_BT is not None:
-        gold_BT, ends = gold_BT.masked_fill(~mask_BT, torch.nan), ends & mask_BT
+    gold_BT, sentence_ids_BT = _gold_values(config, input_ids, mask_BT, gold_BT)
     losses = [
         ranking_loss(
             predicted_BT,
@@ -215,8 +247,7 @@ def distance_loss(
             margin=config.syntactic_distance_margin,
             scope=config.syntactic_distance_scope,
             reduction=config.syntactic_distance_reduction,
-            # An end token is the last token of its sentence.
-            sentence_ids_BT=ends.cumsum(1) - ends.long(),
+            sentence_ids_BT=sentence_ids_BT,
         )
         for predicted_BT in predicted_XBT
     ]
@@ -251,6 +282,7 @@ __all__ = [
     "DECODERS",
     "Decoder",
     "check_gold_distances",
+    "count_pairs",
     "distance_loss",
     "distance_trees",
     "distances_to_spans",

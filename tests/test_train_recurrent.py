@@ -5,35 +5,33 @@ import inspect
 import json
 import math
 import shutil
-import sys
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import checkpoints
+import common
 import numpy as np
 import pytest
+import recurrent_schedule as schedules
+import run_arguments
+import stream_batches
+import stream_evaluation
 import torch
+import train_recurrent
 import yaml
 from safetensors.torch import load_file
 from training_runs import TRAINING, kill_after_checkpoint, run_script
 from transformers import AutoTokenizer
 
-sys.path.insert(0, str(TRAINING))
-
-import common  # noqa: E402
-import recurrent_schedule as schedules  # noqa: E402
-import stream_batches  # noqa: E402
-import stream_evaluation  # noqa: E402
-import train_recurrent  # noqa: E402
-
-from hf_synlm.conversion import convert_state_dict  # noqa: E402
-from hf_synlm.conversion.on_lstm import RULES  # noqa: E402
-from hf_synlm.conversion.rename import rename_state_dict  # noqa: E402
-from hf_synlm.data.samples import sample_path  # noqa: E402
-from hf_synlm.data.streams import SentenceCode, make_stream  # noqa: E402
-from hf_synlm.data.treebank import read_treebank  # noqa: E402
-from hf_synlm.evaluation.parsing import unlabeled_f1  # noqa: E402
+from hf_synlm.conversion import convert_state_dict
+from hf_synlm.conversion.on_lstm import RULES
+from hf_synlm.conversion.rename import rename_state_dict
+from hf_synlm.data.samples import sample_path
+from hf_synlm.data.streams import SentenceCode, make_stream
+from hf_synlm.data.treebank import read_treebank
+from hf_synlm.evaluation.parsing import unlabeled_f1
 
 TYPES = (
     train_recurrent.ModelArguments,
@@ -76,7 +74,7 @@ def flags(corpus: dict[str, str], output_dir: Path, architecture: str, *more: st
 
 def parse(*flags: str) -> tuple:
     mappings = ["config_overrides", "parse_options"]
-    return common.parse_arguments(TYPES, ("--output_dir", "x", *flags), mappings=mappings)
+    return run_arguments.parse_arguments(TYPES, ("--output_dir", "x", *flags), mappings=mappings)
 
 
 # ---------------------------------------------------------------------------------------------- schedules
@@ -254,7 +252,7 @@ def test_ends_of_epochs() -> None:
 # ---------------------------------------------------------------------------------------------- evaluation
 def small_model(corpus: dict[str, str], tmp_path: Path, architecture: str, *more: str) -> tuple:
     model_arguments, data, *_ = parse(*flags(corpus, tmp_path, architecture, *more))
-    accelerator = common.make_accelerator(common.TrainingArguments(output_dir=str(tmp_path)))
+    accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
     streams, tokenizer, model = train_recurrent.load_data(accelerator, model_arguments, data, tmp_path)
     return accelerator, data, streams, tokenizer, model
 
@@ -321,7 +319,7 @@ def test_a_corpus_may_be_a_single_long_line(tmp_path: Path, monkeypatch: pytest.
         data = stream_batches.StreamDataArguments(
             [file], [file], file_format="text", tokenizer_type=kind, tokenizer_vocab_size=None
         )
-        accelerator = common.make_accelerator(common.TrainingArguments(output_dir=str(tmp_path)))
+        accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
         tokenizer = stream_batches.make_stream_tokenizer(accelerator, data, None, tmp_path / kind)
         stream = stream_batches.load_stream(data, [file], tokenizer)
         tokens = tokenizer.convert_ids_to_tokens(stream.ids[1:].tolist())
@@ -370,7 +368,7 @@ def same_run(straight: Path, resumed: Path) -> None:
     """Bit-equal results, weights and optimizer."""
     for key in ("step", "best_step", "train", "evaluations", "test"):
         assert results(resumed)[key] == results(straight)[key], key
-    newest = [common.list_checkpoints(folder)[-1] for folder in (straight, resumed)]
+    newest = [checkpoints.list_checkpoints(folder)[-1] for folder in (straight, resumed)]
     assert newest[0].name == newest[1].name
     for name in ("model.safetensors", "optimizer.bin", "optimizer_1.bin", "custom_checkpoint_0.pkl"):
         first, second = ((folder / name) for folder in newest)
@@ -402,26 +400,26 @@ def test_resumed_run_is_bit_equal(architecture: str, corpus: dict[str, str], tmp
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"
     train_recurrent.main(run_flags(corpus, straight, architecture))
     found = results(straight)
-    checkpoints = common.list_checkpoints(straight)
-    assert len(found["evaluations"]) == 5 and len(checkpoints) >= 3
+    saved = checkpoints.list_checkpoints(straight)
+    assert len(found["evaluations"]) == 5 and len(saved) >= 3
     # A run that was cut off after a checkpoint in the middle of an epoch and of a phase.
     shutil.copytree(straight, resumed, ignore=shutil.ignore_patterns("model", "all_results.json"))
-    for later in common.list_checkpoints(resumed)[-1:]:
+    for later in checkpoints.list_checkpoints(resumed)[-1:]:
         shutil.rmtree(later)
     train_recurrent.main([*run_flags(corpus, resumed, architecture), "--resume_from_checkpoint", "latest"])
     same_run(straight, resumed)
     if architecture in ("on_lstm", "palm"):
-        state = torch.load(checkpoints[-1] / "optimizer_1.bin", weights_only=False)["state"]
+        state = torch.load(saved[-1] / "optimizer_1.bin", weights_only=False)["state"]
         assert all("ax" in item for item in state.values()) and state
-        assert not torch.load(checkpoints[-1] / "optimizer.bin", weights_only=False)["state"]
+        assert not torch.load(saved[-1] / "optimizer.bin", weights_only=False)["state"]
 
 
 def test_killed_process_resumes_bit_equal(corpus: dict[str, str], tmp_path: Path) -> None:
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     train_recurrent.main(run_flags(corpus, straight, "on_lstm"))
-    command = [sys.executable, str(TRAINING / "train_recurrent.py"), *run_flags(corpus, killed, "on_lstm")]
-    kill_after_checkpoint(command, killed, 7, corpus["cache"])
-    again = run_script([*command, "--resume_from_checkpoint", "latest"], killed, corpus["cache"])
+    argv = run_flags(corpus, killed, "on_lstm")
+    kill_after_checkpoint("train_recurrent", argv, 7, corpus["cache"])
+    again = run_script("train_recurrent", argv, corpus["cache"])
     assert "resumed from" in again["stdout"]
     same_run(straight, killed)
 
@@ -437,7 +435,7 @@ def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, s
     model = train_recurrent.ONLSTMForCausalLM.from_pretrained(output_dir / "model")
     tokenizer = AutoTokenizer.from_pretrained(output_dir / "model")
     data = stream_batches.StreamDataArguments([corpus["train"]], [corpus["valid"]])
-    accelerator = common.make_accelerator(common.TrainingArguments(output_dir=str(output_dir)))
+    accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(output_dir)))
     stream = stream_batches.load_stream(data, [corpus["valid"]], tokenizer)
     assert stream_evaluation.evaluate_stream(accelerator, model, stream, 2, 8) == best["losses"]["nats"]
     # The trees are scored by the convention that was named.
@@ -553,7 +551,7 @@ def test_configs_parse_and_name_their_command(path: Path, corpus: dict[str, str]
     parsing.complete(data)
     assert path.stem.startswith(model.architecture)
     config_class = train_recurrent.CONFIGS[model.architecture]
-    overrides = common.check_overrides(config_class, model.config_overrides)
+    overrides = run_arguments.check_overrides(config_class, model.config_overrides)
     config = config_class.from_preset(model.model_preset, **overrides)
     gold = train_recurrent.gold_structure(config, data.tree_supervision)
     assert (gold is not None) == ("syd" in path.stem or "palm_s" in path.stem)
@@ -580,26 +578,3 @@ def test_published_sizes(name: str, millions: float) -> None:
     with torch.device("meta"):
         model = train_recurrent.MODELS[values["architecture"]](config)
     assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 1) == millions
-
-
-# ---------------------------------------------------------------------------------------------- several processes
-@pytest.mark.slow
-def test_two_processes_train_the_model_of_one(corpus: dict[str, str], tmp_path: Path) -> None:
-    """With half the rows each, and after a resumption; dropout would differ."""
-    none = ",".join(f"{name}_dropout=0" for name in ("embedding", "input", "hidden", "output", "weight"))
-    overrides = f"{SMALL['on_lstm']},supervised_layers=[1],syntactic_distance_weight=0,{none}"
-    course = ("--schedule", "adam-asgd", "--averaging_epoch", "1", "--num_train_epochs", "3", "--tree_supervision")
-    more = ("--learning_rate", "0.01", "--config_overrides", overrides, "--checkpointing_steps", "20", *course)
-
-    def evaluations(name: str, launcher: list[str], rows: str, *last: str) -> list[float]:
-        arguments = flags(corpus, tmp_path / name, "on_lstm", *more, "--per_device_train_batch_size", rows, *last)
-        found = run_script(
-            [*launcher, str(TRAINING / "train_recurrent.py"), *arguments], tmp_path / name, corpus["cache"]
-        )
-        return [item["losses"]["nats"] for item in found["evaluations"]]
-
-    one = evaluations("one", [sys.executable], "4")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    two = evaluations("two", launcher, "2")
-    assert two == pytest.approx(one, rel=1e-5) and one[-1] < one[0]
-    assert evaluations("two", launcher, "2", "--resume_from_checkpoint", "latest") == two

@@ -1,33 +1,31 @@
 """Training of RNNG and its LSTM baseline: batches, exact resume, the best model, evaluation, and what is refused."""
 
 import math
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import common
 import numpy as np
 import pytest
+import run_arguments
+import samplers
 import torch
+import train_rnng
+import tree_batches
 import yaml
 from accelerate import Accelerator
+from labeled_evaluation import Objective, add_perplexities, evaluate_given_trees, spread
 from training_runs import TRAINING, kill_after_checkpoint, run_script
 
-sys.path.insert(0, str(TRAINING))
-
-import common  # noqa: E402
-import train_rnng  # noqa: E402
-import tree_batches  # noqa: E402
-from labeled_evaluation import Objective, add_perplexities, evaluate_given_trees, spread  # noqa: E402
-
-from hf_synlm import LSTMConfig, LSTMForCausalLM, RNNGConfig, RNNGForCausalLM  # noqa: E402
-from hf_synlm.data.samples import sample_path  # noqa: E402
+from hf_synlm import LSTMConfig, LSTMForCausalLM, RNNGConfig, RNNGForCausalLM
+from hf_synlm.data.samples import sample_path
 
 TYPES = (
     train_rnng.ModelArguments,
     tree_batches.TreeDataArguments,
     train_rnng.CourseArguments,
-    common.TrainingArguments,
+    run_arguments.TrainingArguments,
 )
 SMALL = "embedding_size=12,hidden_size=16"
 LENGTHS = np.random.default_rng(0).integers(3, 60, size=301)
@@ -45,9 +43,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return paths
 
 
-def command(corpus: dict[str, str], output_dir: Path, architecture: str, *flags: str) -> list[str]:
+def flags_of(corpus: dict[str, str], output_dir: Path, architecture: str, *flags: str) -> list[str]:
     return [
-        *(sys.executable, str(TRAINING / "train_rnng.py")),
         *("--config", str(TRAINING / f"configs/{architecture}_tiny.yaml"), "--config_overrides", SMALL),
         *("--output_dir", str(output_dir), "--overwrite_output_dir", "False", "--train_files", corpus["train"]),
         *("--validation_files", corpus["valid"], "--test_files", corpus["test"], "--per_device_train_batch_size", "4"),
@@ -56,20 +53,20 @@ def command(corpus: dict[str, str], output_dir: Path, architecture: str, *flags:
 
 
 def run(corpus: dict[str, str], output_dir: Path, architecture: str, *flags: str) -> dict:
-    return run_script(command(corpus, output_dir, architecture, *flags), output_dir, corpus["cache"])
+    return run_script("train_rnng", flags_of(corpus, output_dir, architecture, *flags), corpus["cache"])
 
 
 def parse(*flags: str) -> tuple:
-    return common.parse_arguments(TYPES, ("--output_dir", "x", *flags), mappings=["config_overrides"])
+    return run_arguments.parse_arguments(TYPES, ("--output_dir", "x", *flags), mappings=["config_overrides"])
 
 
 # ---------------------------------------------------------------------------------------------- batches
-def sampler(**changes: int) -> common.PaddedBatchSampler:
+def sampler(**changes: int) -> samplers.PaddedBatchSampler:
     options = {"max_batch_size": 8, "max_padded_length": 200, "group_size": 64, "seed": 3}
-    return common.PaddedBatchSampler(LENGTHS, **{**options, **changes})
+    return samplers.PaddedBatchSampler(LENGTHS, **{**options, **changes})
 
 
-def first(sampler: common.PaddedBatchSampler, count: int) -> list[list[int]]:
+def first(sampler: samplers.PaddedBatchSampler, count: int) -> list[list[int]]:
     batches = iter(sampler)
     return [next(batches) for _ in range(count)]
 
@@ -117,7 +114,7 @@ def test_sampler_refuses_empty_bounds(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         sampler(**bad)
     with pytest.raises(ValueError, match="are empty"):
-        common.PaddedBatchSampler([], 1, 1, 1, 0)
+        samplers.PaddedBatchSampler([], 1, 1, 1, 0)
 
 
 def test_evaluation_batches_hold_every_sentence_once() -> None:
@@ -136,8 +133,8 @@ def test_killed_run_resumes_bit_equal(architecture: str, corpus: dict[str, str],
     straight = run(corpus, tmp_path / "straight", architecture, *flags)
     assert straight["step"] > 6
     killed = tmp_path / "killed"
-    kill_after_checkpoint(command(corpus, killed, architecture, *flags), killed, 3, corpus["cache"])
-    resumed = run(corpus, killed, architecture, *flags, "--resume_from_checkpoint", "latest")
+    kill_after_checkpoint("train_rnng", flags_of(corpus, killed, architecture, *flags), 3, corpus["cache"])
+    resumed = run(corpus, killed, architecture, *flags)
     assert "resumed from" in resumed["stdout"]
     for key in ("step", "best_step", "sentences", "train", "evaluations", "test"):
         assert resumed[key] == straight[key]
@@ -215,7 +212,7 @@ def _nats(model: LSTMForCausalLM, output_dir: Path, corpus: dict[str, str]) -> f
 
 
 # ---------------------------------------------------------------------------------------------- evaluation
-def small_batch(accelerator: common.Accelerator, corpus: dict[str, str], tmp_path: Path, **config: str) -> tuple:
+def small_batch(accelerator: Accelerator, corpus: dict[str, str], tmp_path: Path, **config: str) -> tuple:
     """A small untrained RNNG with encoded trees."""
     data = tree_batches.TreeDataArguments(train_files=[corpus["train"]], validation_files=[corpus["valid"]])
     arguments = train_rnng.ModelArguments(config_overrides={"embedding_size": 8, "hidden_size": 8, **config})
@@ -228,7 +225,7 @@ def test_perplexities_are_those_of_the_definition(
     normalization: str, corpus: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", corpus["cache"])
-    accelerator = common.make_accelerator(common.TrainingArguments(output_dir=str(tmp_path)))
+    accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
     trees, collate, model = small_batch(accelerator, corpus, tmp_path, loss_normalization=normalization)
     held_out = trees.validation
     sizes = (5, 600)

@@ -1,26 +1,26 @@
 """The training scripts: two steps on the embedded data, exact resume after a kill, and what must be refused."""
 
-import sys
 from pathlib import Path
 
+import checkpoints
+import common
+import optimizers
+import pretrain_gpst
 import pytest
+import run_arguments
+import samplers
 import torch
 import yaml
+from text_contexts import DataArguments
 from training_runs import TRAINING, kill_after_checkpoint, run_script
 
-sys.path.insert(0, str(TRAINING))
-
-import common  # noqa: E402
-import pretrain_gpst  # noqa: E402
-from text_contexts import DataArguments  # noqa: E402
-
-from hf_synlm import GPSTConfig, GPSTForCausalLM  # noqa: E402
+from hf_synlm import GPSTConfig, GPSTForCausalLM
 
 TYPES = (
     pretrain_gpst.ModelArguments,
     DataArguments,
     pretrain_gpst.EvaluationArguments,
-    common.TrainingArguments,
+    run_arguments.TrainingArguments,
 )
 SMALL = "hidden_size=32,composition_size=32,composition_intermediate_size=64,score_size=16,parser_size=32"
 
@@ -40,10 +40,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return paths
 
 
-def command(corpus: dict[str, str], output_dir: Path, *flags: str) -> list[str]:
+def flags_of(corpus: dict[str, str], output_dir: Path, *flags: str) -> list[str]:
     return [
-        *(sys.executable, str(TRAINING / "pretrain_gpst.py"), "--config", str(TRAINING / "configs/gpst_tiny.yaml")),
-        *("--output_dir", str(output_dir), "--overwrite_output_dir", "False", "--config_overrides", SMALL),
+        *("--config", str(TRAINING / "configs/gpst_tiny.yaml"), "--output_dir", str(output_dir)),
+        *("--overwrite_output_dir", "False", "--config_overrides", SMALL),
         *("--train_files", corpus["train"], "--validation_files", corpus["valid"], "--one_sentence_per_line"),
         *("--tokenizer_vocab_size", "400", "--context_length", "48", "--per_device_train_batch_size", "2"),
         *("--validation_trees", "none", "--logging_steps", "1", "--evaluation_steps", "0", *flags),
@@ -51,11 +51,11 @@ def command(corpus: dict[str, str], output_dir: Path, *flags: str) -> list[str]:
 
 
 def run(corpus: dict[str, str], output_dir: Path, *flags: str) -> dict:
-    return run_script(command(corpus, output_dir, *flags), output_dir, corpus["cache"])
+    return run_script("pretrain_gpst", flags_of(corpus, output_dir, *flags), corpus["cache"])
 
 
 def parse(*flags: str) -> tuple:
-    return common.parse_arguments(TYPES, flags, mappings=["config_overrides"])
+    return run_arguments.parse_arguments(TYPES, flags, mappings=["config_overrides"])
 
 
 def test_two_steps_with_trees_and_final_report(corpus: dict[str, str], tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_killed_run_resumes_bit_equal(corpus: dict[str, str], tmp_path: Path) ->
     flags = (*flags, "--final_report", "False")
     straight = run(corpus, tmp_path / "straight", *flags)
     killed = tmp_path / "killed"
-    kill_after_checkpoint(command(corpus, killed, *flags), killed, 2, corpus["cache"])
-    resumed = run(corpus, killed, *flags, "--resume_from_checkpoint", "latest")
+    kill_after_checkpoint("pretrain_gpst", flags_of(corpus, killed, *flags), 2, corpus["cache"])
+    resumed = run(corpus, killed, *flags)  # an unfinished run goes on without being asked to
     assert "resumed from" in resumed["stdout"] and "step_2" in resumed["stdout"]
     assert resumed["train"] == straight["train"]
     assert resumed["evaluations"] == straight["evaluations"]
@@ -90,25 +90,25 @@ def test_killed_run_resumes_bit_equal(corpus: dict[str, str], tmp_path: Path) ->
 
 def test_output_folder_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "something").touch()
-    arguments = common.TrainingArguments(output_dir=str(tmp_path))
+    arguments = run_arguments.TrainingArguments(output_dir=str(tmp_path))
     accelerator = common.make_accelerator(arguments)
-    with pytest.raises(ValueError, match="is not empty.*--overwrite_output_dir"):
+    with pytest.raises(ValueError, match="not empty and holds no run.*--overwrite_output_dir"):
         common.prepare_output_dir(accelerator, arguments)
     arguments.overwrite_output_dir = True
     assert common.prepare_output_dir(accelerator, arguments) is None
-    assert not any(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["arguments.json"]
     arguments.resume_from_checkpoint = str(tmp_path / "step_7")
     with pytest.raises(ValueError, match="not a complete checkpoint"):
         common.prepare_output_dir(accelerator, arguments)
 
 
 def test_newest_complete_checkpoint_is_found(tmp_path: Path) -> None:
-    assert common.find_checkpoint(tmp_path, "latest") is None
+    assert checkpoints.find_checkpoint(tmp_path, "latest") is None
     for name in ("step_2", "step_10", "step_11.partial", "step_12"):
         (tmp_path / name).mkdir()
     for name in ("step_2", "step_10", "step_11.partial"):
-        (tmp_path / name / common.STATE_FILE).write_text("{}")
-    assert common.find_checkpoint(tmp_path, "latest") == tmp_path / "step_10"
+        (tmp_path / name / checkpoints.STATE_FILE).write_text("{}")
+    assert checkpoints.find_checkpoint(tmp_path, "latest") == tmp_path / "step_10"
 
 
 def test_unknown_key_in_config_is_named(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_sample_ids_do_not_depend_on_history_or_world_size() -> None:
     def ids(world_size: int, consumed: int, count: int) -> list[int]:
         batch = 12 // world_size
         ranks = [
-            iter(common.StepSampler(17, batch, 5, rank, world_size, consumed)) for rank in range(world_size)
+            iter(samplers.StepSampler(17, batch, 5, rank, world_size, consumed)) for rank in range(world_size)
         ]  # fmt: skip
         return [k for _ in range(count) for rank in ranks for k in next(rank)]
 
@@ -177,24 +177,18 @@ def test_sample_ids_do_not_depend_on_history_or_world_size() -> None:
 
 def test_parser_has_its_own_learning_rate() -> None:
     model = torch.nn.ModuleDict({"parser": torch.nn.Linear(2, 2), "rest": torch.nn.Linear(2, 2)})
-    groups = common.parameter_groups(model, 1e-3, {"parser": 5e-3}, 0.1)
+    groups = optimizers.parameter_groups(model, 1e-3, {"parser": 5e-3}, 0.1)
     rates = {(group["lr"], group["weight_decay"]): len(group["params"]) for group in groups}
     assert rates == {(5e-3, 0.1): 1, (5e-3, 0.0): 1, (1e-3, 0.1): 1, (1e-3, 0.0): 1}
     with pytest.raises(ValueError, match="'lexer'"):
-        common.parameter_groups(model, 1e-3, {"lexer": 1.0}, 0.0)
-
-
-def test_infinite_loss_stops_the_run() -> None:
-    meter = common.LossMeter(common.make_accelerator(common.TrainingArguments(output_dir="x")))
-    for value in (1.0, float("inf")):
-        meter.add(common.StepReport({"loss": torch.tensor(value)}, torch.tensor(0.5)))
-    with pytest.raises(FloatingPointError, match="loss became NaN or infinite between steps 6 and 7"):
-        meter.read(7)
+        optimizers.parameter_groups(model, 1e-3, {"lexer": 1.0}, 0.0)
 
 
 def test_schedule_counts_optimizer_steps() -> None:
-    arguments = common.TrainingArguments(output_dir="x", max_train_steps=10, num_warmup_steps=2, learning_rate=1.0)
-    optimizer, schedule = common.make_optimizer(torch.nn.Linear(2, 2), arguments)
+    arguments = run_arguments.TrainingArguments(
+        output_dir="x", max_train_steps=10, num_warmup_steps=2, learning_rate=1.0
+    )
+    optimizer, schedule = optimizers.make_optimizer(torch.nn.Linear(2, 2), arguments)
     rates = []
     for _ in range(10):
         rates.append(schedule.get_last_lr()[0])

@@ -15,26 +15,27 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
+from best_model import BestModel
+from checkpoints import TrainingState, write_json
 from common import (
+    RESULTS_FILE,
     Run,
-    StepSampler,
-    TrainingArguments,
-    TrainingState,
-    check_overrides,
     course_settings,
     make_accelerator,
-    make_loader,
-    make_optimizer,
-    parse_arguments,
     prepare_output_dir,
     save_final_model,
-    start_or_resume,
+    set_up_layers,
     start_tracking,
-    to_device,
-    train,
-    write_json,
 )
 from final_report import FinalReport, report_saved_model
+from flops import gpst_flops_per_token
+from generation_samples import SampleGenerator
+from hub_uploads import CheckpointUploads
+from loop import start_or_resume, train
+from optimizers import make_optimizer
+from run_arguments import TrainingArguments, check_overrides, parse_arguments
+from samplers import StepSampler, make_loader
+from steps import to_device
 from text_contexts import ContextDataset, DataArguments, load_contexts, make_tokenizer, training_text
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
@@ -100,6 +101,10 @@ class EvaluationArguments:
     max_tree_sentences: int | None = field(default=None, metadata={"help": "Read only so many trees of a treebank."})
     search_num_beams: int = field(
         default=20, metadata={"help": "Beam of left-to-right parsing in evaluation; 0 leaves it out."}
+    )
+    load_best_model_at_end: bool = field(
+        default=False,
+        metadata={"help": "Keep the weights of the best validation loss, and save them as the final model."},
     )
     final_report: bool = field(
         default=False,
@@ -219,6 +224,8 @@ class Evaluator:
         self.accelerator, self.arguments, self.tokenizer = accelerator, arguments, tokenizer
         self.contexts, self.batch_size = contexts, batch_size
         self.treebank: Treebank | None = None
+        if arguments.load_best_model_at_end and accelerator.distributed_type == DistributedType.FSDP:
+            raise ValueError("load_best_model_at_end does not go with the shards of FSDP. Leave it out, or use DDP.")
         if arguments.validation_trees is not None:
             if accelerator.distributed_type == DistributedType.FSDP:
                 raise ValueError(
@@ -267,7 +274,7 @@ def card_facts(run: Run, data: DataArguments) -> dict[str, Any]:
     }
 
 
-def write_results(run: Run, seconds: float, report: FinalReport | None) -> None:
+def write_results(run: Run, seconds: float, speed: dict[str, float], report: FinalReport | None) -> None:
     """Write `all_results.json` and print the closing line."""
     evaluations = run.state.notes["evaluations"]
     before, after = evaluations[0], evaluations[-1]
@@ -275,6 +282,7 @@ def write_results(run: Run, seconds: float, report: FinalReport | None) -> None:
         "step": run.state.step,
         "contexts": run.state.consumed,
         "seconds_of_this_process": round(seconds, 1),
+        **speed,
         "train": run.state.notes.get("train", []),
         "evaluations": evaluations,
     }
@@ -288,7 +296,7 @@ def write_results(run: Run, seconds: float, report: FinalReport | None) -> None:
             f"; validation sentence F1 {f1['induced (inside)']['sentence_f1']:.2f}, "
             f"right branching {f1['right']['sentence_f1']:.2f}"
         )
-    write_json(run.output_dir / "all_results.json", results)
+    write_json(run.output_dir / RESULTS_FILE, results)
     run.accelerator.print(line)
 
 
@@ -314,16 +322,19 @@ def main(argv: list[str] | None = None) -> None:
     set_seed(arguments.seed)
     model = make_model(model_arguments, tokenizer, data.context_length)
     accelerator.print(f"model: {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}")
-    if arguments.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+    set_up_layers(model, arguments)
     rates = {} if model_arguments.parser_learning_rate is None else {"parser": model_arguments.parser_learning_rate}
     optimizer, schedule = make_optimizer(model, arguments, rates)
-    settings = course_settings(arguments, model.config, contexts.fingerprint(), accelerator.num_processes)
+    config = model.config
+    settings = course_settings(arguments, config, contexts.fingerprint(), accelerator.num_processes, tokenizer)
     settings["parser_learning_rate"] = model_arguments.parser_learning_rate
     run = Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
 
     evaluator = Evaluator(accelerator, evaluation, tokenizer, validation, arguments.per_device_eval_batch_size)
-    start_or_resume(run, checkpoint, settings, evaluator.run)
+    best = BestModel(lambda result: result["losses"]["loss"], 0) if evaluation.load_best_model_at_end else None
+    generator = SampleGenerator(run, tokenizer)
+    uploads = CheckpointUploads(run, tokenizer, lambda: card_facts(run, data))
+    start_or_resume(run, checkpoint, settings, evaluator.run, best)
     sampler = StepSampler(
         len(contexts),
         arguments.per_device_train_batch_size,
@@ -334,7 +345,13 @@ def main(argv: list[str] | None = None) -> None:
     )
     pad_token_id = tokenizer.pad_token_id
     loader = make_loader(accelerator, contexts, lambda rows: collate_contexts(rows, pad_token_id), arguments, sampler)
-    train(run, loader, compute_loss, evaluator.run)
+    speed = train(
+        run, loader, compute_loss, evaluator.run, best, generate=generator, after_checkpoint=uploads,
+        flops_per_token=gpst_flops_per_token(config, data.context_length),
+    )  # fmt: skip
+    uploads.finish()
+    if best is not None:
+        accelerator.print(f"the best model is that of step {best.restore(run)}")
     folder = save_final_model(run, tokenizer, card_facts(run, data))
     if accelerator.is_main_process:
         report = None
@@ -344,7 +361,7 @@ def main(argv: list[str] | None = None) -> None:
                 for name in evaluation.report_punctuation
             }
             report = report_saved_model(folder, tokenizer, treebanks, evaluation.methods(), arguments.seed)
-        write_results(run, time.monotonic() - started, report)
+        write_results(run, time.monotonic() - started, speed, report)
     accelerator.end_training()
 
 

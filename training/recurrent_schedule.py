@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
-from common import BestModel, Run, TrainingArguments
+from best_model import BestModel
+from common import Run
+from run_arguments import TrainingArguments
 from torch import nn
 
 SCHEDULES = ("sgd-asgd", "adam-asgd", "adam-plateau")
@@ -179,7 +181,7 @@ def validation_loss(evaluation: dict[str, Any]) -> float:
 class PhasedOptimizer:
     """The optimizer of the first phase and the averaging one, of which one is in use.
 
-    It takes the place of a torch optimizer and of its schedule in `common.optimizer_steps`. Both optimizers are
+    It takes the place of a torch optimizer and of its schedule in `loop.optimizer_steps`. Both optimizers are
     prepared by accelerate, which writes them to checkpoints; the one that is not in use holds no state.
 
     Args:
@@ -247,7 +249,7 @@ class PhasedOptimizer:
 
 
 class PhaseSchedule:
-    """What `common.optimizer_steps` calls after every step: the scale holds for one step only."""
+    """What `loop.optimizer_steps` calls after every step: the scale holds for one step only."""
 
     def __init__(self, optimizer: PhasedOptimizer):
         self.optimizer = optimizer

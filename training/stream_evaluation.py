@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from common import to_device
 from labeled_evaluation import spread
+from steps import to_device
 from stream_batches import SentenceDataset, StreamDataArguments
 from torch import nn
 from transformers import PreTrainedTokenizerBase
@@ -166,7 +166,7 @@ class TextEvaluator:
     of_characters: bool
 
     def run(self, model: nn.Module, step: int) -> dict[str, Any]:
-        """Evaluate; every process has to call. For `common.train`."""
+        """Evaluate; every process has to call. For `loop.train`."""
         if self.data.batching == "stream":
             nats = evaluate_stream(self.accelerator, model, self.stream, self.batch_size, self.data.bptt)
             count = len(self.stream) - 1

@@ -25,7 +25,7 @@ class StreamObjective:
         self.cache: RecurrentCache | None = None
 
     def __call__(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Objective and its named parts, for `common.optimizer_steps`."""
+        """Objective and its named parts, for `loop.optimizer_steps`."""
         batch = dict(batch)
         self.optimizer.scale = batch.pop("rate_scale")
         if batch.pop("begins"):

@@ -15,24 +15,23 @@ from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
+from checkpoints import TrainingState, write_json
 from common import (
-    PaddedBatchSampler,
+    RESULTS_FILE,
     Run,
-    TrainingState,
-    check_overrides,
     course_settings,
     load_pretrained,
     make_accelerator,
-    make_loader,
-    parse_arguments,
     prepare_output_dir,
     save_final_model,
-    start_or_resume,
+    set_up_layers,
     start_tracking,
-    train,
-    write_json,
 )
 from final_report import report_saved_model
+from flops import recurrent_flops_per_token
+from generation_samples import SampleGenerator
+from hub_uploads import CheckpointUploads
+from loop import start_or_resume, train
 from recurrent_schedule import (
     EpochControl,
     PhaseSchedule,
@@ -41,6 +40,8 @@ from recurrent_schedule import (
     make_phased_optimizer,
     schedule_settings,
 )
+from run_arguments import check_overrides, parse_arguments
+from samplers import PaddedBatchSampler, make_loader
 from stream_batches import (
     EpochEnds,
     FramedCollator,
@@ -320,7 +321,7 @@ def card_facts(run: Run, data: StreamDataArguments, num_epochs: int) -> dict[str
     }
 
 
-def write_results(run: Run, seconds: float, test: dict[str, Any] | None) -> None:
+def write_results(run: Run, seconds: float, speed: dict[str, float], test: dict[str, Any] | None) -> None:
     """Write `all_results.json` and print the closing line."""
     notes = run.state.notes
     best = next(item for item in notes["evaluations"] if item["step"] == notes["best"]["step"])
@@ -328,11 +329,12 @@ def write_results(run: Run, seconds: float, test: dict[str, Any] | None) -> None
         "step": run.state.step,
         "best_step": best["step"],
         "seconds_of_this_process": round(seconds, 1),
+        **speed,
         "train": notes.get("train", []),
         "evaluations": notes["evaluations"],
         **({} if test is None else {"test": test}),
     }
-    write_json(run.output_dir / "all_results.json", results)
+    write_json(run.output_dir / RESULTS_FILE, results)
     unit = "bits_per_character" if "bits_per_character" in best["losses"] else "perplexity"
     label = unit.replace("_", " ")
     before, after = notes["evaluations"][0]["losses"][unit], best["losses"][unit]
@@ -372,14 +374,15 @@ def main(argv: list[str] | None = None) -> None:
     streams, tokenizer, model = load_data(accelerator, model_arguments, data, Path(arguments.output_dir))
     accelerator.print(f"training: {describe_stream(streams.train)}\nvalidation: {describe_stream(streams.validation)}")
     accelerator.print(f"model: {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}")
-    if arguments.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+    set_up_layers(model, arguments)
     if schedule.num_train_epochs:
         ends = make_batches(accelerator, arguments, data, streams.train, tokenizer.pad_token_id)[-1]
         arguments.max_train_steps = ends.step(schedule.num_train_epochs - 1)
         accelerator.print(f"num_train_epochs {schedule.num_train_epochs}: {arguments.max_train_steps} steps")
     start_tracking(accelerator, "train_recurrent", model_arguments, data, parsing, schedule, arguments)
-    settings = course_settings(arguments, model.config, stream_fingerprint(streams.train), accelerator.num_processes)
+    settings = course_settings(
+        arguments, model.config, stream_fingerprint(streams.train), accelerator.num_processes, tokenizer
+    )
     settings.update(schedule_settings(schedule), validation=stream_fingerprint(streams.validation))
     names = "batching bptt variable_bptt max_batch_tokens batch_group_size".split()
     settings.update({name: getattr(data, name) for name in names})
@@ -429,9 +432,19 @@ def run_training(
     optimizer.phase = control.next_phase(run)
     dataset, sampler, collate, ends = make_batches(accelerator, arguments, data, streams.train, pad, run.state.consumed)
     loader = make_loader(accelerator, dataset, collate, arguments, sampler)
-    train(run, loader, objective, evaluate, control, evaluation_due=ends.__contains__)
+
+    def facts() -> dict[str, Any]:
+        return card_facts(run, data, len(run.state.notes["evaluations"]) - 1)
+
+    uploads = CheckpointUploads(run, tokenizer, facts)
+    speed = train(
+        run, loader, objective, evaluate, control, evaluation_due=ends.__contains__,
+        generate=SampleGenerator(run, tokenizer), after_checkpoint=uploads,
+        flops_per_token=recurrent_flops_per_token(accelerator.unwrap_model(run.model)),
+    )  # fmt: skip
+    uploads.finish()
     step = control.restore(run)
-    folder = save_final_model(run, tokenizer, card_facts(run, data, len(run.state.notes["evaluations"]) - 1))
+    folder = save_final_model(run, tokenizer, facts())
     test: dict[str, Any] = {}
     if streams.test is not None:
         size = data.test_batch_size or size
@@ -448,7 +461,7 @@ def run_training(
                 folder, tokenizer, treebanks, methods, arguments.seed, parsing.parsing_convention
             )
             test["saved_model"] = report.numbers()
-        write_results(run, time.monotonic() - started, test or None)
+        write_results(run, time.monotonic() - started, speed, test or None)
 
 
 if __name__ == "__main__":

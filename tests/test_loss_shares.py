@@ -1,0 +1,153 @@
+"""Losses of several means, computed piece by piece: shares of the items make the pieces add up to the whole batch."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from hf_synlm import (
+    GPSTForSequenceClassification,
+    LSTMConfig,
+    LSTMForCausalLM,
+    ONLSTMConfig,
+    ONLSTMForCausalLM,
+    PaLMConfig,
+    PaLMForCausalLM,
+    PRPNConfig,
+    PRPNForCausalLM,
+)
+from hf_synlm.loss_shares import to_shares
+from tests import test_modeling_rnng as rnng
+from tests.test_modeling_gpst import NO_DROPOUT, ids_of, tiny
+
+SIZES = {"vocab_size": 40, "embedding_size": 8, "hidden_size": 12}
+NO_AWD_DROPOUT = {f"{name}_dropout": 0.0 for name in ("embedding", "input", "hidden", "output", "weight")}
+NO_PRPN_DROPOUT = {"dropout": 0.0, "input_dropout": 0.0, "recurrent_dropout": 0.0}
+RNNG_LENGTHS = [6, 9, 1, 4, 12, 2, 1]
+PIECES = (slice(0, 1), slice(1, 4), slice(4, 7))
+
+
+def text() -> dict[str, Any]:
+    """Rows of unequal length; the second one has labels left out, the last one has none at all."""
+    ids, mask = ids_of(9, 4, 6, 1, 12, 3, 2)
+    labels = ids.masked_fill(mask == 0, -100)
+    labels[1, :3] = -100
+    labels[6] = -100
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def gpst(**config: Any) -> tuple:
+    batch = text()
+    column = torch.arange(batch["input_ids"].shape[1])
+    batch["sentence_ids"] = (column // 5 + 1) * batch["attention_mask"]
+    return tiny(**{**NO_DROPOUT, "merge_noise": 0.0, **config}).train(), batch
+
+
+def gpst_classifier() -> tuple:
+    model, batch = gpst()
+    classifier = GPSTForSequenceClassification(model.config).train()
+    return classifier, {**batch, "labels": torch.arange(7) % 2}
+
+
+def grammar(**config: Any) -> tuple:
+    batch = rnng.batch(lengths=RNNG_LENGTHS)
+    return rnng.tiny(dropout=0.0, **config).train(), batch
+
+
+def recurrent(model_class: type, config: Any, gold: str | None = None) -> tuple:
+    torch.manual_seed(0)
+    batch = text()
+    if gold == "distances":
+        distances = torch.randint(1, 5, batch["input_ids"].shape).float()
+        distances[2, 1:4] = torch.nan
+        batch["distances"] = distances
+    elif gold == "spans":
+        batch["spans"] = [[(0, 2), (1, 4)], [(0, 3)], [], [], [(2, 5), (0, 2)], [(0, 2)], []]
+    return model_class(config).train(), batch
+
+
+MODELS = {
+    "gpst": gpst,
+    "gpst-paper-height": lambda: gpst(height_loss="paper", height_threshold=2, token_loss_weight=0.3),
+    "gpst-classifier": gpst_classifier,
+    **{f"rnng-{kind}": lambda kind=kind: grammar(loss_normalization=kind) for kind in ("batch", "token", "action")},
+    "rnng-sum": lambda: grammar(loss_normalization="sum"),
+    "lstm": lambda: recurrent(LSTMForCausalLM, LSTMConfig(**SIZES, dropout=0.0)),
+    "on_lstm": lambda: recurrent(
+        ONLSTMForCausalLM,
+        ONLSTMConfig(**SIZES, **NO_AWD_DROPOUT, chunk_size=2, supervised_layers=[1], language_model_weight=0.7),
+        "distances",
+    ),
+    "on_lstm-sum": lambda: recurrent(
+        ONLSTMForCausalLM,
+        ONLSTMConfig(
+            **SIZES, **NO_AWD_DROPOUT, chunk_size=2, supervised_layers=[1], syntactic_distance_reduction="sum"
+        ),
+        "distances",
+    ),
+    "palm": lambda: recurrent(
+        PaLMForCausalLM, PaLMConfig(**SIZES, **NO_AWD_DROPOUT, num_spans=4, rrnn_size=6, attention_size=5), "spans"
+    ),
+}
+
+
+def take(batch: dict[str, Any], rows: slice) -> dict[str, Any]:
+    return {name: value[rows] for name, value in batch.items()}
+
+
+def gradients(model: torch.nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_pieces_add_up_to_the_whole_batch(name: str) -> None:
+    model, batch = MODELS[name]()
+    whole = model(**batch)
+    expected = gradients(model, whole.loss)
+    pieces = [take(batch, rows) for rows in PIECES]
+    counts = [model.count_loss_items(**piece) for piece in pieces]
+    totals = {part: sum(count[part] for count in counts) for part in counts[0]}
+    assert totals == model.count_loss_items(**batch)
+    outputs = [
+        model(**piece, loss_shares=to_shares(count, totals)) for piece, count in zip(pieces, counts, strict=True)
+    ]
+    total = sum(output.loss for output in outputs)
+    torch.testing.assert_close(total, whole.loss, rtol=1e-5, atol=1e-6)
+    for part, value in whole.losses.items():
+        torch.testing.assert_close(sum(output.losses[part] for output in outputs), value, rtol=1e-5, atol=1e-6)
+    for parameter, gradient in gradients(model, total).items():
+        torch.testing.assert_close(gradient, expected[parameter], rtol=1e-3, atol=2e-6, msg=f"{name} {parameter}")
+    # What the shares are for: the means of the pieces are not the mean of the whole.
+    naive = sum(model(**piece).loss for piece in pieces) / len(pieces)
+    differ = [
+        not torch.allclose(gradient, expected[parameter], rtol=1e-2, atol=1e-5)
+        for parameter, gradient in gradients(model, naive).items()
+    ]
+    assert any(differ)
+
+
+def test_counts_of_prpn() -> None:
+    """Its batch normalization looks at whole batches, so that only the counts can be compared."""
+    config = PRPNConfig(**SIZES, **NO_PRPN_DROPOUT, num_slots=4, parsing_network="recurrent")
+    model, batch = recurrent(PRPNForCausalLM, config, "distances")
+    counts = model.count_loss_items(**batch)
+    assert counts["language_model"] == int((batch["labels"][:, 1:] != -100).sum())
+    other, _ = recurrent(ONLSTMForCausalLM, ONLSTMConfig(**SIZES, chunk_size=2, supervised_layers=[1]))
+    assert counts["syntactic_distance"] == other.count_loss_items(**batch)["syntactic_distance"] > 0
+    halves = model(**batch, loss_shares=dict.fromkeys(counts, 0.5))
+    torch.testing.assert_close(halves.loss, model(**batch).loss / 2)
+
+
+def test_a_piece_may_hold_no_item_of_a_part() -> None:
+    assert to_shares({"token": 0, "height": 2}, {"token": 0, "height": 4}) == {"token": 0.0, "height": 0.5}
+    with pytest.raises(ValueError, match=r"the piece are \['token'\]"):
+        to_shares({"token": 1}, {"word": 1})
+
+
+@pytest.mark.parametrize("name", ["gpst", "gpst-classifier", "rnng-batch", "lstm", "on_lstm", "palm"])
+def test_unknown_parts_are_refused(name: str) -> None:
+    model, batch = MODELS[name]()
+    with pytest.raises(ValueError, match="the loss has no part 'words'"):
+        model(**batch, loss_shares={"words": 0.5})
