@@ -1,14 +1,13 @@
 """The weights of the best evaluation of a run, and early stopping."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from checkpoints import PARTIAL_SUFFIX, STATE_FILE, list_checkpoints
+from checkpoints import PARTIAL_SUFFIX, STATE_FILE, list_checkpoints, publish_folder, remove_folder
 from common import Run
 from safetensors.torch import load_model as load_weights
 from safetensors.torch import save_model as save_weights
@@ -61,8 +60,8 @@ class BestModel:
             ]
             kept = {self._folder(run, item["best"]["step"]) for item in (run.state.notes, *notes) if "best" in item}
             for folder in run.output_dir.glob("best_*"):
-                if folder not in kept:
-                    shutil.rmtree(folder)
+                if folder not in kept and not folder.name.endswith(PARTIAL_SUFFIX):
+                    remove_folder(folder)
         run.accelerator.wait_for_everyone()
 
     def restore(self, run: Run) -> int:
@@ -80,9 +79,8 @@ class BestModel:
         folder = self._folder(run, run.state.notes["best"]["step"])
         partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
         if run.accelerator.is_main_process:
-            for old in (partial, folder):
-                shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
             save_weights(run.accelerator.unwrap_model(run.model), str(partial / "model.safetensors"))
-            os.replace(partial, folder)
+            publish_folder(partial, folder)
         run.accelerator.wait_for_everyone()

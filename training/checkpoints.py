@@ -1,15 +1,26 @@
-"""Checkpoints that are complete or do not exist, and what a resumed run must have in common with its first part."""
+"""Checkpoints that are complete or do not exist, and what a resumed run must have in common with its first part.
+
+A checkpoint is written under a temporary name, flushed to the disk and renamed; it is deleted the other way round. A
+process that is killed at any moment leaves nothing behind that looks like a checkpoint and is none.
+"""
 
 import dataclasses
 import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from accelerate.logging import get_logger
+from safetensors import SafetensorError
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+logger = get_logger(__name__)
 
 STATE_FILE = "training_state.json"
 PARTIAL_SUFFIX = ".partial"
@@ -23,22 +34,17 @@ class TrainingState:
         step: optimizer steps done.
         consumed: samples (`StepSampler`) or batches (`PaddedBatchSampler`, segments of a stream) that all processes
             together have consumed.
-        fingerprint: hash of everything that decides the course of the run; a resumed run must have the same.
+        settings: everything that decides the course of the run; a resumed run must have the same.
         notes: what a script wants to remember (JSON), such as evaluations.
     """
 
     step: int = 0
     consumed: int = 0
-    fingerprint: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
 
 
-def fingerprint(**settings: Any) -> str:
-    """Short hash of JSON-like settings."""
-    text = json.dumps(settings, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
+# ---------------------------------------------------------------------------------------------- files
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically: into a temporary file, then rename."""
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
@@ -46,6 +52,124 @@ def write_json(path: Path, value: Any) -> None:
     os.replace(partial, path)
 
 
+def publish_folder(partial: Path, folder: Path) -> None:
+    """Give a complete folder its final name, once its files are on the disk; an older folder of that name goes."""
+    for path in (*partial.rglob("*"), partial):
+        if path.is_file() or path.is_dir():
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+    if folder.exists():
+        remove_folder(folder)
+    os.replace(partial, folder)
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder that others may look for: it loses its name first, so that it is never seen half-deleted."""
+    doomed = folder.with_name(f"{folder.name}.deleted{PARTIAL_SUFFIX}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    os.replace(folder, doomed)
+    shutil.rmtree(doomed)
+
+
+def remove_partial(output_dir: Path) -> None:
+    """Delete what interrupted runs have left half-written or half-deleted in an output folder."""
+    for path in output_dir.glob(f"*{PARTIAL_SUFFIX}"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def check_writable(output_dir: Path) -> None:
+    """Make the output folder and write into it.
+
+    Args:
+        output_dir: of a run.
+
+    Raises:
+        ValueError: when that is not possible.
+    """
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        probe = output_dir / f"probe{PARTIAL_SUFFIX}"
+        probe.write_bytes(b"written")
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"Output folder {str(output_dir)!r} cannot be written to ({error.strerror or error}). Choose another "
+            "--output_dir, or change its permissions."
+        ) from error
+
+
+def check_space(output_dir: Path, model: nn.Module, num_checkpoints: int) -> None:
+    """Compare the free space of the disk with what a run will write.
+
+    A checkpoint is taken for three times the trained weights: the optimizer's two moments come with them.
+
+    Args:
+        output_dir: of the run.
+        model: that is trained.
+        num_checkpoints: how many lie there at once; one more while the oldest has not been deleted.
+
+    Raises:
+        ValueError: when not even one checkpoint and the final model fit.
+    """
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    free = shutil.disk_usage(output_dir).free
+    least, all_of_it = 4 * weights, (3 * (num_checkpoints + 1) + 1) * weights
+    if free < least:
+        raise ValueError(
+            f"{str(output_dir)!r} has {free / 1e9:.2f} GB of free space; a checkpoint and the final model take about "
+            f"{least / 1e9:.2f} GB. Free some, or choose another --output_dir."
+        )
+    if free < all_of_it:
+        logger.warning(
+            f"{str(output_dir)!r} has {free / 1e9:.2f} GB of free space; {num_checkpoints} checkpoints, the one that "
+            f"is written, and the final model will take about {all_of_it / 1e9:.2f} GB."
+        )
+
+
+# ---------------------------------------------------------------------------------------------- settings
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Short hash of what a tokenizer does: vocabulary, rules and special tokens, whatever it was last called with."""
+    rules = (
+        json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else sorted(tokenizer.get_vocab().items())
+    )
+    if isinstance(rules, dict):
+        rules = {name: value for name, value in rules.items() if name not in ("padding", "truncation")}
+    text = json.dumps([rules, tokenizer.special_tokens_map], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def plain_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings as they come back from a JSON file."""
+    return json.loads(json.dumps(settings, default=str))
+
+
+def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Say which settings differ.
+
+    Args:
+        before: of a checkpoint.
+        now: of this run, plain.
+
+    Returns:
+        Texts such as "learning_rate 0.1 (now 0.2)".
+    """
+    old, new = dict(_flat(before)), dict(_flat(now))
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return [f"{name} {old.get(name)!r} (now {new.get(name)!r})" for name in names]
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+# ---------------------------------------------------------------------------------------------- checkpoints
 def list_checkpoints(output_dir: Path) -> list[Path]:
     """Complete checkpoints of an output folder, oldest first; half-written ones are left out."""
     found = []
@@ -90,45 +214,58 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: TrainingS
 
     Returns:
         The checkpoint folder.
+
+    Raises:
+        OSError: when it cannot be written; nothing of it is left then, and older ones stay.
     """
     folder = output_dir / f"step_{state.step}"
     partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
-    if accelerator.is_main_process:
+    try:
+        if accelerator.is_main_process:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+        accelerator.wait_for_everyone()
+        accelerator.save_state(str(partial))
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            write_json(partial / STATE_FILE, dataclasses.asdict(state))
+            publish_folder(partial, folder)
+    # A full disk shows as any of these, depending on who writes.
+    except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-    accelerator.wait_for_everyone()
-    accelerator.save_state(str(partial))
-    accelerator.wait_for_everyone()
+        complete = list_checkpoints(output_dir)
+        remedy = f"it resumes from {complete[-1]}" if complete else "it starts again, for there is no other checkpoint"
+        raise OSError(
+            f"The checkpoint {folder} could not be written: {error}. Free space or mend the folder, then give the same "
+            f"command again: {remedy}."
+        ) from error
     if accelerator.is_main_process:
-        write_json(partial / STATE_FILE, dataclasses.asdict(state))
-        if folder.exists():  # left by a run that was resumed from an earlier checkpoint
-            shutil.rmtree(folder)
-        os.replace(partial, folder)
         for old in list_checkpoints(output_dir)[:-keep]:
-            shutil.rmtree(old)
+            remove_folder(old)
     accelerator.wait_for_everyone()
     return folder
 
 
-def load_checkpoint(accelerator: Accelerator, folder: Path, expected_fingerprint: str) -> TrainingState:
+def load_checkpoint(accelerator: Accelerator, folder: Path, settings: dict[str, Any]) -> TrainingState:
     """Restore model, optimizer and schedule, and return the state of the run.
 
     Args:
         accelerator: with model, optimizer and schedule prepared.
         folder: a complete checkpoint.
-        expected_fingerprint: of the current settings.
+        settings: of this run.
 
     Returns:
         The state.
 
     Raises:
-        ValueError: when the settings or the data are not those of the checkpoint.
+        ValueError: naming the settings and data that are not those of the checkpoint.
     """
     state = TrainingState(**json.loads((folder / STATE_FILE).read_text(encoding="utf-8")))
-    if state.fingerprint != expected_fingerprint:
+    changed = changed_settings(state.settings, plain_settings(settings))
+    if changed:
         raise ValueError(
-            f"{folder} was written with other settings or data (model, optimizer, batch size, number of steps, seed or "
-            "corpus). Resume with the same ones, or start afresh with another --output_dir."
+            f"{folder} was written with other settings or data: {', '.join(changed)}. Resume with the same ones, or "
+            "start afresh with another --output_dir or with --overwrite_output_dir."
         )
     accelerator.load_state(str(folder))
     return state

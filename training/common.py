@@ -12,8 +12,16 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.logging import get_logger
-from accelerate.utils import ProjectConfiguration
-from checkpoints import PARTIAL_SUFFIX, TrainingState, find_checkpoint, write_json
+from accelerate.utils import DistributedType, ProjectConfiguration, parse_flag_from_env
+from checkpoints import (
+    PARTIAL_SUFFIX,
+    TrainingState,
+    check_writable,
+    find_checkpoint,
+    remove_partial,
+    tokenizer_hash,
+    write_json,
+)
 from run_arguments import TrainingArguments
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -23,12 +31,16 @@ from hf_synlm.hub.export import export_model, push_to_hub
 
 logger = get_logger(__name__)
 
+ARGUMENTS_FILE = "arguments.json"
+RESULTS_FILE = "all_results.json"
+
 
 def make_accelerator(arguments: TrainingArguments) -> Accelerator:
     """Accelerator of a run: precision and devices come from `accelerate launch`, the rest from the arguments.
 
     Raises:
-        ValueError: when the launcher started several processes that do not find each other.
+        ValueError: when the launcher started several processes that do not find each other, or asks for an engine that
+            accelerate leaves out on this machine.
     """
     accelerator = Accelerator(
         # Without it, processes that torchrun starts on a machine without GPUs each believe to be alone.
@@ -47,11 +59,18 @@ def make_accelerator(arguments: TrainingArguments) -> Accelerator:
             f"The launcher started {world_size} processes and accelerate sees {accelerator.num_processes}. "
             "Start the script with torchrun or with `accelerate launch --multi_gpu`."
         )
+    if parse_flag_from_env("ACCELERATE_USE_FSDP") and accelerator.distributed_type != DistributedType.FSDP:
+        raise ValueError(
+            f"The launcher asks for FSDP, and accelerate makes {accelerator.distributed_type} of it: it shards on GPUs "
+            "only, with more than one process. Launch with training/accelerate/ddp.yaml, or on GPUs."
+        )
     return accelerator
 
 
 def prepare_output_dir(accelerator: Accelerator, arguments: TrainingArguments) -> Path | None:
     """Check the output folder, create it, and find the checkpoint to resume from.
+
+    An unfinished run in the folder is resumed, so that a job that is started again by the same command goes on.
 
     Args:
         accelerator: of the run.
@@ -61,29 +80,46 @@ def prepare_output_dir(accelerator: Accelerator, arguments: TrainingArguments) -
         The checkpoint to resume from, or `None` for a fresh start.
 
     Raises:
-        ValueError: when the folder is in use and the run neither overwrites nor resumes, or the named checkpoint is
-            missing or half-written.
+        ValueError: when the folder holds something else or a finished run and is not to be overwritten, when it cannot
+            be written to, or when the named checkpoint is missing or half-written.
     """
     output_dir = Path(arguments.output_dir)
-    if arguments.resume_from_checkpoint:
-        checkpoint = find_checkpoint(output_dir, arguments.resume_from_checkpoint)
-        if checkpoint is None:
-            logger.warning(f"{output_dir} holds no complete checkpoint: training starts from step 0.")
-    else:
+    if arguments.overwrite_output_dir and not arguments.resume_from_checkpoint:
         checkpoint = None
-        if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
-            if not arguments.overwrite_output_dir:
-                raise ValueError(
-                    f"Output folder {str(output_dir)!r} exists and is not empty. Choose another --output_dir, continue "
-                    "its run with --resume_from_checkpoint latest, or delete its content with --overwrite_output_dir."
-                )
-            accelerator.wait_for_everyone()  # every process has looked before the first deletes
-            if accelerator.is_main_process:
-                _clear_run(output_dir)
+        accelerator.wait_for_everyone()  # every process has looked before the first deletes
+        if accelerator.is_main_process and output_dir.exists():
+            _clear_run(output_dir)
+    else:
+        checkpoint = _find_start(output_dir, arguments.resume_from_checkpoint)
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        output_dir.mkdir(parents=True, exist_ok=True)
+        check_writable(output_dir)
+        remove_partial(output_dir)
+        if not (output_dir / ARGUMENTS_FILE).is_file():  # from here on, the folder holds a run
+            write_json(output_dir / ARGUMENTS_FILE, _without_token(dataclasses.asdict(arguments)))
     accelerator.wait_for_everyone()
+    return checkpoint
+
+
+def _find_start(output_dir: Path, wanted: str | None) -> Path | None:
+    """The checkpoint to resume from; an unfinished run is resumed without being asked for."""
+    if output_dir.exists() and not output_dir.is_dir():
+        raise ValueError(f"Output folder {str(output_dir)!r} is a file. Choose another --output_dir.")
+    in_use = output_dir.is_dir() and any(output_dir.iterdir())
+    if wanted is None and in_use:
+        advice = "Choose another --output_dir, or delete its content with --overwrite_output_dir."
+        if not (output_dir / ARGUMENTS_FILE).is_file():
+            raise ValueError(f"Output folder {str(output_dir)!r} is not empty and holds no run. {advice}")
+        if (output_dir / RESULTS_FILE).is_file():
+            raise ValueError(f"Output folder {str(output_dir)!r} holds a finished run. {advice}")
+    checkpoint = find_checkpoint(output_dir, wanted or "latest")
+    if checkpoint is not None:
+        logger.warning(
+            f"The run resumes from {checkpoint}. To start afresh, choose another --output_dir or pass "
+            "--overwrite_output_dir."
+        )
+    elif in_use or wanted:
+        logger.warning(f"{output_dir} holds no complete checkpoint: training starts from step 0.")
     return checkpoint
 
 
@@ -97,12 +133,16 @@ def _clear_run(folder: Path) -> None:
         shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
 
 
+def _without_token(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name != "hub_token"}
+
+
 def start_tracking(accelerator: Accelerator, name: str, *arguments: Any) -> None:
     """Write all arguments to `output_dir/arguments.json` (without the token) and to the trackers, if there are any."""
     settings = {key: value for item in arguments for key, value in dataclasses.asdict(item).items()}
-    settings.pop("hub_token", None)
+    settings = _without_token(settings)
     if accelerator.is_main_process:
-        write_json(Path(settings["output_dir"]) / "arguments.json", settings)
+        write_json(Path(settings["output_dir"]) / ARGUMENTS_FILE, settings)
     if accelerator.log_with:
         simple = {k: v if isinstance(v, (bool, int, float, str)) else json.dumps(v) for k, v in settings.items()}
         accelerator.init_trackers(name, config=simple)
@@ -125,7 +165,13 @@ class Run:
         return Path(self.arguments.output_dir)
 
 
-def course_settings(arguments: TrainingArguments, config: Any, data_fingerprint: str, world_size: int) -> dict:
+def course_settings(
+    arguments: TrainingArguments,
+    config: Any,
+    data_fingerprint: str,
+    world_size: int,
+    tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, Any]:
     """Everything that decides the course of a run and that all scripts share; folders and intervals do not.
 
     Args:
@@ -133,9 +179,10 @@ def course_settings(arguments: TrainingArguments, config: Any, data_fingerprint:
         config: of the model.
         data_fingerprint: hash of the training data.
         world_size: number of processes.
+        tokenizer: of the model.
 
     Returns:
-        Settings for `fingerprint`.
+        Settings for `loop.start_or_resume`.
     """
     names = (
         "seed max_train_steps learning_rate adam_beta1 adam_beta2 adam_epsilon weight_decay max_grad_norm "
@@ -144,7 +191,8 @@ def course_settings(arguments: TrainingArguments, config: Any, data_fingerprint:
     return {
         **{name: getattr(arguments, name) for name in names},
         "config": config.to_dict(),
-        "contexts": data_fingerprint,
+        "training_data": data_fingerprint,
+        "tokenizer": tokenizer_hash(tokenizer),
         "num_processes": world_size,
     }
 

@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from loop import to_device
+from steps import to_device
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 from tree_batches import TreeCollator, TreeDataset, padded_batches
 
 from hf_synlm.evaluation.evalb import EvalbParameters, EvalbScores, labeled_f1, word_brackets
 from hf_synlm.evaluation.parsing import ParsingScores, branching_baselines, keep_by_tag, unlabeled_f1_of_sentences
+from hf_synlm.loss_shares import share_of
 from hf_synlm.trees import Span
 
 
@@ -76,7 +77,9 @@ class Objective:
             "action": counts.get("actions"),
         }
         divisor = divisors[self.normalization]
-        return output.loss, {**counts, **{f"{name}_nats": part * divisor for name, part in output.losses.items()}}
+        shares = batch.get("loss_shares")
+        nats = {f"{name}_nats": part * (divisor / share_of(shares, name)) for name, part in output.losses.items()}
+        return output.loss, {**counts, **nats}
 
 
 @torch.no_grad()

@@ -1,12 +1,8 @@
-"""The training loop: micro steps, optimizer steps, readings, evaluations and checkpoints.
+"""The training loop: steps, readings, evaluations, checkpoints, and how it ends early."""
 
-Terms: a micro step is one forward and backward pass of one process; a step is one optimizer update, made of
-`gradient_accumulation_steps` micro steps on every process. A run resumes bit for bit (on CPU) because nothing depends
-on history: sample ids are a function of (seed, what was consumed), and the random state of a micro step is a function
-of (seed, micro step, rank).
-"""
-
-from collections.abc import Callable, Iterator
+import itertools
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,142 +10,112 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from best_model import BestModel
-from checkpoints import TrainingState, fingerprint, load_checkpoint, save_checkpoint
+from checkpoints import TrainingState, check_space, load_checkpoint, plain_settings, save_checkpoint, write_json
 from common import Run
+from interruption import StopSignals
 from run_arguments import TrainingArguments
-from samplers import seed_micro_step
-from torch import Tensor, nn
+from speed import SpeedMeter, device_peak_flops
+from steps import ComputeLoss, StepReport, optimizer_steps
+from torch import nn
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
-
-def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Move the tensors of a batch, and what else can be moved, such as a schedule of tensors."""
-    return {k: v.to(device, non_blocking=True) if hasattr(v, "to") else v for k, v in batch.items()}
+Evaluate = Callable[[nn.Module, int], dict[str, Any]]
 
 
-@dataclass
-class StepReport:
-    """What one optimizer step leaves: tensors on the device, read only at logging intervals.
-
-    Fields:
-        losses: name -> mean over the micro steps of this process; "loss" is the objective.
-        gradient_norm: before clipping.
-    """
-
-    losses: dict[str, Tensor]
-    gradient_norm: Tensor
-
-
-def optimizer_steps(
-    accelerator: Accelerator,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    schedule: Any,
-    batches: DataLoader,
-    arguments: TrainingArguments,
-    state: TrainingState,
-    compute_loss: Callable[[nn.Module, dict[str, Any]], tuple[Tensor, dict[str, Tensor]]],
-) -> Iterator[StepReport]:
-    """Train until `max_train_steps`, yielding after every optimizer step.
-
-    The objective of a step is the mean over its micro steps of a loss that is itself a mean over the micro batch.
+# ---------------------------------------------------------------------------------------------- readings
+class LossMeter:
+    """Collects step reports on the device and reads them (one host sync, one reduction) when asked.
 
     Args:
-        accelerator: of the run.
-        model: prepared.
-        optimizer: prepared.
-        schedule: prepared.
-        batches: of `make_loader`.
-        arguments: of the run.
-        state: of the run; `step` and `consumed` are advanced.
-        compute_loss: (model, batch) -> the scalar objective and its named parts, detached.
-
-    Yields:
-        `StepReport`, after `state` has been advanced.
+        run: of this process.
+        batches: whose sampler names the samples of a bad batch; `None` leaves them out.
     """
-    model.train()
-    sums: dict[str, Tensor] = {}
-    accumulation = arguments.gradient_accumulation_steps
-    iterator = iter(batches)
-    micro_step = state.step * accumulation
-    while state.step < arguments.max_train_steps:
-        batch = to_device(next(iterator), accelerator.device)
-        seed_micro_step(arguments.seed, micro_step, accelerator.process_index)
-        with accelerator.accumulate(model):
-            loss, parts = compute_loss(model, batch)
-            accelerator.backward(loss)
-            for name, value in {"loss": loss.detach(), **parts}.items():
-                sums[name] = sums[name] + value / accumulation if name in sums else value / accumulation
-            norm = torch.zeros(())
-            if accelerator.sync_gradients:
-                norm = accelerator.clip_grad_norm_(model.parameters(), arguments.max_grad_norm)
-            optimizer.step()
-            if accelerator.sync_gradients:
-                schedule.step()
-            optimizer.zero_grad()
-        micro_step += 1
-        state.consumed += batches.batch_sampler.consumed_per_micro_step
-        if accelerator.sync_gradients:
-            state.step += 1
-            report, sums = StepReport(sums, norm), {}
-            yield report
-            model.train()
 
-
-class LossMeter:
-    """Sums step reports on the device and reads them (one host sync, one reduction) when asked."""
-
-    def __init__(self, accelerator: Accelerator):
-        self.accelerator = accelerator
-        self.names: list[str] = []
-        self.total: Tensor | None = None
-        self.count = 0
+    def __init__(self, run: Run, batches: DataLoader | None = None):
+        self.run, self.accelerator, self.batches = run, run.accelerator, batches
+        self.begin_step = run.state.step
+        self.reports: list[StepReport] = []
 
     def add(self, report: StepReport) -> None:
         """Add a step."""
-        self.names = [*report.losses, "gradient_norm"]
-        device = self.accelerator.device
-        values = torch.stack([v.detach().float().to(device) for v in (*report.losses.values(), report.gradient_norm)])
-        self.total = values if self.total is None else self.total + values
-        self.count += 1
+        self.reports.append(report)
 
     def read(self, step: int) -> dict[str, float]:
-        """Means over the steps since the last reading and over all processes.
+        """Means over the steps since the last reading; every process has to call.
 
         Args:
-            step: last step that was added, for messages.
+            step: last step that was added.
 
         Returns:
-            Name -> mean; empty when nothing was added.
+            Name -> mean of the losses of whole batches, and of the gradient norm; empty when nothing was added.
 
         Raises:
-            FloatingPointError: when a loss or the gradient norm was not finite.
+            FloatingPointError: when a loss or the gradient norm was not finite. The batches are named in
+                `output_dir/not_finite_N.json` then.
         """
-        if self.total is None:
+        if not self.reports:
             return {}
-        values = self.accelerator.reduce(self.total / self.count, "mean").tolist()
-        first = step - self.count + 1
-        self.total, self.count = None, 0
-        means = dict(zip(self.names, values, strict=True))
+        device, reports = self.accelerator.device, self.reports
+        names = list(reports[0].losses)
+        losses = torch.stack([torch.stack([r.losses[name].float() for name in names]) for r in reports]).to(device)
+        norms = torch.stack([r.gradient_norm.detach().float().to(device) for r in reports])
+        total = self.accelerator.reduce(losses.mean(0), "sum")
+        values = torch.cat([total, norms.mean()[None]]).tolist()
+        means = dict(zip([*names, "gradient_norm"], values, strict=True))
         broken = [name for name, value in means.items() if not np.isfinite(value)]
         if broken:
-            raise FloatingPointError(
-                f"{', '.join(broken)} became NaN or infinite between steps {first} and {step}. Lower the learning "
-                "rate, lengthen the warm-up or train in float32; then resume from the last checkpoint or start again."
-            )
+            self._report_broken(broken, step, norms.tolist())
+        self.reports = []
         return means
+
+    def _report_broken(self, names: list[str], step: int, norms: list[float]) -> None:
+        """Write which batches made a loss infinite or NaN, and raise."""
+        first_step = step - len(self.reports) + 1
+        rank, rows = self.accelerator.process_index, []
+        for number, (report, norm) in enumerate(zip(self.reports, norms, strict=True)):
+            for micro, loss in enumerate(torch.stack(report.micro_losses).tolist() if report.micro_losses else []):
+                rows.append({"step": first_step + number, "micro_step": micro, "rank": rank, "loss": repr(loss),
+                             "finite": bool(np.isfinite(loss)), "gradient_norm": repr(norm)})  # fmt: skip
+        rows = gather_object(rows)
+        bad = [row["step"] for row in rows if not row["finite"] or row["gradient_norm"] in ("nan", "inf")]
+        bad_step = min(bad, default=first_step)
+        rows = [row for row in rows if row["step"] == bad_step]
+        for row, sample_ids in zip(rows, gather_object(self._sample_ids(rows, rank)), strict=True):
+            row["sample_ids"] = sample_ids
+        path = self.run.output_dir / f"not_finite_{bad_step}.json"
+        if self.accelerator.is_main_process:
+            write_json(path, {"first_bad_step": bad_step, "names": names, "micro_batches": rows})
+        self.accelerator.wait_for_everyone()
+        raise FloatingPointError(
+            f"{', '.join(names)} became NaN or infinite between steps {first_step} and {step}, first at step "
+            f"{bad_step}; {path} names its batches. Look at them, lower the learning rate, lengthen the warm-up or "
+            "train in float32; then resume from the last checkpoint or start again."
+        )
+
+    def _sample_ids(self, rows: list[dict[str, Any]], rank: int) -> list[Any]:
+        """Samples of the micro batches of this process: what its sampler yields again."""
+        own = [row for row in rows if row["rank"] == rank]
+        if self.batches is None:
+            return [None] * len(own)
+        accumulation = self.run.arguments.gradient_accumulation_steps
+        found = []
+        for row in own:
+            number = (row["step"] - 1 - self.begin_step) * accumulation + row["micro_step"]
+            found.append(next(itertools.islice(iter(self.batches.batch_sampler), number, None)))
+        return found
 
 
 def progress_bar(accelerator: Accelerator, arguments: TrainingArguments, state: TrainingState) -> tqdm:
-    """Progress bar over all steps of the run, starting where the run resumes."""
+    """Progress bar over all steps of the run with the time that is left; a line per minute where it goes to a file."""
     return tqdm(
         total=arguments.max_train_steps,
         initial=state.step,
         unit="step",
         dynamic_ncols=True,
-        mininterval=0.5,
+        mininterval=0.5 if sys.stderr.isatty() else 60,
         disable=not accelerator.is_local_main_process,
     )
 
@@ -159,9 +125,7 @@ def is_due(step: int, interval: int, last: int) -> bool:
     return interval > 0 and step % interval == 0 and step < last
 
 
-Evaluate = Callable[[nn.Module, int], dict[str, Any]]
-
-
+# ---------------------------------------------------------------------------------------------- the run
 def start_or_resume(
     run: Run, checkpoint: Path | None, settings: dict[str, Any], evaluate: Evaluate, best: BestModel | None = None
 ) -> None:
@@ -173,28 +137,134 @@ def start_or_resume(
         settings: of `course_settings`.
         evaluate: (model, step) -> the evaluation, with the key `step`.
         best: keeps the best model.
+
+    Raises:
+        ValueError: when settings or data are not those of the checkpoint, or the disk is too small.
     """
-    mark = fingerprint(**settings)
     if checkpoint is not None:
-        run.state = load_checkpoint(run.accelerator, checkpoint, mark)
+        run.state = load_checkpoint(run.accelerator, checkpoint, settings)
         run.accelerator.print(f"resumed from {checkpoint} at step {run.state.step}")
+    if run.arguments.checkpointing_steps:
+        check_space(run.output_dir, run.model, run.arguments.checkpoints_total_limit)
+    if checkpoint is not None:
         return
-    run.state.fingerprint = mark
+    run.state.settings = plain_settings(settings)
     run.state.notes["evaluations"] = [evaluate(run.model, 0)]
     if best is not None:
         best.update(run)
 
 
+@dataclass
+class TrainingLoop:
+    """The loop with all that happens on the way; see `train`."""
+
+    run: Run
+    batches: DataLoader
+    compute_loss: ComputeLoss
+    evaluate: Evaluate
+    best: BestModel | None
+    summarize: Callable[[dict[str, float]], dict[str, float]]
+    evaluation_due: Callable[[int], bool]
+    generate: Callable[[nn.Module, int], None] | None
+    after_checkpoint: Callable[[Path], None] | None
+    speed: SpeedMeter
+
+    def train(self) -> None:
+        """Train to the last step."""
+        run, arguments = self.run, self.run.arguments
+        self.meter, self.saved_step = LossMeter(run, self.batches), run.state.step
+        with (
+            StopSignals() as signals,
+            progress_bar(run.accelerator, arguments, run.state) as self.bar,
+        ):
+            stopped_early = False
+            for report in optimizer_steps(run, self.batches, self.compute_loss, signals):
+                self.meter.add(report)
+                self.speed.add(report.tokens)
+                self.bar.update()
+                if self._after_step():
+                    stopped_early = True
+                    run.accelerator.print(f"stopped at step {run.state.step}: no better evaluation for a while")
+                    break
+            if not stopped_early and run.state.step < arguments.max_train_steps:
+                self._leave(signals)
+        if run.state.notes["evaluations"][-1]["step"] != run.state.step:
+            run.state.notes["evaluations"].append(self.evaluate(run.model, run.state.step))
+            if self.best is not None:
+                self.best.update(run)
+
+    def _after_step(self) -> bool:
+        """Read, evaluate, generate and save as far as it is due; whether to stop."""
+        run, arguments, step = self.run, self.run.arguments, self.run.state.step
+        last = arguments.max_train_steps
+        save = is_due(step, arguments.checkpointing_steps, last)
+        if save or step % arguments.logging_steps == 0 or step == last:
+            self._read()
+        stop = False
+        with self.speed.paused():
+            if step < last and self.evaluation_due(step):
+                run.state.notes["evaluations"].append(self.evaluate(run.model, step))
+                stop = self.best is not None and self.best.update(run)
+            if self.generate is not None and is_due(step, arguments.generation_steps, last):
+                self.generate(run.model, step)
+            if save and not stop:  # resumed from here, the run would go on
+                self._save()
+        return stop
+
+    def _read(self) -> None:
+        """Show and note what was measured since the last reading."""
+        run, step = self.run, self.run.state.step
+        means, speed = self.summarize(self.meter.read(step)), self.speed.read()
+        shown = {name: f"{value:.3f}" for name, value in means.items()}
+        shown["tokens/s"] = f"{speed['tokens_per_second']:.0f}"
+        if "model_flop_utilization" in speed:
+            shown["MFU"] = f"{100 * speed['model_flop_utilization']:.1f}%"
+        self.bar.set_postfix(shown)
+        rates = {f"learning_rate/{i}": rate for i, rate in enumerate(run.schedule.get_last_lr())}
+        values = {f"train/{name}": value for name, value in means.items()}
+        run.accelerator.log({**values, **rates, **{f"speed/{k}": v for k, v in speed.items()}}, step=step)
+        run.state.notes.setdefault("train", []).append({"step": step, **means})
+
+    def _save(self) -> None:
+        run, self.saved_step = self.run, self.run.state.step
+        folder = save_checkpoint(run.accelerator, run.output_dir, run.state, run.arguments.checkpoints_total_limit)
+        if self.best is not None:
+            self.best.prune(run)
+        if self.after_checkpoint is not None:
+            self.after_checkpoint(folder)
+
+    def _leave(self, signals: StopSignals) -> None:
+        """Save, and end the process without error."""
+        run = self.run
+        if self.meter.reports:
+            self._read()
+        if run.state.step != self.saved_step:
+            self._save()
+        kept = f"kept in {run.output_dir / f'step_{run.state.step}'}" if run.state.step else "there is nothing to keep"
+        reason = signals.received or "a signal to another process"
+        run.accelerator.print(
+            f"stopped by {reason} at step {run.state.step}: {kept}. The same command continues the run."
+        )
+        run.accelerator.wait_for_everyone()
+        run.accelerator.end_training()
+        raise SystemExit(0)
+
+
 def train(
     run: Run,
     batches: DataLoader,
-    compute_loss: Callable[[nn.Module, dict[str, Any]], tuple[Tensor, dict[str, Tensor]]],
+    compute_loss: ComputeLoss,
     evaluate: Evaluate,
     best: BestModel | None = None,
     summarize: Callable[[dict[str, float]], dict[str, float]] = dict,
     evaluation_due: Callable[[int], bool] | None = None,
-) -> None:
+    generate: Callable[[nn.Module, int], None] | None = None,
+    after_checkpoint: Callable[[Path], None] | None = None,
+    flops_per_token: float | None = None,
+) -> dict[str, float]:
     """Train to the last step (or until `best` says stop), with logging, evaluation and checkpoints on the way.
+
+    SIGTERM and SIGINT to any process end the run after the step that is under way: with a checkpoint, without error.
 
     Args:
         run: of this process.
@@ -204,40 +274,28 @@ def train(
         best: keeps the best model and stops the run.
         summarize: means of the named parts over the steps of a reading -> what is shown and noted.
         evaluation_due: whether to evaluate after a step; default: every `evaluation_steps`. The last step always is.
+        generate: (model, step), called every `generation_steps`.
+        after_checkpoint: called with every complete checkpoint.
+        flops_per_token: of training (see `flops.py`), for the utilization.
+
+    Returns:
+        `tokens_per_second` of all processes and, where it can be told, `model_flop_utilization`, over the steps of
+        this process.
+
+    Raises:
+        FloatingPointError: see `LossMeter.read`.
+        OSError: when a checkpoint cannot be written.
+        SystemExit: with status 0, after a signal.
     """
-    accelerator, arguments, state = run.accelerator, run.arguments, run.state
+    accelerator, arguments = run.accelerator, run.arguments
     if evaluation_due is None:
 
         def evaluation_due(step: int) -> bool:
             return is_due(step, arguments.evaluation_steps, arguments.max_train_steps)
 
-    meter = LossMeter(accelerator)
-    steps = optimizer_steps(
-        accelerator, run.model, run.optimizer, run.schedule, batches, arguments, state, compute_loss
-    )
-    with progress_bar(accelerator, arguments, state) as bar:
-        for report in steps:
-            meter.add(report)
-            bar.update()
-            save = is_due(state.step, arguments.checkpointing_steps, arguments.max_train_steps)
-            if save or state.step % arguments.logging_steps == 0 or state.step == arguments.max_train_steps:
-                means = summarize(meter.read(state.step))
-                bar.set_postfix({name: f"{value:.3f}" for name, value in means.items()})
-                rates = {f"learning_rate/{i}": rate for i, rate in enumerate(run.schedule.get_last_lr())}
-                accelerator.log({**{f"train/{k}": v for k, v in means.items()}, **rates}, step=state.step)
-                state.notes.setdefault("train", []).append({"step": state.step, **means})
-            stop = False
-            if state.step < arguments.max_train_steps and evaluation_due(state.step):
-                state.notes["evaluations"].append(evaluate(run.model, state.step))
-                stop = best is not None and best.update(run)
-            if save and not stop:  # resumed from here, the run would go on
-                save_checkpoint(accelerator, run.output_dir, state, arguments.checkpoints_total_limit)
-                if best is not None:
-                    best.prune(run)
-            if stop:
-                accelerator.print(f"stopped at step {state.step}: no better evaluation for a while")
-                break
-    if state.notes["evaluations"][-1]["step"] != state.step:
-        state.notes["evaluations"].append(evaluate(run.model, state.step))
-        if best is not None:
-            best.update(run)
+    peak = device_peak_flops(accelerator.device, accelerator.mixed_precision, arguments.peak_flops)
+    speed = SpeedMeter(flops_per_token, None if peak is None else peak * accelerator.num_processes)
+    TrainingLoop(
+        run, batches, compute_loss, evaluate, best, summarize, evaluation_due, generate, after_checkpoint, speed
+    ).train()
+    return speed.overall()

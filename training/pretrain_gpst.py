@@ -16,12 +16,21 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
 from checkpoints import TrainingState, write_json
-from common import Run, course_settings, make_accelerator, prepare_output_dir, save_final_model, start_tracking
+from common import (
+    RESULTS_FILE,
+    Run,
+    course_settings,
+    make_accelerator,
+    prepare_output_dir,
+    save_final_model,
+    start_tracking,
+)
 from final_report import FinalReport, report_saved_model
-from loop import start_or_resume, to_device, train
+from loop import start_or_resume, train
 from optimizers import make_optimizer
 from run_arguments import TrainingArguments, check_overrides, parse_arguments
 from samplers import StepSampler, make_loader
+from steps import to_device
 from text_contexts import ContextDataset, DataArguments, load_contexts, make_tokenizer, training_text
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
@@ -275,7 +284,7 @@ def write_results(run: Run, seconds: float, report: FinalReport | None) -> None:
             f"; validation sentence F1 {f1['induced (inside)']['sentence_f1']:.2f}, "
             f"right branching {f1['right']['sentence_f1']:.2f}"
         )
-    write_json(run.output_dir / "all_results.json", results)
+    write_json(run.output_dir / RESULTS_FILE, results)
     run.accelerator.print(line)
 
 
@@ -305,7 +314,7 @@ def main(argv: list[str] | None = None) -> None:
         model.gradient_checkpointing_enable()
     rates = {} if model_arguments.parser_learning_rate is None else {"parser": model_arguments.parser_learning_rate}
     optimizer, schedule = make_optimizer(model, arguments, rates)
-    settings = course_settings(arguments, model.config, contexts.fingerprint(), accelerator.num_processes)
+    settings = course_settings(arguments, model.config, contexts.fingerprint(), accelerator.num_processes, tokenizer)
     settings["parser_learning_rate"] = model_arguments.parser_learning_rate
     run = Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
 

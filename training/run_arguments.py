@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import LoggerType
 from transformers import HfArgumentParser
 
 
@@ -40,17 +42,40 @@ class TrainingArguments:
     gradient_checkpointing: bool = field(
         default=False, metadata={"help": "Recompute layer activations in backward: less memory, more time."}
     )
+    torch_compile: bool = field(
+        default=False, metadata={"help": "Compile the Transformer layers of GPST with torch.compile."}
+    )
     dataloader_num_workers: int = field(default=0, metadata={"help": "Processes that prepare batches."})
     logging_steps: int = field(default=10, metadata={"help": "Steps between readings of the losses."})
     evaluation_steps: int = field(default=0, metadata={"help": "Steps between evaluations; 0: only at both ends."})
+    generation_steps: int = field(
+        default=0, metadata={"help": "Steps between sentences that the model generates, with their trees; 0: none."}
+    )
     checkpointing_steps: int = field(default=0, metadata={"help": "Steps between checkpoints; 0: none."})
     checkpoints_total_limit: int = field(default=2, metadata={"help": "Number of newest checkpoints to keep."})
     resume_from_checkpoint: str | None = field(
-        default=None, metadata={"help": "A checkpoint folder, or 'latest' for the newest complete one, if any."}
+        default=None,
+        metadata={
+            "help": "A checkpoint folder, or 'latest' for the newest complete one, if any. Default: an unfinished run "
+            "in the output folder is resumed."
+        },
     )
     with_tracking: bool = field(default=False, metadata={"help": "Log to the trackers of --report_to."})
-    report_to: str = field(default="tensorboard", metadata={"help": "A tracker that accelerate knows, or 'all'."})
+    report_to: str = field(
+        default="tensorboard", metadata={"help": "A tracker that accelerate knows, such as tensorboard or trackio."}
+    )
+    peak_flops: float | None = field(
+        default=None,
+        metadata={"help": "Peak FLOP/s of a device, for the utilization; default: from a table of GPUs."},
+    )
     push_to_hub: bool = field(default=False, metadata={"help": "Push the final model to the Hub."})
+    hub_strategy: str = field(
+        default="end",
+        metadata={
+            "help": "What --push_to_hub pushes: 'end' the final model; 'checkpoint' also the model of every "
+            "checkpoint, and the checkpoint itself as last-checkpoint."
+        },
+    )
     hub_model_id: str | None = field(default=None, metadata={"help": "Repository of --push_to_hub."})
     hub_token: str | None = field(default=None, metadata={"help": "Token of --push_to_hub; default: the login's."})
 
@@ -62,17 +87,33 @@ class TrainingArguments:
                      "max_train_steps", "logging_steps", "checkpoints_total_limit"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
-        for name in ("evaluation_steps", "checkpointing_steps", "learning_rate", "weight_decay"):
+        for name in ("evaluation_steps", "generation_steps", "checkpointing_steps", "learning_rate", "weight_decay"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative and is {getattr(self, name)}.")
+        if self.peak_flops is not None and self.peak_flops <= 0:
+            raise ValueError(f"peak_flops must be positive and is {self.peak_flops}.")
         if not 0 <= self.warmup_ratio <= 1:
             raise ValueError(f"warmup_ratio must be in [0, 1] and is {self.warmup_ratio}.")
         if self.lr_scheduler_type not in ("linear", "cosine", "constant"):
             raise ValueError(
                 f"lr_scheduler_type {self.lr_scheduler_type!r} is unknown. Choose linear, cosine, constant."
             )
+        if self.hub_strategy not in ("end", "checkpoint"):
+            raise ValueError(f"hub_strategy is {self.hub_strategy!r}. Choose 'end' or 'checkpoint'.")
         if self.push_to_hub and not self.hub_model_id:
             raise ValueError("push_to_hub needs a repository. Pass --hub_model_id OWNER/NAME.")
+        if self.push_to_hub and self.hub_strategy == "checkpoint" and not self.checkpointing_steps:
+            raise ValueError("hub_strategy 'checkpoint' needs checkpoints. Set checkpointing_steps.")
+        if self.with_tracking:
+            self._check_tracker()
+
+    def _check_tracker(self) -> None:
+        """Raise ValueError for a tracker that is unknown or not installed: accelerate would leave it out."""
+        known = [str(item) for item in LoggerType if item != LoggerType.ALL]
+        if self.report_to not in known:
+            raise ValueError(f"report_to is {self.report_to!r}. Choose among {', '.join(known)}.")
+        if self.report_to not in [str(item) for item in get_available_trackers()]:
+            raise ValueError(f"report_to is {self.report_to!r}, which is not installed: pip install {self.report_to}.")
 
     @property
     def warmup_steps(self) -> int:

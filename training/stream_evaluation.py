@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from labeled_evaluation import spread
-from loop import to_device
+from steps import to_device
 from stream_batches import SentenceDataset, StreamDataArguments
 from torch import nn
 from transformers import PreTrainedTokenizerBase

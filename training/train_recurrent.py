@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
 from checkpoints import TrainingState, write_json
 from common import (
+    RESULTS_FILE,
     Run,
     course_settings,
     load_pretrained,
@@ -328,7 +329,7 @@ def write_results(run: Run, seconds: float, test: dict[str, Any] | None) -> None
         "evaluations": notes["evaluations"],
         **({} if test is None else {"test": test}),
     }
-    write_json(run.output_dir / "all_results.json", results)
+    write_json(run.output_dir / RESULTS_FILE, results)
     unit = "bits_per_character" if "bits_per_character" in best["losses"] else "perplexity"
     label = unit.replace("_", " ")
     before, after = notes["evaluations"][0]["losses"][unit], best["losses"][unit]
@@ -375,7 +376,9 @@ def main(argv: list[str] | None = None) -> None:
         arguments.max_train_steps = ends.step(schedule.num_train_epochs - 1)
         accelerator.print(f"num_train_epochs {schedule.num_train_epochs}: {arguments.max_train_steps} steps")
     start_tracking(accelerator, "train_recurrent", model_arguments, data, parsing, schedule, arguments)
-    settings = course_settings(arguments, model.config, stream_fingerprint(streams.train), accelerator.num_processes)
+    settings = course_settings(
+        arguments, model.config, stream_fingerprint(streams.train), accelerator.num_processes, tokenizer
+    )
     settings.update(schedule_settings(schedule), validation=stream_fingerprint(streams.validation))
     names = "batching bptt variable_bptt max_batch_tokens batch_group_size".split()
     settings.update({name: getattr(data, name) for name in names})

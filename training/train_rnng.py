@@ -19,6 +19,7 @@ from accelerate.utils import DistributedType, set_seed
 from best_model import BestModel
 from checkpoints import TrainingState, write_json
 from common import (
+    RESULTS_FILE,
     Run,
     course_settings,
     load_pretrained,
@@ -339,7 +340,7 @@ def write_results(run: Run, seconds: float, num_sentences: int, test: dict[str, 
         "evaluations": notes["evaluations"],
         **({} if test is None else {"test": test}),
     }
-    write_json(run.output_dir / "all_results.json", results)
+    write_json(run.output_dir / RESULTS_FILE, results)
     before, after = notes["evaluations"][0]["losses"], best["losses"]
     line = (
         f"validation nats per sentence {before['nats_per_sentence']:.2f} -> {after['nats_per_sentence']:.2f} "
@@ -395,7 +396,7 @@ def main(argv: list[str] | None = None) -> None:
         arguments.max_train_steps = steps_of_epochs(sampler, course.num_train_epochs, accumulation)
         accelerator.print(f"num_train_epochs {course.num_train_epochs}: {arguments.max_train_steps} steps")
     start_tracking(accelerator, "train_rnng", model_arguments, data, course, arguments)
-    settings = course_settings(arguments, config, trees.train.fingerprint(), accelerator.num_processes)
+    settings = course_settings(arguments, config, trees.train.fingerprint(), accelerator.num_processes, tokenizer)
     settings.update(
         max_batch_actions=data.max_batch_actions,
         batch_group_size=data.batch_group_size,
