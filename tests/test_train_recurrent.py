@@ -552,7 +552,7 @@ def test_configs_parse_and_name_their_command(path: Path, corpus: dict[str, str]
     files = ("--train_files", corpus[f"train{kind}"], "--validation_files", corpus[f"valid{kind}"])
     given = files if "--train_files" in command else ()
     model, data, parsing, schedule, training = parse("--config", str(path), *given)
-    parsing.complete(data)
+    parsing.complete(data, model.architecture)
     assert path.stem.startswith(model.architecture)
     config_class = train_recurrent.CONFIGS[model.architecture]
     overrides = run_arguments.check_overrides(config_class, model.config_overrides)

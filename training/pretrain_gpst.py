@@ -15,19 +15,20 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
-from checkpoints import TrainingState, write_json
+from checkpoints import TrainingState, read_state, write_json
 from common import (
-    RESULTS_FILE,
     Run,
     course_settings,
+    end_run,
+    load_pretrained,
     make_accelerator,
-    prepare_output_dir,
     save_final_model,
     start_tracking,
 )
 from final_report import FinalReport, report_saved_model
 from loop import start_or_resume, train
 from optimizers import make_optimizer
+from output_folder import RESULTS_FILE, output_folder
 from run_arguments import TrainingArguments, check_overrides, parse_arguments
 from samplers import StepSampler, make_loader
 from steps import to_device
@@ -156,13 +157,11 @@ def make_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, co
     """A fresh model, or the one to continue from, checked against the tokenizer."""
     if arguments.model_name_or_path is None:
         return GPSTForCausalLM(make_config(arguments, tokenizer, context_length))
-    model = GPSTForCausalLM.from_pretrained(arguments.model_name_or_path, dtype=torch.float32)
-    if arguments.config_overrides or arguments.document_end_token != model.config.document_end_token:
-        raise ValueError("config_overrides and document_end_token cannot change the model of model_name_or_path.")
-    if len(tokenizer) > model.config.vocab_size:
+    model = load_pretrained(GPSTForCausalLM, arguments.model_name_or_path, arguments.config_overrides, tokenizer)
+    if arguments.document_end_token != model.config.document_end_token:
         raise ValueError(
-            f"The tokenizer has {len(tokenizer)} tokens and the model {model.config.vocab_size}. "
-            "Pass --tokenizer_name with the model's own tokenizer."
+            f"document_end_token is {arguments.document_end_token}, and {model.config.document_end_token} in the model "
+            "of model_name_or_path. Give the model's value."
         )
     return model
 
@@ -294,31 +293,32 @@ def main(argv: list[str] | None = None) -> None:
         (ModelArguments, DataArguments, EvaluationArguments, TrainingArguments), argv, mappings=["config_overrides"]
     )
     started = time.monotonic()
+    arguments.limit_steps()
     accelerator = make_accelerator(arguments)
-    checkpoint = prepare_output_dir(accelerator, arguments)
+    with output_folder(accelerator, arguments) as checkpoint:
+        set_seed(arguments.seed)
+        documents, validation_documents = training_text(accelerator, data)
+        source = data.tokenizer_name or model_arguments.model_name_or_path
+        tokenizer = make_tokenizer(accelerator, data, documents, source, Path(arguments.output_dir))
+        end_id = tokenizer.eos_token_id if model_arguments.document_end_token else None
+        contexts = load_contexts(accelerator, data, documents, tokenizer, end_id)
+        validation = load_contexts(accelerator, data, validation_documents, tokenizer, end_id)
+        accelerator.print(f"training text: {contexts.describe()}\nvalidation text: {validation.describe()}")
+
+        set_seed(arguments.seed)
+        model = make_model(model_arguments, tokenizer, data.context_length)
+        accelerator.print(f"model: {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}")
+        if arguments.gradient_checkpointing:
+            model.gradient_checkpointing_enable()
+        rates = {} if model_arguments.parser_learning_rate is None else {"parser": model_arguments.parser_learning_rate}
+        optimizer, schedule = make_optimizer(model, arguments, rates)
+        settings = course_settings(arguments, model.config, contexts.fingerprint(), accelerator, tokenizer)
+        settings["parser_learning_rate"] = model_arguments.parser_learning_rate
+        if checkpoint is not None:
+            read_state(checkpoint, settings)  # refuses other settings
+        run = Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
+        evaluator = Evaluator(accelerator, evaluation, tokenizer, validation, arguments.per_device_eval_batch_size)
     start_tracking(accelerator, "pretrain_gpst", model_arguments, data, evaluation, arguments)
-    set_seed(arguments.seed)
-
-    documents, validation_documents = training_text(accelerator, data)
-    source = data.tokenizer_name or model_arguments.model_name_or_path
-    tokenizer = make_tokenizer(accelerator, data, documents, source, Path(arguments.output_dir))
-    end_id = tokenizer.eos_token_id if model_arguments.document_end_token else None
-    contexts = load_contexts(accelerator, data, documents, tokenizer, end_id)
-    validation = load_contexts(accelerator, data, validation_documents, tokenizer, end_id)
-    accelerator.print(f"training text: {contexts.describe()}\nvalidation text: {validation.describe()}")
-
-    set_seed(arguments.seed)
-    model = make_model(model_arguments, tokenizer, data.context_length)
-    accelerator.print(f"model: {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}")
-    if arguments.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
-    rates = {} if model_arguments.parser_learning_rate is None else {"parser": model_arguments.parser_learning_rate}
-    optimizer, schedule = make_optimizer(model, arguments, rates)
-    settings = course_settings(arguments, model.config, contexts.fingerprint(), accelerator.num_processes, tokenizer)
-    settings["parser_learning_rate"] = model_arguments.parser_learning_rate
-    run = Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
-
-    evaluator = Evaluator(accelerator, evaluation, tokenizer, validation, arguments.per_device_eval_batch_size)
     start_or_resume(run, checkpoint, settings, evaluator.run)
     sampler = StepSampler(
         len(contexts),
@@ -341,7 +341,7 @@ def main(argv: list[str] | None = None) -> None:
             }
             report = report_saved_model(folder, tokenizer, treebanks, evaluation.methods(), arguments.seed)
         write_results(run, time.monotonic() - started, report)
-    accelerator.end_training()
+    end_run(run)
 
 
 if __name__ == "__main__":
