@@ -23,6 +23,7 @@ sys.path.insert(0, str(TRAINING))
 
 import checkpoints  # noqa: E402
 import common  # noqa: E402
+import recurrent_measures  # noqa: E402
 import recurrent_schedule as schedules  # noqa: E402
 import run_arguments  # noqa: E402
 import stream_batches  # noqa: E402
@@ -306,8 +307,8 @@ def test_units() -> None:
 # ---------------------------------------------------------------------------------------------- data
 def test_text_and_trees_give_the_same_stream(corpus: dict[str, str], tmp_path: Path) -> None:
     *_, streams, tokenizer, _ = small_model(corpus, tmp_path / "trees", "awd_lstm")
-    texts = [f"{corpus[name]}" for name in ("train.words", "valid.words")]
-    more = ("--file_format", "text", "--train_files", texts[0], "--validation_files", texts[1])
+    texts = [corpus[f"{name}.words"] for name in ("train", "valid", "test")]
+    more = ("--file_format", "text", "--train_files", texts[0], "--validation_files", texts[1], "--test_files", texts[2])
     *_, plain, other, _ = small_model(corpus, tmp_path / "text", "awd_lstm", *more)
     assert other.get_vocab() == tokenizer.get_vocab()
     assert np.array_equal(plain.train.ids, streams.train.ids)
@@ -443,7 +444,7 @@ def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, s
     stream = stream_batches.load_stream(data, [corpus["valid"]], tokenizer)
     assert stream_evaluation.evaluate_stream(accelerator, model, stream, 2, 8) == best["losses"]["nats"]
     # The trees are scored by the convention that was named.
-    bank = train_recurrent.make_treebank(read_treebank(corpus["test"]))
+    bank = recurrent_measures.make_treebank(read_treebank(corpus["test"]))
     trees = stream_evaluation.parse_words(model, tokenizer, bank.words, layer=0)
     scores = unlabeled_f1(trees, bank.spans, bank.lengths, "on-lstm")
     assert found["test"]["trees"]["model"] == stream_evaluation.percent(scores)
