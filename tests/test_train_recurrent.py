@@ -308,7 +308,16 @@ def test_units() -> None:
 def test_text_and_trees_give_the_same_stream(corpus: dict[str, str], tmp_path: Path) -> None:
     *_, streams, tokenizer, _ = small_model(corpus, tmp_path / "trees", "awd_lstm")
     texts = [corpus[f"{name}.words"] for name in ("train", "valid", "test")]
-    more = ("--file_format", "text", "--train_files", texts[0], "--validation_files", texts[1], "--test_files", texts[2])
+    more = (
+        "--file_format",
+        "text",
+        "--train_files",
+        texts[0],
+        "--validation_files",
+        texts[1],
+        "--test_files",
+        texts[2],
+    )
     *_, plain, other, _ = small_model(corpus, tmp_path / "text", "awd_lstm", *more)
     assert other.get_vocab() == tokenizer.get_vocab()
     assert np.array_equal(plain.train.ids, streams.train.ids)

@@ -184,6 +184,35 @@ def words_fingerprint(sentences: Iterable[Sequence[str]]) -> str:
     return digest.hexdigest()[:16]
 
 
+def set_up_layers(model: PreTrainedModel, arguments: TrainingArguments) -> None:
+    """Recompute or compile the layers of a model, as far as the arguments ask for it; before it is prepared.
+
+    What is compiled are the Transformer layers of GPST: their shapes vary with the batch in the number of rows and
+    slots only, so that two graphs serve all batches. Names of parameters do not change.
+
+    Args:
+        model: of the run.
+        arguments: of the run.
+
+    Raises:
+        ValueError: for a model whose layers cannot be recomputed or compiled.
+    """
+    kind = model.config.model_type
+    if arguments.gradient_checkpointing:
+        if not model.supports_gradient_checkpointing:
+            raise ValueError(f"gradient_checkpointing is set, but {kind} has no layers to recompute. Leave it out.")
+        model.gradient_checkpointing_enable()
+    if arguments.torch_compile:
+        if kind != "gpst":
+            raise ValueError(
+                f"torch_compile is set, but {kind} computes in loops whose lengths depend on the text, each in a "
+                "function with its own backward pass. Leave it out."
+            )
+        base = model.base_model
+        for layer in (*base.type_layers.h, *base.token_layers.h, *base.parser.layers):
+            layer.compile(dynamic=True)
+
+
 def save_tokenizer_once(
     accelerator: Accelerator, folder: Path, make: Callable[[], PreTrainedTokenizerBase], made_from: dict[str, Any]
 ) -> None:
@@ -227,16 +256,28 @@ def save_final_model(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[s
     Returns:
         The folder.
     """
-    accelerator = run.accelerator
     folder = run.output_dir / "model"
-    weights = accelerator.get_state_dict(run.model)
-    if accelerator.is_main_process:
-        plain = accelerator.unwrap_model(run.model)
+    export_run(run, tokenizer, facts, folder)
+    if run.accelerator.is_main_process and run.arguments.push_to_hub:
+        push_to_hub(folder, run.arguments.hub_model_id, token=run.arguments.hub_token)
+    run.accelerator.wait_for_everyone()
+    return folder
+
+
+def export_run(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, Any], folder: Path) -> None:
+    """Export the model of a run as it is now; every process has to call.
+
+    Args:
+        run: of this process.
+        tokenizer: of the model.
+        facts: for the card; the name is added.
+        folder: appears when it is complete; an older one is replaced.
+    """
+    weights = run.accelerator.get_state_dict(run.model)
+    if run.accelerator.is_main_process:
+        plain = run.accelerator.unwrap_model(run.model)
         card = fill_card(
             plain.config, {"repo_id": run.arguments.hub_model_id or run.output_dir.resolve().name, **facts}
         )
         export_model(plain, tokenizer, folder, card=card, overwrite=True, state_dict=weights)
-        if run.arguments.push_to_hub:
-            push_to_hub(folder, run.arguments.hub_model_id, token=run.arguments.hub_token)
-    accelerator.wait_for_everyone()
-    return folder
+    run.accelerator.wait_for_everyone()

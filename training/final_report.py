@@ -102,12 +102,12 @@ def report_saved_model(
         print(score_table(scores[name], treebank))
     generated = answer["generated"]
     print(f"generated: {generated['text']}")
-    print(_tree_text(generated["tokens"], generated["spans"], generated["labels"]))
+    print(tree_text(generated["tokens"], generated["spans"], generated["labels"]))
     conventions = {name: next(iter(table.values())).convention for name, table in scores.items()}
     return FinalReport(scores, conventions, generated["text"])
 
 
-def _tree_text(tokens: Sequence[str], spans: Sequence[Sequence[int]], labels: Sequence[str] | None) -> str:
+def tree_text(tokens: Sequence[str], spans: Sequence[Sequence[int]], labels: Sequence[str] | None) -> str:
     """A tree for the terminal; with brackets and labels, if it has some and is complete."""
     whole = (0, len(tokens))
     if labels and whole in [tuple(span) for span in spans]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
+from best_model import BestModel
 from checkpoints import TrainingState, read_state, write_json
 from common import (
     Run,
@@ -23,9 +24,13 @@ from common import (
     load_pretrained,
     make_accelerator,
     save_final_model,
+    set_up_layers,
     start_tracking,
 )
 from final_report import FinalReport, report_saved_model
+from flops import gpst_flops_per_token
+from generation_samples import SampleGenerator
+from hub_uploads import CheckpointUploads
 from loop import start_or_resume, train
 from optimizers import make_optimizer
 from output_folder import RESULTS_FILE, output_folder
@@ -98,6 +103,10 @@ class EvaluationArguments:
     search_num_beams: int = field(
         default=20, metadata={"help": "Beam of left-to-right parsing in evaluation; 0 leaves it out."}
     )
+    load_best_model_at_end: bool = field(
+        default=False,
+        metadata={"help": "Keep the weights of the best validation loss, and save them as the final model."},
+    )
     final_report: bool = field(
         default=False,
         metadata={"help": "At the end, load the saved model in a process without hf_synlm; parse and generate there."},
@@ -116,6 +125,13 @@ class EvaluationArguments:
                 raise ValueError(f"punctuation {value!r} is unknown. Choose among {', '.join(PUNCTUATION)}.")
         if self.search_num_beams < 0:
             raise ValueError(f"search_num_beams must not be negative and is {self.search_num_beams}.")
+
+    def report_treebanks(self) -> dict[str, Treebank]:
+        """Trees of the final report by treatment of punctuation; empty without a report."""
+        if not self.final_report or self.test_trees is None:
+            return {}
+        path, limit = self.test_trees, self.max_tree_sentences
+        return {name: load_treebank(path, name, limit) for name in self.report_punctuation}
 
     def methods(self) -> dict[str, dict[str, Any]]:
         """Kinds of trees that are scored, with their options of `parse`."""
@@ -214,6 +230,8 @@ class Evaluator:
         self.accelerator, self.arguments, self.tokenizer = accelerator, arguments, tokenizer
         self.contexts, self.batch_size = contexts, batch_size
         self.treebank: Treebank | None = None
+        if arguments.load_best_model_at_end and accelerator.distributed_type == DistributedType.FSDP:
+            raise ValueError("load_best_model_at_end does not go with the shards of FSDP. Leave it out, or use DDP.")
         if arguments.validation_trees is not None:
             if accelerator.distributed_type == DistributedType.FSDP:
                 raise ValueError(
@@ -262,7 +280,7 @@ def card_facts(run: Run, data: DataArguments) -> dict[str, Any]:
     }
 
 
-def write_results(run: Run, seconds: float, report: FinalReport | None) -> None:
+def write_results(run: Run, seconds: float, speed: dict[str, float], report: FinalReport | None) -> None:
     """Write `all_results.json` and print the closing line."""
     evaluations = run.state.notes["evaluations"]
     before, after = evaluations[0], evaluations[-1]
@@ -270,6 +288,7 @@ def write_results(run: Run, seconds: float, report: FinalReport | None) -> None:
         "step": run.state.step,
         "contexts": run.state.consumed,
         "seconds_of_this_process": round(seconds, 1),
+        **speed,
         "train": run.state.notes.get("train", []),
         "evaluations": evaluations,
     }
@@ -308,8 +327,7 @@ def main(argv: list[str] | None = None) -> None:
         set_seed(arguments.seed)
         model = make_model(model_arguments, tokenizer, data.context_length)
         accelerator.print(f"model: {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}")
-        if arguments.gradient_checkpointing:
-            model.gradient_checkpointing_enable()
+        set_up_layers(model, arguments)
         rates = {} if model_arguments.parser_learning_rate is None else {"parser": model_arguments.parser_learning_rate}
         optimizer, schedule = make_optimizer(model, arguments, rates)
         settings = course_settings(arguments, model.config, contexts.fingerprint(), accelerator, tokenizer)
@@ -318,8 +336,30 @@ def main(argv: list[str] | None = None) -> None:
             read_state(checkpoint, settings)  # refuses other settings
         run = Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
         evaluator = Evaluator(accelerator, evaluation, tokenizer, validation, arguments.per_device_eval_batch_size)
+        treebanks = evaluation.report_treebanks()
     start_tracking(accelerator, "pretrain_gpst", model_arguments, data, evaluation, arguments)
-    start_or_resume(run, checkpoint, settings, evaluator.run)
+    run_training(run, checkpoint, settings, contexts, evaluator, treebanks, data, evaluation, tokenizer, started)
+    end_run(run)
+
+
+def run_training(
+    run: Run,
+    checkpoint: Path | None,
+    settings: dict[str, Any],
+    contexts: ContextDataset,
+    evaluator: Evaluator,
+    treebanks: dict[str, Treebank],
+    data: DataArguments,
+    evaluation: EvaluationArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    started: float,
+) -> None:
+    """Train, save the model and report on it."""
+    accelerator, arguments = run.accelerator, run.arguments
+    best = BestModel(lambda result: result["losses"]["loss"], 0) if evaluation.load_best_model_at_end else None
+    generator = SampleGenerator(run, tokenizer)
+    uploads = CheckpointUploads(run, tokenizer, lambda: card_facts(run, data))
+    start_or_resume(run, checkpoint, settings, evaluator.run, best)
     sampler = StepSampler(
         len(contexts),
         arguments.per_device_train_batch_size,
@@ -330,18 +370,19 @@ def main(argv: list[str] | None = None) -> None:
     )
     pad_token_id = tokenizer.pad_token_id
     loader = make_loader(accelerator, contexts, lambda rows: collate_contexts(rows, pad_token_id), arguments, sampler)
-    train(run, loader, compute_loss, evaluator.run)
+    speed = train(
+        run, loader, compute_loss, evaluator.run, best, generate=generator, after_checkpoint=uploads,
+        flops_per_token=gpst_flops_per_token(accelerator.unwrap_model(run.model).config, data.context_length),
+    )  # fmt: skip
+    uploads.finish()
+    if best is not None:
+        accelerator.print(f"the best model is that of step {best.restore(run)}")
     folder = save_final_model(run, tokenizer, card_facts(run, data))
     if accelerator.is_main_process:
         report = None
-        if evaluation.final_report and evaluation.test_trees is not None:
-            treebanks = {
-                name: load_treebank(evaluation.test_trees, name, evaluation.max_tree_sentences)
-                for name in evaluation.report_punctuation
-            }
+        if treebanks:
             report = report_saved_model(folder, tokenizer, treebanks, evaluation.methods(), arguments.seed)
-        write_results(run, time.monotonic() - started, report)
-    end_run(run)
+        write_results(run, time.monotonic() - started, speed, report)
 
 
 if __name__ == "__main__":

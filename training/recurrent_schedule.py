@@ -111,9 +111,8 @@ class RecurrentTrainingArguments(TrainingArguments):
     )
     lr_scheduler_type: str = field(default="constant", metadata={"help": "Not used here: see schedule."})
     warmup_ratio: float = field(default=0.0, metadata={"help": "Not used here: see schedule."})
-    gradient_checkpointing: bool = field(
-        default=False, metadata={"help": "Not used here: what a segment keeps for backward is small."}
-    )
+    gradient_checkpointing: bool = field(default=False, metadata={"help": "Not for recurrent models."})
+    torch_compile: bool = field(default=False, metadata={"help": "Not for recurrent models."})
 
     def __post_init__(self):
         """Check the values; refuse those that have no meaning here."""
@@ -121,10 +120,9 @@ class RecurrentTrainingArguments(TrainingArguments):
         for name, value in (("lr_scheduler_type", "constant"), ("warmup_ratio", 0), ("num_warmup_steps", None)):
             if getattr(self, name) != value:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, but the rate follows schedule. Leave {name} out.")
-        if self.gradient_checkpointing:
-            raise ValueError(
-                "gradient_checkpointing is set, but these models have none: memory is bounded by bptt. Leave it out."
-            )
+        for name in ("gradient_checkpointing", "torch_compile"):
+            if getattr(self, name):
+                raise ValueError(f"{name} is set, but these models have no layers that it could work on. Leave it out.")
         if self.evaluation_steps:
             raise ValueError(
                 f"evaluation_steps is {self.evaluation_steps}, but evaluations end epochs, which the schedules count. "

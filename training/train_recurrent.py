@@ -26,6 +26,9 @@ from common import (
     start_tracking,
 )
 from final_report import report_saved_model
+from flops import recurrent_flops_per_token
+from generation_samples import SampleGenerator
+from hub_uploads import CheckpointUploads
 from loop import start_or_resume, train
 from output_folder import RESULTS_FILE, output_folder
 from recurrent_measures import Measures, ParsingArguments, has_trees, make_measures
@@ -249,7 +252,7 @@ def card_facts(run: Run, data: StreamDataArguments, num_epochs: int) -> dict[str
     }
 
 
-def write_results(run: Run, seconds: float, test: dict[str, Any] | None) -> None:
+def write_results(run: Run, seconds: float, speed: dict[str, float], test: dict[str, Any] | None) -> None:
     """Write `all_results.json` and print the closing line."""
     notes = run.state.notes
     best = next(item for item in notes["evaluations"] if item["step"] == notes["best"]["step"])
@@ -257,6 +260,7 @@ def write_results(run: Run, seconds: float, test: dict[str, Any] | None) -> None
         "step": run.state.step,
         "best_step": best["step"],
         "seconds_of_this_process": round(seconds, 1),
+        **speed,
         "train": notes.get("train", []),
         "evaluations": notes["evaluations"],
         **({} if test is None else {"test": test}),
@@ -367,9 +371,19 @@ def run_training(
     pad, consumed = tokenizer.pad_token_id, run.state.consumed
     dataset, sampler, collate, ends = make_batches(accelerator, arguments, data, stream, pad, consumed)
     loader = make_loader(accelerator, dataset, collate, arguments, sampler)
-    train(run, loader, objective, evaluate, control, evaluation_due=ends.__contains__)
+
+    def facts() -> dict[str, Any]:
+        return card_facts(run, data, len(run.state.notes["evaluations"]) - 1)
+
+    uploads = CheckpointUploads(run, tokenizer, facts)
+    speed = train(
+        run, loader, objective, evaluate, control, evaluation_due=ends.__contains__,
+        generate=SampleGenerator(run, tokenizer), after_checkpoint=uploads,
+        flops_per_token=recurrent_flops_per_token(accelerator.unwrap_model(run.model)),
+    )  # fmt: skip
+    uploads.finish()
     step = control.restore(run)
-    folder = save_final_model(run, tokenizer, card_facts(run, data, len(run.state.notes["evaluations"]) - 1))
+    folder = save_final_model(run, tokenizer, facts())
     test: dict[str, Any] = {}
     if measures.test is not None:
         test.update(measures.test.run(run.model, step))
@@ -383,7 +397,7 @@ def run_training(
                 folder, tokenizer, {parsing.punctuation: bank}, options, arguments.seed, convention
             )
             test["saved_model"] = report.numbers()
-        write_results(run, time.monotonic() - started, test or None)
+        write_results(run, time.monotonic() - started, speed, test or None)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,13 @@ from common import (
     load_pretrained,
     make_accelerator,
     save_final_model,
+    set_up_layers,
     start_tracking,
 )
 from final_report import report_saved_model
+from flops import recurrent_flops_per_token, rnng_flops_per_token
+from generation_samples import SampleGenerator
+from hub_uploads import CheckpointUploads
 from labeled_evaluation import Objective, add_perplexities, evaluate_given_trees, search_trees, spread
 from loop import start_or_resume, train
 from optimizers import make_optimizer
@@ -317,6 +321,14 @@ def steps_of_epochs(sampler: PaddedBatchSampler, num_epochs: int, accumulation: 
     return -(-sampler.num_batches(num_epochs) // (sampler.world_size * accumulation))
 
 
+def flops_per_token(run: Run, trees: TreeDataset) -> float:
+    """FLOPs of training per token of these trees."""
+    model = run.accelerator.unwrap_model(run.model)
+    if not isinstance(model.config, RNNGConfig):
+        return recurrent_flops_per_token(model)
+    return rnng_flops_per_token(model.config, trees.lengths("actions").sum() / trees.lengths("input_ids").sum())
+
+
 def card_facts(run: Run, data: TreeDataArguments, num_sentences: int) -> dict[str, Any]:
     """What the card of the final model states about this run."""
     best = run.state.notes["best"]["step"]
@@ -327,7 +339,9 @@ def card_facts(run: Run, data: TreeDataArguments, num_sentences: int) -> dict[st
     }
 
 
-def write_results(run: Run, seconds: float, num_sentences: int, test: dict[str, Any] | None) -> None:
+def write_results(
+    run: Run, seconds: float, speed: dict[str, float], num_sentences: int, test: dict[str, Any] | None
+) -> None:
     """Write `all_results.json` and print the closing line."""
     notes = run.state.notes
     best = next(item for item in notes["evaluations"] if item["step"] == notes["best"]["step"])
@@ -336,6 +350,7 @@ def write_results(run: Run, seconds: float, num_sentences: int, test: dict[str, 
         "best_step": best["step"],
         "sentences": num_sentences,
         "seconds_of_this_process": round(seconds, 1),
+        **speed,
         "train": notes.get("train", []),
         "evaluations": notes["evaluations"],
         **({} if test is None else {"test": test}),
@@ -377,8 +392,6 @@ def main(argv: list[str] | None = None) -> None:
         (ModelArguments, TreeDataArguments, CourseArguments, TrainingArguments), argv, mappings=["config_overrides"]
     )
     course.check_architecture(model_arguments.architecture)
-    if arguments.gradient_checkpointing:
-        raise ValueError("gradient_checkpointing is set, but these models have none. Leave it out.")
     started = time.monotonic()
     accelerator = make_accelerator(arguments)
     if accelerator.distributed_type == DistributedType.FSDP:
@@ -388,6 +401,7 @@ def main(argv: list[str] | None = None) -> None:
         trees, tokenizer, model = load_data(accelerator, model_arguments, data, Path(arguments.output_dir))
         accelerator.print(f"training trees: {trees.train.describe()}\nvalidation trees: {trees.validation.describe()}")
         accelerator.print(f"model: {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}")
+        set_up_layers(model, arguments)
         epochs, sampler = course.num_train_epochs, make_sampler(accelerator, arguments, data, trees.train)
         accumulation = arguments.gradient_accumulation_steps
         arguments.limit_steps(steps_of_epochs(sampler, epochs, accumulation) if epochs else None)
@@ -441,17 +455,26 @@ def run_training(
     start_or_resume(run, checkpoint, settings, validation.run, best)
     sampler = make_sampler(accelerator, arguments, data, trees.train, run.state.consumed)
     loader = make_loader(accelerator, trees.train, collate, arguments, sampler)
-    train(run, loader, objective, validation.run, best, add_perplexities)
+
+    def facts() -> dict[str, Any]:
+        return card_facts(run, data, sampler.num_samples(run.state.consumed))
+
+    uploads = CheckpointUploads(run, tokenizer, facts)
+    speed = train(
+        run, loader, objective, validation.run, best, add_perplexities, generate=SampleGenerator(run, tokenizer),
+        after_checkpoint=uploads, flops_per_token=flops_per_token(run, trees.train),
+    )  # fmt: skip
+    uploads.finish()
     step = best.restore(run)
-    num_sentences = sampler.num_samples(run.state.consumed)
-    folder = save_final_model(run, tokenizer, card_facts(run, data, num_sentences))
+    folder = save_final_model(run, tokenizer, facts())
     test = None
     if trees.test is not None:
         test = evaluator("test", trees.test, course.final_search_sentences).run(run.model, step)
     if accelerator.is_main_process:
         if course.final_report and data.test_files:
             test["saved_model"] = report(folder, tokenizer, data, course, config, arguments.seed)
-        write_results(run, time.monotonic() - started, num_sentences, test)
+        num_sentences = sampler.num_samples(run.state.consumed)
+        write_results(run, time.monotonic() - started, speed, num_sentences, test)
 
 
 if __name__ == "__main__":
