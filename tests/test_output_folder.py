@@ -84,11 +84,12 @@ def test_a_run_comes_back_after_a_kill(moved: str, tmp_path: Path) -> None:
     assert files(tmp_path) == before
 
 
-def test_where_more_than_a_run_would_be_deleted_it_is_refused(tmp_path: Path) -> None:
+def test_where_more_than_a_run_would_be_deleted_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".git").mkdir()
     with pytest.raises(ValueError, match="would delete the repository"), prepare(tmp_path, overwrite_output_dir=True):
         pass
-    with pytest.raises(ValueError, match="Choose a folder for runs only"), prepare(Path.cwd(), overwrite_output_dir=1):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="Choose a folder for runs only"), prepare(Path(), overwrite_output_dir=True):
         pass
     assert (tmp_path / ".git").is_dir()
 
