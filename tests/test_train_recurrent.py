@@ -311,7 +311,7 @@ def test_units() -> None:
     assert stream_evaluation.text_losses(math.nan, 1, True)["nats"] != 0
 
 
-def test_parsed_sentences_are_as_short_as_those_that_are_trained_on(corpus: dict[str, str]) -> None:
+def test_parsed_sentences_are_as_short_as_those_that_are_trained_on(corpus: dict[str, str], tmp_path: Path) -> None:
     config = ("--config", str(TRAINING / "configs/prpn_wsj10.yaml"))
     files = ("--train_files", corpus["train"], "--validation_files", corpus["train"])
     model, data, parsing, *_ = parse(*config, *files, "--final_parsing_files", corpus["train"])
@@ -320,13 +320,12 @@ def test_parsed_sentences_are_as_short_as_those_that_are_trained_on(corpus: dict
     words = parsing.treebank(parsing.final_parsing_files, data.split_leaves).words
     assert [list(sentence) for sentence in short] == words and 0 < len(words) < 30
     # Punctuation does not count unless it is kept.
+    file = tmp_path / "trees.txt"
+    file.write_text("".join(f"(S {'(NN a) ' * count}(. .))\n" for count in (3, 9, 10, 11)))
     parsing.parsing_preprocessing = "none"
-    counts = {}
-    for parsing.punctuation in ("remove", "ignore", "keep"):
-        bank = parsing.treebank(parsing.final_parsing_files, data.split_leaves)
-        counts[parsing.punctuation] = len(bank.words)
-        assert max(bank.lengths) <= 10 or parsing.punctuation == "ignore"
-    assert 0 < counts["keep"] < counts["remove"] == counts["ignore"] == len(words)
+    expected = {"remove": [3, 9, 10], "ignore": [4, 10, 11], "keep": [4, 10]}
+    for parsing.punctuation, lengths in expected.items():
+        assert parsing.treebank([str(file)], data.split_leaves).lengths == lengths
 
 
 def test_processes_evaluate_the_model_that_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
