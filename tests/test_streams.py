@@ -189,9 +189,14 @@ def test_gold_structure_is_aligned_in_segments() -> None:
     assert second["input_ids"].tolist() == [[3, 4], [7, 7]] and second["attention_mask"].tolist() == [[1, 1], [1, 0]]
     np.testing.assert_array_equal(first["distances"], [[math.nan, 3, 1], [3, 3, 2]])
     np.testing.assert_array_equal(second["distances"], [[2, 1], [1, math.nan]])
-    # (1 2) ends before column 3 of row 0, (3 4) at column 0 of row 1; (6 7) would end at the column after the last.
-    assert first["spans"] == [[], [(-2, 0)]]
+    # (1 2) ends before column 3 of row 0; (3 4) at column 0 of row 1, which has not read it; (6 7) would end at the
+    # column after the last.
+    assert first["spans"] == [[], []]
     assert second["spans"] == [[(-2, 0)], []]
+    # The words that an offset leaves out have not been read either; a span that begins with the row counts.
+    assert StreamRows(stream, 2, offset=1).segment(0, 3)["spans"] == [[(0, 2)], []]
+    assert StreamRows(stream, 4, offset=1).segment(0, 2)["spans"] == [[], [], [], []]
+    assert StreamRows(stream, 3).segment(0, 3)["spans"] == [[], [(0, 2)], []]
 
 
 def test_framed_sentences() -> None:

@@ -5,6 +5,7 @@ import inspect
 import json
 import math
 import shutil
+import sys
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import checkpoints
 import common
 import numpy as np
 import pytest
+import recurrent_measures
 import recurrent_schedule as schedules
 import run_arguments
 import stream_batches
@@ -242,6 +244,13 @@ def test_segments_depend_on_seed_and_number_only() -> None:
     assert whole[0] != next(iter(segments(seed=2)))[0]
 
 
+def test_no_step_holds_the_ends_of_several_epochs() -> None:
+    ends = stream_batches.EpochEnds([4, 5, 3, 9].__getitem__, 4)
+    assert [ends.step(0), ends.step(1), ends.count(1), ends.count(2)] == [1, 3, 1, 1]
+    with pytest.raises(ValueError, match="An epoch of 3 batches ends inside of a step of 4"):
+        ends.count(4)
+
+
 def test_ends_of_epochs() -> None:
     ends = stream_batches.EpochEnds([3, 4, 2].__getitem__, 1)
     assert [step for step in range(1, 10) if step in ends] == [3, 7, 9]
@@ -299,11 +308,45 @@ def test_units() -> None:
     assert stream_evaluation.text_losses(math.nan, 1, True)["nats"] != 0
 
 
+def test_parsed_sentences_are_as_short_as_those_that_are_trained_on(corpus: dict[str, str], tmp_path: Path) -> None:
+    config = ("--config", str(TRAINING / "configs/prpn_wsj10.yaml"))
+    files = ("--train_files", corpus["train"], "--validation_files", corpus["train"])
+    model, data, parsing, *_ = parse(*config, *files, "--final_parsing_files", corpus["train"])
+    parsing.complete(data, model.architecture)
+    short = list(stream_batches.read_words(data.train_files, data, 10))
+    words = parsing.treebank(parsing.final_parsing_files, data.split_leaves).words
+    assert [list(sentence) for sentence in short] == words and 0 < len(words) < 30
+    # Punctuation does not count unless it is kept.
+    file = tmp_path / "trees.txt"
+    file.write_text("".join(f"(S {'(NN a) ' * count}(. .))\n" for count in (3, 9, 10, 11)))
+    parsing.parsing_preprocessing = "none"
+    expected = {"remove": [3, 9, 10], "ignore": [4, 10, 11], "keep": [4, 10]}
+    for parsing.punctuation, lengths in expected.items():
+        assert parsing.treebank([str(file)], data.split_leaves).lengths == lengths
+
+
+def test_processes_evaluate_the_model_that_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    received = []
+    monkeypatch.setattr(stream_evaluation, "broadcast", received.append)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    stream_evaluation.share_buffers(SimpleNamespace(unwrap_model=lambda model: model), model)
+    assert [id(buffer) for buffer in received] == [id(buffer) for buffer in model.buffers()] and len(received) == 3
+
+
 # ---------------------------------------------------------------------------------------------- data
 def test_text_and_trees_give_the_same_stream(corpus: dict[str, str], tmp_path: Path) -> None:
     *_, streams, tokenizer, _ = small_model(corpus, tmp_path / "trees", "awd_lstm")
-    texts = [f"{corpus[name]}" for name in ("train.words", "valid.words")]
-    more = ("--file_format", "text", "--train_files", texts[0], "--validation_files", texts[1])
+    texts = [corpus[f"{name}.words"] for name in ("train", "valid", "test")]
+    more = (
+        "--file_format",
+        "text",
+        "--train_files",
+        texts[0],
+        "--validation_files",
+        texts[1],
+        "--test_files",
+        texts[2],
+    )
     *_, plain, other, _ = small_model(corpus, tmp_path / "text", "awd_lstm", *more)
     assert other.get_vocab() == tokenizer.get_vocab()
     assert np.array_equal(plain.train.ids, streams.train.ids)
@@ -439,7 +482,7 @@ def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, s
     stream = stream_batches.load_stream(data, [corpus["valid"]], tokenizer)
     assert stream_evaluation.evaluate_stream(accelerator, model, stream, 2, 8) == best["losses"]["nats"]
     # The trees are scored by the convention that was named.
-    bank = train_recurrent.make_treebank(read_treebank(corpus["test"]))
+    bank = recurrent_measures.make_treebank(read_treebank(corpus["test"]))
     trees = stream_evaluation.parse_words(model, tokenizer, bank.words, layer=0)
     scores = unlabeled_f1(trees, bank.spans, bank.lengths, "on-lstm")
     assert found["test"]["trees"]["model"] == scores.numbers()
@@ -447,6 +490,17 @@ def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, s
     assert report["model"]["sentence_f1"] == found["test"]["trees"]["model"]["sentence_f1"]
     saved = {path.name for path in (output_dir / "model").iterdir()}
     assert {"config.json", "model.safetensors", "modeling_on_lstm.py", "tokenizer.json", "README.md"} <= saved
+
+
+def test_gradients_are_not_clipped_at_0_and_the_smaller_number_of_steps_counts(
+    corpus: dict[str, str], tmp_path: Path
+) -> None:
+    for limit in ("0", "1e9", "1e-9"):
+        more = ("--max_grad_norm", limit, "--max_train_steps", "2", "--num_train_epochs", "9")
+        train_recurrent.main(flags(corpus, tmp_path / limit, "awd_lstm", *more))
+    found = {limit: results(tmp_path / limit) for limit in ("0", "1e9", "1e-9")}
+    assert found["0"]["train"] == found["1e9"]["train"] and found["0"]["step"] == 2
+    assert found["0"]["evaluations"] == found["1e9"]["evaluations"] != found["1e-9"]["evaluations"]
 
 
 def test_stops_early_and_continues_from_a_model(corpus: dict[str, str], tmp_path: Path) -> None:
@@ -472,6 +526,8 @@ def test_stops_early_and_continues_from_a_model(corpus: dict[str, str], tmp_path
         (("--tokenizer_type", "bytes"), "tokenizer_type is 'bytes'"),
         (("--unknown_words", "none"), "unknown_words is 'none'"),
         (("--tokenizer_type", "characters", "--lowercase"), "lowercase goes with words"),
+        (("--tokenizer_type", "characters", "--unknown_words", "berkeley"), "unknown_words goes with words"),
+        (("--gradient_checkpointing",), "gradient_checkpointing is set, but these models"),
         (("--file_format", "text"), "train_files are not set"),
         (("--file_format", "text", "--tree_supervision"), "tree_supervision is True, which needs trees"),
         (("--train_files", __file__), "validation_files are not set"),
@@ -483,6 +539,8 @@ def test_stops_early_and_continues_from_a_model(corpus: dict[str, str], tmp_path
         (("--averaging_epoch", "0"), "averaging_epoch must be at least 1"),
         (("--plateau_factor", "1"), "plateau_factor must be between 0 and 1"),
         (("--averaging_learning_rate", "0"), "averaging_learning_rate must be positive"),
+        (("--averaging_learning_rate", "nan"), "averaging_learning_rate must be positive and finite and is nan"),
+        (("--parsing_max_words", "0"), "parsing_max_words must be at least 1"),
         (("--schedule", "adam-plateau", "--finetuning_epoch", "3"), "finetuning_epoch goes with averaged weights"),
         (("--lr_scheduler_type", "linear"), "lr_scheduler_type is 'linear', but the rate follows schedule"),
         (("--warmup_ratio", "0.1"), "warmup_ratio is 0.1"),
@@ -510,6 +568,30 @@ def test_bad_values_are_refused_before_work(flags: tuple[str, ...], message: str
         ("palm", ("--per_device_train_batch_size", "999"), "cannot be cut into 999 rows"),
         ("palm", ("--per_device_eval_batch_size", "999"), "cannot be cut into 999 rows"),
         ("palm", ("--tokenizer_name", "{model}"), "has no pad_token"),
+        (
+            "palm",
+            ("--config_overrides", "span_attention=false"),
+            "architecture is 'palm'.*Choose .* 'awd_lstm' without",
+        ),
+        ("awd_lstm", ("--parse_options", "method=attention"), "AWD-LSTM has no trees"),
+        ("awd_lstm", ("--final_report",), "final_report is True, but AWD-LSTM has no trees"),
+        ("prpn", ("--batching", "sentences", "--gradient_accumulation_steps", "99"), "ends inside of a step of 99"),
+        # Otherwise, these would show after the training.
+        (
+            "palm",
+            ("--parse_options", "decoder=biased"),
+            "PaLMForCausalLM.parse takes no 'decoder'. Choose among method",
+        ),
+        ("on_lstm", ("--parse_options", "decoder=foo"), "decoder"),
+        ("on_lstm", ("--parse_options", "layer=7"), "Layer 7 has no"),
+        ("prpn", ("--parsing_max_words", "1"), "No sentence to parse is left"),
+        ("prpn", ("--final_parsing_files", "{words}"), "stands outside of all trees"),
+        ("prpn", ("--test_batch_size", "999"), "test text: .*cannot be cut into 999 rows"),
+        (
+            "prpn",
+            ("--file_format", "text", "{files}", "{blank}", "--batching", "sentences"),
+            "test text: All sentences",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(
@@ -520,18 +602,95 @@ def test_what_does_not_go_together_is_refused(
         other.pad_token = None
         other.save_pretrained(tmp_path / "model")
         more = tuple(item.replace("{model}", str(tmp_path / "model")) for item in more)
+    (tmp_path / "blank.txt").write_text("\n\n")
+    files = ("--train_files", corpus["train.words"], "--validation_files", corpus["valid.words"], "--test_files")
+    given = {"{words}": (corpus["test.words"],), "{files}": files, "{blank}": (str(tmp_path / "blank.txt"),)}
+    more = tuple(part for item in more for part in given.get(item, (item,)))
+    (tmp_path / "out").mkdir()
+    for name in ("arguments.json", "all_results.json"):
+        (tmp_path / "out" / name).write_text("of a run")
     with pytest.raises(ValueError, match=message):
-        train_recurrent.main(flags(corpus, tmp_path / "out", architecture, "--max_train_steps", "2", *more))
+        more = ("--overwrite_output_dir", "--max_train_steps", "2", *more)
+        train_recurrent.main(flags(corpus, tmp_path / "out", architecture, *more))
+    assert {path.name: path.read_text() for path in (tmp_path / "out").iterdir()} == {
+        "arguments.json": "of a run",
+        "all_results.json": "of a run",
+    }
 
 
 def test_resume_with_other_settings_is_refused(corpus: dict[str, str], tmp_path: Path) -> None:
     more = ("--max_train_steps", "3", "--checkpointing_steps", "2")
     train_recurrent.main(flags(corpus, tmp_path / "out", "awd_lstm", *more))
-    for other in (("--bptt", "9"), ("--schedule", "adam-plateau"), ("--validation_files", corpus["test"])):
-        with pytest.raises(ValueError, match="other settings or data"):
+    before = (tmp_path / "out" / "arguments.json").read_bytes()
+    others = {
+        r"bptt 8 \(now 9\)": ("--bptt", "9"),
+        r"schedule_schedule 'sgd-asgd' \(now 'adam-plateau'\)": ("--schedule", "adam-plateau"),
+        r"validation '.*' \(now '.*'\)": ("--validation_files", corpus["test"]),
+    }
+    for message, other in others.items():
+        with pytest.raises(ValueError, match=f"other settings or data: {message}. Resume"):
             train_recurrent.main(
                 flags(corpus, tmp_path / "out", "awd_lstm", *more, *other, "--resume_from_checkpoint", "latest")
             )
+    assert (tmp_path / "out" / "arguments.json").read_bytes() == before
+
+
+def test_continues_from_a_model_with_trees_or_without(corpus: dict[str, str], tmp_path: Path) -> None:
+    *_, tokenizer, model = small_model(corpus, tmp_path, "palm")
+    model.save_pretrained(tmp_path / "palm")
+    for architecture, message in (("awd_lstm", "architecture is 'awd_lstm'"), ("prpn", "type 'palm', not 'prpn'")):
+        arguments = train_recurrent.ModelArguments(architecture, model_name_or_path=str(tmp_path / "palm"))
+        with pytest.raises(ValueError, match=message):
+            train_recurrent.make_model(arguments, tokenizer)
+
+
+def test_text_that_is_trees_is_refused(corpus: dict[str, str], tmp_path: Path) -> None:
+    def text(content: str) -> stream_batches.StreamDataArguments:
+        (tmp_path / "text.txt").write_text(content, encoding="utf-8")
+        files = ([corpus["train.words"]], [str(tmp_path / "text.txt")])
+        return stream_batches.StreamDataArguments(*files, file_format="text")
+
+    for content in ("\n(S (NN a) (VB b))\n", "( (S\n   (NN a)\n   (VB b)))\n", "(S (NN New York) (VB b))\nx\n"):
+        with pytest.raises(ValueError, match="begins with a tree. Use --file_format treebank"):
+            text(content)
+    for content in ("( laughter ) yes\n", "(laughter continues)\n", "(a (b\n", "\n", "a (S (NN a))\n"):
+        text(content)
+
+
+def test_a_tokenizer_of_other_words_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
+
+    def tokenizer(text: str, path: Path = file, **options: Any) -> Any:
+        path.write_text(text, encoding="utf-8")
+        data = stream_batches.StreamDataArguments([str(path)], [str(path)], file_format="text", **options)
+        return stream_batches.make_stream_tokenizer(accelerator, data, None, tmp_path)
+
+    vocabulary = tokenizer("a b c\nd\n").get_vocab()
+    assert tokenizer("a  b c\nd\n", tmp_path / "moved.txt").get_vocab() == vocabulary
+    for text in ("a b c\ne\n", "a b\nc d\n"):
+        with pytest.raises(ValueError, match="made with {'training_words'"):
+            tokenizer(text)
+    with pytest.raises(ValueError, match="made with {'max_sentence_words': None"):
+        tokenizer("a b c\nd\n", max_sentence_words=2)
+
+
+def test_leaves_of_several_words_are_read_on_demand(tmp_path: Path) -> None:
+    file = str(tmp_path / "trees.txt")
+    Path(file).write_text("(S (NP (NN New York)) (VP (VBZ sleeps)))\n", encoding="utf-8")
+    for split, gold in ((True, "spans"), (True, "distances"), (True, None), (False, None)):
+        data = stream_batches.StreamDataArguments([file], [file], split_leaves=split)
+        parsing = train_recurrent.ParsingArguments(punctuation="keep")
+        parsing.complete(data, "palm")
+        if not split:
+            with pytest.raises(ValueError, match=r"trees.txt:1: .*split_leaves=True"):
+                parsing.treebank(parsing.parsing_files, split)
+            continue
+        accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
+        tokenizer = stream_batches.make_stream_tokenizer(accelerator, data, None, tmp_path)
+        stream = stream_batches.load_stream(data, [file], tokenizer, gold)
+        assert len(stream) == 5 and (gold != "spans" or stream.spans.tolist() == [[1, 3]])
+        assert parsing.treebank(parsing.parsing_files, split).words == [["New", "York", "sleeps"]]
 
 
 # ---------------------------------------------------------------------------------------------- configurations
@@ -548,7 +707,7 @@ def test_configs_parse_and_name_their_command(path: Path, corpus: dict[str, str]
     files = ("--train_files", corpus[f"train{kind}"], "--validation_files", corpus[f"valid{kind}"])
     given = files if "--train_files" in command else ()
     model, data, parsing, schedule, training = parse("--config", str(path), *given)
-    parsing.complete(data)
+    parsing.complete(data, model.architecture)
     assert path.stem.startswith(model.architecture)
     config_class = train_recurrent.CONFIGS[model.architecture]
     overrides = run_arguments.check_overrides(config_class, model.config_overrides)
@@ -578,3 +737,44 @@ def test_published_sizes(name: str, millions: float) -> None:
     with torch.device("meta"):
         model = train_recurrent.MODELS[values["architecture"]](config)
     assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 1) == millions
+
+
+# ---------------------------------------------------------------------------------------------- several processes
+@pytest.mark.slow
+def test_two_processes_train_the_model_of_one(corpus: dict[str, str], tmp_path: Path) -> None:
+    """With half the rows each, and after a resumption; dropout would differ."""
+    none = ",".join(f"{name}_dropout=0" for name in ("embedding", "input", "hidden", "output", "weight"))
+    overrides = f"{SMALL['on_lstm']},supervised_layers=[1],syntactic_distance_weight=0,{none}"
+    course = ("--schedule", "adam-asgd", "--averaging_epoch", "1", "--num_train_epochs", "3", "--tree_supervision")
+    more = ("--learning_rate", "0.01", "--config_overrides", overrides, "--checkpointing_steps", "20", *course)
+
+    def evaluations(name: str, launcher: list[str], rows: str, *last: str) -> list[float]:
+        arguments = flags(corpus, tmp_path / name, "on_lstm", *more, "--per_device_train_batch_size", rows, *last)
+        found = run_script(
+            [*launcher, str(TRAINING / "train_recurrent.py"), *arguments], tmp_path / name, corpus["cache"]
+        )
+        return [item["losses"]["nats"] for item in found["evaluations"]]
+
+    one = evaluations("one", [sys.executable], "4")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    two = evaluations("two", launcher, "2")
+    assert two == pytest.approx(one, rel=1e-5) and one[-1] < one[0]
+    assert evaluations("two", launcher, "2", "--resume_from_checkpoint", "latest") == two
+
+
+@pytest.mark.slow
+def test_two_processes_evaluate_the_saved_model(corpus: dict[str, str], tmp_path: Path) -> None:
+    """PRPN has running statistics, which every process collects from its own rows."""
+    more = ("--schedule", "adam-plateau", "--learning_rate", "0.01", "--num_train_epochs", "2")
+    arguments = flags(corpus, tmp_path / "two", "prpn", *more, "--per_device_train_batch_size", "2")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    found = run_script([*launcher, str(TRAINING / "train_recurrent.py"), *arguments], tmp_path / "two", corpus["cache"])
+    best = next(item for item in found["evaluations"] if item["step"] == found["best_step"])
+    assert best["step"] > 0
+    model = train_recurrent.PRPNForCausalLM.from_pretrained(tmp_path / "two" / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "two" / "model")
+    data = stream_batches.StreamDataArguments([corpus["train"]], [corpus["valid"]], bptt=8)
+    accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
+    stream = stream_batches.load_stream(data, [corpus["valid"]], tokenizer)
+    nats = stream_evaluation.evaluate_stream(accelerator, model, stream, 2, 8)
+    assert best["losses"]["nats"] == pytest.approx(nats, rel=1e-6)

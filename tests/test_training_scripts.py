@@ -1,6 +1,9 @@
 """The training scripts: two steps on the embedded data, exact resume after a kill, and what must be refused."""
 
+import dataclasses
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import checkpoints
 import common
@@ -11,10 +14,12 @@ import run_arguments
 import samplers
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 from text_contexts import DataArguments
 from training_runs import TRAINING, kill_after_checkpoint, run_script
 
-from hf_synlm import GPSTConfig, GPSTForCausalLM
+from hf_synlm import GPSTConfig, GPSTForCausalLM, LSTMConfig, LSTMForCausalLM
+from hf_synlm.data.vocabulary import word_tokenizer
 
 TYPES = (
     pretrain_gpst.ModelArguments,
@@ -88,20 +93,6 @@ def test_killed_run_resumes_bit_equal(corpus: dict[str, str], tmp_path: Path) ->
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-def test_output_folder_in_use_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "something").touch()
-    arguments = run_arguments.TrainingArguments(output_dir=str(tmp_path))
-    accelerator = common.make_accelerator(arguments)
-    with pytest.raises(ValueError, match="not empty and holds no run.*--overwrite_output_dir"):
-        common.prepare_output_dir(accelerator, arguments)
-    arguments.overwrite_output_dir = True
-    assert common.prepare_output_dir(accelerator, arguments) is None
-    assert [path.name for path in tmp_path.iterdir()] == ["arguments.json"]
-    arguments.resume_from_checkpoint = str(tmp_path / "step_7")
-    with pytest.raises(ValueError, match="not a complete checkpoint"):
-        common.prepare_output_dir(accelerator, arguments)
-
-
 def test_newest_complete_checkpoint_is_found(tmp_path: Path) -> None:
     assert checkpoints.find_checkpoint(tmp_path, "latest") is None
     for name in ("step_2", "step_10", "step_11.partial", "step_12"):
@@ -109,6 +100,102 @@ def test_newest_complete_checkpoint_is_found(tmp_path: Path) -> None:
     for name in ("step_2", "step_10", "step_11.partial"):
         (tmp_path / name / checkpoints.STATE_FILE).write_text("{}")
     assert checkpoints.find_checkpoint(tmp_path, "latest") == tmp_path / "step_10"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--max_grad_norm", "-1"), "max_grad_norm must not be negative and is -1"),
+        (("--learning_rate", "nan"), "learning_rate must be finite and is nan"),
+        (("--weight_decay", "inf"), "weight_decay must be finite and is inf"),
+        (("--max_train_steps", "0"), "max_train_steps must be at least 1"),
+    ],
+)
+def test_values_that_would_ruin_the_training_are_refused(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse("--output_dir", "x", *flags)
+
+
+def test_the_smaller_number_of_steps_counts() -> None:
+    def steps(given: int | None, of_epochs: int | None) -> int | None:
+        arguments = run_arguments.TrainingArguments(output_dir="x", max_train_steps=given)
+        arguments.limit_steps(of_epochs)
+        return arguments.max_train_steps
+
+    assert (steps(None, None), steps(7, None), steps(None, 2000)) == (1000, 7, 2000)
+    assert steps(7, 9) == steps(9, 7) == 7
+
+
+def test_the_course_of_a_run_includes_its_precision(tmp_path: Path) -> None:
+    arguments = run_arguments.TrainingArguments(output_dir=str(tmp_path), max_train_steps=1)
+    accelerator = common.make_accelerator(arguments)
+    tokenizer = word_tokenizer([["a"]])
+    settings = common.course_settings(arguments, GPSTConfig(), "data", accelerator, tokenizer)
+    assert (settings["mixed_precision"], settings["num_processes"]) == ("no", 1)
+
+
+def test_the_model_to_continue_from_must_be_of_the_kind_and_complete(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer([["a"]])
+    model = LSTMForCausalLM(LSTMConfig(vocab_size=len(tokenizer), embedding_size=4, hidden_size=4, num_layers=1))
+    model.save_pretrained(tmp_path / "lstm")
+    loaded = common.load_pretrained(LSTMForCausalLM, str(tmp_path / "lstm"), None, tokenizer)
+    assert loaded.dtype == torch.float32
+    with pytest.raises(ValueError, match="holds a model of type 'lstm_lm', not 'gpst'"):
+        common.load_pretrained(GPSTForCausalLM, str(tmp_path / "lstm"), None, tokenizer)
+    with pytest.raises(ValueError, match="is no folder of a model and no model of the Hub"):
+        common.load_pretrained(LSTMForCausalLM, str(tmp_path / "nowhere"), None, tokenizer)
+    weights = load_file(tmp_path / "lstm" / "model.safetensors")
+    name = sorted(weights)[-1]
+    del weights[name]
+    save_file(weights, tmp_path / "lstm" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"lacks weights, and random ones would take their place: {name}"):
+        common.load_pretrained(LSTMForCausalLM, str(tmp_path / "lstm"), None, tokenizer)
+
+
+def test_trees_of_the_report_are_read_before_training(corpus: dict[str, str], tmp_path: Path) -> None:
+    _, _, evaluation, _ = parse("--output_dir", "x", "--test_trees", corpus["train"], "--final_report")
+    with pytest.raises(ValueError, match="stands outside of all trees"):
+        evaluation.report_treebanks()
+
+
+def test_an_ended_run_has_dropped_the_wrapped_model_before_its_processes_part() -> None:
+    class Wrapper(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = torch.nn.Linear(1, 1)
+
+    wrapped = Wrapper()
+    alive, models, seen = weakref.ref(wrapped), [wrapped], []
+    accelerator = SimpleNamespace(
+        wait_for_everyone=lambda: seen.append("barrier"),
+        unwrap_model=lambda model: model.module,
+        free_memory=models.clear,
+        end_training=lambda: seen.append(alive()),
+    )
+    run = SimpleNamespace(accelerator=accelerator, model=wrapped)
+    del wrapped
+    common.end_run(run)
+    assert seen == ["barrier", None] and isinstance(run.model, torch.nn.Linear)
+
+
+def test_checkpoints_ahead_of_the_one_resumed_from_are_deleted(tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        state = dataclasses.asdict(checkpoints.TrainingState(step=step, settings={"seed": 1}))
+        (tmp_path / f"step_{step}").mkdir()
+        checkpoints.write_json(tmp_path / f"step_{step}" / checkpoints.STATE_FILE, state)
+    loaded: list[str] = []
+    accelerator = SimpleNamespace(
+        load_state=loaded.append, wait_for_everyone=lambda: None, is_main_process=True, save_state=lambda folder: None
+    )
+    with pytest.raises(ValueError, match=r"seed 1 \(now 2\)"):
+        checkpoints.load_checkpoint(accelerator, tmp_path / "step_4", tmp_path, {"seed": 2})
+    assert len(checkpoints.list_checkpoints(tmp_path)) == 3 and not loaded
+    state = checkpoints.load_checkpoint(accelerator, tmp_path / "step_4", tmp_path, {"seed": 1})
+    assert loaded == [str(tmp_path / "step_4")]
+    # What the run writes next is the newest.
+    state.step = 5
+    checkpoints.save_checkpoint(accelerator, tmp_path, state, keep=1)
+    assert [folder.name for folder in checkpoints.list_checkpoints(tmp_path)] == ["step_5"]
 
 
 def test_unknown_key_in_config_is_named(tmp_path: Path) -> None:

@@ -246,11 +246,10 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: TrainingS
     return folder
 
 
-def load_checkpoint(accelerator: Accelerator, folder: Path, settings: dict[str, Any]) -> TrainingState:
-    """Restore model, optimizer and schedule, and return the state of the run.
+def read_state(folder: Path, settings: dict[str, Any]) -> TrainingState:
+    """State of the run that a checkpoint holds.
 
     Args:
-        accelerator: with model, optimizer and schedule prepared.
         folder: a complete checkpoint.
         settings: of this run.
 
@@ -267,5 +266,34 @@ def load_checkpoint(accelerator: Accelerator, folder: Path, settings: dict[str, 
             f"{folder} was written with other settings or data: {', '.join(changed)}. Resume with the same ones, or "
             "start afresh with another --output_dir or with --overwrite_output_dir."
         )
+    return state
+
+
+def load_checkpoint(
+    accelerator: Accelerator, folder: Path, output_dir: Path, settings: dict[str, Any]
+) -> TrainingState:
+    """Restore model, optimizer and schedule, delete checkpoints of later steps, and return the state of the run.
+
+    The run goes on from here: what lies ahead of it would count as newer than what it will write.
+
+    Args:
+        accelerator: with model, optimizer and schedule prepared. Every process has to call.
+        folder: a complete checkpoint.
+        output_dir: of the run.
+        settings: of this run.
+
+    Returns:
+        The state.
+
+    Raises:
+        ValueError: see `read_state`.
+    """
+    state = read_state(folder, settings)
     accelerator.load_state(str(folder))
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        for other in list_checkpoints(output_dir):
+            if int(other.name.removeprefix("step_")) > state.step:
+                remove_folder(other)
+    accelerator.wait_for_everyone()
     return state

@@ -1,39 +1,27 @@
 """How every training script begins and ends: accelerator, output folder, trackers, model, export."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.logging import get_logger
 from accelerate.utils import DistributedType, ProjectConfiguration, parse_flag_from_env
-from checkpoints import (
-    PARTIAL_SUFFIX,
-    TrainingState,
-    check_writable,
-    find_checkpoint,
-    remove_partial,
-    tokenizer_hash,
-    write_json,
-)
+from checkpoints import PARTIAL_SUFFIX, TrainingState, tokenizer_hash, write_json
+from output_folder import ARGUMENTS_FILE, without_token
 from run_arguments import TrainingArguments
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.export import export_model, push_to_hub
-
-logger = get_logger(__name__)
-
-ARGUMENTS_FILE = "arguments.json"
-RESULTS_FILE = "all_results.json"
 
 
 def make_accelerator(arguments: TrainingArguments) -> Accelerator:
@@ -68,80 +56,10 @@ def make_accelerator(arguments: TrainingArguments) -> Accelerator:
     return accelerator
 
 
-def prepare_output_dir(accelerator: Accelerator, arguments: TrainingArguments) -> Path | None:
-    """Check the output folder, create it, and find the checkpoint to resume from.
-
-    An unfinished run in the folder is resumed, so that a job that is started again by the same command goes on.
-
-    Args:
-        accelerator: of the run.
-        arguments: of the run.
-
-    Returns:
-        The checkpoint to resume from, or `None` for a fresh start.
-
-    Raises:
-        ValueError: when the folder holds something else or a finished run and is not to be overwritten, when it cannot
-            be written to, or when the named checkpoint is missing or half-written.
-    """
-    output_dir = Path(arguments.output_dir)
-    if arguments.overwrite_output_dir and not arguments.resume_from_checkpoint:
-        checkpoint = None
-        accelerator.wait_for_everyone()  # every process has looked before the first deletes
-        if accelerator.is_main_process and output_dir.exists():
-            _clear_run(output_dir)
-    else:
-        checkpoint = _find_start(output_dir, arguments.resume_from_checkpoint)
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        check_writable(output_dir)
-        remove_partial(output_dir)
-        if not (output_dir / ARGUMENTS_FILE).is_file():  # from here on, the folder holds a run
-            write_json(output_dir / ARGUMENTS_FILE, _without_token(dataclasses.asdict(arguments)))
-    accelerator.wait_for_everyone()
-    return checkpoint
-
-
-def _find_start(output_dir: Path, wanted: str | None) -> Path | None:
-    """The checkpoint to resume from; an unfinished run is resumed without being asked for."""
-    if output_dir.exists() and not output_dir.is_dir():
-        raise ValueError(f"Output folder {str(output_dir)!r} is a file. Choose another --output_dir.")
-    in_use = output_dir.is_dir() and any(output_dir.iterdir())
-    if wanted is None and in_use:
-        advice = "Choose another --output_dir, or delete its content with --overwrite_output_dir."
-        if not (output_dir / ARGUMENTS_FILE).is_file():
-            raise ValueError(f"Output folder {str(output_dir)!r} is not empty and holds no run. {advice}")
-        if (output_dir / RESULTS_FILE).is_file():
-            raise ValueError(f"Output folder {str(output_dir)!r} holds a finished run. {advice}")
-    checkpoint = find_checkpoint(output_dir, wanted or "latest")
-    if checkpoint is not None:
-        logger.warning(
-            f"The run resumes from {checkpoint}. To start afresh, choose another --output_dir or pass "
-            "--overwrite_output_dir."
-        )
-    elif in_use or wanted:
-        logger.warning(f"{output_dir} holds no complete checkpoint: training starts from step 0.")
-    return checkpoint
-
-
-def _clear_run(folder: Path) -> None:
-    """Delete the content of an output folder; refuse where a wrong path would lose more than a run."""
-    if folder.resolve() in (Path.home().resolve(), Path.cwd().resolve(), Path(folder.resolve().anchor)):
-        raise ValueError(f"--overwrite_output_dir would delete {str(folder)!r}. Choose a folder for runs only.")
-    if (folder / ".git").exists():
-        raise ValueError(f"--overwrite_output_dir would delete the repository {str(folder)!r}. Choose another folder.")
-    for item in folder.iterdir():
-        shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
-
-
-def _without_token(settings: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name != "hub_token"}
-
-
 def start_tracking(accelerator: Accelerator, name: str, *arguments: Any) -> None:
     """Write all arguments to `output_dir/arguments.json` (without the token) and to the trackers, if there are any."""
     settings = {key: value for item in arguments for key, value in dataclasses.asdict(item).items()}
-    settings = _without_token(settings)
+    settings = without_token(settings)
     if accelerator.is_main_process:
         write_json(Path(settings["output_dir"]) / ARGUMENTS_FILE, settings)
     if accelerator.log_with:
@@ -166,11 +84,24 @@ class Run:
         return Path(self.arguments.output_dir)
 
 
+def end_run(run: Run) -> None:
+    """End a run: trackers, and the connection of its processes; the wrapped model cannot be used afterwards.
+
+    The wrapper of DDP goes before the process group: were it the last to hold the group, its destructor would wait for
+    the group's threads while these wait for Python's lock, which it holds.
+    """
+    accelerator = run.accelerator
+    accelerator.wait_for_everyone()
+    run.model = accelerator.unwrap_model(run.model)
+    accelerator.free_memory()
+    accelerator.end_training()
+
+
 def course_settings(
     arguments: TrainingArguments,
     config: Any,
     data_fingerprint: str,
-    world_size: int,
+    accelerator: Accelerator,
     tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, Any]:
     """Everything that decides the course of a run and that all scripts share; folders and intervals do not.
@@ -179,7 +110,7 @@ def course_settings(
         arguments: of the run.
         config: of the model.
         data_fingerprint: hash of the training data.
-        world_size: number of processes.
+        accelerator: of the run.
         tokenizer: of the model.
 
     Returns:
@@ -194,7 +125,8 @@ def course_settings(
         "config": config.to_dict(),
         "training_data": data_fingerprint,
         "tokenizer": tokenizer_hash(tokenizer),
-        "num_processes": world_size,
+        "num_processes": accelerator.num_processes,
+        "mixed_precision": accelerator.mixed_precision,
     }
 
 
@@ -216,17 +148,41 @@ def load_pretrained(
         The model in float32.
 
     Raises:
-        ValueError: for overrides, and when the tokenizer has ids that the model has not.
+        ValueError: for overrides, when there is no such model, when it has another architecture or lacks some of the
+            weights, and when the tokenizer has ids that the model has not.
     """
     if overrides:
         raise ValueError("config_overrides cannot change the model of model_name_or_path. Leave one of them out.")
-    model = model_class.from_pretrained(name, dtype=torch.float32)
+    try:
+        found, _ = PreTrainedConfig.get_config_dict(name)
+    except OSError as error:
+        raise ValueError(f"model_name_or_path {name!r} is no folder of a model and no model of the Hub.") from error
+    wanted = model_class.config_class.model_type
+    if found.get("model_type") != wanted:
+        raise ValueError(
+            f"model_name_or_path {name!r} holds a model of type {found.get('model_type')!r}, not {wanted!r}. Name "
+            "another model, or train it with the script and architecture of its type."
+        )
+    model, loading = model_class.from_pretrained(name, dtype=torch.float32, output_loading_info=True)
+    if loading["missing_keys"]:
+        raise ValueError(
+            f"model_name_or_path {name!r} lacks weights, and random ones would take their place: "
+            f"{', '.join(sorted(loading['missing_keys']))}. Name a complete model of type {wanted!r}."
+        )
     if len(tokenizer) > model.config.vocab_size:
         raise ValueError(
             f"The tokenizer has {len(tokenizer)} tokens and the model {model.config.vocab_size}. "
             "Pass --tokenizer_name with the model's own tokenizer."
         )
     return model
+
+
+def words_fingerprint(sentences: Iterable[Sequence[str]]) -> str:
+    """Short hash of the words of a text, wherever its files lie. Cost: O(characters)."""
+    digest = hashlib.sha256()
+    for words in sentences:
+        digest.update("\0".join(words).encode() + b"\n")
+    return digest.hexdigest()[:16]
 
 
 def set_up_layers(model: PreTrainedModel, arguments: TrainingArguments) -> None:
@@ -267,7 +223,7 @@ def save_tokenizer_once(
         accelerator: of the run. Every process has to call.
         folder: where the tokenizer lies afterwards; if it exists, nothing is made.
         make: makes the tokenizer.
-        made_from: files and options that it depends on; written next to it.
+        made_from: options and hash of the words that it depends on; written next to it.
 
     Raises:
         ValueError: when the one that exists was made from something else.

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from best_model import BestModel
 from checkpoints import TrainingState, check_space, load_checkpoint, plain_settings, save_checkpoint, write_json
-from common import Run
+from common import Run, end_run
 from interruption import StopSignals
 from run_arguments import TrainingArguments
 from speed import SpeedMeter, device_peak_flops
@@ -133,7 +133,7 @@ def start_or_resume(
 
     Args:
         run: of this process; its `state` is replaced or begun.
-        checkpoint: of `prepare_output_dir`.
+        checkpoint: of `output_folder`.
         settings: of `course_settings`.
         evaluate: (model, step) -> the evaluation, with the key `step`.
         best: keeps the best model.
@@ -142,7 +142,9 @@ def start_or_resume(
         ValueError: when settings or data are not those of the checkpoint, or the disk is too small.
     """
     if checkpoint is not None:
-        run.state = load_checkpoint(run.accelerator, checkpoint, settings)
+        run.state = load_checkpoint(run.accelerator, checkpoint, run.output_dir, settings)
+        if best is not None:
+            best.prune(run)
         run.accelerator.print(f"resumed from {checkpoint} at step {run.state.step}")
     if run.arguments.checkpointing_steps:
         check_space(run.output_dir, run.model, run.arguments.checkpoints_total_limit)
@@ -245,8 +247,7 @@ class TrainingLoop:
         run.accelerator.print(
             f"stopped by {reason} at step {run.state.step}: {kept}. The same command continues the run."
         )
-        run.accelerator.wait_for_everyone()
-        run.accelerator.end_training()
+        end_run(run)
         raise SystemExit(0)
 
 

@@ -16,13 +16,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
 from best_model import BestModel
-from checkpoints import TrainingState, write_json
+from checkpoints import TrainingState, read_state, write_json
 from common import (
-    RESULTS_FILE,
     Run,
     course_settings,
+    end_run,
+    load_pretrained,
     make_accelerator,
-    prepare_output_dir,
     save_final_model,
     set_up_layers,
     start_tracking,
@@ -33,6 +33,7 @@ from generation_samples import SampleGenerator
 from hub_uploads import CheckpointUploads
 from loop import start_or_resume, train
 from optimizers import make_optimizer
+from output_folder import RESULTS_FILE, output_folder
 from run_arguments import TrainingArguments, check_overrides, parse_arguments
 from samplers import StepSampler, make_loader
 from steps import to_device
@@ -125,6 +126,13 @@ class EvaluationArguments:
         if self.search_num_beams < 0:
             raise ValueError(f"search_num_beams must not be negative and is {self.search_num_beams}.")
 
+    def report_treebanks(self) -> dict[str, Treebank]:
+        """Trees of the final report by treatment of punctuation; empty without a report."""
+        if not self.final_report or self.test_trees is None:
+            return {}
+        path, limit = self.test_trees, self.max_tree_sentences
+        return {name: load_treebank(path, name, limit) for name in self.report_punctuation}
+
     def methods(self) -> dict[str, dict[str, Any]]:
         """Kinds of trees that are scored, with their options of `parse`."""
         methods: dict[str, dict[str, Any]] = {"induced (inside)": {"method": "inside"}}
@@ -165,13 +173,11 @@ def make_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, co
     """A fresh model, or the one to continue from, checked against the tokenizer."""
     if arguments.model_name_or_path is None:
         return GPSTForCausalLM(make_config(arguments, tokenizer, context_length))
-    model = GPSTForCausalLM.from_pretrained(arguments.model_name_or_path, dtype=torch.float32)
-    if arguments.config_overrides or arguments.document_end_token != model.config.document_end_token:
-        raise ValueError("config_overrides and document_end_token cannot change the model of model_name_or_path.")
-    if len(tokenizer) > model.config.vocab_size:
+    model = load_pretrained(GPSTForCausalLM, arguments.model_name_or_path, arguments.config_overrides, tokenizer)
+    if arguments.document_end_token != model.config.document_end_token:
         raise ValueError(
-            f"The tokenizer has {len(tokenizer)} tokens and the model {model.config.vocab_size}. "
-            "Pass --tokenizer_name with the model's own tokenizer."
+            f"document_end_token is {arguments.document_end_token}, and {model.config.document_end_token} in the model "
+            "of model_name_or_path. Give the model's value."
         )
     return model
 
@@ -306,31 +312,50 @@ def main(argv: list[str] | None = None) -> None:
         (ModelArguments, DataArguments, EvaluationArguments, TrainingArguments), argv, mappings=["config_overrides"]
     )
     started = time.monotonic()
+    arguments.limit_steps()
     accelerator = make_accelerator(arguments)
-    checkpoint = prepare_output_dir(accelerator, arguments)
+    with output_folder(accelerator, arguments) as checkpoint:
+        set_seed(arguments.seed)
+        documents, validation_documents = training_text(accelerator, data)
+        source = data.tokenizer_name or model_arguments.model_name_or_path
+        tokenizer = make_tokenizer(accelerator, data, documents, source, Path(arguments.output_dir))
+        end_id = tokenizer.eos_token_id if model_arguments.document_end_token else None
+        contexts = load_contexts(accelerator, data, documents, tokenizer, end_id)
+        validation = load_contexts(accelerator, data, validation_documents, tokenizer, end_id)
+        accelerator.print(f"training text: {contexts.describe()}\nvalidation text: {validation.describe()}")
+
+        set_seed(arguments.seed)
+        model = make_model(model_arguments, tokenizer, data.context_length)
+        accelerator.print(f"model: {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}")
+        set_up_layers(model, arguments)
+        rates = {} if model_arguments.parser_learning_rate is None else {"parser": model_arguments.parser_learning_rate}
+        optimizer, schedule = make_optimizer(model, arguments, rates)
+        settings = course_settings(arguments, model.config, contexts.fingerprint(), accelerator, tokenizer)
+        settings["parser_learning_rate"] = model_arguments.parser_learning_rate
+        if checkpoint is not None:
+            read_state(checkpoint, settings)  # refuses other settings
+        run = Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
+        evaluator = Evaluator(accelerator, evaluation, tokenizer, validation, arguments.per_device_eval_batch_size)
+        treebanks = evaluation.report_treebanks()
     start_tracking(accelerator, "pretrain_gpst", model_arguments, data, evaluation, arguments)
-    set_seed(arguments.seed)
+    run_training(run, checkpoint, settings, contexts, evaluator, treebanks, data, evaluation, tokenizer, started)
+    end_run(run)
 
-    documents, validation_documents = training_text(accelerator, data)
-    source = data.tokenizer_name or model_arguments.model_name_or_path
-    tokenizer = make_tokenizer(accelerator, data, documents, source, Path(arguments.output_dir))
-    end_id = tokenizer.eos_token_id if model_arguments.document_end_token else None
-    contexts = load_contexts(accelerator, data, documents, tokenizer, end_id)
-    validation = load_contexts(accelerator, data, validation_documents, tokenizer, end_id)
-    accelerator.print(f"training text: {contexts.describe()}\nvalidation text: {validation.describe()}")
 
-    set_seed(arguments.seed)
-    model = make_model(model_arguments, tokenizer, data.context_length)
-    accelerator.print(f"model: {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}")
-    set_up_layers(model, arguments)
-    rates = {} if model_arguments.parser_learning_rate is None else {"parser": model_arguments.parser_learning_rate}
-    optimizer, schedule = make_optimizer(model, arguments, rates)
-    config = model.config
-    settings = course_settings(arguments, config, contexts.fingerprint(), accelerator.num_processes, tokenizer)
-    settings["parser_learning_rate"] = model_arguments.parser_learning_rate
-    run = Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
-
-    evaluator = Evaluator(accelerator, evaluation, tokenizer, validation, arguments.per_device_eval_batch_size)
+def run_training(
+    run: Run,
+    checkpoint: Path | None,
+    settings: dict[str, Any],
+    contexts: ContextDataset,
+    evaluator: Evaluator,
+    treebanks: dict[str, Treebank],
+    data: DataArguments,
+    evaluation: EvaluationArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    started: float,
+) -> None:
+    """Train, save the model and report on it."""
+    accelerator, arguments = run.accelerator, run.arguments
     best = BestModel(lambda result: result["losses"]["loss"], 0) if evaluation.load_best_model_at_end else None
     generator = SampleGenerator(run, tokenizer)
     uploads = CheckpointUploads(run, tokenizer, lambda: card_facts(run, data))
@@ -347,7 +372,7 @@ def main(argv: list[str] | None = None) -> None:
     loader = make_loader(accelerator, contexts, lambda rows: collate_contexts(rows, pad_token_id), arguments, sampler)
     speed = train(
         run, loader, compute_loss, evaluator.run, best, generate=generator, after_checkpoint=uploads,
-        flops_per_token=gpst_flops_per_token(config, data.context_length),
+        flops_per_token=gpst_flops_per_token(accelerator.unwrap_model(run.model).config, data.context_length),
     )  # fmt: skip
     uploads.finish()
     if best is not None:
@@ -355,14 +380,9 @@ def main(argv: list[str] | None = None) -> None:
     folder = save_final_model(run, tokenizer, card_facts(run, data))
     if accelerator.is_main_process:
         report = None
-        if evaluation.final_report and evaluation.test_trees is not None:
-            treebanks = {
-                name: load_treebank(evaluation.test_trees, name, evaluation.max_tree_sentences)
-                for name in evaluation.report_punctuation
-            }
+        if treebanks:
             report = report_saved_model(folder, tokenizer, treebanks, evaluation.methods(), arguments.seed)
         write_results(run, time.monotonic() - started, speed, report)
-    accelerator.end_training()
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class ScheduleArguments:
 
     num_train_epochs: int = field(
         default=0,
-        metadata={"help": "Passes through the text, in place of max_train_steps; 0: max_train_steps counts."},
+        metadata={"help": "Passes through the text; 0: max_train_steps counts. With both, the smaller of the two."},
     )
     schedule: str = field(
         default="sgd-asgd",
@@ -77,8 +77,10 @@ class ScheduleArguments:
                 raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
         if not 0 < self.plateau_factor < 1:
             raise ValueError(f"plateau_factor must be between 0 and 1 and is {self.plateau_factor}.")
-        if self.averaging_learning_rate is not None and self.averaging_learning_rate <= 0:
-            raise ValueError(f"averaging_learning_rate must be positive and is {self.averaging_learning_rate}.")
+        if self.averaging_learning_rate is not None and not 0 < self.averaging_learning_rate < math.inf:
+            raise ValueError(
+                f"averaging_learning_rate must be positive and finite and is {self.averaging_learning_rate}."
+            )
         if self.finetuning_epoch and self.schedule == "adam-plateau":
             raise ValueError("finetuning_epoch goes with averaged weights. Leave it out or choose another schedule.")
 
@@ -87,12 +89,30 @@ class ScheduleArguments:
 class RecurrentTrainingArguments(TrainingArguments):
     """The arguments of all scripts with the defaults of AWD-LSTM; epochs decide about rates and evaluations here."""
 
+    per_device_train_batch_size: int = field(
+        default=8,
+        metadata={"help": "Rows of the stream per process; with sentences, the most of a process's batch."},
+    )
+    per_device_eval_batch_size: int = field(
+        default=8,
+        metadata={
+            "help": "Evaluation: rows of the stream, of all processes together; with sentences, the most of a "
+            "process's batch."
+        },
+    )
     learning_rate: float = field(default=30.0, metadata={"help": "Learning rate of the first phase."})
     adam_epsilon: float = field(default=1e-8, metadata={"help": "Adam: term in the denominator."})
-    weight_decay: float = field(default=1.2e-6, metadata={"help": "Added to all gradients, times the weights."})
-    max_grad_norm: float = field(default=0.25, metadata={"help": "Gradients are clipped to this norm."})
+    weight_decay: float = field(
+        default=1.2e-6,
+        metadata={"help": "This times a parameter is added to its gradient, biases included, after the clipping."},
+    )
+    max_grad_norm: float = field(
+        default=0.25, metadata={"help": "Gradients are clipped to this norm; 0: they are not clipped."}
+    )
     lr_scheduler_type: str = field(default="constant", metadata={"help": "Not used here: see schedule."})
     warmup_ratio: float = field(default=0.0, metadata={"help": "Not used here: see schedule."})
+    gradient_checkpointing: bool = field(default=False, metadata={"help": "Not for recurrent models."})
+    torch_compile: bool = field(default=False, metadata={"help": "Not for recurrent models."})
 
     def __post_init__(self):
         """Check the values; refuse those that have no meaning here."""
@@ -100,6 +120,9 @@ class RecurrentTrainingArguments(TrainingArguments):
         for name, value in (("lr_scheduler_type", "constant"), ("warmup_ratio", 0), ("num_warmup_steps", None)):
             if getattr(self, name) != value:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, but the rate follows schedule. Leave {name} out.")
+        for name in ("gradient_checkpointing", "torch_compile"):
+            if getattr(self, name):
+                raise ValueError(f"{name} is set, but these models have no layers that it could work on. Leave it out.")
         if self.evaluation_steps:
             raise ValueError(
                 f"evaluation_steps is {self.evaluation_steps}, but evaluations end epochs, which the schedules count. "
@@ -265,7 +288,7 @@ class PhaseSchedule:
 
 def make_phased_optimizer(
     accelerator: Accelerator, model: nn.Module, schedule: ScheduleArguments, arguments: TrainingArguments
-) -> tuple[nn.Module, PhasedOptimizer]:
+) -> tuple[nn.Module, PhasedOptimizer, PhaseSchedule]:
     """Prepare the model and the optimizers of a schedule.
 
     ASGD is torch's, with lambd = 0 and t0 = 0 as in the authors' code. Two of its properties are part of what was
@@ -278,7 +301,7 @@ def make_phased_optimizer(
         arguments: of the run.
 
     Returns:
-        The model, prepared, and its optimizer.
+        The model, prepared, its optimizer, and what stands for the schedule in `common.Run`.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     options: dict[str, Any] = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
@@ -290,7 +313,8 @@ def make_phased_optimizer(
         first = torch.optim.Adam(parameters, betas=betas, eps=arguments.adam_epsilon, **options)
     averaging = torch.optim.ASGD(parameters, lambd=0.0, t0=0.0, **options)
     model, *prepared = accelerator.prepare(model, first, averaging)
-    return model, PhasedOptimizer(*prepared, phase=phase_after([], schedule, arguments.learning_rate))
+    optimizer = PhasedOptimizer(*prepared, phase=phase_after([], schedule, arguments.learning_rate))
+    return model, optimizer, PhaseSchedule(optimizer)
 
 
 class EpochControl(BestModel):

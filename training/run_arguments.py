@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import difflib
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType
 from transformers import HfArgumentParser
 
+DEFAULT_STEPS = 1000
+
 
 @dataclass
 class TrainingArguments:
@@ -24,16 +27,28 @@ class TrainingArguments:
         default=False, metadata={"help": "Delete what a previous run left in the output folder."}
     )
     seed: int = field(default=404, metadata={"help": "Seed of initialization, data order, dropout and noise."})
-    per_device_train_batch_size: int = field(default=8, metadata={"help": "Contexts per process and micro step."})
-    per_device_eval_batch_size: int = field(default=8, metadata={"help": "Contexts per process in evaluation."})
+    per_device_train_batch_size: int = field(
+        default=8, metadata={"help": "Contexts or sentences per process and micro step."}
+    )
+    per_device_eval_batch_size: int = field(
+        default=8, metadata={"help": "Contexts or sentences per process in evaluation."}
+    )
     gradient_accumulation_steps: int = field(default=1, metadata={"help": "Micro steps per optimizer step."})
-    max_train_steps: int = field(default=1000, metadata={"help": "Optimizer steps of the whole run."})
+    max_train_steps: int | None = field(
+        default=None,
+        metadata={
+            "help": "Optimizer steps of the whole run; default: those of num_train_epochs, where there are some, or "
+            "1000. With both, the smaller of the two."
+        },
+    )
     learning_rate: float = field(default=5e-5, metadata={"help": "Peak learning rate."})
     adam_beta1: float = field(default=0.9, metadata={"help": "AdamW: decay of the first moment."})
     adam_beta2: float = field(default=0.999, metadata={"help": "AdamW: decay of the second moment."})
     adam_epsilon: float = field(default=1e-6, metadata={"help": "AdamW: term in the denominator."})
     weight_decay: float = field(default=0.0, metadata={"help": "AdamW: decay of weights (not of biases and norms)."})
-    max_grad_norm: float = field(default=1.0, metadata={"help": "Gradients are clipped to this norm."})
+    max_grad_norm: float = field(
+        default=1.0, metadata={"help": "Gradients are clipped to this norm; 0: they are not clipped."}
+    )
     lr_scheduler_type: str = field(
         default="linear", metadata={"help": "Decay after the warm-up: linear or cosine (both to 0), or constant."}
     )
@@ -83,11 +98,16 @@ class TrainingArguments:
         """Check the values, so that a wrong one fails before any work is done."""
         if not self.output_dir:
             raise ValueError("output_dir is not set. Pass --output_dir FOLDER or set it in the config file.")
+        for name, value in dataclasses.asdict(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name} must be finite and is {value}.")
         for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
                      "max_train_steps", "logging_steps", "checkpoints_total_limit"):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
-        for name in ("evaluation_steps", "generation_steps", "checkpointing_steps", "learning_rate", "weight_decay"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1 and is {value}.")
+        for name in ("evaluation_steps", "generation_steps", "checkpointing_steps", "learning_rate", "weight_decay",
+                     "max_grad_norm"):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative and is {getattr(self, name)}.")
         if self.peak_flops is not None and self.peak_flops <= 0:
@@ -114,6 +134,15 @@ class TrainingArguments:
             raise ValueError(f"report_to is {self.report_to!r}. Choose among {', '.join(known)}.")
         if self.report_to not in [str(item) for item in get_available_trackers()]:
             raise ValueError(f"report_to is {self.report_to!r}, which is not installed: pip install {self.report_to}.")
+
+    def limit_steps(self, steps_of_epochs: int | None = None) -> None:
+        """Settle `max_train_steps`.
+
+        Args:
+            steps_of_epochs: what the epochs of the run take, if their number is given.
+        """
+        given = [count for count in (self.max_train_steps, steps_of_epochs) if count is not None]
+        self.max_train_steps = min(given, default=DEFAULT_STEPS)
 
     @property
     def warmup_steps(self) -> int:

@@ -7,6 +7,7 @@ of (seed, micro step, rank).
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -153,7 +154,7 @@ def optimizer_steps(
                     old = report.losses.get(name)
                     report.losses[name] = value * share if old is None else old + value * share
                 if accelerator.sync_gradients:
-                    norm = accelerator.clip_grad_norm_(model.parameters(), arguments.max_grad_norm)
+                    norm = accelerator.clip_grad_norm_(model.parameters(), arguments.max_grad_norm or math.inf)
                     report.gradient_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
                 run.optimizer.step()
                 if accelerator.sync_gradients:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from accelerate import Accelerator
-from common import save_tokenizer_once
+from common import save_tokenizer_once, words_fingerprint
 from torch.utils.data import Sampler
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -25,11 +25,12 @@ from hf_synlm.data.penn_treebank import to_ptb_concat
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.streams import SentenceCode, StreamRows, TokenStream, collate_framed, make_stream, stream_remainder
 from hf_synlm.data.text import read_lines
-from hf_synlm.data.treebank import WORD_TAGS, TreebankSentence, read_treebank
+from hf_synlm.data.treebank import WORD_TAGS, TreebankSentence, parse_treebank, read_treebank
 from hf_synlm.data.vocabulary import UNKNOWN_RULES, word_tokenizer
 
 SHORTEST_SEGMENT = 5
-# What the tokenizer of a run depends on.
+LINES_OF_A_TREE = 200  # that are looked at to tell trees from text
+# What the tokenizer of a run depends on, besides the words themselves.
 TOKENIZER_OPTIONS = (
     "tokenizer_type",
     "tokenizer_vocab_size",
@@ -37,8 +38,10 @@ TOKENIZER_OPTIONS = (
     "unknown_words",
     "lowercase",
     "replace_numbers",
-    "train_files",
+    "file_format",
     "preprocessing",
+    "split_leaves",
+    "max_sentence_words",
 )
 SEGMENT_DEVIATION = 5
 HALF_LENGTH_SHARE = 0.05
@@ -73,6 +76,10 @@ class StreamDataArguments:
             "help": "Of trees: 'none'; 'ptb-concat': lower case, numbers as N, no punctuation, as in Mikolov's corpus; "
             "'words-only': without the words whose tag is no word's (punctuation, $ and #)."
         },
+    )
+    split_leaves: bool = field(
+        default=False,
+        metadata={"help": "Read a leaf of several words, (NN New York), as so many words; otherwise it is an error."},
     )
     max_sentence_words: int | None = field(
         default=None, metadata={"help": "Leave out sentences with more words, counted after preprocessing."}
@@ -131,7 +138,8 @@ class StreamDataArguments:
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1 and is {value}.")
         if self.tokenizer_type == "characters":
-            for name, default in (("lowercase", False), ("replace_numbers", False), ("tokenizer_vocab_size", None)):
+            defaults = {"lowercase": False, "replace_numbers": False, "tokenizer_vocab_size": None}
+            for name, default in {**defaults, "unknown_words": "single"}.items():
                 if getattr(self, name) != default:
                     raise ValueError(f"{name} goes with words, not with characters. Leave it out.")
         if self.file_format == "text":
@@ -147,6 +155,8 @@ class StreamDataArguments:
         if not self.validation_files:
             raise ValueError("validation_files are not set. Pass files that are not trained on.")
         check_files(*self.train_files, *self.validation_files, *self.test_files)
+        if self.file_format == "text":
+            check_text(*self.train_files, *self.validation_files, *self.test_files)
 
     def describe(self) -> str:
         """One sentence for the model card."""
@@ -161,19 +171,36 @@ def check_files(*paths: str) -> None:
             raise ValueError(f"There is no file {path!r}.")
 
 
+def check_text(*paths: str) -> None:
+    """Raise ValueError for a file that begins with a tree: its brackets and labels would be learned as words."""
+    for path in paths:
+        trees = parse_treebank(islice(read_lines(path), LINES_OF_A_TREE), split_leaves=True)
+        try:
+            tree = next(trees, None)
+        except ValueError:
+            continue  # no tree, as it should be
+        # A bare leaf such as (laughter continues) may be text.
+        if tree is not None and any(label != "ROOT" for label, _, _ in tree.labeled_spans):
+            raise ValueError(f"{path!r} begins with a tree. Use --file_format treebank, or pass a file of words.")
+
+
 # ---------------------------------------------------------------------------------------------- text
-def read_trees(paths: Sequence[str], preprocessing: str = "none") -> Iterator[TreebankSentence]:
+def read_trees(
+    paths: Sequence[str], preprocessing: str = "none", split_leaves: bool = False
+) -> Iterator[TreebankSentence]:
     """Read treebank files and preprocess their sentences; those without words are left out.
 
     Args:
         paths: the files.
         preprocessing: see `StreamDataArguments`.
+        split_leaves: see `StreamDataArguments`.
 
     Yields:
         The sentences.
     """
+    keep_tags = WORD_TAGS if preprocessing == "words-only" else None
     for path in paths:
-        for sentence in read_treebank(path, keep_tags=WORD_TAGS if preprocessing == "words-only" else None):
+        for sentence in read_treebank(path, keep_tags=keep_tags, split_leaves=split_leaves):
             prepared = to_ptb_concat(sentence) if preprocessing == "ptb-concat" else sentence
             if prepared is not None:
                 yield prepared
@@ -193,7 +220,8 @@ def read_words(
         The words of one sentence.
     """
     if data.file_format == "treebank":
-        sentences: Iterable[Sequence[str]] = (tree.words for tree in read_trees(paths, data.preprocessing))
+        trees = read_trees(paths, data.preprocessing, data.split_leaves)
+        sentences: Iterable[Sequence[str]] = (tree.words for tree in trees)
     else:
         sentences = (line.split() for path in paths for line in read_lines(path))
     return (words for words in sentences if max_words is None or len(words) <= max_words)
@@ -234,7 +262,9 @@ def make_stream_tokenizer(
 
     folder = output_dir / "tokenizer" if name is None else name
     if name is None:
-        save_tokenizer_once(accelerator, folder, make, {name: getattr(data, name) for name in TOKENIZER_OPTIONS})
+        made_from = {name: getattr(data, name) for name in TOKENIZER_OPTIONS}
+        made_from["training_words"] = words_fingerprint(read_words(data.train_files, data, data.max_sentence_words))
+        save_tokenizer_once(accelerator, folder, make, made_from)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for kind in ("pad_token", "eos_token"):
         if getattr(tokenizer, kind) is None:
@@ -268,7 +298,7 @@ def load_stream(
     if gold is None:
         codes = _encode_lines(read_words(paths, data, max_words), tokenizer)
     else:
-        trees = read_trees(paths, data.preprocessing)
+        trees = read_trees(paths, data.preprocessing, data.split_leaves)
         kept = (tree for tree in trees if max_words is None or len(tree.words) <= max_words)
         codes = (_encode_tree(tree, tokenizer, gold, data.binarized_spans) for tree in kept)
     return make_stream(codes, tokenizer.eos_token_id)
@@ -456,6 +486,9 @@ class EpochEnds:
     Args:
         num_batches: number of batches of an epoch, by its number.
         batches_per_step: batches that an optimizer step consumes.
+
+    Raises:
+        ValueError: from all methods, when a step would hold the end of more than one epoch.
     """
 
     def __init__(self, num_batches: Callable[[int], int], batches_per_step: int):
@@ -466,11 +499,21 @@ class EpochEnds:
         """Last step of an epoch (0, 1, ...)."""
         while len(self._batches) <= epoch:
             before = self._batches[-1] if self._batches else 0
-            self._batches.append(before + self.num_batches(len(self._batches)))
+            count = self.num_batches(len(self._batches))
+            if count < self.batches_per_step:
+                raise ValueError(
+                    f"An epoch of {count} batches ends inside of a step of {self.batches_per_step}, with others. Use a "
+                    "smaller gradient_accumulation_steps, smaller batches or fewer processes."
+                )
+            self._batches.append(before + count)
         return -(-self._batches[epoch] // self.batches_per_step)
 
-    def __contains__(self, step: int) -> bool:
+    def count(self, step: int) -> int:
+        """Number of epochs that are over after a step."""
         epoch = 0
         while self.step(epoch) < step:
             epoch += 1
-        return self.step(epoch) == step
+        return epoch + (self.step(epoch) == step)
+
+    def __contains__(self, step: int) -> bool:
+        return self.step(max(self.count(step), 1) - 1) == step

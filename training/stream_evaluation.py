@@ -1,17 +1,18 @@
 """How well a recurrent language model predicts held-out text, and F1 of the trees that it induces."""
 
+import inspect
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast, gather_object
 from labeled_evaluation import spread
 from steps import to_device
 from stream_batches import SentenceDataset, StreamDataArguments
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tree_batches import padded_batches
 
 from hf_synlm.data.streams import StreamRows, TokenStream, collate_framed
@@ -36,6 +37,13 @@ def text_losses(nats: float, num_tokens: int, of_characters: bool) -> dict[str, 
     if of_characters:
         return {**losses, "bits_per_character": mean / math.log(2)}
     return {**losses, "perplexity": math.exp(mean) if mean < 700 else math.inf}
+
+
+@torch.no_grad()
+def share_buffers(accelerator: Accelerator, model: nn.Module) -> None:
+    """Give every process the buffers of the first, whose model is saved: DDP does it before a training step only."""
+    for buffer in accelerator.unwrap_model(model).buffers():
+        broadcast(buffer)
 
 
 @torch.no_grad()
@@ -115,6 +123,9 @@ class TreeScorer:
         options: for `model.parse`.
         batch_size: sentences per call.
         max_sentences: parse only so many, spread evenly; `None`: all.
+
+    Raises:
+        ValueError: when there is no sentence.
     """
 
     treebank: Treebank
@@ -123,6 +134,30 @@ class TreeScorer:
     options: dict[str, Any]
     batch_size: int
     max_sentences: int | None = None
+
+    def __post_init__(self):
+        if not self.treebank.words:
+            raise ValueError("No sentence to parse is left. Check the files, the preprocessing and parsing_max_words.")
+
+    def rehearse(self, model: PreTrainedModel) -> None:
+        """Parse and score one sentence.
+
+        Args:
+            model: with `parse`.
+
+        Raises:
+            ValueError: for options that its `parse` does not take.
+        """
+        known = set(inspect.signature(model.parse).parameters) - {"input_ids", "attention_mask", "word_ends"}
+        for name in self.options:
+            if name not in known:
+                raise ValueError(
+                    f"parse_options: {type(model).__name__}.parse takes no {name!r}. Choose among "
+                    f"{', '.join(sorted(known))}."
+                )
+        first = self._part([0])
+        trees = parse_words(model, self.tokenizer, first.words, **self.options)
+        score_trees(trees, first, self.convention)
 
     def run(self, accelerator: Accelerator, model: nn.Module) -> ParsingScores:
         """Parse and score; the processes share the sentences, and every one has to call."""
@@ -154,6 +189,9 @@ class TextEvaluator:
         batch_size: rows of the stream, or sentences.
         scorer: of trees; may be missing.
         of_characters: tokens are characters.
+
+    Raises:
+        ValueError: when the text is too short for so many rows, or has no sentence with words.
     """
 
     accelerator: Accelerator
@@ -165,8 +203,18 @@ class TextEvaluator:
     scorer: TreeScorer | None
     of_characters: bool
 
+    def __post_init__(self):
+        try:
+            if self.data.batching == "stream":
+                StreamRows(self.stream, self.batch_size, complete=True)
+            else:
+                SentenceDataset(self.stream)
+        except ValueError as error:
+            raise ValueError(f"{self.name} text: {error}") from error
+
     def run(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Evaluate; every process has to call. For `loop.train`."""
+        share_buffers(self.accelerator, model)
         if self.data.batching == "stream":
             nats = evaluate_stream(self.accelerator, model, self.stream, self.batch_size, self.data.bptt)
             count = len(self.stream) - 1

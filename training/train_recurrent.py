@@ -15,16 +15,14 @@ from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
-from checkpoints import TrainingState, write_json
+from checkpoints import TrainingState, read_state, write_json
 from common import (
-    RESULTS_FILE,
     Run,
     course_settings,
+    end_run,
     load_pretrained,
     make_accelerator,
-    prepare_output_dir,
     save_final_model,
-    set_up_layers,
     start_tracking,
 )
 from final_report import report_saved_model
@@ -32,9 +30,10 @@ from flops import recurrent_flops_per_token
 from generation_samples import SampleGenerator
 from hub_uploads import CheckpointUploads
 from loop import start_or_resume, train
+from output_folder import RESULTS_FILE, output_folder
+from recurrent_measures import Measures, ParsingArguments, has_trees, make_measures
 from recurrent_schedule import (
     EpochControl,
-    PhaseSchedule,
     RecurrentTrainingArguments,
     ScheduleArguments,
     make_phased_optimizer,
@@ -49,15 +48,13 @@ from stream_batches import (
     SegmentSampler,
     SentenceDataset,
     StreamDataArguments,
-    check_files,
     describe_stream,
     first_item,
     load_stream,
     make_stream_tokenizer,
-    read_trees,
     stream_fingerprint,
 )
-from stream_evaluation import TextEvaluator, TreeScorer
+from stream_evaluation import TreeScorer
 from stream_objective import StreamObjective
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -71,8 +68,7 @@ from hf_synlm import (
     PRPNForCausalLM,
 )
 from hf_synlm.data.streams import TokenStream
-from hf_synlm.evaluation.parsing import CONVENTIONS
-from hf_synlm.evaluation.treebank_parsing import PUNCTUATION, Treebank, make_treebank, score_numbers, score_table
+from hf_synlm.evaluation.treebank_parsing import score_numbers, score_table
 
 CONFIGS = {"on_lstm": ONLSTMConfig, "prpn": PRPNConfig, "palm": PaLMConfig, "awd_lstm": PaLMConfig}
 MODELS: dict[str, Any] = {
@@ -119,73 +115,6 @@ class ModelArguments:
             self.model_preset = DEFAULT_PRESETS[self.architecture]
 
 
-@dataclass
-class ParsingArguments:
-    """Which trees are compared with the induced ones, and how."""
-
-    parsing_files: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Treebanks parsed after every epoch; default: the validation files, if they hold trees."},
-    )
-    final_parsing_files: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Treebanks that the final model parses; default: the test files, if they hold trees."},
-    )
-    parsing_preprocessing: str | None = field(
-        default=None, metadata={"help": "Preprocessing of these trees; default: that of the training text."}
-    )
-    punctuation: str = field(
-        default="remove",
-        metadata={"help": "'remove' it before parsing, 'ignore' it in the score only, or 'keep' it as words."},
-    )
-    parsing_convention: str = field(
-        default="on-lstm", metadata={"help": f"How spans are counted: {', '.join(CONVENTIONS)}."}
-    )
-    parse_options: str | None = field(
-        default=None,
-        metadata={"help": "Options of the model's parse, such as decoder=biased or layer=1: as config_overrides."},
-    )
-    parse_sentences: int | None = field(
-        default=None, metadata={"help": "Sentences parsed after every epoch, spread evenly; default: all; 0: none."}
-    )
-    parse_batch_size: int = field(default=32, metadata={"help": "Sentences per process that are parsed together."})
-    final_report: bool = field(
-        default=False,
-        metadata={
-            "help": "At the end, load the saved model in a process without hf_synlm; parse some of the final sentences "
-            "and generate one there."
-        },
-    )
-
-    def __post_init__(self):
-        """Check the values."""
-        if self.punctuation not in PUNCTUATION:
-            raise ValueError(f"punctuation is {self.punctuation!r}. Choose among {', '.join(PUNCTUATION)}.")
-        if self.parsing_convention not in CONVENTIONS:
-            raise ValueError(
-                f"parsing_convention is {self.parsing_convention!r}. Choose among {', '.join(CONVENTIONS)}."
-            )
-        if self.parse_batch_size < 1:
-            raise ValueError(f"parse_batch_size must be at least 1 and is {self.parse_batch_size}.")
-        if self.parse_sentences is not None and self.parse_sentences < 0:
-            raise ValueError(f"parse_sentences must not be negative and is {self.parse_sentences}.")
-        check_files(*self.parsing_files, *self.final_parsing_files)
-
-    def complete(self, data: StreamDataArguments) -> None:
-        """Take over from the data what is not given."""
-        if data.file_format == "treebank":
-            self.parsing_files = self.parsing_files or data.validation_files
-            self.final_parsing_files = self.final_parsing_files or data.test_files
-        if self.parsing_preprocessing is None:
-            self.parsing_preprocessing = data.preprocessing
-        if self.final_report and not self.final_parsing_files:
-            raise ValueError("final_report needs trees to parse. Set final_parsing_files.")
-
-    def treebank(self, paths: list[str], max_sentences: int | None = None) -> Treebank:
-        """Gold trees of files."""
-        return make_treebank(read_trees(paths, self.parsing_preprocessing), self.punctuation, max_sentences)
-
-
 # ---------------------------------------------------------------------------------------------- model
 def make_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
     """Configuration of a fresh model: preset, overrides, and what the tokenizer decides.
@@ -217,15 +146,17 @@ def make_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) -
 
 def make_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """A fresh model, or the one to continue from, checked against the tokenizer."""
-    model_class = MODELS[arguments.architecture]
-    if arguments.model_name_or_path is None:
-        return model_class(make_config(arguments, tokenizer))
-    return load_pretrained(model_class, arguments.model_name_or_path, arguments.config_overrides, tokenizer)
-
-
-def has_trees(config: PreTrainedConfig) -> bool:
-    """Whether a model induces trees: all but AWD-LSTM do."""
-    return getattr(config, "span_attention", True)
+    model_class, name = MODELS[arguments.architecture], arguments.model_name_or_path
+    if name is None:
+        model = model_class(make_config(arguments, tokenizer))
+    else:
+        model = load_pretrained(model_class, name, arguments.config_overrides, tokenizer)
+    if has_trees(model.config) != (arguments.architecture != "awd_lstm"):
+        raise ValueError(
+            f"architecture is {arguments.architecture!r}, but the model has "
+            f"span_attention={model.config.span_attention}. Choose 'palm' with it, 'awd_lstm' without."
+        )
+    return model
 
 
 def gold_structure(config: PreTrainedConfig, tree_supervision: bool) -> str | None:
@@ -357,6 +288,26 @@ def score_final_trees(run: Run, scorer: TreeScorer) -> dict[str, Any]:
     return {"convention": scores["model"].convention, "punctuation": scorer.treebank.convention, **numbers}
 
 
+def run_settings(
+    accelerator: Accelerator,
+    streams: Data,
+    data: StreamDataArguments,
+    schedule: ScheduleArguments,
+    arguments: RecurrentTrainingArguments,
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, Any]:
+    """What a resumed run must have in common with its first part."""
+    names = "batching bptt variable_bptt max_batch_tokens batch_group_size".split()
+    return {
+        **course_settings(arguments, config, stream_fingerprint(streams.train), accelerator, tokenizer),
+        **schedule_settings(schedule),
+        **{name: getattr(data, name) for name in names},
+        "validation": stream_fingerprint(streams.validation),
+        "per_device_eval_batch_size": arguments.per_device_eval_batch_size,
+    }
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the script."""
     model_arguments, data, parsing, schedule, arguments = parse_arguments(
@@ -364,40 +315,41 @@ def main(argv: list[str] | None = None) -> None:
         argv,
         mappings=["config_overrides", "parse_options"],
     )
-    parsing.complete(data)
+    parsing.complete(data, model_arguments.architecture)
     started = time.monotonic()
     accelerator = make_accelerator(arguments)
     check_course(accelerator, arguments, data)
-    checkpoint = prepare_output_dir(accelerator, arguments)
-    set_seed(arguments.seed)
-
-    streams, tokenizer, model = load_data(accelerator, model_arguments, data, Path(arguments.output_dir))
-    accelerator.print(f"training: {describe_stream(streams.train)}\nvalidation: {describe_stream(streams.validation)}")
-    accelerator.print(f"model: {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}")
-    set_up_layers(model, arguments)
-    if schedule.num_train_epochs:
+    with output_folder(accelerator, arguments) as checkpoint:
+        set_seed(arguments.seed)
+        streams, tokenizer, model = load_data(accelerator, model_arguments, data, Path(arguments.output_dir))
+        accelerator.print(
+            f"training: {describe_stream(streams.train)}\nvalidation: {describe_stream(streams.validation)}"
+        )
+        accelerator.print(f"model: {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}")
         ends = make_batches(accelerator, arguments, data, streams.train, tokenizer.pad_token_id)[-1]
-        arguments.max_train_steps = ends.step(schedule.num_train_epochs - 1)
-        accelerator.print(f"num_train_epochs {schedule.num_train_epochs}: {arguments.max_train_steps} steps")
+        epochs = schedule.num_train_epochs
+        arguments.limit_steps(ends.step(epochs - 1) if epochs else None)
+        accelerator.print(f"{arguments.max_train_steps:,} steps, {ends.count(arguments.max_train_steps)} whole epochs")
+        settings = run_settings(accelerator, streams, data, schedule, arguments, model.config, tokenizer)
+        if checkpoint is not None:
+            read_state(checkpoint, settings)  # refuses other settings
+        size = arguments.per_device_eval_batch_size
+        held_out = (streams.validation, streams.test)
+        measures = make_measures(accelerator, *held_out, data, parsing, model, tokenizer, size)
+        parts = make_phased_optimizer(accelerator, model, schedule, arguments)
+        run = Run(accelerator, arguments, *parts, TrainingState())
+        del parts  # the wrapper of the model belongs to the run alone, which ends with it
     start_tracking(accelerator, "train_recurrent", model_arguments, data, parsing, schedule, arguments)
-    settings = course_settings(
-        arguments, model.config, stream_fingerprint(streams.train), accelerator.num_processes, tokenizer
-    )
-    settings.update(schedule_settings(schedule), validation=stream_fingerprint(streams.validation))
-    names = "batching bptt variable_bptt max_batch_tokens batch_group_size".split()
-    settings.update({name: getattr(data, name) for name in names})
-    settings["per_device_eval_batch_size"] = arguments.per_device_eval_batch_size
-    model, optimizer = make_phased_optimizer(accelerator, model, schedule, arguments)
-    run = Run(accelerator, arguments, model, optimizer, PhaseSchedule(optimizer), TrainingState())
-    run_training(run, checkpoint, settings, streams, data, parsing, schedule, tokenizer, started)
-    accelerator.end_training()
+    run_training(run, checkpoint, settings, streams.train, measures, data, parsing, schedule, tokenizer, started)
+    end_run(run)
 
 
 def run_training(
     run: Run,
     checkpoint: Path | None,
     settings: dict[str, Any],
-    streams: Data,
+    stream: TokenStream,
+    measures: Measures,
     data: StreamDataArguments,
     parsing: ParsingArguments,
     schedule: ScheduleArguments,
@@ -406,31 +358,18 @@ def run_training(
 ) -> None:
     """Train, go back to the best model, save it and measure it on the test text and trees."""
     accelerator, arguments, optimizer = run.accelerator, run.arguments, run.optimizer
-    trees = has_trees(accelerator.unwrap_model(run.model).config)
-    pad, of_characters = tokenizer.pad_token_id, data.tokenizer_type == "characters"
-
-    def scorer(paths: list[str], limit: int | None) -> TreeScorer | None:
-        if not trees or not paths or limit == 0:
-            return None
-        options = (parsing.parsing_convention, parsing.parse_options, parsing.parse_batch_size)
-        return TreeScorer(parsing.treebank(paths), tokenizer, *options, limit)
-
-    size = arguments.per_device_eval_batch_size
-    validation_scorer = scorer(parsing.parsing_files, parsing.parse_sentences)
-    validation = TextEvaluator(
-        accelerator, "validation", streams.validation, data, pad, size, validation_scorer, of_characters
-    )
 
     def evaluate(model: nn.Module, step: int) -> dict[str, Any]:
         with optimizer.averaged_weights():
-            return validation.run(model, step)
+            return measures.validation.run(model, step)
 
     objective = StreamObjective(accelerator, optimizer, carry=data.batching == "stream")
     accelerator.register_for_checkpointing(objective)
     control = EpochControl(optimizer, schedule, arguments.learning_rate)
     start_or_resume(run, checkpoint, settings, evaluate, control)
     optimizer.phase = control.next_phase(run)
-    dataset, sampler, collate, ends = make_batches(accelerator, arguments, data, streams.train, pad, run.state.consumed)
+    pad, consumed = tokenizer.pad_token_id, run.state.consumed
+    dataset, sampler, collate, ends = make_batches(accelerator, arguments, data, stream, pad, consumed)
     loader = make_loader(accelerator, dataset, collate, arguments, sampler)
 
     def facts() -> dict[str, Any]:
@@ -446,19 +385,16 @@ def run_training(
     step = control.restore(run)
     folder = save_final_model(run, tokenizer, facts())
     test: dict[str, Any] = {}
-    if streams.test is not None:
-        size = data.test_batch_size or size
-        evaluator = TextEvaluator(accelerator, "test", streams.test, data, pad, size, None, of_characters)
-        test.update(evaluator.run(run.model, step))
-    final_scorer = scorer(parsing.final_parsing_files, None)
-    if final_scorer is not None:
-        test["trees"] = score_final_trees(run, final_scorer)
+    if measures.test is not None:
+        test.update(measures.test.run(run.model, step))
+    if measures.final_trees is not None:
+        test["trees"] = score_final_trees(run, measures.final_trees)
     if accelerator.is_main_process:
-        if parsing.final_report and trees:
-            treebanks = {parsing.punctuation: parsing.treebank(parsing.final_parsing_files, REPORT_SENTENCES)}
-            methods = {"model": parsing.parse_options}
+        if parsing.final_report:
+            bank = parsing.treebank(parsing.final_parsing_files, data.split_leaves, REPORT_SENTENCES)
+            options, convention = {"model": parsing.parse_options}, parsing.parsing_convention
             report = report_saved_model(
-                folder, tokenizer, treebanks, methods, arguments.seed, parsing.parsing_convention
+                folder, tokenizer, {parsing.punctuation: bank}, options, arguments.seed, convention
             )
             test["saved_model"] = report.numbers()
         write_results(run, time.monotonic() - started, speed, test or None)

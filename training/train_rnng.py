@@ -17,14 +17,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
 from best_model import BestModel
-from checkpoints import TrainingState, write_json
+from checkpoints import TrainingState, read_state, write_json
 from common import (
-    RESULTS_FILE,
     Run,
     course_settings,
+    end_run,
     load_pretrained,
     make_accelerator,
-    prepare_output_dir,
     save_final_model,
     set_up_layers,
     start_tracking,
@@ -36,6 +35,7 @@ from hub_uploads import CheckpointUploads
 from labeled_evaluation import Objective, add_perplexities, evaluate_given_trees, search_trees, spread
 from loop import start_or_resume, train
 from optimizers import make_optimizer
+from output_folder import RESULTS_FILE, output_folder
 from run_arguments import TrainingArguments, check_overrides, parse_arguments
 from samplers import PaddedBatchSampler, make_loader
 from torch import nn
@@ -92,7 +92,7 @@ class CourseArguments:
 
     num_train_epochs: int = field(
         default=0,
-        metadata={"help": "Passes through the trees, in place of max_train_steps; 0: max_train_steps counts."},
+        metadata={"help": "Passes through the trees; 0: max_train_steps counts. With both, the smaller of the two."},
     )
     early_stopping_patience: int = field(
         default=0, metadata={"help": "Stop after so many evaluations without a better likelihood; 0: never."}
@@ -396,33 +396,32 @@ def main(argv: list[str] | None = None) -> None:
     accelerator = make_accelerator(arguments)
     if accelerator.distributed_type == DistributedType.FSDP:
         raise ValueError("These models are small, and FSDP would shard what the search needs whole. Use DDP.")
-    checkpoint = prepare_output_dir(accelerator, arguments)
-    set_seed(arguments.seed)
-
-    trees, tokenizer, model = load_data(accelerator, model_arguments, data, Path(arguments.output_dir))
-    config = model.config
-    accelerator.print(f"training trees: {trees.train.describe()}\nvalidation trees: {trees.validation.describe()}")
-    accelerator.print(f"model: {model.num_parameters():,} parameters, vocabulary {config.vocab_size}")
-    set_up_layers(model, arguments)
-    if course.num_train_epochs:
-        sampler = make_sampler(accelerator, arguments, data, trees.train)
+    with output_folder(accelerator, arguments) as checkpoint:
+        set_seed(arguments.seed)
+        trees, tokenizer, model = load_data(accelerator, model_arguments, data, Path(arguments.output_dir))
+        accelerator.print(f"training trees: {trees.train.describe()}\nvalidation trees: {trees.validation.describe()}")
+        accelerator.print(f"model: {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}")
+        set_up_layers(model, arguments)
+        epochs, sampler = course.num_train_epochs, make_sampler(accelerator, arguments, data, trees.train)
         accumulation = arguments.gradient_accumulation_steps
-        arguments.max_train_steps = steps_of_epochs(sampler, course.num_train_epochs, accumulation)
-        accelerator.print(f"num_train_epochs {course.num_train_epochs}: {arguments.max_train_steps} steps")
+        arguments.limit_steps(steps_of_epochs(sampler, epochs, accumulation) if epochs else None)
+        accelerator.print(f"{arguments.max_train_steps:,} steps")
+        settings = course_settings(arguments, model.config, trees.train.fingerprint(), accelerator, tokenizer)
+        settings.update(
+            max_batch_actions=data.max_batch_actions,
+            batch_group_size=data.batch_group_size,
+            patience=course.early_stopping_patience,
+            evaluation_steps=arguments.evaluation_steps,
+            validation=trees.validation.fingerprint(),
+        )
+        if checkpoint is not None:
+            read_state(checkpoint, settings)  # refuses other settings
+        optimizer, schedule = make_optimizer(model, arguments)
+        run = Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
     start_tracking(accelerator, "train_rnng", model_arguments, data, course, arguments)
-    settings = course_settings(arguments, config, trees.train.fingerprint(), accelerator.num_processes, tokenizer)
-    settings.update(
-        max_batch_actions=data.max_batch_actions,
-        batch_group_size=data.batch_group_size,
-        patience=course.early_stopping_patience,
-        evaluation_steps=arguments.evaluation_steps,
-        validation=trees.validation.fingerprint(),
-    )
-    optimizer, schedule = make_optimizer(model, arguments)
-    run = Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
     from_scratch = model_arguments.model_name_or_path is None
     run_training(run, checkpoint, settings, trees, data, course, tokenizer, started, from_scratch)
-    accelerator.end_training()
+    end_run(run)
 
 
 def run_training(

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.compute as pc
 import torch
 from accelerate import Accelerator
-from common import save_tokenizer_once
+from common import save_tokenizer_once, words_fingerprint
 from datasets import Dataset, Features, List, Value
 from datasets.exceptions import DatasetGenerationError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -216,7 +216,8 @@ def make_tree_tokenizer(
 
     if name is None:
         names = ("tokenizer_type", "tokenizer_vocab_size", "tokenizer_min_frequency", "unknown_words", "lowercase")
-        made_from = {name: getattr(data, name) for name in (*names, "replace_numbers", "train_files", "split_leaves")}
+        made_from = {name: getattr(data, name) for name in (*names, "replace_numbers", "split_leaves")}
+        made_from["training_words"] = words_fingerprint(row["words"] for row in trees.select_columns("words"))
         save_tokenizer_once(accelerator, folder, make, made_from)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if tokenizer.pad_token_id is None:

@@ -151,7 +151,8 @@ class StreamRows:
             `input_ids` and `shift_labels` (the token after each; -100 at padding) int64 [B, T]; `attention_mask` int64
             [B, T] only if a row ends early; `distances` float32 [B, T] and `spans` (per row the gold spans that end
             right before one of the columns; half-open in columns, the begin is negative where it lies in an earlier
-            segment) if the stream has them.
+            segment) if the stream has them. Spans that begin before their row does are left out: no state has read
+            their words.
 
         Raises:
             ValueError: `start` is no column.
@@ -172,10 +173,11 @@ class StreamRows:
             distances: Tensor = torch.from_numpy(self.stream.distances[position_BT])
             batch["distances"] = distances.masked_fill(~token_mask, torch.nan)
         if self.stream.spans is not None:
-            batch["spans"] = [
+            found = (
                 _spans_at(self.stream.spans, int(row[0]), int(row[0]) + int(mask.sum()), origin=int(row[0]))
                 for row, mask in zip(position_BT, is_token, strict=True)
-            ]
+            )
+            batch["spans"] = [[(i, j) for i, j in spans if i >= -start] for spans in found]
         return batch
 
 

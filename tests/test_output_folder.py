@@ -1,0 +1,109 @@
+"""The folder of a run: what is refused and resumed, and that a run is replaced only by one that begins."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from training_runs import TRAINING
+
+sys.path.insert(0, str(TRAINING))
+
+import checkpoints  # noqa: E402
+import common  # noqa: E402
+import output_folder as folders  # noqa: E402
+import run_arguments  # noqa: E402
+
+
+def prepare(folder: Path, **options: object) -> object:
+    """The block in which a run is prepared."""
+    arguments = run_arguments.TrainingArguments(output_dir=str(folder), **options)
+    return folders.output_folder(common.make_accelerator(arguments), arguments)
+
+
+def finished_run(folder: Path) -> dict[str, str]:
+    """Write a run, and return its files."""
+    (folder / "model").mkdir(parents=True)
+    for name in (folders.ARGUMENTS_FILE, folders.RESULTS_FILE, "model/config.json"):
+        (folder / name).write_text(name)
+    return files(folder)
+
+
+def files(folder: Path) -> dict[str, str]:
+    """Text of all files."""
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "something").touch()
+    with pytest.raises(ValueError, match="not empty and holds no run.*--overwrite_output_dir"), prepare(tmp_path):
+        pass
+    before = finished_run(tmp_path / "done")
+    with pytest.raises(ValueError, match="holds a finished run.*--overwrite_output_dir"), prepare(tmp_path / "done"):
+        pass
+    with (
+        pytest.raises(ValueError, match="not a complete checkpoint"),
+        prepare(tmp_path / "done", resume_from_checkpoint=str(tmp_path / "done" / "step_7")),
+    ):
+        pass
+    assert files(tmp_path / "done") == before
+    with pytest.raises(ValueError, match="is a file"), prepare(tmp_path / "something"):
+        pass
+
+
+def test_a_run_is_replaced_when_the_new_one_is_prepared(tmp_path: Path) -> None:
+    before = finished_run(tmp_path)
+    with prepare(tmp_path, overwrite_output_dir=True) as checkpoint:
+        assert checkpoint is None
+        assert {path.name for path in tmp_path.iterdir()} == {folders.ARGUMENTS_FILE, folders.REPLACED_FOLDER}
+        assert files(tmp_path / folders.REPLACED_FOLDER) == before
+        (tmp_path / "tokenizer").mkdir()
+    assert {path.name for path in tmp_path.iterdir()} == {folders.ARGUMENTS_FILE, "tokenizer"}
+
+
+def test_a_run_comes_back_when_the_new_one_is_refused(tmp_path: Path) -> None:
+    before = finished_run(tmp_path)
+    with pytest.raises(KeyError), prepare(tmp_path, overwrite_output_dir=True):
+        (tmp_path / "tokenizer").mkdir()
+        raise KeyError("refused")
+    assert files(tmp_path) == before and not (tmp_path / "tokenizer").exists()
+
+
+@pytest.mark.parametrize("moved", ["none", "some", "all", "half back"])
+def test_a_run_comes_back_after_a_kill(moved: str, tmp_path: Path) -> None:
+    """Whenever the preparation of the one that should replace it was cut off."""
+    before = finished_run(tmp_path)
+    if moved in ("some", "half back"):
+        (tmp_path / folders.MOVING_FOLDER).mkdir()
+        (tmp_path / "model").rename(tmp_path / folders.MOVING_FOLDER / "model")
+    elif moved == "all":
+        folders._set_aside(tmp_path)
+        (tmp_path / folders.ARGUMENTS_FILE).write_text("{}")
+        (tmp_path / "tokenizer").mkdir()
+    with pytest.raises(ValueError, match="holds a finished run"), prepare(tmp_path):
+        pass
+    assert files(tmp_path) == before
+
+
+def test_where_more_than_a_run_would_be_deleted_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".git").mkdir()
+    with pytest.raises(ValueError, match="would delete the repository"), prepare(tmp_path, overwrite_output_dir=True):
+        pass
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="Choose a folder for runs only"), prepare(Path(), overwrite_output_dir=True):
+        pass
+    assert (tmp_path / ".git").is_dir()
+
+
+def test_a_refused_start_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), prepare(tmp_path):
+        (tmp_path / folders.TOKENIZER_FOLDER).mkdir()
+        raise KeyError("refused")
+    (tmp_path / f"cut{checkpoints.PARTIAL_SUFFIX}").touch()
+    with prepare(tmp_path) as checkpoint:
+        # Without a checkpoint, the tokenizer is made anew: it may stem from other options.
+        assert checkpoint is None and not (tmp_path / folders.TOKENIZER_FOLDER).exists()
+        (tmp_path / folders.TOKENIZER_FOLDER).mkdir()
+    (tmp_path / "step_3").mkdir()
+    (tmp_path / "step_3" / checkpoints.STATE_FILE).write_text("{}")
+    with prepare(tmp_path) as checkpoint:
+        assert checkpoint == tmp_path / "step_3" and (tmp_path / folders.TOKENIZER_FOLDER).is_dir()

@@ -1,0 +1,134 @@
+"""The folder of a run: what may be in it, what is resumed, and when a previous run is deleted."""
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.logging import get_logger
+from checkpoints import PARTIAL_SUFFIX, check_writable, find_checkpoint, remove_partial, write_json
+from run_arguments import TrainingArguments
+
+logger = get_logger(__name__)
+
+ARGUMENTS_FILE = "arguments.json"
+RESULTS_FILE = "all_results.json"
+TOKENIZER_FOLDER = "tokenizer"
+# Where a previous run waits until the one that takes its place has begun; `.moving` while it is on its way.
+REPLACED_FOLDER = "replaced_run"
+MOVING_FOLDER = "replaced_run.moving"
+
+
+@contextmanager
+def output_folder(accelerator: Accelerator, arguments: TrainingArguments) -> Iterator[Path | None]:
+    """Check the output folder, create it, and find the checkpoint to resume from; a run is prepared inside the block.
+
+    An unfinished run in the folder is resumed, so that a job that is started again by the same command goes on. With
+    `overwrite_output_dir` the previous run is set aside, and deleted when the block ends. If the block is left by an
+    exception, or the process is killed inside of it, the previous run is put back (by the next one, if need be).
+    Without a checkpoint there is nothing to go on with, and the tokenizer is made anew.
+
+    Args:
+        accelerator: of the run. Every process has to call.
+        arguments: of the run.
+
+    Yields:
+        The checkpoint to resume from, or `None` for a fresh start.
+
+    Raises:
+        ValueError: when the folder holds something else or a finished run and is not to be overwritten, when it cannot
+            be written to, or when the named checkpoint is missing or half-written.
+    """
+    output_dir = Path(arguments.output_dir)
+    is_main, checkpoint = accelerator.is_main_process, None
+    if is_main:
+        _put_back(output_dir)
+    accelerator.wait_for_everyone()
+    if arguments.overwrite_output_dir and not arguments.resume_from_checkpoint:
+        if is_main and output_dir.is_dir():
+            _set_aside(output_dir)
+    else:
+        checkpoint = _find_start(output_dir, arguments.resume_from_checkpoint)
+    accelerator.wait_for_everyone()  # every process has looked
+    try:
+        if is_main:
+            check_writable(output_dir)
+            remove_partial(output_dir)
+            if checkpoint is None:
+                shutil.rmtree(output_dir / TOKENIZER_FOLDER, ignore_errors=True)
+            if not (output_dir / ARGUMENTS_FILE).is_file():  # from here on, the folder holds a run
+                write_json(output_dir / ARGUMENTS_FILE, without_token(dataclasses.asdict(arguments)))
+        accelerator.wait_for_everyone()
+        yield checkpoint
+    except BaseException:
+        if is_main:
+            _put_back(output_dir)
+        raise
+    accelerator.wait_for_everyone()
+    if is_main:
+        # Half-deleted, it must not be put back.
+        if (output_dir / REPLACED_FOLDER).is_dir():
+            os.replace(output_dir / REPLACED_FOLDER, output_dir / f"{REPLACED_FOLDER}{PARTIAL_SUFFIX}")
+        remove_partial(output_dir)
+    accelerator.wait_for_everyone()
+
+
+def without_token(settings: dict[str, Any]) -> dict[str, Any]:
+    """Arguments as they may be written to files."""
+    return {name: value for name, value in settings.items() if name != "hub_token"}
+
+
+def _find_start(output_dir: Path, wanted: str | None) -> Path | None:
+    """The checkpoint to resume from; an unfinished run is resumed without being asked for."""
+    if output_dir.exists() and not output_dir.is_dir():
+        raise ValueError(f"Output folder {str(output_dir)!r} is a file. Choose another --output_dir.")
+    in_use = output_dir.is_dir() and any(not item.name.endswith(PARTIAL_SUFFIX) for item in output_dir.iterdir())
+    if wanted is None and in_use:
+        advice = "Choose another --output_dir, or delete its content with --overwrite_output_dir."
+        if not (output_dir / ARGUMENTS_FILE).is_file():
+            raise ValueError(f"Output folder {str(output_dir)!r} is not empty and holds no run. {advice}")
+        if (output_dir / RESULTS_FILE).is_file():
+            raise ValueError(f"Output folder {str(output_dir)!r} holds a finished run. {advice}")
+    checkpoint = find_checkpoint(output_dir, wanted or "latest")
+    if checkpoint is not None:
+        logger.warning(
+            f"The run resumes from {checkpoint}. To start afresh, choose another --output_dir or pass "
+            "--overwrite_output_dir."
+        )
+    elif in_use or wanted:
+        logger.warning(f"{output_dir} holds no complete checkpoint: training starts from step 0.")
+    return checkpoint
+
+
+def _set_aside(output_dir: Path) -> None:
+    """Move the content of an output folder into a folder inside of it; refuse where that is more than a run."""
+    if output_dir.resolve() in (Path.home().resolve(), Path.cwd().resolve(), Path(output_dir.resolve().anchor)):
+        raise ValueError(f"--overwrite_output_dir would delete {str(output_dir)!r}. Choose a folder for runs only.")
+    if (output_dir / ".git").exists():
+        raise ValueError(
+            f"--overwrite_output_dir would delete the repository {str(output_dir)!r}. Choose another folder."
+        )
+    items = list(output_dir.iterdir())
+    moving = output_dir / MOVING_FOLDER
+    moving.mkdir()
+    for item in items:
+        os.replace(item, moving / item.name)
+    os.replace(moving, output_dir / REPLACED_FOLDER)
+
+
+def _put_back(output_dir: Path) -> None:
+    """Restore the run that was set aside, if there is one, in place of what was begun; may be cut off anywhere."""
+    moving, replaced = output_dir / MOVING_FOLDER, output_dir / REPLACED_FOLDER
+    if replaced.is_dir():
+        for item in output_dir.iterdir():
+            if item != replaced:
+                shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
+        os.replace(replaced, moving)
+    if moving.is_dir():
+        for item in moving.iterdir():
+            os.replace(item, output_dir / item.name)
+        moving.rmdir()
