@@ -1,0 +1,412 @@
+"""What the fine-tuning scripts share: the model to start from, tables of examples, epochs, evaluation, the export.
+
+A model of this library and one of transformers go through the same code: it is told apart only where the paper's input
+layout asks for it (`takes`), and at the export.
+"""
+
+import hashlib
+import inspect
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, gather_object
+from checkpoints import PARTIAL_SUFFIX
+from common import Run, course_settings, save_final_model
+from datasets import Dataset, load_dataset
+from huggingface_hub import HfApi
+from run_arguments import TrainingArguments, check_overrides
+from samplers import StepSampler
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, load_tokenizer
+from hf_synlm.hub.card import PAPERS
+
+_FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+
+
+# ---------------------------------------------------------------------------------------------- arguments
+@dataclass
+class ModelArguments:
+    """The model to fine-tune."""
+
+    model_name_or_path: str = field(default="", metadata={"help": "Folder or Hub name of the pretrained model."})
+    tokenizer_name: str | None = field(default=None, metadata={"help": "Its tokenizer, if it lies elsewhere."})
+    config_overrides: str | None = field(
+        default=None,
+        metadata={
+            "help": "Fields of its configuration to change, such as loss weights, dropout or ablations: "
+            "key=value,key=value or a JSON object; in a config file a mapping."
+        },
+    )
+    parser_learning_rate: float | None = field(
+        default=1e-3, metadata={"help": "Peak learning rate of GPST's parser, which gives the merge order."}
+    )
+    ignore_mismatched_sizes: bool = field(
+        default=False, metadata={"help": "Start afresh with weights whose shape differs, such as another classifier."}
+    )
+    trust_remote_code: bool = field(
+        default=False, metadata={"help": "Run code of the model's repository. Models of this library do not need it."}
+    )
+
+    def __post_init__(self):
+        """Check that there is a model."""
+        if not self.model_name_or_path:
+            raise ValueError("model_name_or_path is not set. Fine-tuning begins with a pretrained model.")
+
+
+@dataclass
+class CourseArguments:
+    """How long to train, and which model to keep."""
+
+    num_train_epochs: int = field(
+        default=0,
+        metadata={
+            "help": "Passes through the examples, in place of max_train_steps; then, without evaluation_steps, the model "
+            "is evaluated after each. 0: max_train_steps counts."
+        },
+    )
+    early_stopping_patience: int = field(
+        default=0, metadata={"help": "Stop after so many evaluations without a better one; 0: never."}
+    )
+
+    def __post_init__(self):
+        """Check the values."""
+        for name in ("num_train_epochs", "early_stopping_patience"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative and is {getattr(self, name)}.")
+
+
+# ---------------------------------------------------------------------------------------------- tables
+def load_table(
+    path: str | None, dataset: tuple[str, str | None, str] | None, max_samples: int | None = None
+) -> Dataset:
+    """Read a table of examples.
+
+    Args:
+        path: json, jsonl, csv or parquet file, or `None` for a data set.
+        dataset: name on the Hub or folder, configuration, split.
+        max_samples: keep only so many of the first rows.
+
+    Returns:
+        The table, at least one row.
+
+    Raises:
+        ValueError: for a missing or empty file, or another format.
+    """
+    if path is not None:
+        if not Path(path).is_file():
+            raise ValueError(f"There is no file {path!r}.")
+        kind = _FORMATS.get(Path(path).suffix.lower())
+        if kind is None:
+            raise ValueError(f"{path!r} has the ending {Path(path).suffix!r}. Pass one of {', '.join(_FORMATS)}.")
+        if not os.path.getsize(path):
+            raise ValueError(f"{path!r} is empty.")
+        table = load_dataset(kind, data_files=path, split="train")
+    else:
+        name, config, split = dataset
+        table = load_dataset(name, config, split=split)
+    if not len(table):
+        raise ValueError(f"{path or dataset} holds no example.")
+    return table if max_samples is None else table.select(range(min(max_samples, len(table))))
+
+
+def check_columns(table: Dataset, names: Iterable[str], source: str) -> None:
+    """Raise ValueError unless a table has all columns."""
+    missing = [name for name in names if name not in table.column_names]
+    if missing:
+        raise ValueError(f"{source} has no column {missing[0]!r}. Its columns are {', '.join(table.column_names)}.")
+
+
+def check_texts(table: Dataset, name: str, source: str) -> None:
+    """Raise ValueError unless every row of a column holds a text with something in it."""
+    for row, text in enumerate(table[name]):
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"{source}: {name} of row {row} is {text!r}. Remove the row or fill it in.")
+
+
+class ExampleDataset(torch.utils.data.Dataset):
+    """Encoded examples, memory-mapped; an item maps the columns to arrays and numbers."""
+
+    def __init__(self, table: Dataset):
+        if not len(table):
+            raise ValueError("No example is left. Check the files and the limits on length.")
+        self.table = table.with_format("numpy")
+        self.lengths = [len(ids) for ids in table["input_ids"]]
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """One example."""
+        return self.table[index]
+
+    def describe(self) -> str:
+        """One line about the size."""
+        return f"{len(self):,} examples, {sum(self.lengths):,} tokens, the longest {max(self.lengths):,}"
+
+    def fingerprint(self) -> str:
+        """Hash of all lengths and of examples spread over the data set."""
+        digest = hashlib.sha256(json.dumps(self.lengths).encode())
+        for index in np.linspace(0, len(self) - 1, num=min(len(self), 256), dtype=int):
+            for name, value in sorted(self[int(index)].items()):
+                digest.update(name.encode() + np.asarray(value).tobytes())
+        return digest.hexdigest()[:16]
+
+
+# ---------------------------------------------------------------------------------------------- model and tokenizer
+def read_config(arguments: ModelArguments, **fields: Any) -> PreTrainedConfig:
+    """Configuration of the pretrained model, with `fields` and the overrides of the command line put in.
+
+    Raises:
+        ValueError: for an override that is no field or not valid.
+    """
+    options = {"trust_remote_code": arguments.trust_remote_code}
+    plain = AutoConfig.from_pretrained(arguments.model_name_or_path, **options)
+    overrides = check_overrides(type(plain), arguments.config_overrides)
+    config = AutoConfig.from_pretrained(arguments.model_name_or_path, **options, **{**fields, **overrides})
+    if hasattr(config, "validate_architecture"):
+        config.validate_architecture()
+    return config
+
+
+def read_tokenizer(arguments: ModelArguments, config: PreTrainedConfig, roles: Sequence[str]) -> PreTrainedTokenizerBase:
+    """Tokenizer of the pretrained model, with tokens for the roles that it leaves open.
+
+    Args:
+        arguments: of the command line.
+        config: of the model.
+        roles: "cls_token", "sep_token"; what is missing gets the name of GPST's token. Padding is always there: if
+            need be it is the end token.
+
+    Returns:
+        The tokenizer; it may have more tokens than the model, which `load_model` then resizes.
+
+    Raises:
+        ValueError: when it is another model's: it has more tokens than the model before any is added.
+    """
+    name = arguments.tokenizer_name or arguments.model_name_or_path
+    if config.model_type == "gpst":
+        tokenizer = load_tokenizer(name)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=arguments.trust_remote_code)
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"The tokenizer has {len(tokenizer)} tokens and the model {config.vocab_size}. "
+            "Pass --tokenizer_name with the model's own tokenizer."
+        )
+    names = {"cls_token": CLS_TOKEN, "sep_token": SEP_TOKEN}
+    added = {role: names[role] for role in roles if getattr(tokenizer, role) is None}
+    if tokenizer.pad_token is None:
+        added["pad_token"] = tokenizer.eos_token or PAD_TOKEN
+    if added:
+        tokenizer.add_special_tokens(added)
+    return tokenizer
+
+
+def load_model(
+    auto_class: Any, arguments: ModelArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel:
+    """The pretrained model in float32, with a row for every token, and the tokenizer's special ids it has a place for.
+
+    Args:
+        auto_class: such as `AutoModelForCausalLM`.
+        arguments: of the command line.
+        config: of `read_config`.
+        tokenizer: of `read_tokenizer`.
+
+    Returns:
+        The model.
+    """
+    model = auto_class.from_pretrained(
+        arguments.model_name_or_path,
+        config=config,
+        dtype=torch.float32,
+        ignore_mismatched_sizes=arguments.ignore_mismatched_sizes,
+        trust_remote_code=arguments.trust_remote_code,
+    )
+    if len(tokenizer) > model.config.vocab_size:
+        model.resize_token_embeddings(len(tokenizer))
+    for name in ("pad_token_id", "cls_token_id", "sep_token_id"):
+        if hasattr(model.config, name) and getattr(tokenizer, name) is not None:
+            setattr(model.config, name, getattr(tokenizer, name))
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model
+
+
+def takes(model: nn.Module, name: str) -> bool:
+    """Whether `forward` of a model has an argument, such as `sentence_ids`."""
+    return name in inspect.signature(model.forward).parameters
+
+
+def check_length(config: PreTrainedConfig, length: int, what: str) -> None:
+    """Raise ValueError when texts of so many tokens do not fit the positions of a model."""
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and length > limit:
+        raise ValueError(f"{what} is {length} tokens, and the model has {limit} positions. Lower the limits on length.")
+
+
+def learning_rates(arguments: ModelArguments, config: PreTrainedConfig) -> dict[str, float]:
+    """Modules with a learning rate of their own: GPST's parser."""
+    if config.model_type != "gpst" or arguments.parser_learning_rate is None:
+        return {}
+    return {"parser": arguments.parser_learning_rate}
+
+
+def refuse_shards(accelerator: Accelerator) -> None:
+    """Raise ValueError under FSDP: evaluation calls methods of the whole model."""
+    if accelerator.distributed_type == DistributedType.FSDP:
+        raise ValueError("Fine-tuning evaluates the whole model, which FSDP would shard. Use DDP.")
+
+
+# ---------------------------------------------------------------------------------------------- course
+def set_steps(arguments: TrainingArguments, course: CourseArguments, num_samples: int, num_processes: int) -> None:
+    """Turn `num_train_epochs`, if given, into `max_train_steps`."""
+    if course.num_train_epochs:
+        per_step = num_processes * arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+        arguments.max_train_steps = -(-course.num_train_epochs * num_samples // per_step)
+
+
+def evaluation_due(
+    arguments: TrainingArguments, course: CourseArguments, num_samples: int, num_processes: int
+) -> Callable[[int], bool] | None:
+    """For `train`: after the steps in which an epoch ends, if epochs count; `None` = every `evaluation_steps`."""
+    if arguments.evaluation_steps or not course.num_train_epochs:
+        return None
+    per_step = num_processes * arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    return lambda step: step * per_step // num_samples > (step - 1) * per_step // num_samples
+
+
+def run_settings(
+    run: Run, course: CourseArguments, model: ModelArguments, data: ExampleDataset, validation: str
+) -> dict[str, Any]:
+    """Everything that decides the course of a run, for `start_or_resume`."""
+    config = run.accelerator.unwrap_model(run.model).config
+    settings = course_settings(run.arguments, config, data.fingerprint(), run.accelerator.num_processes)
+    return {
+        **settings,
+        "parser_learning_rate": model.parser_learning_rate,
+        "patience": course.early_stopping_patience,
+        "evaluation_steps": run.arguments.evaluation_steps,
+        "by_epochs": bool(course.num_train_epochs),
+        "validation": validation,
+    }
+
+
+def make_sampler(run: Run, num_samples: int) -> StepSampler:
+    """Training batches of this process, from where the run stands."""
+    accelerator, arguments = run.accelerator, run.arguments
+    return StepSampler(
+        num_samples,
+        arguments.per_device_train_batch_size,
+        arguments.seed,
+        accelerator.process_index,
+        accelerator.num_processes,
+        run.state.consumed,
+    )
+
+
+def compute_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    """The objective of a micro batch and, for models of this library, its detached parts."""
+    output = model(**batch)
+    return output.loss, dict(getattr(output, "losses", None) or {})
+
+
+# ---------------------------------------------------------------------------------------------- evaluation
+def map_rows(
+    accelerator: Accelerator,
+    lengths: Sequence[int],
+    batch_size: int,
+    work: Callable[[list[int]], Sequence[Any]],
+    description: str,
+) -> list[Any]:
+    """Do something with every row of a data set, in batches of similar length, shared among the processes.
+
+    Args:
+        accelerator: of the run. Every process has to call.
+        lengths: of the rows, for batches without much padding; batches do not depend on the number of processes.
+        batch_size: rows per process and batch.
+        work: rows -> one result per row, which can be pickled.
+        description: of the progress bar.
+
+    Returns:
+        The results in the order of the rows, on every process.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    results: list[tuple[int, Any]] = []
+    with tqdm(total=len(order), desc=description, disable=not accelerator.is_main_process, dynamic_ncols=True) as bar:
+        for rows in batches[accelerator.process_index :: accelerator.num_processes]:
+            results += zip(rows, work(rows), strict=True)
+            bar.update(min(len(rows) * accelerator.num_processes, bar.total - bar.n))
+    by_row = dict(gather_object(results))
+    return [by_row[row] for row in range(len(lengths))]
+
+
+# ---------------------------------------------------------------------------------------------- export and report
+def save_model(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, Any]) -> Path:
+    """Write the model to `output_dir/model`: one of this library with its code, any other as transformers does.
+
+    Args:
+        run: of this process. Every process has to call.
+        tokenizer: of the model.
+        facts: for the card of a model of this library.
+
+    Returns:
+        The folder. It appears only when it is complete.
+    """
+    model = run.accelerator.unwrap_model(run.model)
+    if model.config.model_type in PAPERS:
+        return save_final_model(run, tokenizer, facts)
+    folder = run.output_dir / "model"
+    if run.accelerator.is_main_process:
+        partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
+        shutil.rmtree(partial, ignore_errors=True)
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(partial, folder)
+        if run.arguments.push_to_hub:
+            api = HfApi(token=run.arguments.hub_token)
+            api.create_repo(run.arguments.hub_model_id, exist_ok=True)
+            api.upload_folder(repo_id=run.arguments.hub_model_id, folder_path=str(folder))
+    run.accelerator.wait_for_everyone()
+    return folder
+
+
+def card_facts(run: Run, script: str, data: str, task: str = "text-generation") -> dict[str, Any]:
+    """What the card of the final model states about a run."""
+    return {
+        "task": task,
+        "training_data": data,
+        "training_procedure": f"The best of {run.state.step} steps of `training/{script}`, that of step "
+        f"{run.state.notes['best']['step']}; {run.state.consumed} examples read, seed {run.arguments.seed}.",
+    }
+
+
+def best_evaluation(run: Run) -> dict[str, Any]:
+    """The evaluation of the model that is kept."""
+    notes = run.state.notes
+    return next(item for item in notes["evaluations"] if item["step"] == notes["best"]["step"])
+
+
+def run_results(run: Run, seconds: float) -> dict[str, Any]:
+    """What all `all_results.json` of fine-tuning hold."""
+    return {
+        "step": run.state.step,
+        "best_step": run.state.notes["best"]["step"],
+        "examples": run.state.consumed,
+        "seconds_of_this_process": round(seconds, 1),
+        "train": run.state.notes.get("train", []),
+        "evaluations": run.state.notes["evaluations"],
+    }
