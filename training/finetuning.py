@@ -18,12 +18,15 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, gather_object
-from checkpoints import PARTIAL_SUFFIX
+from best_model import BestModel
+from checkpoints import PARTIAL_SUFFIX, TrainingState
 from common import Run, course_settings, save_final_model
 from datasets import Dataset, load_dataset
 from huggingface_hub import HfApi
+from loop import Evaluate, start_or_resume, train
+from optimizers import make_optimizer
 from run_arguments import TrainingArguments, check_overrides
-from samplers import StepSampler
+from samplers import StepSampler, make_loader
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -179,7 +182,9 @@ def read_config(arguments: ModelArguments, **fields: Any) -> PreTrainedConfig:
     return config
 
 
-def read_tokenizer(arguments: ModelArguments, config: PreTrainedConfig, roles: Sequence[str]) -> PreTrainedTokenizerBase:
+def read_tokenizer(
+    arguments: ModelArguments, config: PreTrainedConfig, roles: Sequence[str]
+) -> PreTrainedTokenizerBase:
     """Tokenizer of the pretrained model, with tokens for the roles that it leaves open.
 
     Args:
@@ -277,43 +282,68 @@ def set_steps(arguments: TrainingArguments, course: CourseArguments, num_samples
         arguments.max_train_steps = -(-course.num_train_epochs * num_samples // per_step)
 
 
-def evaluation_due(
-    arguments: TrainingArguments, course: CourseArguments, num_samples: int, num_processes: int
-) -> Callable[[int], bool] | None:
-    """For `train`: after the steps in which an epoch ends, if epochs count; `None` = every `evaluation_steps`."""
-    if arguments.evaluation_steps or not course.num_train_epochs:
-        return None
-    per_step = num_processes * arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
-    return lambda step: step * per_step // num_samples > (step - 1) * per_step // num_samples
+def prepare_run(
+    accelerator: Accelerator, arguments: TrainingArguments, model: PreTrainedModel, rates: dict[str, float]
+) -> Run:
+    """A run at step 0, with its optimizer; `rates` are those of modules with a learning rate of their own."""
+    accelerator.print(f"model: {model.num_parameters():,} parameters, {type(model).__name__}")
+    if arguments.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    optimizer, schedule = make_optimizer(model, arguments, rates)
+    return Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
 
 
-def run_settings(
-    run: Run, course: CourseArguments, model: ModelArguments, data: ExampleDataset, validation: str
-) -> dict[str, Any]:
-    """Everything that decides the course of a run, for `start_or_resume`."""
-    config = run.accelerator.unwrap_model(run.model).config
-    settings = course_settings(run.arguments, config, data.fingerprint(), run.accelerator.num_processes)
-    return {
-        **settings,
-        "parser_learning_rate": model.parser_learning_rate,
-        "patience": course.early_stopping_patience,
-        "evaluation_steps": run.arguments.evaluation_steps,
-        "by_epochs": bool(course.num_train_epochs),
-        "validation": validation,
-    }
+def fine_tune(
+    run: Run,
+    checkpoint: Path | None,
+    course: CourseArguments,
+    settings: dict[str, Any],
+    examples: ExampleDataset,
+    collate: Callable[[list[Any]], dict[str, Any]],
+    evaluate: Evaluate,
+    metric: Callable[[dict[str, Any]], float],
+) -> None:
+    """Train, evaluate and go back to the best model; the untrained one is measured, but never the best.
 
-
-def make_sampler(run: Run, num_samples: int) -> StepSampler:
-    """Training batches of this process, from where the run stands."""
+    Args:
+        run: of `prepare_run`.
+        checkpoint: of `prepare_output_dir`.
+        course: of the command line.
+        settings: what decides the course of the run besides what every run has.
+        examples: to train on.
+        collate: examples -> batch.
+        evaluate: (model, step) -> the evaluation, with the key `step`.
+        metric: the number of an evaluation to minimise.
+    """
     accelerator, arguments = run.accelerator, run.arguments
-    return StepSampler(
-        num_samples,
+    config = accelerator.unwrap_model(run.model).config
+    settings = {
+        **course_settings(arguments, config, examples.fingerprint(), accelerator.num_processes),
+        "learning_rates": [group["initial_lr"] for group in run.optimizer.param_groups],
+        "patience": course.early_stopping_patience,
+        "evaluation_steps": arguments.evaluation_steps,
+        "by_epochs": bool(course.num_train_epochs),
+        **settings,
+    }
+    start_or_resume(run, checkpoint, settings, evaluate)
+    sampler = StepSampler(
+        len(examples),
         arguments.per_device_train_batch_size,
         arguments.seed,
         accelerator.process_index,
         accelerator.num_processes,
         run.state.consumed,
     )
+    per_step = sampler.consumed_per_micro_step * arguments.gradient_accumulation_steps
+
+    def epoch_ends(step: int) -> bool:
+        return step * per_step // len(examples) > (step - 1) * per_step // len(examples)
+
+    by_epochs = course.num_train_epochs and not arguments.evaluation_steps
+    best = BestModel(metric, course.early_stopping_patience)
+    loader = make_loader(accelerator, examples, collate, arguments, sampler)
+    train(run, loader, compute_loss, evaluate, best, evaluation_due=epoch_ends if by_epochs else None)
+    best.restore(run)
 
 
 def compute_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -130,7 +130,9 @@ def task_scores(
     """
     predicted, gold = np.asarray(predictions), np.asarray(labels)
     if predicted.shape != gold.shape or predicted.ndim != 1 or not len(gold):
-        raise ValueError(f"predictions have shape {predicted.shape}, labels {gold.shape}. Give one of each per example.")
+        raise ValueError(
+            f"predictions have shape {predicted.shape}, labels {gold.shape}. Give one of each per example."
+        )
     for name, values in (("predictions", predicted), ("labels", gold)):
         check_labels(task, values, name)
     return {name: float(METRICS[name](gold, predicted)) for name in task.metrics}
