@@ -21,19 +21,16 @@ from accelerate.utils import set_seed
 from checkpoints import write_json
 from common import Run, make_accelerator, prepare_output_dir, start_tracking
 from datasets import Dataset
+from example_tables import ExampleDataset, check_columns, check_texts, load_table
 from finetuning import (
     CourseArguments,
-    ExampleDataset,
     ModelArguments,
     best_evaluation,
     card_facts,
-    check_columns,
     check_length,
-    check_texts,
     fine_tune,
     learning_rates,
     load_model,
-    load_table,
     map_rows,
     prepare_run,
     read_config,
@@ -72,11 +69,11 @@ class GlueArguments:
     validation_mismatched_file: str | None = field(default=None, metadata={"help": "The second one of MNLI."})
     dataset_name: str | None = field(
         default=None,
-        metadata={"help": "Data set of the Hub, or a folder, in place of files; a task's is nyu-mll/glue."},
+        metadata={"help": "Data set of the Hub, or a folder, in place of files; a task's: nyu-mll/glue."},
     )
     dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration; a task's is its name."})
     max_length: int = field(
-        default=128, metadata={"help": "Longest input in tokens; of a pair the longer text is cut."}
+        default=128, metadata={"help": "Longest input in tokens; the longer text of a pair is cut."}
     )
     max_train_tokens: int | None = field(
         default=None,

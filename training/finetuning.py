@@ -1,29 +1,26 @@
-"""What the fine-tuning scripts share: the model to start from, tables of examples, epochs, evaluation, the export.
+"""What the fine-tuning scripts share: the model to start from, the course, evaluation, the export.
 
 A model of this library and one of transformers go through the same code: it is told apart only where the paper's input
 layout asks for it (`takes`), and at the export.
 """
 
-import hashlib
 import inspect
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, gather_object
 from best_model import BestModel
 from checkpoints import PARTIAL_SUFFIX, TrainingState
 from common import Run, course_settings, save_final_model
-from datasets import Dataset, load_dataset
+from example_tables import ExampleDataset
 from huggingface_hub import HfApi
-from loop import Evaluate, start_or_resume, train
+from loop import Evaluate, start_or_resume, to_device, train
 from optimizers import make_optimizer
 from run_arguments import TrainingArguments, check_overrides
 from samplers import StepSampler, make_loader
@@ -31,10 +28,9 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_synlm.data.collate import LABEL_PADDING
 from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, load_tokenizer
 from hf_synlm.hub.card import PAPERS
-
-_FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
 # ---------------------------------------------------------------------------------------------- arguments
@@ -74,8 +70,8 @@ class CourseArguments:
     num_train_epochs: int = field(
         default=0,
         metadata={
-            "help": "Passes through the examples, in place of max_train_steps; then, without evaluation_steps, the model "
-            "is evaluated after each. 0: max_train_steps counts."
+            "help": "Passes through the examples, in place of max_train_steps; without evaluation_steps, the model is "
+            "evaluated after each. 0: max_train_steps counts."
         },
     )
     early_stopping_patience: int = field(
@@ -87,83 +83,6 @@ class CourseArguments:
         for name in ("num_train_epochs", "early_stopping_patience"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative and is {getattr(self, name)}.")
-
-
-# ---------------------------------------------------------------------------------------------- tables
-def load_table(
-    path: str | None, dataset: tuple[str, str | None, str] | None, max_samples: int | None = None
-) -> Dataset:
-    """Read a table of examples.
-
-    Args:
-        path: json, jsonl, csv or parquet file, or `None` for a data set.
-        dataset: name on the Hub or folder, configuration, split.
-        max_samples: keep only so many of the first rows.
-
-    Returns:
-        The table, at least one row.
-
-    Raises:
-        ValueError: for a missing or empty file, or another format.
-    """
-    if path is not None:
-        if not Path(path).is_file():
-            raise ValueError(f"There is no file {path!r}.")
-        kind = _FORMATS.get(Path(path).suffix.lower())
-        if kind is None:
-            raise ValueError(f"{path!r} has the ending {Path(path).suffix!r}. Pass one of {', '.join(_FORMATS)}.")
-        if not os.path.getsize(path):
-            raise ValueError(f"{path!r} is empty.")
-        table = load_dataset(kind, data_files=path, split="train")
-    else:
-        name, config, split = dataset
-        table = load_dataset(name, config, split=split)
-    if not len(table):
-        raise ValueError(f"{path or dataset} holds no example.")
-    return table if max_samples is None else table.select(range(min(max_samples, len(table))))
-
-
-def check_columns(table: Dataset, names: Iterable[str], source: str) -> None:
-    """Raise ValueError unless a table has all columns."""
-    missing = [name for name in names if name not in table.column_names]
-    if missing:
-        raise ValueError(f"{source} has no column {missing[0]!r}. Its columns are {', '.join(table.column_names)}.")
-
-
-def check_texts(table: Dataset, name: str, source: str) -> None:
-    """Raise ValueError unless every row of a column holds a text with something in it."""
-    for row, text in enumerate(table[name]):
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"{source}: {name} of row {row} is {text!r}. Remove the row or fill it in.")
-
-
-class ExampleDataset(torch.utils.data.Dataset):
-    """Encoded examples, memory-mapped; an item maps the columns to arrays and numbers."""
-
-    def __init__(self, table: Dataset):
-        if not len(table):
-            raise ValueError("No example is left. Check the files and the limits on length.")
-        self.table = table.with_format("numpy")
-        self.lengths = [len(ids) for ids in table["input_ids"]]
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """One example."""
-        return self.table[index]
-
-    def describe(self) -> str:
-        """One line about the size."""
-        return f"{len(self):,} examples, {sum(self.lengths):,} tokens, the longest {max(self.lengths):,}"
-
-    def fingerprint(self) -> str:
-        """Hash of all lengths and of examples spread over the data set."""
-        digest = hashlib.sha256(json.dumps(self.lengths).encode())
-        for index in np.linspace(0, len(self) - 1, num=min(len(self), 256), dtype=int):
-            for name, value in sorted(self[int(index)].items()):
-                digest.update(name.encode() + np.asarray(value).tobytes())
-        return digest.hexdigest()[:16]
 
 
 # ---------------------------------------------------------------------------------------------- model and tokenizer
@@ -381,6 +300,44 @@ def map_rows(
             bar.update(min(len(rows) * accelerator.num_processes, bar.total - bar.n))
     by_row = dict(gather_object(results))
     return [by_row[row] for row in range(len(lengths))]
+
+
+@torch.no_grad()
+def mean_losses(
+    accelerator: Accelerator,
+    model: nn.Module,
+    examples: ExampleDataset,
+    collate: Callable[[list[Any]], dict[str, Any]],
+    batch_size: int,
+) -> dict[str, float]:
+    """Objective and its parts on held-out texts in evaluation mode, batches weighted by the tokens that have labels.
+
+    Args:
+        accelerator: of the run. Every process has to call.
+        model: with or without the wrapper of the run.
+        examples: the texts.
+        collate: examples -> batch with `labels` [B, T].
+        batch_size: rows per process and batch.
+
+    Returns:
+        "loss" and the model's names of its parts -> mean in nats.
+    """
+    plain = accelerator.unwrap_model(model)
+    was_training = plain.training
+    plain.eval()
+
+    def losses(rows: list[int]) -> list[dict[str, float]]:
+        batch = collate([examples[row] for row in rows])
+        counts = (batch["labels"] != LABEL_PADDING).sum(1).tolist()
+        loss, parts = compute_loss(plain, to_device(batch, accelerator.device))
+        means = {"loss": float(loss), **{name: float(part) for name, part in parts.items()}}
+        return [{"tokens": count, **{name: mean * count for name, mean in means.items()}} for count in counts]
+
+    sums = map_rows(accelerator, examples.lengths, batch_size, losses, "validating")
+    plain.train(was_training)
+    totals = {name: sum(row[name] for row in sums) for name in sums[0]}
+    num_tokens = totals.pop("tokens")
+    return {name: total / num_tokens for name, total in totals.items()}
 
 
 # ---------------------------------------------------------------------------------------------- export and report

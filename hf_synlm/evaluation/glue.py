@@ -48,9 +48,10 @@ class TextTask:
 _PAIR = ("sentence1", "sentence2")
 _ENTAILMENT = ("entailment", "not_entailment")
 _BOTH = ("accuracy", "f1")
+_MATTHEWS = ("matthews_correlation",)
 _CORRELATIONS = ("pearson", "spearmanr")
 _TASKS = (
-    TextTask("cola", ("sentence",), ("unacceptable", "acceptable"), ("matthews_correlation",), ("matthews_correlation",)),
+    TextTask("cola", ("sentence",), ("unacceptable", "acceptable"), _MATTHEWS, _MATTHEWS),
     TextTask("sst2", ("sentence",), ("negative", "positive")),
     TextTask("mrpc", _PAIR, ("not_equivalent", "equivalent"), _BOTH, ("f1",)),
     TextTask("qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), _BOTH, ("f1",)),
@@ -112,7 +113,7 @@ def task_scores(
     """Scores of predictions on one part of a task.
 
     accuracy = correct / all;  f1 = 2 tp / (2 tp + fp + fn) of class 1, 0 without a positive;
-    matthews_correlation = cov(y, x) / (std y std x) of 0 / 1 (in general, of the confusion matrix), 0 if one is constant;
+    matthews_correlation = cov(y, x) / (std y std x) of classes 0 and 1, 0 if one is constant;
     pearson, spearmanr: correlation of values, and of ranks with ties at their mean; 0 if one side is constant.
 
     Args:
