@@ -6,6 +6,7 @@ Spearman correlation (STS-B), by scikit-learn and scipy. All are fractions, not 
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -69,12 +70,12 @@ _TASKS = (
 GLUE_TASKS: dict[str, TextTask] = {task.name: task for task in _TASKS}
 
 
-def _correlation(measure: Callable[..., object]) -> Callable[[np.ndarray, np.ndarray], float]:
+def _correlation(measure: Callable[..., Any]) -> Callable[[np.ndarray, np.ndarray], float]:
     def score(labels: np.ndarray, predictions: np.ndarray) -> float:
         # A constant has no correlation; 0 as in the Matthews correlation, so that a run can go on from there.
         if np.ptp(labels) == 0 or np.ptp(predictions) == 0:
             return 0.0
-        return float(measure(labels, predictions)[0])  # type: ignore[index]
+        return float(measure(labels, predictions)[0])
 
     return score
 
