@@ -122,10 +122,10 @@ def _select_columns(table: Dataset, data: SummaryArguments, source: str) -> Data
 
 
 def _rename_batch(batch: dict, rows: list[int], text_column: str, summary_column: str, source: str) -> dict[str, list]:
-    references = [[value] if isinstance(value, str) else list(value or []) for value in batch[summary_column]]
+    references = [value if isinstance(value, list) else [value] for value in batch[summary_column]]
     for row, several in zip(rows, references, strict=True):
         if not several or not all(isinstance(text, str) and text.strip() for text in several):
-            raise ValueError(f"{source}: {summary_column} of row {row} is {several}. Remove the row or fill it in.")
+            raise ValueError(f"{source}: {summary_column} of row {row} is {several}. Give texts, or remove the row.")
     return {"text": batch[text_column], "references": references}
 
 

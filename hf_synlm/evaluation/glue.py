@@ -72,10 +72,10 @@ GLUE_TASKS: dict[str, TextTask] = {task.name: task for task in _TASKS}
 
 def _correlation(measure: Callable[..., Any]) -> Callable[[np.ndarray, np.ndarray], float]:
     def score(labels: np.ndarray, predictions: np.ndarray) -> float:
-        # A constant has no correlation; 0 as in the Matthews correlation, so that a run can go on from there.
+        # A constant has no correlation. It counts as 0, so that a run can go on from there.
         if np.ptp(labels) == 0 or np.ptp(predictions) == 0:
             return 0.0
-        return float(measure(labels, predictions)[0])
+        return float(measure(labels, predictions))
 
     return score
 
@@ -84,9 +84,9 @@ def _correlation(measure: Callable[..., Any]) -> Callable[[np.ndarray, np.ndarra
 METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "accuracy": sklearn_metrics.accuracy_score,
     "f1": lambda labels, predictions: sklearn_metrics.f1_score(labels, predictions, zero_division=0.0),
-    "matthews_correlation": sklearn_metrics.matthews_corrcoef,
-    "pearson": _correlation(stats.pearsonr),
-    "spearmanr": _correlation(stats.spearmanr),
+    "matthews_correlation": _correlation(sklearn_metrics.matthews_corrcoef),
+    "pearson": _correlation(lambda labels, predictions: stats.pearsonr(labels, predictions).statistic),
+    "spearmanr": _correlation(lambda labels, predictions: stats.spearmanr(labels, predictions).statistic),
 }
 
 
