@@ -16,7 +16,7 @@ import torch
 import yaml
 from accelerate.state import AcceleratorState, GradientState
 from tokenizers.processors import TemplateProcessing
-from training_runs import TRAINING
+from training_runs import TRAINING, run_script
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -417,6 +417,14 @@ def test_mnli_has_two_parts_and_own_tasks_are_inferred(models: Path, files: dict
     assert tables.train_labels[:4].tolist() == [0, 1, 2, 0]
     data = finetune_glue.GlueArguments(train_file=files["stsb"], validation_file=files["stsb"])
     assert finetune_glue.read_tables(accelerator, data).task.is_regression
+    # A folder with a file for every split is a data set.
+    folder = tmp_path / "cola"
+    folder.mkdir()
+    for split in ("train", "validation"):
+        shutil.copy(files["cola"], folder / f"{split}.jsonl")
+    data = finetune_glue.GlueArguments(task_name="cola", dataset_name=str(folder), max_eval_samples=3)
+    tables = finetune_glue.read_tables(accelerator, data)
+    assert (len(tables.train), len(tables.validation["validation"])) == (14, 3)
 
 
 @pytest.mark.parametrize("name", ["gpst", "gpt2", "on_lstm"])
@@ -491,6 +499,26 @@ def test_resumed_run_is_bit_equal(script: str, name: str, models: Path, files: d
     assert weights[0].read_bytes() == weights[1].read_bytes()
     with pytest.raises(ValueError, match="other settings or data"):
         run(script, models / name, files, resumed, *flags, "--resume_from_checkpoint", "latest", "--seed", "5")
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_evaluate_like_one(models: Path, files: dict[str, str], tmp_path: Path) -> None:
+    flags = ("--config_overrides", "attn_pdrop=0,embd_pdrop=0,resid_pdrop=0", "--per_device_eval_batch_size", "3")
+
+    def results(name: str, launcher: list[str], batch_size: str) -> dict[str, Any]:
+        more = (*flags, "--per_device_train_batch_size", batch_size)
+        arguments = command("glue", models / "gpt2", files, tmp_path / name, *more)
+        script = [*launcher, str(TRAINING / "finetune_glue.py"), *arguments]
+        return run_script(script, tmp_path / name, str(tmp_path / "cache"))
+
+    one = results("one", [sys.executable], "4")
+    two = results("two", [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"], "2")
+    assert two["examples"] == one["examples"]
+    for mine, theirs in zip(two["evaluations"], one["evaluations"], strict=True):
+        assert mine["scores"] == theirs["scores"]
+        assert mine["classification_loss"]["validation"] == pytest.approx(theirs["classification_loss"]["validation"])
+    for mine, theirs in zip(two["train"], one["train"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4)
 
 
 # ---------------------------------------------------------------------------------------------- refusals

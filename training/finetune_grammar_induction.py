@@ -268,7 +268,9 @@ def main(argv: list[str] | None = None) -> None:
     model, tokenizer = make_model(model_arguments)
     examples = encode_sentences(list(data.sentences()), tokenizer, data.max_sentence_tokens)
     held_out = encode_sentences(validation.words, tokenizer, None)
-    check_length(model.config, max(examples.lengths), "The longest training sentence")
+    every = {"training": examples, "validation": held_out, "test": encode_sentences(test.words, tokenizer, None)}
+    for part, sentences in every.items():
+        check_length(model.config, max(sentences.lengths), f"The longest {part} sentence")
     accelerator.print(f"training: {examples.describe()}\nvalidation: {held_out.describe()}")
     set_steps(arguments, course, len(examples), accelerator.num_processes)
     start_tracking(accelerator, "finetune_grammar_induction", model_arguments, data, course, arguments)
