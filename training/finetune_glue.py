@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from checkpoints import write_json
-from common import Run, make_accelerator, prepare_output_dir, start_tracking
+from common import RESULTS_FILE, Run, make_accelerator, prepare_output_dir, start_tracking
 from datasets import Dataset
 from example_tables import ExampleDataset, check_columns, check_texts, load_table
 from finetuning import (
@@ -28,6 +28,7 @@ from finetuning import (
     best_evaluation,
     card_facts,
     check_length,
+    check_run,
     fine_tune,
     learning_rates,
     load_model,
@@ -35,13 +36,12 @@ from finetuning import (
     prepare_run,
     read_config,
     read_tokenizer,
-    refuse_shards,
     run_results,
     save_model,
     set_steps,
 )
-from loop import to_device
 from run_arguments import TrainingArguments, parse_arguments
+from steps import to_device
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
@@ -380,7 +380,7 @@ def make_model(
     return load_model(AutoModelForSequenceClassification, arguments, config, tokenizer), tokenizer
 
 
-def write_results(run: Run, task: TextTask, seconds: float) -> None:
+def write_results(run: Run, task: TextTask, seconds: float, speed: dict[str, float]) -> None:
     """Write `all_results.json` and print the closing line."""
     before, best = run.state.notes["evaluations"][0], best_evaluation(run)
     several = len(best["scores"]) > 1
@@ -389,7 +389,7 @@ def write_results(run: Run, task: TextTask, seconds: float) -> None:
         for part, scores in best["scores"].items()
         for name, value in scores.items()
     }
-    write_json(run.output_dir / "all_results.json", {**run_results(run, seconds), "task": task.name, **flat})
+    write_json(run.output_dir / RESULTS_FILE, {**run_results(run, seconds, speed), "task": task.name, **flat})
     text = "; ".join(
         f"{part} {name} {before['scores'][part][name]:.4f} -> {value:.4f}"
         for part, scores in best["scores"].items()
@@ -405,7 +405,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     started = time.monotonic()
     accelerator = make_accelerator(arguments)
-    refuse_shards(accelerator)
+    check_run(accelerator, arguments, model_arguments)
     checkpoint = prepare_output_dir(accelerator, arguments)
     tables = read_tables(accelerator, data)
     task = tables.task
@@ -425,10 +425,16 @@ def main(argv: list[str] | None = None) -> None:
     collate = Collator(tokenizer.pad_token_id, data.max_length if data.pad_to_max_length else None)
     evaluator = Evaluator(accelerator, task, parts, collate, arguments.per_device_eval_batch_size)
     settings = {"validation": [part.fingerprint() for part in parts.values()], "width": collate.width}
-    fine_tune(run, checkpoint, course, settings, examples, collate, evaluator.run, evaluator.negative_score)
-    save_model(run, tokenizer, card_facts(run, "finetune_glue.py", data.describe(), "text-classification"))
+
+    def facts() -> dict[str, Any]:
+        return card_facts(run, "finetune_glue.py", data.describe(), "text-classification")
+
+    speed = fine_tune(
+        run, checkpoint, course, settings, examples, collate, evaluator.run, evaluator.negative_score, tokenizer, facts
+    )
+    save_model(run, tokenizer, facts())
     if accelerator.is_main_process:
-        write_results(run, task, time.monotonic() - started)
+        write_results(run, task, time.monotonic() - started, speed)
     accelerator.end_training()
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from checkpoints import write_json
-from common import Run, make_accelerator, prepare_output_dir, start_tracking
+from common import RESULTS_FILE, Run, make_accelerator, prepare_output_dir, start_tracking
 from datasets import Dataset
 from example_tables import ExampleDataset
 from finetuning import (
@@ -28,6 +28,7 @@ from finetuning import (
     best_evaluation,
     card_facts,
     check_length,
+    check_run,
     fine_tune,
     learning_rates,
     load_model,
@@ -36,7 +37,6 @@ from finetuning import (
     prepare_run,
     read_config,
     read_tokenizer,
-    refuse_shards,
     run_results,
     save_model,
     set_steps,
@@ -233,7 +233,9 @@ def make_model(arguments: ModelArguments) -> tuple[PreTrainedModel, PreTrainedTo
     return load_model(AutoModelForCausalLM, arguments, config, tokenizer), tokenizer
 
 
-def write_results(run: Run, seconds: float, evaluator: Evaluator, treebank: Treebank, scores: dict) -> None:
+def write_results(
+    run: Run, seconds: float, speed: dict[str, float], evaluator: Evaluator, treebank: Treebank, scores: dict
+) -> None:
     """Write `all_results.json`, and print the final table and the closing line."""
     every = {**scores, **score_baselines(treebank)}
     run.accelerator.print("test trees:\n" + score_table(every, treebank))
@@ -242,7 +244,7 @@ def write_results(run: Run, seconds: float, evaluator: Evaluator, treebank: Tree
         "num_sentences": len(treebank.words),
         "convention": f"{treebank.convention}; {next(iter(every.values())).convention}",
     }
-    write_json(run.output_dir / "all_results.json", {**run_results(run, seconds), "test": test})
+    write_json(run.output_dir / RESULTS_FILE, {**run_results(run, seconds, speed), "test": test})
     label = evaluator.data.method(evaluator.data.selection_method)[0]
     before, best = run.state.notes["evaluations"][0], best_evaluation(run)
     found = "; ".join(f"{name} {100 * score.sentence_f1:.2f}" for name, score in scores.items())
@@ -260,7 +262,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     started = time.monotonic()
     accelerator = make_accelerator(arguments)
-    refuse_shards(accelerator)
+    check_run(accelerator, arguments, model_arguments)
     checkpoint = prepare_output_dir(accelerator, arguments)
     validation, test = data.treebank(data.validation_trees), data.treebank(data.test_trees)
 
@@ -275,15 +277,28 @@ def main(argv: list[str] | None = None) -> None:
     set_steps(arguments, course, len(examples), accelerator.num_processes)
     start_tracking(accelerator, "finetune_grammar_induction", model_arguments, data, course, arguments)
     run = prepare_run(accelerator, arguments, model, learning_rates(model_arguments, model.config))
-    evaluator = Evaluator(
-        accelerator, data, tokenizer, arguments.per_device_eval_batch_size, validation, held_out
-    )  # fmt: skip
+    evaluator = Evaluator(accelerator, data, tokenizer, arguments.per_device_eval_batch_size, validation, held_out)
     settings = {"validation": held_out.fingerprint(), "selection": data.method(data.selection_method)}
-    fine_tune(run, checkpoint, course, settings, examples, evaluator.collate, evaluator.run, evaluator.metric)
-    save_model(run, tokenizer, card_facts(run, "finetune_grammar_induction.py", data.describe()))
+
+    def facts() -> dict[str, Any]:
+        return card_facts(run, "finetune_grammar_induction.py", data.describe())
+
+    speed = fine_tune(
+        run,
+        checkpoint,
+        course,
+        settings,
+        examples,
+        evaluator.collate,
+        evaluator.run,
+        evaluator.metric,
+        tokenizer,
+        facts,
+    )
+    save_model(run, tokenizer, facts())
     scores = evaluator.score(run.model, test, data.methods)
     if accelerator.is_main_process:
-        write_results(run, time.monotonic() - started, evaluator, test, scores)
+        write_results(run, time.monotonic() - started, speed, evaluator, test, scores)
     accelerator.end_training()
 
 

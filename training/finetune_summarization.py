@@ -19,13 +19,14 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from checkpoints import PARTIAL_SUFFIX, write_json
-from common import Run, make_accelerator, prepare_output_dir, start_tracking
+from common import RESULTS_FILE, Run, make_accelerator, prepare_output_dir, start_tracking
 from example_tables import ExampleDataset
 from finetuning import (
     CourseArguments,
     ModelArguments,
     best_evaluation,
     card_facts,
+    check_run,
     fine_tune,
     learning_rates,
     load_model,
@@ -34,14 +35,13 @@ from finetuning import (
     prepare_run,
     read_config,
     read_tokenizer,
-    refuse_shards,
     run_results,
     save_model,
     set_steps,
 )
-from loop import to_device
 from run_arguments import TrainingArguments, parse_arguments
 from samplers import seed_micro_step
+from steps import to_device
 from summary_contexts import ContextCollator, SummaryArguments, encode_tables, make_layout, read_tables
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
@@ -195,9 +195,14 @@ def make_summarizer(
 
 
 def write_results(
-    run: Run, seconds: float, summaries: list[str], references: list[list[str]], decoding: DecodingArguments,
+    run: Run,
+    seconds: float,
+    speed: dict[str, float],
+    summaries: list[str],
+    references: list[list[str]],
+    decoding: DecodingArguments,
     options: dict[str, Any],
-) -> None:  # fmt: skip
+) -> None:
     """Write the summaries and `all_results.json`, and print the closing line."""
     file = run.output_dir / "summaries.jsonl"
     partial = file.with_name(file.name + PARTIAL_SUFFIX)
@@ -208,7 +213,7 @@ def write_results(
     os.replace(partial, file)
     scores = rouge_scores(summaries, references, use_stemmer=decoding.use_stemmer)
     test = {"rouge": scores, "num_summaries": len(summaries), "options": options, "use_stemmer": decoding.use_stemmer}
-    write_json(run.output_dir / "all_results.json", {**run_results(run, seconds), "test": test})
+    write_json(run.output_dir / RESULTS_FILE, {**run_results(run, seconds, speed), "test": test})
     before, best = run.state.notes["evaluations"][0]["losses"], best_evaluation(run)
     run.accelerator.print(
         f"validation loss {before['loss']:.4f} -> {best['losses']['loss']:.4f} (best at step {best['step']}); "
@@ -225,7 +230,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     started = time.monotonic()
     accelerator = make_accelerator(arguments)
-    refuse_shards(accelerator)
+    check_run(accelerator, arguments, model_arguments)
     checkpoint = prepare_output_dir(accelerator, arguments)
     tables = read_tables(accelerator, data)
 
@@ -255,12 +260,18 @@ def main(argv: list[str] | None = None) -> None:
         "summary_loss_only": data.summary_loss_only,
         "choice": [decoding.num_validation_summaries, summarizer.options if decoding.num_validation_summaries else {}],
     }
-    fine_tune(run, checkpoint, course, settings, examples["train"], collate, evaluator.run, evaluator.metric)
-    save_model(run, tokenizer, card_facts(run, "finetune_summarization.py", data.describe()))
+
+    def facts() -> dict[str, Any]:
+        return card_facts(run, "finetune_summarization.py", data.describe())
+
+    speed = fine_tune(
+        run, checkpoint, course, settings, examples["train"], collate, evaluator.run, evaluator.metric, tokenizer, facts
+    )
+    save_model(run, tokenizer, facts())
     summaries = summarizer.write(run.model, examples["test"], len(examples["test"]))
     if accelerator.is_main_process:
         references = list(tables["test"]["references"])
-        write_results(run, time.monotonic() - started, summaries, references, decoding, summarizer.options)
+        write_results(run, time.monotonic() - started, speed, summaries, references, decoding, summarizer.options)
     accelerator.end_training()
 
 

@@ -17,13 +17,15 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, gather_object
 from best_model import BestModel
 from checkpoints import PARTIAL_SUFFIX, TrainingState
-from common import Run, course_settings, save_final_model
+from common import Run, course_settings, save_final_model, set_up_layers
 from example_tables import ExampleDataset
+from hub_uploads import CheckpointUploads
 from huggingface_hub import HfApi
-from loop import Evaluate, start_or_resume, to_device, train
+from loop import Evaluate, start_or_resume, train
 from optimizers import make_optimizer
 from run_arguments import TrainingArguments, check_overrides
 from samplers import StepSampler, make_loader
+from steps import to_device
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -187,10 +189,20 @@ def learning_rates(arguments: ModelArguments, config: PreTrainedConfig) -> dict[
     return {"parser": arguments.parser_learning_rate}
 
 
-def refuse_shards(accelerator: Accelerator) -> None:
-    """Raise ValueError under FSDP: evaluation calls methods of the whole model."""
+def check_run(accelerator: Accelerator, arguments: TrainingArguments, model: ModelArguments) -> None:
+    """Raise ValueError for what fine-tuning does not do.
+
+    FSDP would shard the model, whose methods evaluation calls; nothing is generated at intervals; and only models of
+    this library are pushed while they train.
+    """
     if accelerator.distributed_type == DistributedType.FSDP:
         raise ValueError("Fine-tuning evaluates the whole model, which FSDP would shard. Use DDP.")
+    if arguments.generation_steps:
+        raise ValueError("generation_steps is for pretraining. Leave it out.")
+    if arguments.push_to_hub and arguments.hub_strategy == "checkpoint":
+        kind = AutoConfig.from_pretrained(model.model_name_or_path).model_type
+        if kind not in PAPERS:
+            raise ValueError(f"hub_strategy 'checkpoint' is for models of this library, not {kind}. Take 'end'.")
 
 
 # ---------------------------------------------------------------------------------------------- course
@@ -206,8 +218,7 @@ def prepare_run(
 ) -> Run:
     """A run at step 0, with its optimizer; `rates` are those of modules with a learning rate of their own."""
     accelerator.print(f"model: {model.num_parameters():,} parameters, {type(model).__name__}")
-    if arguments.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+    set_up_layers(model, arguments)
     optimizer, schedule = make_optimizer(model, arguments, rates)
     return Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
 
@@ -221,7 +232,9 @@ def fine_tune(
     collate: Callable[[list[Any]], dict[str, Any]],
     evaluate: Evaluate,
     metric: Callable[[dict[str, Any]], float],
-) -> None:
+    tokenizer: PreTrainedTokenizerBase,
+    facts: Callable[[], dict[str, Any]],
+) -> dict[str, float]:
     """Train, evaluate and go back to the best model; the untrained one is measured, but never the best.
 
     Args:
@@ -233,11 +246,16 @@ def fine_tune(
         collate: examples -> batch.
         evaluate: (model, step) -> the evaluation, with the key `step`.
         metric: the number of an evaluation to minimise.
+        tokenizer: of the model.
+        facts: makes what the card of a checkpoint on the Hub states.
+
+    Returns:
+        The speed (see `train`).
     """
     accelerator, arguments = run.accelerator, run.arguments
     config = accelerator.unwrap_model(run.model).config
     settings = {
-        **course_settings(arguments, config, examples.fingerprint(), accelerator.num_processes),
+        **course_settings(arguments, config, examples.fingerprint(), accelerator.num_processes, tokenizer),
         "learning_rates": [group["initial_lr"] for group in run.optimizer.param_groups],
         "patience": course.early_stopping_patience,
         "evaluation_steps": arguments.evaluation_steps,
@@ -261,8 +279,19 @@ def fine_tune(
     by_epochs = course.num_train_epochs and not arguments.evaluation_steps
     best = BestModel(metric, course.early_stopping_patience)
     loader = make_loader(accelerator, examples, collate, arguments, sampler)
-    train(run, loader, compute_loss, evaluate, best, evaluation_due=epoch_ends if by_epochs else None)
+    uploads = CheckpointUploads(run, tokenizer, facts)
+    speed = train(
+        run,
+        loader,
+        compute_loss,
+        evaluate,
+        best,
+        evaluation_due=epoch_ends if by_epochs else None,
+        after_checkpoint=uploads,
+    )
+    uploads.finish()
     best.restore(run)
+    return speed
 
 
 def compute_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -372,12 +401,13 @@ def save_model(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, An
 
 
 def card_facts(run: Run, script: str, data: str, task: str = "text-generation") -> dict[str, Any]:
-    """What the card of the final model states about a run."""
+    """What the card of the model states about a run."""
+    best = run.state.notes.get("best", {}).get("step", run.state.step)
     return {
         "task": task,
         "training_data": data,
         "training_procedure": f"The best of {run.state.step} steps of `training/{script}`, that of step "
-        f"{run.state.notes['best']['step']}; {run.state.consumed} examples read, seed {run.arguments.seed}.",
+        f"{best}; {run.state.consumed} examples read, seed {run.arguments.seed}.",
     }
 
 
@@ -387,13 +417,14 @@ def best_evaluation(run: Run) -> dict[str, Any]:
     return next(item for item in notes["evaluations"] if item["step"] == notes["best"]["step"])
 
 
-def run_results(run: Run, seconds: float) -> dict[str, Any]:
+def run_results(run: Run, seconds: float, speed: dict[str, float]) -> dict[str, Any]:
     """What all `all_results.json` of fine-tuning hold."""
     return {
         "step": run.state.step,
         "best_step": run.state.notes["best"]["step"],
         "examples": run.state.consumed,
         "seconds_of_this_process": round(seconds, 1),
+        **speed,
         "train": run.state.notes.get("train", []),
         "evaluations": run.state.notes["evaluations"],
     }
