@@ -22,7 +22,7 @@ $(VENV)/.train: $(VENV)/.torch pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml constraints.txt
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[train,test]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[train,eval,test]'
 	touch $@
 
 demo: $(VENV)/.train

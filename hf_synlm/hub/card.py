@@ -9,8 +9,11 @@ from huggingface_hub import EvalResult, ModelCardData
 from transformers import PreTrainedConfig
 
 TEMPLATE_FILE = Path(__file__).with_name("card_template.md")
-# Parts of the template that only models with trees have, or with a search over trees, or only the others.
-_SECTION = re.compile(r"<!-- (search|no search|trees|no trees) -->\n(.*?)<!-- end -->\n", re.DOTALL)
+# Parts of the template that only language models have, with trees, with a search over trees or without, or classifiers.
+_SECTION = re.compile(
+    r"<!-- (language model|classifier|search|no search|trees|no trees) -->\n(.*?)<!-- end -->\n", re.DOTALL
+)
+TASKS = ("text-generation", "text-classification")
 TAGS = ("custom_code", "hf_synlm", "syntactic-language-model")
 
 PAPERS: dict[str, dict[str, str]] = {
@@ -88,6 +91,7 @@ ESTIMATED_METRICS = {"perplexity", "surprisal", "log_likelihood", "accuracy", "f
 REQUIRED_RESULT_KEYS = ("task", "dataset", "split", "metric", "value")
 RESULT_KEYS = {*REQUIRED_RESULT_KEYS, "num_beams", "estimator", "command"}
 DEFAULT_FACTS: dict[str, Any] = {
+    "task": "text-generation",
     "license": "apache-2.0",
     "language": "en",
     "datasets": [],
@@ -104,7 +108,8 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
     Args:
         config: configuration of the model.
         facts: what to state. `repo_id` (required): name on the Hub. `license`, `language`: of the weights and the
-            text. `datasets`: Hub names of training data. `training_data`, `training_procedure`, `limits`: paragraphs.
+            text. `task`: "text-generation", or "text-classification" for a model with a classifier. `datasets`: Hub
+            names of training data. `training_data`, `training_procedure`, `limits`: paragraphs.
             `results`: list of dicts with `task`, `dataset`, `split`, `metric`, `value` and, for numbers that depend
             on the beam, `num_beams` and `estimator` ("stepwise" or "beam marginal" for probabilities, "search" or
             "inside" for trees); optionally `command`, which reproduces the number.
@@ -138,15 +143,25 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
         "num_beams": str(getattr(config, "scoring_num_beams", None)),
         "citation": paper["citation"],
     }
+    kinds = _sections(config, stated["task"])
     template = TEMPLATE_FILE.read_text(encoding="utf-8")
-    kinds = {
+    template = _SECTION.sub(lambda match: match[2] if match[1] in kinds else "", template)
+    text = re.sub(r"{{ (\w+) }}", lambda match: values[match.group(1)], template)
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+
+def _sections(config: PreTrainedConfig, task: str) -> set[str]:
+    """Parts of the template that a model's card has."""
+    if task not in TASKS:
+        raise ValueError(f"task {task!r} is unknown. Choose one of {', '.join(TASKS)}.")
+    if task == "text-classification":
+        return {"classifier"}
+    return {
+        "language model",
         "search" if hasattr(config, "scoring_num_beams") else "no search",
         # A PaLM without its attention is an AWD-LSTM.
         "no trees" if config.model_type == "lstm_lm" or not getattr(config, "span_attention", True) else "trees",
     }
-    template = _SECTION.sub(lambda match: match[2] if match[1] in kinds else "", template)
-    text = re.sub(r"{{ (\w+) }}", lambda match: values[match.group(1)], template)
-    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
 def _check_result(result: Mapping[str, Any]) -> None:
@@ -163,7 +178,7 @@ def _check_result(result: Mapping[str, Any]) -> None:
 def _front_matter(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
     results = [
         EvalResult(
-            task_type="text-generation",
+            task_type=facts["task"],
             task_name=result["task"],
             dataset_type=re.sub(r"[^\w/.-]+", "-", result["dataset"]).lower(),
             dataset_name=result["dataset"],
@@ -178,7 +193,7 @@ def _front_matter(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
         license=facts["license"],
         language=facts["language"],
         library_name="transformers",
-        pipeline_tag="text-generation",
+        pipeline_tag=facts["task"],
         tags=[*TAGS, config.model_type],
         datasets=list(facts["datasets"]) or None,
         metrics=sorted({result["metric"].lower() for result in facts["results"]}) or None,

@@ -1,0 +1,76 @@
+"""ROUGE of summaries (Lin 2004), by the package rouge-score. Needs the extra `[eval]`.
+
+rouge1, rouge2: F1 of unigrams, bigrams. rougeL: F1 of the longest common subsequence of the whole texts. rougeLsum: of
+sentences, the union over sentences as in ROUGE-1.5.5; the package takes lines for sentences, so the texts are split
+into sentences here, one per line. Papers mean the one or the other by "R-L", so both are given.
+"""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from rouge_score import rouge_scorer
+
+from hf_synlm.data.text import split_sentences
+
+ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+
+
+def sentences_as_lines(text: str, *, language: str = "en") -> str:
+    """Write every sentence of a text on a line of its own; lines of the text are never joined.
+
+    Args:
+        text: the text.
+        language: ISO 639 code for the splitting.
+
+    Returns:
+        The sentences, separated by newlines.
+    """
+    return "\n".join(
+        sentence for line in re.split(r"[\r\n]+", text) for sentence in split_sentences(line, language=language)
+    )
+
+
+def rouge_scores(
+    predictions: Sequence[str],
+    references: Sequence[str | Sequence[str]],
+    *,
+    use_stemmer: bool = False,
+    language: str = "en",
+) -> dict[str, float]:
+    """Mean ROUGE F1 of summaries, in percent.
+
+    Of several references the best counts, for each measure by itself.
+
+    Args:
+        predictions: one summary per document; may be empty strings.
+        references: per document one reference, or several.
+        use_stemmer: stem words (Porter) before they are compared. The authors of GPST do not.
+        language: ISO 639 code for splitting sentences; rouge-score itself keeps ASCII letters and digits only.
+
+    Returns:
+        `rouge1`, `rouge2`, `rougeL`, `rougeLsum`, and `rouge_average`, the mean of the first three (the paper's R-AVG).
+
+    Raises:
+        ValueError: for unequal numbers, no summaries, or a document without reference.
+
+    Cost: per pair O(length of summary times length of reference) for the subsequences.
+    """
+    if len(predictions) != len(references):
+        raise ValueError(f"There are {len(predictions)} summaries and {len(references)} references. Give one each.")
+    if not len(predictions):
+        raise ValueError("There is no summary to score.")
+    scorer = rouge_scorer.RougeScorer(list(ROUGE_TYPES), use_stemmer=use_stemmer)
+    table = np.zeros((len(predictions), len(ROUGE_TYPES)))
+    for row, (prediction, given) in enumerate(zip(predictions, references, strict=True)):
+        several = [given] if isinstance(given, str) else list(given)
+        if not any(reference.strip() for reference in several):
+            raise ValueError(f"Document {row} has no reference summary. Leave it out.")
+        targets = [sentences_as_lines(reference, language=language) for reference in several]
+        scores = scorer.score_multi(targets, sentences_as_lines(prediction, language=language))
+        table[row] = [scores[name].fmeasure for name in ROUGE_TYPES]
+    means = dict(zip(ROUGE_TYPES, (100 * table.mean(0)).tolist(), strict=True))
+    return {**means, "rouge_average": float(np.mean([means[name] for name in ROUGE_TYPES[:3]]))}
+
+
+__all__ = ["ROUGE_TYPES", "rouge_scores", "sentences_as_lines"]

@@ -1,0 +1,674 @@
+"""Fine-tuning: scores against their formulas, input layouts, runs of all three scripts, exact resume, refusals."""
+
+import json
+import math
+import random
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import yaml
+from accelerate.state import AcceleratorState, GradientState
+from tokenizers.processors import TemplateProcessing
+from training_runs import TRAINING, run_script
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
+
+sys.path.insert(0, str(TRAINING))
+
+import finetune_glue  # noqa: E402
+import finetune_grammar_induction  # noqa: E402
+import finetune_summarization  # noqa: E402
+from checkpoints import TrainingState  # noqa: E402
+from finetuning import CourseArguments, ModelArguments, learning_rates, map_rows, set_steps  # noqa: E402
+from run_arguments import TrainingArguments, parse_arguments  # noqa: E402
+from summary_contexts import ContextLayout, SummaryArguments  # noqa: E402
+
+from hf_synlm import GPSTConfig, GPSTForCausalLM, ONLSTMConfig, ONLSTMForCausalLM, RNNGConfig, RNNGForCausalLM  # noqa: E402
+from hf_synlm.data.samples import sample_path  # noqa: E402
+from hf_synlm.data.tokenizers import special_token_ids, train_bpe_tokenizer, train_wordpiece_tokenizer  # noqa: E402
+from hf_synlm.data.vocabulary import word_tokenizer  # noqa: E402
+from hf_synlm.evaluation.glue import GLUE_TASKS, TextTask, glue_task, main_score, task_scores  # noqa: E402
+from hf_synlm.evaluation.rouge import rouge_scores, sentences_as_lines  # noqa: E402
+
+SENTENCES = sample_path("raw.train.txt").read_text(encoding="utf-8").splitlines()[:300]
+SENTENCES = [line.strip() for line in SENTENCES if line.strip()]
+
+
+# ---------------------------------------------------------------------------------------------- scores
+def matthews(gold: list[int], predicted: list[int]) -> float:
+    """(tp tn - fp fn) / sqrt((tp + fp)(tp + fn)(tn + fp)(tn + fn))."""
+    pairs = list(zip(gold, predicted, strict=True))
+    tp, tn, fp, fn = (pairs.count(pair) for pair in ((1, 1), (0, 0), (0, 1), (1, 0)))
+    product = (tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)
+    return (tp * tn - fp * fn) / math.sqrt(product) if product else 0.0
+
+
+def f1(gold: list[int], predicted: list[int]) -> float:
+    both = sum(g == p == 1 for g, p in zip(gold, predicted, strict=True))
+    return 2 * both / (sum(gold) + sum(predicted)) if sum(gold) + sum(predicted) else 0.0
+
+
+def accuracy(gold: list[int], predicted: list[int]) -> float:
+    return sum(g == p for g, p in zip(gold, predicted, strict=True)) / len(gold)
+
+
+def pearson(x: list[float], y: list[float]) -> float:
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    return covariance / math.sqrt(sum((a - mean_x) ** 2 for a in x) * sum((b - mean_y) ** 2 for b in y))
+
+
+def ranks(values: list[float]) -> list[float]:
+    """Rank of each value; ties share the mean of theirs."""
+    return [sum(v < value for v in values) + (sum(v == value for v in values) + 1) / 2 for value in values]
+
+
+CLASSES = TextTask("x", ("a",), ("no", "yes"), ("accuracy", "f1", "matthews_correlation"))
+NUMBERS = GLUE_TASKS["stsb"]
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "expected"),
+    [
+        ([1, 1, 1, 0], [1, 0, 1, 1], {"accuracy": 0.5, "f1": 2 / 3, "matthews_correlation": -1 / 3}),
+        ([0, 1], [0, 1], {"accuracy": 1.0, "f1": 1.0, "matthews_correlation": 1.0}),
+        ([0, 1, 1], [0, 0, 0], {"accuracy": 1 / 3, "f1": 0.0, "matthews_correlation": 0.0}),
+        ([0, 0], [0, 0], {"accuracy": 1.0, "f1": 0.0, "matthews_correlation": 0.0}),
+    ],
+)
+def test_scores_of_classes_on_stored_cases(gold: list[int], predicted: list[int], expected: dict[str, float]) -> None:
+    assert task_scores(CLASSES, predicted, gold) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "expected"),
+    [
+        ([0, 1, 2, 3], [0, 1, 2, 3], {"pearson": 1.0, "spearmanr": 1.0}),
+        ([1, 2, 3, 4, 5], [5, 6, 7, 8, 7], {"pearson": 0.8320502943378437, "spearmanr": 0.8207826816681233}),
+        ([0, 1, 2], [1, 1, 1], {"pearson": 0.0, "spearmanr": 0.0}),
+    ],
+)
+def test_correlations_on_stored_cases(gold: list[int], predicted: list[int], expected: dict[str, float]) -> None:
+    assert task_scores(NUMBERS, predicted, gold) == pytest.approx(expected)
+
+
+def test_scores_agree_with_their_formulas() -> None:
+    draw = random.Random(1)
+    for _ in range(30):
+        n = draw.randint(2, 40)
+        gold, predicted = ([draw.randint(0, 1) for _ in range(n)] for _ in range(2))
+        expected = [function(gold, predicted) for function in (accuracy, f1, matthews)]
+        assert list(task_scores(CLASSES, predicted, gold).values()) == pytest.approx(expected)
+        x, y = ([draw.choice([0.0, 0.5, 2.5, 3.2, 5.0]) for _ in range(n)] + [1.0, 4.0] for _ in range(2))
+        assert list(task_scores(NUMBERS, y, x).values()) == pytest.approx([pearson(x, y), pearson(ranks(x), ranks(y))])
+
+
+def test_glue_tasks_are_the_nine_of_the_benchmark() -> None:
+    assert set(GLUE_TASKS) == {"cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli"}
+    assert [glue_task(name).name for name in ("CoLA", "SST-2", "sts_b", "MNLI")] == ["cola", "sst2", "stsb", "mnli"]
+    assert [split for _, split in glue_task("mnli").validation_splits] == [
+        "validation_matched",
+        "validation_mismatched",
+    ]
+    assert main_score(NUMBERS, {"pearson": 0.5, "spearmanr": 0.7}) == pytest.approx(0.6)
+    with pytest.raises(ValueError, match="'sst3' is no task.*cola"):
+        glue_task("sst3")
+
+
+def test_bad_predictions_are_refused() -> None:
+    with pytest.raises(ValueError, match="shape"):
+        task_scores(CLASSES, [0, 1], [0])
+    with pytest.raises(ValueError, match="label 2 of row 1 is not an id from 0 to 1"):
+        task_scores(CLASSES, [0, 2], [0, 1])
+    with pytest.raises(ValueError, match="label nan of row 0 is not a finite number"):
+        task_scores(NUMBERS, [float("nan"), 1.0], [0.0, 1.0])
+
+
+def test_rouge_of_the_examples_of_lin_2004() -> None:
+    reference = "police killed the gunman"
+    first = rouge_scores(["police kill the gunman"], [reference])
+    second = rouge_scores(["the gunman kill police"], [reference])
+    assert (first["rouge1"], first["rougeL"], second["rougeL"]) == pytest.approx((75, 75, 50))
+    assert first["rouge2"] == second["rouge2"] == pytest.approx(100 / 3)
+    assert first["rouge_average"] == pytest.approx((75 + 100 / 3 + 75) / 3)
+    # Union of w1 w3 w5 and w1 w2: recall 4 / 5, precision 4 / 10; as one text the longest subsequence has 3 words.
+    union = rouge_scores(["w1 w3 w8 w9 w5\nw1 w2 w6 w7 w8"], ["w1 w2 w3 w4 w5"])
+    assert union["rougeLsum"] == pytest.approx(100 * 2 * 0.8 * 0.4 / 1.2)
+    assert union["rougeL"] == pytest.approx(100 * 2 * 0.6 * 0.3 / 0.9)
+
+
+def test_rouge_takes_the_best_of_several_references_and_splits_sentences() -> None:
+    scores = rouge_scores(["a b c", ""], [["x y z", "a b c"], "a b c"])
+    assert scores["rouge1"] == scores["rougeLsum"] == pytest.approx(50)
+    assert sentences_as_lines("It rained. Dr. Smith left.\nNobody saw him") == (
+        "It rained.\nDr. Smith left.\nNobody saw him"
+    )
+    stemmed = rouge_scores(["police killing gunmen"], ["police killed gunmen"], use_stemmer=True)
+    assert stemmed["rouge1"] == pytest.approx(100)
+    with pytest.raises(ValueError, match="Document 1 has no reference"):
+        rouge_scores(["a", "b"], ["a", " "])
+    with pytest.raises(ValueError, match="2 summaries and 1 references"):
+        rouge_scores(["a", "b"], ["a"])
+
+
+# ---------------------------------------------------------------------------------------------- models and files
+SIZES = {
+    "hidden_size": 16, "num_attention_heads": 2, "num_type_layers": 1, "num_token_layers": 1,
+    "max_position_embeddings": 64, "composition_size": 8, "composition_num_heads": 2,
+    "composition_intermediate_size": 16, "num_composition_layers": 1, "score_size": 4, "parser_size": 8,
+    "parser_score_size": 8, "num_parser_layers": 1, "parser_num_heads": 2, "scoring_num_beams": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of tiny models with their tokenizers: gpst, gpt2, on_lstm, rnng, bart."""
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    pieces = train_bpe_tokenizer(SENTENCES, 400)
+    words = word_tokenizer([line.split() for line in SENTENCES], vocab_size=300, lowercase=True, end_token=True)
+    ends = {name: getattr(words, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    begin = {name: getattr(pieces, name) for name in ("bos_token_id", "eos_token_id")}
+    gpt2 = GPT2Config(vocab_size=len(pieces), n_embd=16, n_layer=1, n_head=2, n_positions=64, **begin)
+    layers = {f"{side}_{what}": 1 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    widths = {"d_model": 8, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+    bart = BartConfig(vocab_size=len(pieces), max_position_embeddings=64, **layers, **widths)
+    made = {
+        "gpst": (GPSTForCausalLM(GPSTConfig(**special_token_ids(pieces), **SIZES)), pieces),
+        "gpt2": (GPT2LMHeadModel(gpt2), pieces),
+        "bart": (BartForConditionalGeneration(bart), pieces),
+        "on_lstm": (
+            ONLSTMForCausalLM(ONLSTMConfig(vocab_size=len(words), embedding_size=20, hidden_size=20, **ends)),
+            words,
+        ),
+        "rnng": (
+            RNNGForCausalLM(
+                RNNGConfig(
+                    vocab_size=len(words),
+                    embedding_size=8,
+                    hidden_size=8,
+                    nonterminals=["NP", "S"],
+                    scoring_num_beams=1,
+                    action_beam_size=4,
+                    **ends,
+                )
+            ),
+            words,
+        ),
+    }
+    for name, (model, tokenizer) in made.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Small files of every kind of task."""
+    folder = tmp_path_factory.mktemp("files")
+    text = [" ".join(line.split()[:9]) for line in SENTENCES]
+    pairs = [{"sentence1": text[k], "sentence2": text[k + 1], "label": k % 2, "idx": k} for k in range(14)]
+    similar = [{"sentence1": text[k][:18], "sentence2": text[k + 1][:12], "label": 0.5 * (k % 7)} for k in range(14)]
+    single = [{"sentence": row["sentence1"], "label": row["label"]} for row in pairs]
+    named = [{"review": row["sentence1"], "label": ("bad", "good", "odd")[k % 3]} for k, row in enumerate(pairs)]
+    three = [{"premise": r["sentence1"], "hypothesis": r["sentence2"], "label": k % 3} for k, r in enumerate(pairs)]
+    documents = [
+        {"document": " ".join(text[k : k + 3]), "summary": text[k], "other": k, "references": [text[k], text[k + 1]]}
+        for k in range(14)
+    ]
+    kinds = {"rte": pairs, "stsb": similar, "cola": single, "named": named, "mnli": three, "documents": documents}
+    made = {name: write_rows(folder / f"{name}.jsonl", rows) for name, rows in kinds.items()}
+    for name, count in (("train", 24), ("valid", 6), ("test", 6)):
+        lines = sample_path(f"trees.{name}.txt").read_text(encoding="utf-8").splitlines()[:count]
+        made[name] = str(folder / f"{name}.trees")
+        Path(made[name]).write_text("\n".join(lines), encoding="utf-8")
+    return made
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every run gets an accelerator and a cache of its own."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    yield
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+
+
+SCRIPTS = {
+    "glue": finetune_glue,
+    "summarization": finetune_summarization,
+    "induction": finetune_grammar_induction,
+}
+
+
+def command(script: str, model: Path, files: dict[str, str], output_dir: Path, *flags: str) -> list[str]:
+    data = {
+        "glue": ["--task_name", "rte", "--train_file", files["rte"], "--validation_file", files["rte"],
+                 "--max_length", "32"],
+        "summarization": ["--train_file", files["documents"], "--validation_file", files["documents"],
+                          "--max_source_length", "24", "--max_target_length", "8", "--max_predict_samples", "3"],
+        "induction": ["--train_trees", files["train"], "--validation_trees", files["valid"], "--test_trees",
+                      files["test"], "--search_num_beams", "2"],
+    }[script]  # fmt: skip
+    common = ["--per_device_train_batch_size", "2", "--logging_steps", "1", "--output_dir", str(output_dir)]
+    return ["--model_name_or_path", str(model), *data, *common, "--max_train_steps", "2", *flags]
+
+
+def run(script: str, model: Path, files: dict[str, str], output_dir: Path, *flags: str) -> dict[str, Any]:
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+    SCRIPTS[script].main(command(script, model, files, output_dir, *flags))
+    return json.loads((output_dir / "all_results.json").read_text())
+
+
+# ---------------------------------------------------------------------------------------------- layouts
+def test_a_pair_is_cut_from_its_longer_text() -> None:
+    for n in range(8):
+        for m in range(8):
+            for budget in range(2, 12):
+                a, b = finetune_glue.cut_pair(list(range(n)), list(range(m)), budget)
+                assert len(a) + len(b) == min(n + m, budget)
+                assert a == list(range(len(a))) and b == list(range(len(b)))
+                if n + m > budget:
+                    assert abs(len(a) - len(b)) <= 1 or len(a) == n or len(b) == m
+
+
+def test_layout_of_glue_and_its_sentences_in_gpst(models: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(models / "gpst")
+    sep, cls = tokenizer.sep_token_id, tokenizer.cls_token_id
+    a, b = ([ids for ids in tokenizer([text])["input_ids"]][0] for text in ("the house", "a nation"))
+    encode = finetune_glue.encode_texts
+    assert encode([["the house"], ["a nation"]], tokenizer, 99)["input_ids"] == [[*a, sep, *b, cls]]
+    assert encode([["the house "]], tokenizer, 99)["input_ids"] == [[*a, cls]]
+    assert encode([["the house"]], tokenizer, 3)["input_ids"] == [[*a[:2], cls]]
+    # As text, the same ids come out, which is what users of a saved classifier type.
+    assert tokenizer("the house" + tokenizer.sep_token + "a nation" + tokenizer.cls_token)["input_ids"] == [
+        *a, sep, *b, cls,
+    ]  # fmt: skip
+    model = AutoModelForSequenceClassification.from_pretrained(models / "gpst")
+    ids = torch.tensor([[*a, sep, *b, cls]])
+    expected = [1] * len(a) + [2] + [3] * len(b) + [4]
+    assert model.sentence_ids(ids, torch.ones_like(ids, dtype=torch.bool)).tolist() == [expected]
+
+
+def test_a_tokenizer_with_a_layout_of_its_own_keeps_it() -> None:
+    tokenizer = train_wordpiece_tokenizer(SENTENCES, 300)
+    assert not finetune_glue.has_own_layout(tokenizer)
+    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", cls), ("[SEP]", sep)]
+    )
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    assert finetune_glue.has_own_layout(tokenizer)
+    batch = {"sentence1": ["the house", "we"], "sentence2": ["a nation of laws", "you"]}
+    encoded = finetune_glue.encode_batch(batch, [0, 1], tokenizer, GLUE_TASKS["rte"], np.array([0, 1]), 32, None)
+    assert encoded["input_ids"][0][0] == cls and encoded["input_ids"][0].count(sep) == 2
+    rows = [{name: np.array(values[k]) for name, values in encoded.items()} for k in range(2)]
+    made = finetune_glue.Collator(tokenizer.pad_token_id, width=20)(rows)
+    assert set(made) == {"labels", "input_ids", "token_type_ids", "attention_mask"}
+    assert made["input_ids"].shape == (2, 20) and made["token_type_ids"].max() == 1
+    assert made["attention_mask"].sum(1).tolist() == [len(ids) for ids in encoded["input_ids"]]
+    config = BertConfig(vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
+                        intermediate_size=8)  # fmt: skip
+    assert torch.isfinite(BertForSequenceClassification(config)(**made).loss)
+
+
+def test_long_training_examples_are_left_out_before_the_cut(models: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(models / "gpst")
+    batch = {"sentence": ["we", "we the people of the united states " * 3, "so"]}
+    encoded = finetune_glue.encode_batch(batch, [5, 6, 7], tokenizer, GLUE_TASKS["cola"], np.arange(9), 64, 10)
+    assert encoded["labels"] == [5, 7] and len(encoded["input_ids"]) == 2
+
+
+def layout(**changes: Any) -> ContextLayout:
+    values = {"by_sentences": True, "begin_ids": (), "end_id": 1, "max_source": 1000, "max_target": 100}
+    return ContextLayout(**{**values, "prompt": "Summary:", "language": "en", **changes})
+
+
+def test_layout_of_a_summary(models: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(models / "gpst")
+    ids = {text: tokenizer(text)["input_ids"] for text in ("We rest.", "They work.", "Summary:", "We do", " We do")}
+    batch = {"text": ["We rest. They work."], "references": [["We  do", "They do"]]}
+    row = {name: values[0] for name, values in layout().encode(batch, tokenizer).items()}
+    pieces = [ids["We rest."], ids["They work."], ids["Summary:"], ids["We do"], [1]]
+    assert row["input_ids"] == sum(pieces, [])
+    assert row["sentence_lengths"] == [len(piece) for piece in pieces]
+    assert row["prompt_length"] == sum(map(len, pieces[:3]))
+    # Cut inside the second sentence; a short summary; no end token.
+    cut = layout(max_source=len(pieces[0]) + 1, max_target=2, end_id=None)
+    row = {name: values[0] for name, values in cut.encode(batch, tokenizer).items()}
+    assert row["input_ids"] == [*pieces[0], pieces[1][0], *pieces[2], *pieces[3][:2]]
+    # As running text, with a begin token: one space before prompt and summary.
+    plain = layout(by_sentences=False, begin_ids=(7,))
+    row = {name: values[0] for name, values in plain.encode(batch, tokenizer).items()}
+    assert row["input_ids"] == [7, *tokenizer("We rest. They work. Summary: We do")["input_ids"], 1]
+    assert row["input_ids"][row["prompt_length"] :] == [*ids[" We do"], 1]
+
+
+# ---------------------------------------------------------------------------------------------- runs
+@pytest.mark.parametrize("name", ["gpst", "gpt2", "on_lstm", "rnng"])
+def test_glue_runs(name: str, models: Path, files: dict[str, str], tmp_path: Path) -> None:
+    results = run("glue", models / name, files, tmp_path / "out", "--max_train_steps", "2")
+    assert results["step"] == results["best_step"] == 2 and results["task"] == "rte"
+    assert [item["step"] for item in results["evaluations"]] == [0, 2]
+    assert 0 <= results["eval_accuracy"] <= 1
+    parts = {"gpst": {"classification", "auto_encoding", "height", "parser", "token", "action"}, "gpt2": set(),
+             "on_lstm": {"classification"}, "rnng": {"classification", "action", "word"}}[name]  # fmt: skip
+    assert set(results["train"][0]) == {"step", "loss", "gradient_norm"} | parts
+    saved = tmp_path / "out" / "model"
+    assert (saved / f"modeling_{name}.py").is_file() == (name != "gpt2")
+    model = AutoModelForSequenceClassification.from_pretrained(saved)
+    tokenizer = AutoTokenizer.from_pretrained(saved)
+    assert model.config.id2label == {0: "entailment", 1: "not_entailment"}
+    assert len(tokenizer) <= model.config.vocab_size and tokenizer.cls_token_id is not None
+    card = saved / "README.md"
+    assert not card.exists() or "pipeline_tag: text-classification" in card.read_text()
+
+
+def test_saved_classifier_gives_the_scores_of_the_run(models: Path, files: dict[str, str], tmp_path: Path) -> None:
+    flags = ("--task_name", "sts-b", "--train_file", files["stsb"], "--validation_file", files["stsb"])
+    results = run("glue", models / "gpst", files, tmp_path / "out", *flags, "--learning_rate", "1e-2")
+    best = results["evaluations"][-1]
+    assert {"eval_pearson", "eval_spearmanr"} <= set(results)
+    saved = tmp_path / "out" / "model"
+    model = AutoModelForSequenceClassification.from_pretrained(saved).eval()
+    assert (model.config.num_labels, model.config.problem_type) == (1, "regression")
+    tokenizer = AutoTokenizer.from_pretrained(saved)
+    rows = [json.loads(line) for line in Path(files["stsb"]).read_text().splitlines()]
+    errors = []
+    for row in rows:
+        text = f"{row['sentence1'].strip()}{tokenizer.sep_token}{row['sentence2'].strip()}{tokenizer.cls_token}"
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        assert ids.shape[1] <= 32  # nothing was cut
+        errors.append((model(input_ids=ids).logits.item() - row["label"]) ** 2)
+    assert np.mean(errors) == pytest.approx(best["classification_loss"]["validation"], rel=1e-4)
+
+
+def test_mnli_has_two_parts_and_own_tasks_are_inferred(models: Path, files: dict[str, str], tmp_path: Path) -> None:
+    three = ("--train_file", files["mnli"], "--validation_file", files["mnli"])
+    flags = (*three, "--task_name", "mnli", "--validation_mismatched_file", files["mnli"], "--max_eval_samples", "5")
+    results = run("glue", models / "gpt2", files, tmp_path / "mnli", *flags)
+    assert {"eval_accuracy_matched", "eval_accuracy_mismatched"} <= set(results)
+    data = finetune_glue.GlueArguments(train_file=files["named"], validation_file=files["named"])
+    accelerator = finetune_glue.make_accelerator(TrainingArguments(output_dir=str(tmp_path / "x")))
+    tables = finetune_glue.read_tables(accelerator, data)
+    assert tables.task == TextTask("custom", ("review",), ("bad", "good", "odd"))
+    assert tables.train_labels[:4].tolist() == [0, 1, 2, 0]
+    data = finetune_glue.GlueArguments(train_file=files["stsb"], validation_file=files["stsb"])
+    assert finetune_glue.read_tables(accelerator, data).task.is_regression
+    # A folder with a file for every split is a data set.
+    folder = tmp_path / "cola"
+    folder.mkdir()
+    for split in ("train", "validation"):
+        shutil.copy(files["cola"], folder / f"{split}.jsonl")
+    data = finetune_glue.GlueArguments(task_name="cola", dataset_name=str(folder), max_eval_samples=3)
+    tables = finetune_glue.read_tables(accelerator, data)
+    assert (len(tables.train), len(tables.validation["validation"])) == (14, 3)
+
+
+@pytest.mark.parametrize("name", ["gpst", "gpt2", "on_lstm"])
+def test_summarization_runs(name: str, models: Path, files: dict[str, str], tmp_path: Path) -> None:
+    flags = ("--num_validation_summaries", "2", "--summary_column", "references", "--summary_loss_only")
+    results = run("summarization", models / name, files, tmp_path / "out", *flags)
+    assert "rouge" not in results["evaluations"][0] and "rouge" in results["evaluations"][-1]
+    assert set(results["test"]["rouge"]) == {"rouge1", "rouge2", "rougeL", "rougeLsum", "rouge_average"}
+    paper = {"do_sample": True, "num_beams": 2, "top_k": 0} if name == "gpst" else {"do_sample": True, "top_k": 2}
+    assert paper.items() <= results["test"]["options"].items()
+    lines = (tmp_path / "out" / "summaries.jsonl").read_text(encoding="utf-8").splitlines()
+    summaries = [json.loads(line) for line in lines]
+    assert len(summaries) == 3 and len(summaries[0]["references"]) == 2
+    assert (
+        rouge_scores([row["summary"] for row in summaries], [row["references"] for row in summaries])
+        == (results["test"]["rouge"])
+    )
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
+    assert model.config.model_type == name and (name != "gpst" or model.config.document_end_token)
+
+
+@pytest.mark.parametrize("options", ["num_beams=2,synchronous=false", "num_beams=2"])
+def test_summaries_of_gpst_by_other_decoders(options: str, models: Path, files: dict[str, str], tmp_path: Path) -> None:
+    flags = ("--generation_options", options, "--end_token", "false", "--max_train_steps", "1")
+    results = run("summarization", models / "gpst", files, tmp_path / "out", *flags)
+    assert results["test"]["options"].get("synchronous", True) == ("false" not in options)
+    assert results["test"]["options"]["eos_token_id"] is None
+
+
+def test_grammar_induction_runs_with_ablations(models: Path, files: dict[str, str], tmp_path: Path) -> None:
+    flags = ("--config_overrides", "stop_structure_gradient=false,token_loss_weight=1.0", "--num_train_epochs", "2")
+    flags = (*flags, "--per_device_train_batch_size", "12")
+    results = run("induction", models / "gpst", files, tmp_path / "out", *flags)
+    assert [item["step"] for item in results["evaluations"]] == [0, 2, 4]
+    assert set(results["test"]["trees"]) == {
+        "inside", "left to right (beam 2)", "left to right w/o sync (beam 2)", "merges of the parser",
+        "left", "right", "balanced", "random", "binarized gold",
+    }  # fmt: skip
+    assert results["test"]["num_sentences"] == 6 and "lower case" in results["test"]["convention"]
+    scores = {item["step"]: item["trees"]["inside"]["sentence_f1"] for item in results["evaluations"][1:]}
+    assert scores[results["best_step"]] == max(scores.values())
+    config = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model").config
+    assert (config.stop_structure_gradient, config.token_loss_weight) == (False, 1.0)
+
+
+def test_ablation_without_surrogate_drops_its_weights(models: Path, files: dict[str, str], tmp_path: Path) -> None:
+    flags = ("--config_overrides", "surrogate=false", "--max_train_steps", "1", "--methods", "inside")
+    run("induction", models / "gpst", files, tmp_path / "out", *flags)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
+    assert model.model.up_scale is None
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [("glue", "gpst"), ("glue", "gpt2"), ("glue", "on_lstm"), ("summarization", "gpst"), ("induction", "gpst")],
+)
+def test_resumed_run_is_bit_equal(script: str, name: str, models: Path, files: dict[str, str], tmp_path: Path) -> None:
+    flags = ("--max_train_steps", "4", "--checkpointing_steps", "2", "--evaluation_steps", "1")
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    whole = run(script, models / name, files, straight, *flags)
+    # What a run that was killed after step 2 leaves.
+    resumed.mkdir()
+    shutil.copytree(straight / "step_2", resumed / "step_2")
+    best = TrainingState(**json.loads((straight / "step_2" / "training_state.json").read_text())).notes["best"]["step"]
+    shutil.copytree(straight / f"best_{best}", resumed / f"best_{best}")
+    (resumed / "step_3.partial").mkdir()
+    again = run(script, models / name, files, resumed, *flags, "--resume_from_checkpoint", "latest")
+    for results in (whole, again):
+        for measured in ("seconds_of_this_process", "tokens_per_second"):
+            results.pop(measured)
+    assert again == whole
+    weights = [folder / "model" / "model.safetensors" for folder in (straight, resumed)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    with pytest.raises(ValueError, match="other settings or data"):
+        run(script, models / name, files, resumed, *flags, "--resume_from_checkpoint", "latest", "--seed", "5")
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_evaluate_like_one(models: Path, files: dict[str, str], tmp_path: Path) -> None:
+    flags = ("--config_overrides", "attn_pdrop=0,embd_pdrop=0,resid_pdrop=0", "--per_device_eval_batch_size", "3")
+
+    def results(name: str, launcher: list[str], batch_size: str) -> dict[str, Any]:
+        more = (*flags, "--per_device_train_batch_size", batch_size)
+        arguments = command("glue", models / "gpt2", files, tmp_path / name, *more)
+        script = [*launcher, str(TRAINING / "finetune_glue.py"), *arguments]
+        return run_script(script, tmp_path / name, str(tmp_path / "cache"))
+
+    one = results("one", [sys.executable], "4")
+    two = results("two", [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"], "2")
+    assert two["examples"] == one["examples"]
+    for mine, theirs in zip(two["evaluations"], one["evaluations"], strict=True):
+        assert mine["scores"] == theirs["scores"]
+        assert mine["classification_loss"]["validation"] == pytest.approx(theirs["classification_loss"]["validation"])
+    for mine, theirs in zip(two["train"], one["train"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+def glue_fails(models: Path, files: dict[str, str], tmp_path: Path, *flags: str, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        run("glue", models / "gpt2", files, tmp_path / "out", *flags)
+    assert not (tmp_path / "out" / "all_results.json").exists()
+
+
+def test_bad_tables_of_glue_are_refused(models: Path, files: dict[str, str], tmp_path: Path) -> None:
+    def fails(rows: list[dict[str, Any]], match: str, task: str = "cola") -> None:
+        path = write_rows(tmp_path / "bad.jsonl", rows)
+        flags = ("--task_name", task, "--train_file", path, "--validation_file", path, "--overwrite_output_dir")
+        glue_fails(models, files, tmp_path, *flags, match=match)
+
+    fails([{"text": "a", "label": 1}], "training data has no column 'sentence'. Its columns are text, label")
+    fails([{"sentence": "a"}], "no column 'label'")
+    fails([{"sentence": "a", "label": 1}, {"sentence": "b", "label": None}], "training data: row 1 has no label")
+    fails([{"sentence": "a", "label": -1}], "row 0 has no label .-1.")
+    fails([{"sentence": "a", "label": 1}, {"sentence": "b", "label": 2}], "label 2 of row 1 is not an id from 0 to 1")
+    fails([{"sentence": "a", "label": "fine"}], "label 'fine' of row 0 is none of .*unacceptable")
+    fails([{"sentence": " ", "label": 1}], "sentence of row 0 is ' '")
+    pair = {"sentence1": "a", "sentence2": "b"}
+    fails([{**pair, "label": 5.5}], r"label 5.5 of row 0 is outside \[0.0, 5.0\]", task="stsb")
+
+
+def test_bad_flags_of_glue_are_refused(models: Path, files: dict[str, str], tmp_path: Path) -> None:
+    fails = {
+        ("--task_name", "xnli"): "no task of GLUE",
+        ("--max_length", "3"): "max_length must be at least 4",
+        ("--max_length", "100"): "max_length is 100 tokens, and the model has 64 positions",
+        ("--train_file", "missing.jsonl"): "There is no file 'missing.jsonl'",
+        ("--train_file", __file__): "ending '.py'",
+        ("--validation_mismatched_file", files["rte"]): "mnli only",
+        ("--config_overrides", "n_layers=3"): "has no field 'n_layers'",
+        ("--model_name_or_path", ""): "model_name_or_path is not set",
+        ("--num_train_epochs", "-1"): "must not be negative",
+        ("--generation_steps", "5"): "generation_steps is for pretraining",
+        ("--push_to_hub", "--hub_model_id", "a/b", "--hub_strategy", "checkpoint", "--checkpointing_steps", "1"): (
+            "models of this library, not gpt2"
+        ),
+        ("--tokenizer_name", str(models / "wide")): "tokenizer has 420 tokens and the model 400",
+    }
+    wide = AutoTokenizer.from_pretrained(models / "gpt2")
+    wide.add_tokens([f"<{k}>" for k in range(20)])
+    wide.save_pretrained(models / "wide")
+    for flags, match in fails.items():
+        glue_fails(models, files, tmp_path, *flags, "--overwrite_output_dir", match=match)
+    with pytest.raises(ValueError, match="belong together"):
+        finetune_glue.GlueArguments(train_file="x")
+    with pytest.raises(ValueError, match="two validation files"):
+        finetune_glue.GlueArguments(task_name="mnli", train_file="x", validation_file="y")
+    with pytest.raises(ValueError, match="nothing to learn"):
+        finetune_glue.GlueArguments()
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "match"),
+    [
+        ("gpst", ("--text_column", "body"), "no column 'body'"),
+        ("gpst", ("--summary_column", "other"), "other of row 0"),
+        ("gpst", ("--max_source_length", "60"), "model has 64 positions"),
+        ("gpst", ("--generation_options", "num_beams=2,num_beam_groups=2"), "num_beam_groups"),
+        ("gpst", ("--prompt", " "), "prompt is empty"),
+        ("gpst", ("--max_new_tokens", "0"), "max_new_tokens must be at least 1"),
+        ("rnng", (), "RNNG learns from trees"),
+        ("bart", (), "encoder of its own"),
+    ],
+)
+def test_bad_summarization_is_refused_before_training(
+    name: str, flags: tuple[str, ...], match: str, models: Path, files: dict[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=match):
+        run("summarization", models / name, files, tmp_path / "out", *flags)
+    assert not list((tmp_path / "out").glob("best_*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "match"),
+    [
+        ("gpt2", (), "is a gpt2, and this script fine-tunes GPST"),
+        ("gpst", ("--methods", "cky"), "no kind of trees 'cky'"),
+        ("gpst", ("--train_trees", "missing"), "no file 'missing'"),
+        ("gpst", ("--punctuation", "maybe"), "punctuation 'maybe'"),
+        ("gpst", ("--max_sentence_tokens", "1"), "No example is left"),
+        ("gpst", ("--config_overrides", "merge_noise=-1"), "merge_noise must be"),
+    ],
+)
+def test_bad_induction_is_refused_before_training(
+    name: str, flags: tuple[str, ...], match: str, models: Path, files: dict[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=match):
+        run("induction", models / name, files, tmp_path / "out", *flags)
+
+
+# ---------------------------------------------------------------------------------------------- shared parts
+def test_epochs_become_steps() -> None:
+    arguments = TrainingArguments(output_dir="x", per_device_train_batch_size=3, gradient_accumulation_steps=2)
+    set_steps(arguments, CourseArguments(), 20, 2)
+    assert arguments.max_train_steps == 1000
+    set_steps(arguments, CourseArguments(num_train_epochs=3), 20, 2)
+    assert arguments.max_train_steps == 5
+
+
+def test_rows_come_back_in_their_order() -> None:
+    accelerator = finetune_glue.make_accelerator(TrainingArguments(output_dir="x"))
+    lengths, seen = [5, 1, 9, 5, 2], []
+
+    def work(rows: list[int]) -> list[int]:
+        seen.append(rows)
+        return [10 * row for row in rows]
+
+    assert map_rows(accelerator, lengths, 2, work, "x") == [0, 10, 20, 30, 40]
+    assert seen == [[2, 0], [3, 4], [1]]
+
+
+def test_only_gpst_has_a_parser_with_a_rate_of_its_own(models: Path) -> None:
+    arguments = ModelArguments(model_name_or_path="x", parser_learning_rate=0.5)
+    gpst, gpt2 = (AutoModelForCausalLM.from_pretrained(models / name).config for name in ("gpst", "gpt2"))
+    assert learning_rates(arguments, gpst) == {"parser": 0.5} and learning_rates(arguments, gpt2) == {}
+
+
+TYPES = {
+    "glue": (ModelArguments, finetune_glue.GlueArguments, CourseArguments, TrainingArguments),
+    "summarization": (ModelArguments, SummaryArguments, finetune_summarization.DecodingArguments, CourseArguments,
+                      TrainingArguments),
+    "induction": (ModelArguments, finetune_grammar_induction.InductionArguments, CourseArguments, TrainingArguments),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", sorted((TRAINING / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_configurations_hold_the_papers_values(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = path.stem.split("_")[0]
+    if kind not in TYPES:
+        return
+    text = path.read_text(encoding="utf-8")
+    assert f"--config training/configs/{path.name}" in text.replace("\\\n#", "")
+    monkeypatch.setattr(Path, "is_file", lambda self: True)  # treebanks that are not part of the project
+    flags = ["--config", str(path), "--output_dir", "x", "--model_name_or_path", "m"]
+    flags += ["--task_name", "rte"] if kind == "glue" else []
+    _, data, *_, course, arguments = parse_arguments(TYPES[kind], flags, ["config_overrides", "generation_options"])
+    if path.stem == "induction_tiny":
+        return
+    epochs = {"glue": 20, "xsum": 15, "cnn_dailymail": 15, "gigaword": 10, "ptb": 10}
+    batches = {"glue": 512, "xsum": 16, "cnn_dailymail": 16, "gigaword": 64, "ptb": 32}
+    lengths = {"xsum": (900, 100), "cnn_dailymail": (900, 100), "gigaword": (400, 120)}
+    name = path.stem.partition("_")[2] or "glue"
+    assert course.num_train_epochs == epochs[name]
+    assert 8 * arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps == batches[name]
+    assert arguments.learning_rate == 5e-5 and yaml.safe_load(text)["parser_learning_rate"] == 1e-3
+    if name in lengths:
+        assert (data.max_source_length, data.max_target_length) == lengths[name] and data.prompt == "Summary:"

@@ -1,0 +1,90 @@
+"""Tables of examples: read from files or data sets, checked, encoded."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset, load_dataset
+
+_FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+
+
+def load_table(
+    path: str | None, dataset: tuple[str, str | None, str] | None, max_samples: int | None = None
+) -> Dataset:
+    """Read a table of examples.
+
+    Args:
+        path: json, jsonl, csv or parquet file, or `None` for a data set.
+        dataset: name on the Hub or folder, configuration, split.
+        max_samples: keep only so many of the first rows.
+
+    Returns:
+        The table, at least one row.
+
+    Raises:
+        ValueError: for a missing or empty file, or another format.
+    """
+    if path is not None:
+        if not Path(path).is_file():
+            raise ValueError(f"There is no file {path!r}.")
+        kind = _FORMATS.get(Path(path).suffix.lower())
+        if kind is None:
+            raise ValueError(f"{path!r} has the ending {Path(path).suffix!r}. Pass one of {', '.join(_FORMATS)}.")
+        if not os.path.getsize(path):
+            raise ValueError(f"{path!r} is empty.")
+        table = load_dataset(kind, data_files=path, split="train")
+    else:
+        name, config, split = dataset
+        table = load_dataset(name, config, split=split)
+    if not len(table):
+        raise ValueError(f"{path or dataset} holds no example.")
+    return table if max_samples is None else table.select(range(min(max_samples, len(table))))
+
+
+def check_columns(table: Dataset, names: Iterable[str], source: str) -> None:
+    """Raise ValueError unless a table has all columns."""
+    missing = [name for name in names if name not in table.column_names]
+    if missing:
+        raise ValueError(f"{source} has no column {missing[0]!r}. Its columns are {', '.join(table.column_names)}.")
+
+
+def check_texts(table: Dataset, name: str, source: str) -> None:
+    """Raise ValueError unless every row of a column holds a text with something in it."""
+    for row, text in enumerate(table[name]):
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"{source}: {name} of row {row} is {text!r}. Remove the row or fill it in.")
+
+
+class ExampleDataset(torch.utils.data.Dataset):
+    """Encoded examples, memory-mapped; an item maps the columns to arrays and numbers."""
+
+    def __init__(self, table: Dataset):
+        if not len(table):
+            raise ValueError("No example is left. Check the files and the limits on length.")
+        self.table = table.with_format("numpy")
+        self.lengths = [len(ids) for ids in table["input_ids"]]
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """One example."""
+        return self.table[index]
+
+    def describe(self) -> str:
+        """One line about the size."""
+        return f"{len(self):,} examples, {sum(self.lengths):,} tokens, the longest {max(self.lengths):,}"
+
+    def fingerprint(self) -> str:
+        """Hash of all lengths and of examples spread over the data set."""
+        digest = hashlib.sha256(json.dumps(self.lengths).encode())
+        for index in np.linspace(0, len(self) - 1, num=min(len(self), 256), dtype=int):
+            for name, value in sorted(self[int(index)].items()):
+                digest.update(name.encode() + np.asarray(value).tobytes())
+        return digest.hexdigest()[:16]
