@@ -35,13 +35,15 @@ from common import (
     write_json,
 )
 from final_report import FinalReport, report_saved_model
-from text_contexts import ContextDataset, DataArguments, load_contexts, make_tokenizer, training_text
+from text_contexts import DataArguments, load_contexts, load_text
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.data.collate import collate_contexts
+from hf_synlm.data.contexts import ContextDataset
 from hf_synlm.data.samples import sample_path
+from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.data.tokenizers import special_token_ids
 from hf_synlm.evaluation.treebank_parsing import (
     PUNCTUATION,
@@ -258,10 +260,10 @@ def _flat(result: dict[str, Any]) -> dict[str, float]:
 
 
 # ---------------------------------------------------------------------------------------------- the run
-def card_facts(run: Run, data: DataArguments) -> dict[str, Any]:
+def card_facts(run: Run, data: DataArguments, text: PreparedCorpus) -> dict[str, Any]:
     """What the card of the final model states about this run."""
     return {
-        "training_data": data.describe(),
+        "training_data": f"{', '.join(text.source_names())}; no trees.",
         "training_procedure": f"{run.state.step} steps of `training/pretrain_gpst.py`, "
         f"{run.state.consumed} contexts of up to {data.context_length} tokens, seed {run.arguments.seed}.",
     }
@@ -303,13 +305,12 @@ def main(argv: list[str] | None = None) -> None:
     start_tracking(accelerator, "pretrain_gpst", model_arguments, data, evaluation, arguments)
     set_seed(arguments.seed)
 
-    documents, validation_documents = training_text(accelerator, data)
-    source = data.tokenizer_name or model_arguments.model_name_or_path
-    tokenizer = make_tokenizer(accelerator, data, documents, source, Path(arguments.output_dir))
+    text = load_text(data, Path(arguments.output_dir), model_arguments.model_name_or_path)
+    tokenizer = text.tokenizer
     end_id = tokenizer.eos_token_id if model_arguments.document_end_token else None
-    contexts = load_contexts(accelerator, data, documents, tokenizer, end_id)
-    validation = load_contexts(accelerator, data, validation_documents, tokenizer, end_id)
-    accelerator.print(f"training text: {contexts.describe()}\nvalidation text: {validation.describe()}")
+    contexts, validation = (load_contexts(data, corpus, end_id) for corpus in (text.train, text.validation))
+    accelerator.print(text.describe())
+    accelerator.print(f"training contexts: {contexts.describe()}\nvalidation contexts: {validation.describe()}")
 
     set_seed(arguments.seed)
     model = make_model(model_arguments, tokenizer, data.context_length)
@@ -335,7 +336,7 @@ def main(argv: list[str] | None = None) -> None:
     pad_token_id = tokenizer.pad_token_id
     loader = make_loader(accelerator, contexts, lambda rows: collate_contexts(rows, pad_token_id), arguments, sampler)
     train(run, loader, compute_loss, evaluator.run)
-    folder = save_final_model(run, tokenizer, card_facts(run, data))
+    folder = save_final_model(run, tokenizer, card_facts(run, data, text.train))
     if accelerator.is_main_process:
         report = None
         if evaluation.final_report and evaluation.test_trees is not None:

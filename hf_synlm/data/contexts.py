@@ -163,7 +163,7 @@ class ContextDataset(torch.utils.data.Dataset):
         except OSError as error:
             logger.warning("The index of contexts is kept in memory, since it cannot be written: %s", error)
             return self._pack()
-        return opening, totals
+        return self._read_index() or (opening, totals)
 
     def _pack(self) -> tuple[np.ndarray, dict[str, Any]]:
         parts, totals, sizes = [], Counter[str](), []

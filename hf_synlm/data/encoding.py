@@ -133,7 +133,8 @@ def read_blocks(
     for number in range(at["source"], len(sources)):
         source = sources[number]
         for row in source.rows(at["at"] if number == at["source"] else None, counts):
-            for line in row:
+            is_cut = False
+            for number_of_line, line in enumerate(row, 1):
                 if not line and not is_open:
                     continue
                 if documents >= skip_documents:
@@ -144,11 +145,13 @@ def read_blocks(
                 if documents == last and not is_open:
                     yield take(source, None)
                     return
-                if size >= 2 * block_characters:
+                if size >= 2 * block_characters and number_of_line < len(row):
                     yield take(source, None)
+                    is_cut = True
             if documents < skip_documents:
                 counts.clear()
-            if size >= block_characters and (not is_open or size >= 2 * block_characters):
+            # What follows a row that was cut is the next place where reading can begin.
+            if is_cut or size >= block_characters and (not is_open or size >= 2 * block_characters):
                 here = {"source": number, "at": source.position(), "documents": documents, "open": is_open}
                 yield take(source, here)
         # Sources may differ in whether their lines are sentences, so a block holds lines of one.

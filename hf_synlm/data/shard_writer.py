@@ -25,10 +25,12 @@ from hf_synlm.data.shards import (
     check_made_from,
     dropped,
     finished_shards,
+    read_json,
     shard_path,
     to_disk,
     write_atomically,
 )
+from hf_synlm.data.sources import HINT
 
 SHARD_TOKENS = 1 << 25
 TOKENS_PER_SENTENCE = 8  # a shard holds at most one sentence per so many of its tokens, so that packing stays small
@@ -109,7 +111,7 @@ class _OpenShard:
 class CorpusWriter:
     """Writes encoded blocks as shards; what a killed writer has finished, the next one keeps.
 
-    Memory: the boundaries of one shard. Every shard ends with the block that fills it.
+    Memory: the boundaries of one shard. A shard ends with the block that fills it, if reading can begin after that.
 
     Args:
         folder: of the corpus; made if needed.
@@ -137,11 +139,23 @@ class CorpusWriter:
             partial.unlink()
         self.records = finished_shards(folder)
         self._shard: _OpenShard | None = None
+        self._position: dict[str, Any] | None = None
 
     @property
     def start(self) -> dict[str, Any] | None:
         """Position of the text to write next; `None` is its beginning."""
-        return self.records[-1].next if self.records else None
+        if not self.records:
+            return None
+        if self._restart.is_file():
+            restart = read_json(self._restart)
+            if restart["shards"] == len(self.records):
+                return restart["position"]
+        return self.records[-1].next
+
+    @property
+    def _restart(self) -> Path:
+        """File of the last position with its hint; it is not part of the corpus."""
+        return self.folder / "restart.json"
 
     @property
     def is_complete(self) -> bool:
@@ -169,10 +183,13 @@ class CorpusWriter:
         """
         with self._clear_errors():
             shard = self._open()
-            shard.add(block)
             is_full = max(shard.tokens, shard.sentences * TOKENS_PER_SENTENCE) >= self.shard_tokens
-            if is_full and block.position is not None:
-                self._close(shard, block.position)
+            # Not before there is more to write, so that no shard is empty.
+            if is_full and self._position is not None and len(block.tokens):
+                self._close(shard, self._position)
+                shard = self._open()
+            shard.add(block)
+            self._position = block.position
 
     def finish(self) -> None:
         """Write the last shard and the index.
@@ -193,6 +210,7 @@ class CorpusWriter:
                 raise ValueError(f"The text for {self.folder} has no tokens. Check files and options{dropped(counts)}.")
             index = {"shards": [asdict(record) for record in self.records], "counts": dict(counts), **totals}
             write_atomically(self.folder / INDEX_FILE, as_json({**index, "made_from": self.made_from}))
+            self._restart.unlink(missing_ok=True)
 
     def abandon(self) -> None:
         """Delete the shard that is not finished."""
@@ -210,6 +228,10 @@ class CorpusWriter:
     def _close(self, shard: _OpenShard, position: dict[str, Any] | None) -> None:
         """Bring a shard to disk, rename it, and write its record."""
         shard.close()
+        at = position and position["at"]
+        if position and at and HINT in at:
+            write_atomically(self._restart, as_json({"shards": len(self.records) + 1, "position": position}))
+            position = {**position, "at": {name: value for name, value in at.items() if name != HINT}}
         record, path = shard.record(position), shard_path(self.folder, len(self.records))
         os.replace(shard.path, path)
         self._shard = None

@@ -60,14 +60,24 @@ def as_json(value: Any) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """Read the JSON object in a file of a corpus.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The object.
+
+    Raises:
+        ValueError: the file holds none.
+    """
     try:
         value = json.loads(path.read_bytes())
+        if not isinstance(value, dict):
+            raise ValueError("no JSON object")
     except ValueError as error:
-        raise ValueError(
-            f"{path} is damaged: {error}. Restore it, or delete {path.parent} and prepare again."
-        ) from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} is damaged: no JSON object. Restore it, or delete {path.parent} and prepare again.")
+        remedy = f"Restore it, or delete {path.parent} and prepare again."
+        raise ValueError(f"{path} is damaged ({error}). {remedy}") from error
     return value
 
 
@@ -302,6 +312,15 @@ class PreparedCorpus:
             ]
             self._maps[number] = Shard(*arrays)
         return self._maps[number]
+
+    def source_names(self) -> list[str]:
+        """Names of the data sets and files that the text comes from."""
+        names = []
+        for source in self.made_from["sources"]:
+            prefix = "the words of " if source["kind"] == "treebank" else ""
+            files = [file["name"] for file in source.get("files", [])]
+            names += [source["name"]] if "name" in source else [prefix + name for name in files]
+        return names
 
     def fingerprint(self) -> str:
         """Hash of the checksums of all shards."""

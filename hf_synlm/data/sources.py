@@ -20,11 +20,12 @@ import pyarrow.parquet
 from datasets import load_dataset
 
 from hf_synlm.data.treebank import read_treebank
-from hf_synlm.evaluation.parsing import keep_by_tag
+from hf_synlm.evaluation.parsing_conventions import keep_by_tag
 
 LINE_LIMIT = 1 << 20  # bytes of a line; longer ones are cut
 HASHED_BYTES = 1 << 26  # files up to this size are told apart by their content, larger ones by size and time
 ROWS_PER_BATCH = 64
+HINT = "hint"  # key of a position: makes a restart quick, but two ways to the same place may have different ones
 
 # What is counted, in the words in which it is printed.
 BAD_BYTES = "undecodable bytes replaced"
@@ -327,7 +328,7 @@ class HubSource(TextSource):
     ):
         self.name, self.config, self.split = name, config, split
         self.column, self.is_document, self.streaming = column, is_document, streaming
-        self._row, self._state = 0, None
+        self._row, self._state, self._rows_since = 0, None, 0
 
     def describe(self) -> dict[str, Any]:
         """Name, configuration, split, column, what a row is; and the files where `name` is a folder."""
@@ -339,17 +340,20 @@ class HubSource(TextSource):
         return {**known, "column": self.column, "rows": "documents" if self.is_document else "lines"}
 
     def position(self) -> dict[str, Any]:
-        """Number of rows read since `state`, the state of the stream (`None`: its beginning)."""
-        return {"row": self._row, "state": self._state}
+        """Number of rows read; of a stream also its last known state, and the number of rows since."""
+        known = {"state": self._state, "rows": self._rows_since}
+        return {"row": self._row} if self._state is None else {"row": self._row, HINT: known}
 
     def rows(self, start: Any, counts: Counter[str]) -> Iterator[list[str]]:
         """Rows of the split."""
-        at = start or {"row": 0, "state": None}
-        self._row, self._state = at["row"], at["state"]
+        self._row = start["row"] if start else 0
+        hint = (start or {}).get(HINT, {"state": None, "rows": self._row})
+        self._state, self._rows_since = hint["state"], hint["rows"]
+        where = f"column {self.column!r} of {self.name}"
         for values in self._stream() if self.streaming else self._table():
             for value in values:
                 self._row += 1
-                where = f"column {self.column!r} of {self.name}"
+                self._rows_since += 1
                 yield _row_of(value, where, self.is_document, counts)
         yield [""]
 
@@ -368,15 +372,17 @@ class HubSource(TextSource):
         stream = load_dataset(self.name, self.config, split=self.split, streaming=True).with_format("arrow")
         if self._state is not None:
             stream.load_state_dict(self._state)
-        skipped, batches = self._row, stream.iter(batch_size=ROWS_PER_BATCH)
+        batches = stream.iter(batch_size=ROWS_PER_BATCH)
+        to_skip = self._rows_since
         try:
             while (batch := next(batches, None)) is not None:
                 self._check_column(batch.column_names)
                 values = batch[self.column].to_pylist()
+                skipped = min(to_skip, len(values))
                 yield values[skipped:]
-                skipped = max(skipped - len(values), 0)
-                if not skipped:
-                    self._row, self._state = 0, stream.state_dict()
+                to_skip -= skipped
+                if not to_skip:
+                    self._state, self._rows_since = stream.state_dict(), 0
         finally:
             # Arrow's threads have to end before the interpreter does: apache/arrow#45214.
             batches.close()
