@@ -180,6 +180,11 @@ def test_second_run_changes_nothing(tmp_path: Path, tokenizer_folder: str) -> No
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.*")} == times
     assert first.train.fingerprint() == second.train.fingerprint() != second.validation.fingerprint()
     assert prepare.main(["--output_dir", str(tmp_path / "out"), "--verify"]) == 0  # without text: taken as it is
+    config = write(tmp_path / "config.yaml", f"tokenizer_name: {tokenizer_folder}\nlearning_rate: 1.0\nlanguage: de\n")
+    flags = ("--output_dir", str(tmp_path / "out"), "--config", config)
+    assert prepare.main([*flags, "--language", "en"]) == 0
+    with pytest.raises(SystemExit):
+        prepare.main(flags)
 
 
 COMMAND = (sys.executable, "-m", "hf_synlm.data.prepare", "--shard_tokens", "6000", "--validation_split", "none")

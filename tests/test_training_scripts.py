@@ -12,7 +12,7 @@ sys.path.insert(0, str(TRAINING))
 
 import common  # noqa: E402
 import pretrain_gpst  # noqa: E402
-from text_contexts import DataArguments  # noqa: E402
+from text_contexts import DataArguments, load_contexts, load_text  # noqa: E402
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM  # noqa: E402
 
@@ -76,7 +76,7 @@ def test_two_steps_with_trees_and_final_report(corpus: dict[str, str], tmp_path:
 
 def test_killed_run_resumes_bit_equal(corpus: dict[str, str], tmp_path: Path) -> None:
     flags = ("--max_train_steps", "4", "--checkpointing_steps", "2", "--gradient_accumulation_steps", "2")
-    flags = (*flags, "--final_report", "False")
+    flags = (*flags, "--final_report", "False", "--prepared", str(tmp_path / "text"))
     straight = run(corpus, tmp_path / "straight", *flags)
     killed = tmp_path / "killed"
     kill_after_checkpoint(command(corpus, killed, *flags), killed, 2, corpus["cache"])
@@ -86,6 +86,15 @@ def test_killed_run_resumes_bit_equal(corpus: dict[str, str], tmp_path: Path) ->
     assert resumed["evaluations"] == straight["evaluations"]
     weights = [path / "model" / "model.safetensors" for path in (tmp_path / "straight", killed)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert (tmp_path / "text" / "train" / "corpus.json").is_file() and not (killed / "text").exists()
+    _, changed, _, _ = parse(*command(corpus, tmp_path / "other", *flags)[2:], "--drop_punctuation", "False")
+    with pytest.raises(ValueError, match="drop_punctuation was True and is now False"):
+        load_text(changed, tmp_path / "other", None)
+    # Without text named, a complete folder is taken as it is.
+    data = DataArguments(prepared=str(tmp_path / "text"), drop_punctuation=True)
+    text = load_text(data, tmp_path / "nowhere", None)
+    contexts = load_contexts(data, text.train, None)
+    assert data.takes_finished and contexts.totals()["tokens"] == text.train.num_tokens
 
 
 def test_output_folder_in_use_is_refused(tmp_path: Path) -> None:
@@ -127,7 +136,9 @@ def test_flags_win_over_the_config_file(tmp_path: Path) -> None:
     assert model.config_overrides == {"hidden_size": 64, "window_size": 4}
 
 
-@pytest.mark.parametrize("flag", ["--streaming", "--lr_scheduler_type=exponential", "--max_train_steps=0", "--rows=x"])
+@pytest.mark.parametrize(
+    "flag", ["--context_length=0", "--lr_scheduler_type=exponential", "--max_train_steps=0", "--rows=x"]
+)
 def test_bad_values_are_refused_before_work(flag: str) -> None:
     with pytest.raises(ValueError):
         parse("--output_dir", "x", flag)

@@ -2,6 +2,7 @@
 
     python -m hf_synlm.data.prepare --output_dir shards/owt --dataset_name Skylion007/openwebtext --streaming \
         --validation_split none --tokenizer_name openai-community/gpt2 --preprocessing_num_workers 16
+    python -m hf_synlm.data.prepare --output_dir shards/owt --config training/configs/gpst_small_owt.yaml
 
 Text comes from files (text, parquet, json, csv), from a data set of the Hub, or (default) from the embedded corpus. The
 output folder holds `tokenizer/`, `train/` and `validation/`; the latter two are read by `PreparedCorpus`. A killed run
@@ -19,6 +20,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import yaml
 from filelock import FileLock
 from tqdm.auto import tqdm
 from transformers import HfArgumentParser, PreTrainedTokenizerBase
@@ -403,8 +405,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status.
     """
     parser = HfArgumentParser((PrepareArguments,), prog="python -m hf_synlm.data.prepare", allow_abbrev=False)
+    parser.add_argument("--config", help="YAML file of a training script; what it says about text is taken; flags win.")
     try:
-        (arguments,) = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
+        path = parser.parse_known_args(argv)[0].config
+        if path is not None:
+            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            parser.set_defaults(
+                **{item.name: values[item.name] for item in fields(PrepareArguments) if item.name in values}
+            )
+        arguments = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)[0]
         prepared = prepare(
             arguments, arguments.output_dir, shard_tokens=arguments.shard_tokens, verify=arguments.verify
         )
