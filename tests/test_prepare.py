@@ -50,6 +50,17 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.fixture(scope="module")
+def words_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tokenizer of more than 65,536 words, and a quick one."""
+    words = dict.fromkeys([*(f"w{k}" for k in range(1 << 16)), *TEXT.split()])
+    backend = Tokenizer(models.WordLevel({word: k for k, word in enumerate(words)}, unk_token="w0"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    folder = tmp_path_factory.mktemp("words")
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="w1").save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.fixture(autouse=True)
 def datasets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
@@ -190,10 +201,10 @@ def test_second_run_changes_nothing(tmp_path: Path, tokenizer_folder: str) -> No
 COMMAND = (sys.executable, "-m", "hf_synlm.data.prepare", "--shard_tokens", "6000", "--validation_split", "none")
 
 
-def test_killed_run_resumes_byte_for_byte(tmp_path: Path, tokenizer_folder: str) -> None:
+def test_killed_run_resumes_byte_for_byte(tmp_path: Path, words_folder: str) -> None:
     # Long enough to be killed in the middle: a block is a megabyte, and a shard here one block.
-    text = write(tmp_path / "text.txt", "\n\n".join(f"{k}. {TEXT}" for k in range(12)))
-    flags = ("--train_files", text, "--num_validation_documents", "5", "--tokenizer_name", tokenizer_folder)
+    text = write(tmp_path / "text.txt", "\n\n".join(f"{k}. {TEXT}" for k in range(10)))
+    flags = ("--train_files", text, "--num_validation_documents", "5", "--tokenizer_name", words_folder)
     killed, straight = tmp_path / "killed", tmp_path / "straight"
     command = [*COMMAND, *flags, "--output_dir", str(killed), "--preprocessing_num_workers", "2"]
     with subprocess.Popen(command, env=environment(str(tmp_path / "cache")), stderr=subprocess.DEVNULL) as process:
@@ -211,7 +222,7 @@ def test_killed_run_resumes_byte_for_byte(tmp_path: Path, tokenizer_folder: str)
     kept = (killed / "train" / "shard_00000.bin").stat().st_mtime_ns
     (killed / "train" / "shard_00090.bin.partial").write_bytes(b"half")
     arguments = CorpusArguments(
-        train_files=[text], validation_split="none", num_validation_documents=5, tokenizer_name=tokenizer_folder
+        train_files=[text], validation_split="none", num_validation_documents=5, tokenizer_name=words_folder
     )
     resumed = prepare.prepare(arguments, killed, shard_tokens=6000)
     assert (killed / "train" / "shard_00000.bin").stat().st_mtime_ns == kept
@@ -599,14 +610,10 @@ def test_command_names_errors(tmp_path: Path, tokenizer_folder: str, capsys: pyt
 # Encoding
 
 
-def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
-    words = [f"w{k}" for k in range(1 << 16)]
-    backend = Tokenizer(models.WordLevel({word: k for k, word in enumerate(words)}, unk_token="w0"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="w1").save_pretrained(tmp_path / "tokenizer")
+def test_large_vocabularies_take_four_bytes(tmp_path: Path, words_folder: str) -> None:
     path = write(tmp_path / "text.txt", "w7 w65535 w256")
     arguments = CorpusArguments(
-        train_files=[path], validation_files=[path], tokenizer_name=str(tmp_path / "tokenizer"),
+        train_files=[path], validation_files=[path], tokenizer_name=words_folder,
         one_sentence_per_line=True,
     )  # fmt: skip
     corpus = prepare.prepare(arguments, tmp_path / "out").train
