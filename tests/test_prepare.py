@@ -309,21 +309,20 @@ def test_every_source_gives_the_same_lines_from_any_position(
     monkeypatch.setattr(sources, "ROWS_PER_BATCH", 3)
     documents = [f"{text} {k}." if text else "" for k in range(3) for text in DOCUMENTS]
     source = make_sources(kind, tmp_path, documents)
+    twice = [source] if kind == "stream" else [source, source]  # opening a stream takes a while
     expected = []
     for text in filter(None, documents):
         lines = [line.strip() for line in text.replace("\r\n", "\n").split("\n")]
         expected += [*filter(None, lines), ""]
     for size in (30, 10_000) if kind in ("dataset", "stream") else (1, 30, 10_000):
-        blocks = list(encoding.read_blocks([source, source], block_characters=size))
-        assert lines_of(blocks) == expected * 2
+        blocks = list(encoding.read_blocks(twice, block_characters=size))
+        assert lines_of(blocks) == expected * len(twice)
         positions = [(number, block.position) for number, block in enumerate(blocks) if block.position is not None]
-        assert len(positions) >= {1: 25, 30: 12, 10_000: 2}[size]
+        assert len(positions) >= {1: 25, 30: 8, 10_000: 1}[size]
         for number, position in positions:
-            rest = list(encoding.read_blocks([source, source], json.loads(json.dumps(position)), block_characters=size))
+            rest = list(encoding.read_blocks(twice, json.loads(json.dumps(position)), block_characters=size))
             assert list(map(without_hint, rest)) == list(map(without_hint, blocks[number + 1 :]))
-            rest = list(
-                encoding.read_blocks([source, source], without_hint(blocks[number]).position, block_characters=size)
-            )
+            rest = list(encoding.read_blocks(twice, without_hint(blocks[number]).position, block_characters=size))
             assert lines_of(rest) == lines_of(blocks[number + 1 :])
     number_of_ends = lines_of(encoding.read_blocks([source], skip_documents=3, max_documents=4)).count("")
     assert number_of_ends == 4
