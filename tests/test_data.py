@@ -1,4 +1,4 @@
-"""Treebank and text readers, PCFG corpora, contexts and batches, tokenizers, the embedded corpus."""
+"""Treebank and text readers, PCFG corpora, batches, tokenizers, the embedded corpus."""
 
 import dataclasses
 import json
@@ -7,7 +7,6 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from itertools import chain
 
 import pytest
 import torch
@@ -21,14 +20,13 @@ from hf_synlm.data.collate import (
     collate_contexts,
     collate_trees,
     encode_words,
-    pack_contexts,
     word_ends_from_offsets,
     word_ends_from_word_ids,
 )
 from hf_synlm.data.oracle import encode_tree, encode_trees, label_inventory
 from hf_synlm.data.pcfg import DEFAULT_GRAMMAR, PCFG, generate_corpus
 from hf_synlm.data.samples import SAMPLE_NAMES, sample_path
-from hf_synlm.data.text import lines_to_documents, read_documents, read_lines, split_sentences
+from hf_synlm.data.text import read_lines, split_sentences
 from hf_synlm.data.tokenizers import (
     GPST_EXTRA_TOKENS,
     encode_sentences,
@@ -184,11 +182,6 @@ def test_sample_trees(split, num_trees):
         assert tree_to_spans(spans_to_tree(sentence.spans, len(sentence.words))) == sentence.spans
 
 
-def test_sample_text():
-    documents = list(read_documents(sample_path("raw.train.txt"), one_sentence_per_line=True))
-    assert (len(documents), sum(map(len, documents))) == (10, 3361)
-
-
 # Trees as actions
 
 
@@ -280,22 +273,17 @@ def test_batches_of_trees_that_do_not_fit_are_named(change, message):
 # Text
 
 
-def test_lines_and_documents(tmp_path):
+def test_lines(tmp_path):
     file = tmp_path / "text.txt"
     file.write_bytes("\ufeffone\r\ntwo \r\n\r\n \t\r\nthree".encode())
     assert list(read_lines(file)) == ["one", "two ", "", " \t", "three"]
-    assert list(lines_to_documents(read_lines(file))) == [["one", "two"], ["three"]]
-    assert list(read_documents([file, str(file)], one_sentence_per_line=True)) == [["one", "two"], ["three"]] * 2
 
 
-def test_sentences(tmp_path):
+def test_sentences():
     text = 'Dr. Smith went to Washington. He arrived at 5 p.m. yesterday. "Really?" he said.'
     sentences = ["Dr. Smith went to Washington.", "He arrived at 5 p.m. yesterday.", '"Really?" he said.']
     assert split_sentences(f" {text} ") == sentences
     assert split_sentences("これは本です。それも本です。", language="ja") == ["これは本です。", "それも本です。"]
-    file = tmp_path / "text.txt"
-    file.write_text(f"{text}\nAnd more.\n\nEnd. Here.", encoding="utf-8")
-    assert list(read_documents(file)) == [[*sentences, "And more."], ["End.", "Here."]]
 
 
 def test_other_encodings(tmp_path):
@@ -303,7 +291,7 @@ def test_other_encodings(tmp_path):
     file.write_bytes("fine\nna\xefve".encode("latin-1"))
     assert list(read_lines(file, encoding="latin-1")) == ["fine", "na\xefve"]
     with pytest.raises(ValueError, match=r"latin.txt:2: byte 0xef at position 7 is not utf-8"):
-        list(read_documents(file))
+        list(read_lines(file))
     with pytest.raises(ValueError, match=r"latin.txt:2: byte 0xef"):
         list(read_treebank(file))
     long_file = tmp_path / "long.txt"
@@ -315,12 +303,10 @@ def test_other_encodings(tmp_path):
 def test_empty_files_are_named(tmp_path):
     file = tmp_path / "empty.txt"
     file.write_text(" \n\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="empty.txt holds no text"):
-        list(read_documents(file))
     with pytest.raises(ValueError, match="empty.txt holds no tree"):
         list(read_treebank(file))
     with pytest.raises(FileNotFoundError):
-        list(read_documents(tmp_path / "absent.txt"))
+        list(read_lines(tmp_path / "absent.txt"))
 
 
 # PCFG
@@ -387,43 +373,7 @@ def test_grammars_without_short_sentences_are_told():
         DEFAULT_GRAMMAR.log_prob([])
 
 
-# Contexts
-
-
-def test_packing_by_hand():
-    documents = [[[1, 2, 3], [4, 5]], [[6, 7, 8, 9, 10, 11, 12], [13]]]
-    packed = pack_contexts(documents, 5, end_of_document_id=0)
-    assert packed.input_ids == [[1, 2, 3, 4, 5], [0], [6, 7, 8, 9, 10], [11, 12, 13, 0]]
-    assert packed.sentence_ids == [[1, 1, 1, 2, 2], [1], [1] * 5, [1, 1, 2, 3]]
-    assert packed.num_cut_sentences == 1
-    assert pack_contexts(documents, 5).input_ids == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10], [11, 12, 13]]
-    assert pack_contexts([], 5).input_ids == []
-    with pytest.raises(ValueError, match="sentence 1 of document 0 has no tokens"):
-        pack_contexts([[[1], []]], 5)
-    with pytest.raises(ValueError, match="context_length is 0"):
-        pack_contexts(documents, 0)
-
-
-@given(
-    st.lists(st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=12), max_size=6), max_size=5),
-    st.integers(1, 15),
-    st.booleans(),
-)
-def test_packing_keeps_tokens_and_sentences(documents, context_length, mark_documents):
-    packed = pack_contexts(documents, context_length, end_of_document_id=0 if mark_documents else None)
-    sentences = [s for d in documents for s in (d + [[0]] if mark_documents else d)]
-    assert list(chain.from_iterable(packed.input_ids)) == list(chain.from_iterable(sentences))
-    assert packed.num_cut_sentences == sum(len(s) > context_length for s in sentences)
-    pieces = []
-    for ids, numbers in zip(packed.input_ids, packed.sentence_ids, strict=True):
-        assert 1 <= len(ids) <= context_length
-        assert sorted(set(numbers)) == list(range(1, numbers[-1] + 1))
-        pieces += [[i for i, n in zip(ids, numbers, strict=True) if n == k] for k in range(1, numbers[-1] + 1)]
-    whole = [s[i : i + context_length] for s in sentences for i in range(0, len(s), context_length)]
-    assert pieces == whole
-    # No sentence starts a context although it would have fitted into the one before.
-    for before, after in zip(packed.input_ids, packed.sentence_ids[1:], strict=False):
-        assert len(before) + after.count(1) > context_length
+# Batches
 
 
 def test_collating_by_hand():

@@ -15,7 +15,7 @@ import samplers
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from text_contexts import DataArguments
+from text_contexts import DataArguments, load_contexts, load_text
 from training_runs import TRAINING, kill_after_checkpoint, run_script
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, LSTMConfig, LSTMForCausalLM
@@ -81,7 +81,7 @@ def test_two_steps_with_trees_and_final_report(corpus: dict[str, str], tmp_path:
 
 def test_killed_run_resumes_bit_equal(corpus: dict[str, str], tmp_path: Path) -> None:
     flags = ("--max_train_steps", "4", "--checkpointing_steps", "2", "--gradient_accumulation_steps", "2")
-    flags = (*flags, "--final_report", "False")
+    flags = (*flags, "--final_report", "False", "--prepared", str(tmp_path / "text"))
     straight = run(corpus, tmp_path / "straight", *flags)
     killed = tmp_path / "killed"
     kill_after_checkpoint("pretrain_gpst", flags_of(corpus, killed, *flags), 2, corpus["cache"])
@@ -91,6 +91,15 @@ def test_killed_run_resumes_bit_equal(corpus: dict[str, str], tmp_path: Path) ->
     assert resumed["evaluations"] == straight["evaluations"]
     weights = [path / "model" / "model.safetensors" for path in (tmp_path / "straight", killed)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert (tmp_path / "text" / "train" / "corpus.json").is_file() and not (killed / "text").exists()
+    _, changed, _, _ = parse(*flags_of(corpus, tmp_path / "other", *flags), "--drop_punctuation", "False")
+    with pytest.raises(ValueError, match="drop_punctuation was True and is now False"):
+        load_text(changed, tmp_path / "other", None)
+    # Without text named, a complete folder is taken as it is.
+    data = DataArguments(prepared=str(tmp_path / "text"), drop_punctuation=True)
+    text = load_text(data, tmp_path / "nowhere", None)
+    contexts = load_contexts(data, text.train, None)
+    assert data.takes_finished and contexts.totals()["tokens"] == text.train.num_tokens
 
 
 def test_newest_complete_checkpoint_is_found(tmp_path: Path) -> None:
@@ -214,7 +223,9 @@ def test_flags_win_over_the_config_file(tmp_path: Path) -> None:
     assert model.config_overrides == {"hidden_size": 64, "window_size": 4}
 
 
-@pytest.mark.parametrize("flag", ["--streaming", "--lr_scheduler_type=exponential", "--max_train_steps=0", "--rows=x"])
+@pytest.mark.parametrize(
+    "flag", ["--context_length=0", "--lr_scheduler_type=exponential", "--max_train_steps=0", "--rows=x"]
+)
 def test_bad_values_are_refused_before_work(flag: str) -> None:
     with pytest.raises(ValueError):
         parse("--output_dir", "x", flag)

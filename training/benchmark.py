@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from benchmark_clock import Step, seconds
 from benchmark_gpst import BEAM, PARSE_TOKENS, QUARTER, gpst_parse, gpst_train
+from benchmark_prepare import prepare_corpus
 from benchmark_recurrent import on_lstm_train, palm_train, prpn_train
 from benchmark_rnng import rnng_search, rnng_search_batched, rnng_search_growth, rnng_train
 
@@ -116,6 +117,12 @@ CASES = {
             "PaLM forward + backward, 3 layers, E 400, H 1020, 20 spans, V 10000, 20 x 70 tokens",
             "AWD-LSTM: the same model without span attention",
             palm_train,
+        ),
+        Case(
+            "prepare",
+            "text file (2.8 MB) to shards: sentences, tokens, boundaries, checksums, on disk; one process",
+            "the tokenizer called with the same sentences, split before, 1000 at a time",
+            lambda: prepare_corpus(1),
         ),
     )
 }

@@ -37,13 +37,16 @@ from output_folder import RESULTS_FILE, output_folder
 from run_arguments import TrainingArguments, check_overrides, parse_arguments
 from samplers import StepSampler, make_loader
 from steps import to_device
-from text_contexts import ContextDataset, DataArguments, load_contexts, make_tokenizer, training_text
+from text_contexts import DataArguments, load_contexts, load_text
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.data.collate import collate_contexts
+from hf_synlm.data.contexts import ContextDataset
+from hf_synlm.data.prepare import PreparedText
 from hf_synlm.data.samples import sample_path
+from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.data.tokenizers import special_token_ids
 from hf_synlm.evaluation.treebank_parsing import (
     PUNCTUATION,
@@ -271,10 +274,10 @@ def _flat(result: dict[str, Any]) -> dict[str, float]:
 
 
 # ---------------------------------------------------------------------------------------------- the run
-def card_facts(run: Run, data: DataArguments) -> dict[str, Any]:
+def card_facts(run: Run, data: DataArguments, text: PreparedCorpus) -> dict[str, Any]:
     """What the card of the final model states about this run."""
     return {
-        "training_data": data.describe(),
+        "training_data": f"{', '.join(text.source_names())}; no trees.",
         "training_procedure": f"{run.state.step} steps of `training/pretrain_gpst.py`, "
         f"{run.state.consumed} contexts of up to {data.context_length} tokens, seed {run.arguments.seed}.",
     }
@@ -316,13 +319,12 @@ def main(argv: list[str] | None = None) -> None:
     accelerator = make_accelerator(arguments)
     with output_folder(accelerator, arguments) as checkpoint:
         set_seed(arguments.seed)
-        documents, validation_documents = training_text(accelerator, data)
-        source = data.tokenizer_name or model_arguments.model_name_or_path
-        tokenizer = make_tokenizer(accelerator, data, documents, source, Path(arguments.output_dir))
+        text = load_text(data, Path(arguments.output_dir), model_arguments.model_name_or_path)
+        tokenizer = text.tokenizer
         end_id = tokenizer.eos_token_id if model_arguments.document_end_token else None
-        contexts = load_contexts(accelerator, data, documents, tokenizer, end_id)
-        validation = load_contexts(accelerator, data, validation_documents, tokenizer, end_id)
-        accelerator.print(f"training text: {contexts.describe()}\nvalidation text: {validation.describe()}")
+        contexts, validation = (load_contexts(data, corpus, end_id) for corpus in (text.train, text.validation))
+        accelerator.print(text.describe())
+        accelerator.print(f"training contexts: {contexts.describe()}\nvalidation contexts: {validation.describe()}")
 
         set_seed(arguments.seed)
         model = make_model(model_arguments, tokenizer, data.context_length)
@@ -338,7 +340,7 @@ def main(argv: list[str] | None = None) -> None:
         evaluator = Evaluator(accelerator, evaluation, tokenizer, validation, arguments.per_device_eval_batch_size)
         treebanks = evaluation.report_treebanks()
     start_tracking(accelerator, "pretrain_gpst", model_arguments, data, evaluation, arguments)
-    run_training(run, checkpoint, settings, contexts, evaluator, treebanks, data, evaluation, tokenizer, started)
+    run_training(run, checkpoint, settings, contexts, evaluator, treebanks, data, evaluation, text, started)
     end_run(run)
 
 
@@ -351,14 +353,14 @@ def run_training(
     treebanks: dict[str, Treebank],
     data: DataArguments,
     evaluation: EvaluationArguments,
-    tokenizer: PreTrainedTokenizerBase,
+    text: PreparedText,
     started: float,
 ) -> None:
     """Train, save the model and report on it."""
-    accelerator, arguments = run.accelerator, run.arguments
+    accelerator, arguments, tokenizer = run.accelerator, run.arguments, text.tokenizer
     best = BestModel(lambda result: result["losses"]["loss"], 0) if evaluation.load_best_model_at_end else None
     generator = SampleGenerator(run, tokenizer)
-    uploads = CheckpointUploads(run, tokenizer, lambda: card_facts(run, data))
+    uploads = CheckpointUploads(run, tokenizer, lambda: card_facts(run, data, text.train))
     start_or_resume(run, checkpoint, settings, evaluator.run, best)
     sampler = StepSampler(
         len(contexts),
@@ -377,7 +379,7 @@ def run_training(
     uploads.finish()
     if best is not None:
         accelerator.print(f"the best model is that of step {best.restore(run)}")
-    folder = save_final_model(run, tokenizer, card_facts(run, data))
+    folder = save_final_model(run, tokenizer, card_facts(run, data, text.train))
     if accelerator.is_main_process:
         report = None
         if treebanks:

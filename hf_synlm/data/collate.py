@@ -1,10 +1,9 @@
-"""Sentences of token ids -> contexts -> padded batches, and word boundaries of tokens.
+"""Contexts, and sentences with actions -> padded batches; word boundaries of tokens.
 
 Shapes: B contexts, T tokens of the longest context in the batch.
 """
 
-import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -15,67 +14,6 @@ from transformers import PreTrainedTokenizerBase
 from hf_synlm.actions import PAD
 
 LABEL_PADDING = -100
-
-
-@dataclasses.dataclass(frozen=True)
-class PackedContexts:
-    """Contexts made of whole sentences.
-
-    Attributes:
-        input_ids: per context its token ids, at most `context_length`.
-        sentence_ids: per context and token the number of its sentence in the context: 1, 2, ...
-        num_cut_sentences: how many sentences were longer than a context and had to be cut.
-    """
-
-    input_ids: list[list[int]]
-    sentence_ids: list[list[int]]
-    num_cut_sentences: int
-
-
-def pack_contexts(
-    documents: Iterable[Sequence[Sequence[int]]], context_length: int, *, end_of_document_id: int | None = None
-) -> PackedContexts:
-    """Pack the sentences of documents into contexts, in order and without cutting a sentence that fits.
-
-    A context is closed when the next sentence does not fit any more; it may hold the end of one document and the
-    beginning of the next. A sentence longer than a context is cut into pieces of `context_length` tokens, each of which
-    counts as a sentence; no token is lost.
-
-    Args:
-        documents: per document its sentences, per sentence its token ids.
-        context_length: largest number of tokens of a context.
-        end_of_document_id: if given, this id follows every document as a sentence of its own.
-
-    Returns:
-        The contexts and the number of sentences cut.
-
-    Raises:
-        ValueError: `context_length` is less than 1, or a sentence has no tokens.
-
-    Cost: O(tokens).
-    """
-    if context_length < 1:
-        raise ValueError(f"context_length is {context_length}: it must be at least 1")
-    input_ids: list[list[int]] = []
-    sentence_ids: list[list[int]] = []
-    num_cut = 0
-    for document_index, document in enumerate(documents):
-        sentences = list(document) if end_of_document_id is None else [*document, [end_of_document_id]]
-        for sentence_index, sentence in enumerate(sentences):
-            if not len(sentence):
-                raise ValueError(
-                    f"sentence {sentence_index} of document {document_index} has no tokens: leave empty sentences out"
-                )
-            num_cut += len(sentence) > context_length
-            for start in range(0, len(sentence), context_length):
-                piece = list(sentence[start : start + context_length])
-                if not input_ids or len(input_ids[-1]) + len(piece) > context_length:
-                    input_ids.append([])
-                    sentence_ids.append([])
-                number = sentence_ids[-1][-1] + 1 if sentence_ids[-1] else 1
-                input_ids[-1].extend(piece)
-                sentence_ids[-1].extend([number] * len(piece))
-    return PackedContexts(input_ids, sentence_ids, num_cut)
 
 
 def _pad(rows: Sequence[Sequence[Any]], value: int | bool, dtype: torch.dtype) -> Tensor:

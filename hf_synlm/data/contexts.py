@@ -1,0 +1,251 @@
+"""Contexts of whole sentences over a prepared corpus: which sentences share a context, and reading one of them.
+
+Sentences are taken in their order, and a context is closed when the next sentence does not fit any more; it may hold
+the end of one document and the beginning of the next. A sentence longer than a context is cut into pieces of
+`context_length` tokens, each of which counts as a sentence; no token is lost. The end token of a document is a sentence
+of its own; where it does not fit, it is left out, since at the beginning of a context it would end nothing. The context
+at the end of a shard stays short.
+
+Where contexts begin is computed once from the boundaries of sentences, without reading a token, and kept next to the
+shards: 8 bytes per context.
+
+Shapes: S sentences of a shard, U units (sentences, or pieces of long ones), C contexts.
+"""
+
+import hashlib
+import io
+import json
+import logging
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock
+
+from hf_synlm.data.shards import PreparedCorpus, Shard, write_atomically
+
+logger = logging.getLogger(__name__)
+
+
+def pack_sentences(
+    sentence_ends: np.ndarray,
+    document_ends: np.ndarray,
+    context_length: int,
+    *,
+    max_sentence_tokens: int | None = None,
+    mark_documents: bool = False,
+) -> tuple[np.ndarray, dict[str, int]]:
+    """Find where contexts begin.
+
+    Args:
+        sentence_ends: [S], per sentence the number of tokens up to its end; increasing.
+        document_ends: per document the number of sentences up to its end; increasing.
+        context_length: largest number of tokens of a context.
+        max_sentence_tokens: longer sentences are left out.
+        mark_documents: a token follows each document that has a sentence left, where it fits.
+
+    Returns:
+        uint32 [C, 2], per context the numbers of its first sentence and its first token; and the numbers of contexts,
+        tokens and sentences (marks and pieces included), sentences cut, and sentences left out.
+
+    Cost: O(S) array operations, and a step per context.
+    """
+    starts = np.concatenate([[0], sentence_ends[:-1]]).astype(np.int64) if len(sentence_ends) else np.zeros(0, np.int64)
+    lengths = sentence_ends - starts
+    kept = np.arange(len(lengths))
+    if max_sentence_tokens is not None:
+        kept = np.flatnonzero(lengths <= max_sentence_tokens)
+        starts, lengths = starts[kept], lengths[kept]
+    pieces = -(-lengths // context_length)
+    sentence_U = np.repeat(kept, pieces)
+    inside_U = np.arange(len(sentence_U)) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # number of the piece
+    start_U = np.repeat(starts, pieces) + inside_U * context_length
+    length_U = np.minimum(np.repeat(starts + lengths, pieces) - start_U, context_length)
+    mark_U = np.zeros(len(start_U), bool)
+    if mark_documents:
+        # The last unit of its document: the next one is in a later document, or there is none and the document ends.
+        document_U = np.searchsorted(document_ends, sentence_U, side="right")
+        mark_U = np.diff(document_U, append=len(document_ends)) > 0
+    stop_U = np.cumsum(length_U + mark_U) - mark_U
+    before_U = stop_U - length_U
+    next_U = np.searchsorted(stop_U, before_U + context_length, side="right")
+    first, opening = 0, []
+    while first < len(next_U):
+        opening.append(first)
+        first = int(next_U[first])
+    opening_C = np.array(opening, np.int64)
+    sizes = np.diff(opening_C, append=len(next_U))
+    # Only the mark after the last unit of a context may not fit.
+    fill_U = stop_U - np.repeat(before_U[opening_C], sizes)
+    num_marks = int((mark_U & (fill_U < context_length)).sum())
+    totals = {
+        "contexts": len(opening),
+        "tokens": int(length_U.sum()) + num_marks,
+        "sentences": len(length_U) + num_marks,
+        "cut": int((pieces > 1).sum()),
+        "left_out": len(sentence_ends) - len(kept),
+    }
+    return np.stack([sentence_U[opening_C], start_U[opening_C]], axis=1).astype(np.uint32), totals
+
+
+class ContextDataset(torch.utils.data.Dataset):
+    """Contexts of whole sentences of a prepared corpus.
+
+    An item holds `input_ids` and `sentence_ids` (1, 2, ... inside the context), both int64, and with `with_word_ends`
+    the bools `word_ends`, True at the last token of each word. Reading one costs O(its tokens).
+
+    Args:
+        corpus: the corpus.
+        context_length: largest number of tokens of a context.
+        max_sentence_tokens: longer sentences are left out.
+        end_of_document_id: follows every document as a sentence of its own, where it fits into the context.
+        with_word_ends: give `word_ends`.
+
+    Raises:
+        ValueError: `context_length` is less than 1, or no sentence is left.
+    """
+
+    def __init__(
+        self,
+        corpus: PreparedCorpus,
+        context_length: int,
+        *,
+        max_sentence_tokens: int | None = None,
+        end_of_document_id: int | None = None,
+        with_word_ends: bool = False,
+    ):
+        if context_length < 1:
+            raise ValueError(f"context_length is {context_length}: it must be at least 1")
+        self.corpus, self.context_length = corpus, context_length
+        self.max_sentence_tokens, self.end_of_document_id = max_sentence_tokens, end_of_document_id
+        self.with_word_ends = with_word_ends
+        self._path = corpus.folder / f"contexts_{self.fingerprint()}.npy"
+        self._opening, self._totals = self._read_index() or self._make_index()
+        self._first_of_shard = np.cumsum([0, *self._totals["contexts_of_shards"]])
+        if not len(self):
+            raise ValueError("No context is left. Check the text, the sentence splitting and max_sentence_tokens.")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A memory-mapped index stays behind."""
+        is_mapped = isinstance(self._opening, np.memmap)
+        return {**self.__dict__, "_opening": None if is_mapped else self._opening}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Map the index again."""
+        self.__dict__.update(state)
+        if self._opening is None:
+            self._opening = np.load(self._path, mmap_mode="r")
+
+    # ------------------------------------------------------------------------------------------ index
+    def _read_index(self) -> tuple[np.ndarray, dict[str, Any]] | None:
+        """The index that lies next to the shards; `None` if there is none, or one that was cut."""
+        record = self._path.with_suffix(".json")
+        if not record.is_file():
+            return None
+        try:
+            totals, opening = json.loads(record.read_bytes()), np.load(self._path, mmap_mode="r")
+        except (ValueError, FileNotFoundError):
+            return None
+        return (opening, totals) if opening.shape == (totals["contexts"], 2) else None
+
+    def _make_index(self) -> tuple[np.ndarray, dict[str, Any]]:
+        """Pack all shards, and keep the result next to them where the folder can be written."""
+        try:
+            with FileLock(self.corpus.folder / ".lock"):
+                if (known := self._read_index()) is not None:  # another process was faster
+                    return known
+                opening, totals = self._pack()
+                buffer = io.BytesIO()
+                np.save(buffer, opening)
+                write_atomically(self._path, buffer.getvalue())
+                write_atomically(self._path.with_suffix(".json"), json.dumps(totals).encode())
+        except OSError as error:
+            logger.warning("The index of contexts is kept in memory, since it cannot be written: %s", error)
+            return self._pack()
+        return self._read_index() or (opening, totals)
+
+    def _pack(self) -> tuple[np.ndarray, dict[str, Any]]:
+        parts, totals, sizes = [], Counter[str](), []
+        for number in range(len(self.corpus.records)):
+            shard = self.corpus.shard(number)
+            opening, counts = pack_sentences(
+                shard.sentence_ends,
+                shard.document_ends,
+                self.context_length,
+                max_sentence_tokens=self.max_sentence_tokens,
+                mark_documents=self.end_of_document_id is not None,
+            )
+            parts.append(opening)
+            sizes.append(len(opening))
+            totals.update(counts)
+        return np.concatenate(parts), {**totals, "contexts_of_shards": sizes}
+
+    def fingerprint(self) -> str:
+        """Hash of the corpus and of what decides its contexts, the same wherever the corpus lies."""
+        settings = (self.context_length, self.max_sentence_tokens, self.end_of_document_id, self.with_word_ends)
+        return hashlib.sha256(repr((self.corpus.fingerprint(), *settings)).encode()).hexdigest()[:16]
+
+    def totals(self) -> dict[str, int]:
+        """Numbers of contexts, tokens and sentences; of sentences that were cut, and left out for their length."""
+        return {name: self._totals[name] for name in ("contexts", "tokens", "sentences", "cut", "left_out")}
+
+    def describe(self) -> str:
+        """One line about the size."""
+        n = self.totals()
+        return (
+            f"{n['contexts']:,} contexts, {n['sentences']:,} sentences, {n['tokens']:,} tokens "
+            f"({n['cut']:,} sentences cut at the context length, {n['left_out']:,} left out as too long)"
+        )
+
+    # ------------------------------------------------------------------------------------------ items
+    def __len__(self) -> int:
+        return self._totals["contexts"]
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        """One context."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"context {index} does not exist: there are {len(self)}")
+        index %= len(self)
+        number = int(np.searchsorted(self._first_of_shard, index, side="right")) - 1
+        shard = self.corpus.shard(number)
+        first, start = self._opening[index].tolist()
+        if index + 1 < self._first_of_shard[number + 1]:
+            last, stop = self._opening[index + 1].tolist()
+        else:
+            last, stop = len(shard.sentence_ends), len(shard.tokens)
+        return self._read(shard, first, last, start, stop)
+
+    def _read(self, shard: Shard, first: int, last: int, start: int, stop: int) -> dict[str, np.ndarray]:
+        """Tokens start .. stop - 1, which begin in sentence `first` and end before or in sentence `last`."""
+        bounds = np.concatenate([[start], shard.sentence_ends[first:last], [stop]]).astype(np.int64)
+        if bounds[-1] == bounds[-2]:
+            bounds = bounds[:-1]
+        lengths = np.diff(bounds)
+        ids = shard.tokens[start:stop].astype(np.int64)
+        ends = shard.word_ends(start, stop) if self.with_word_ends else None
+        if self.max_sentence_tokens is not None:
+            is_kept = lengths <= self.max_sentence_tokens
+            if not is_kept.all():
+                mask = np.repeat(is_kept, lengths)
+                ids, ends = ids[mask], ends if ends is None else ends[mask]
+        else:
+            is_kept = np.ones(len(lengths), bool)
+        lengths = lengths[is_kept]
+        if self.end_of_document_id is not None:
+            at = self._marks(shard, first, last, is_kept, lengths)
+            positions = np.cumsum(lengths)[at - 1]
+            ids = np.insert(ids, positions, self.end_of_document_id)
+            ends = ends if ends is None else np.insert(ends, positions, True)
+            lengths = np.insert(lengths, at, 1)
+        item = {"input_ids": ids, "sentence_ids": np.repeat(np.arange(1, len(lengths) + 1), lengths)}
+        return item if ends is None else {**item, "word_ends": ends}
+
+    def _marks(self, shard: Shard, first: int, last: int, is_kept: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Number of kept sentences before each end token of a document."""
+        low, high = np.searchsorted(shard.document_ends, np.array([first + 1, last + 1], np.uint32))
+        document_ends = shard.document_ends[low:high].astype(np.int64) - first
+        before = np.cumsum(is_kept)[document_ends - 1]
+        before = before[np.diff(before, prepend=0) > 0]  # documents that have a sentence left
+        # Only the last one may not fit.
+        return before[:-1] if lengths.sum() + len(before) > self.context_length else before

@@ -1,0 +1,427 @@
+"""Prepare a corpus for training: text -> sentences -> token ids -> shards on disk.
+
+    python -m hf_synlm.data.prepare --output_dir shards/owt --dataset_name Skylion007/openwebtext --streaming \
+        --validation_split none --tokenizer_name openai-community/gpt2 --preprocessing_num_workers 16
+    python -m hf_synlm.data.prepare --output_dir shards/owt --config training/configs/gpst_small_owt.yaml
+
+Text comes from files (text, parquet, json, csv), from a data set of the Hub, or (default) from the embedded corpus. The
+output folder holds `tokenizer/`, `train/` and `validation/`; the latter two are read by `PreparedCorpus`. A killed run
+goes on where it stopped when the same command is given again, and makes the same files, byte for byte.
+"""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock
+from tqdm.auto import tqdm
+from transformers import HfArgumentParser, PreTrainedTokenizerBase
+
+from hf_synlm.data.encoding import (
+    BlockEncoder,
+    TextOptions,
+    block_sentences,
+    encode_blocks,
+    read_blocks,
+    tokenizer_sha256,
+)
+from hf_synlm.data.samples import sample_path
+from hf_synlm.data.shard_writer import SHARD_TOKENS, CorpusWriter
+from hf_synlm.data.shards import (
+    INDEX_FILE,
+    MADE_FROM_FILE,
+    PreparedCorpus,
+    check_made_from,
+    differences,
+    token_dtype,
+    write_atomically,
+)
+from hf_synlm.data.sources import CSVFiles, HubSource, JSONFiles, ParquetFiles, TextFiles, TextSource, TreebankFiles
+from hf_synlm.data.text import PathLike
+from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
+
+_TABLES = {".parquet": ParquetFiles, ".json": JSONFiles, ".jsonl": JSONFiles, ".csv": CSVFiles}
+SPLITS = ("train", "validation")
+
+
+@dataclass
+class CorpusArguments:
+    """Where text comes from and how it becomes token ids."""
+
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Data set of the Hub, or a folder; without it and files: the embedded corpus."}
+    )
+    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the data set."})
+    train_split: str = field(default="train", metadata={"help": "Split to train on."})
+    validation_split: str | None = field(
+        default="validation", metadata={"help": "Split to validate on; 'none' takes documents off the training split."}
+    )
+    num_validation_documents: int = field(
+        default=1000,
+        metadata={"help": "First documents to take off the training text where there is no validation text."},
+    )
+    train_files: list[str] = field(
+        default_factory=list, metadata={"help": "Text files (documents between blank lines), or parquet, json, csv."}
+    )
+    validation_files: list[str] = field(default_factory=list, metadata={"help": "The same for validation."})
+    train_trees: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Treebank files whose words are added as training sentences; their trees are not used."},
+    )
+    text_column: str = field(default="text", metadata={"help": "Column of the text in data sets and tabular files."})
+    rows: str = field(
+        default="documents", metadata={"help": "What a row of a data set is: 'documents' or 'lines' (WikiText)."}
+    )
+    streaming: bool = field(
+        default=False,
+        metadata={"help": "Read the data set while preparing, without storing it; the shards are the same."},
+    )
+    one_sentence_per_line: bool = field(default=False, metadata={"help": "Lines are sentences; do not split them."})
+    language: str = field(default="en", metadata={"help": "Language of the sentence splitting (ISO 639)."})
+    drop_punctuation: bool = field(
+        default=False, metadata={"help": "Remove punctuation at word edges, as in grammar induction (Kim et al. 2019)."}
+    )
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "Folder or Hub name of a tokenizer; without it one is trained on the text."}
+    )
+    tokenizer_type: str = field(default="bpe", metadata={"help": "Tokenizer to train: 'bpe' or 'wordpiece'."})
+    tokenizer_vocab_size: int = field(default=8192, metadata={"help": "Vocabulary of the tokenizer to train."})
+    tokenizer_min_frequency: int = field(default=2, metadata={"help": "Pieces that are rarer are not made."})
+    preprocessing_num_workers: int | None = field(
+        default=None, metadata={"help": "Processes that encode text; the shards do not depend on it. Default: 1."}
+    )
+
+    def __post_init__(self):
+        """Check the values and name the files of the embedded corpus."""
+        if self.rows not in ("documents", "lines"):
+            raise ValueError(f"rows is {self.rows!r}. Choose 'documents' or 'lines'.")
+        if self.tokenizer_type not in ("bpe", "wordpiece"):
+            raise ValueError(f"tokenizer_type is {self.tokenizer_type!r}. Choose 'bpe' or 'wordpiece'.")
+        if self.dataset_name is not None and self.train_files:
+            raise ValueError("dataset_name and train_files are both given. Choose one source of text.")
+        if self.preprocessing_num_workers is None:
+            self.preprocessing_num_workers = 1
+        for name in ("num_validation_documents", "tokenizer_min_frequency", "preprocessing_num_workers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
+        if self.validation_split == "none":
+            self.validation_split = None
+        if self.dataset_name is None and not self.train_files and not self.takes_finished:
+            self.train_files = [str(sample_path("raw.train.txt"))]
+            self.validation_files = self.validation_files or [str(sample_path("raw.valid.txt"))]
+            self.one_sentence_per_line = True
+        self.train_trees = [str(sample_path("trees.train.txt")) if x == "embedded" else x for x in self.train_trees]
+        for path in (*self.train_files, *self.validation_files, *self.train_trees):
+            if not Path(path).is_file():
+                raise ValueError(f"There is no file {path!r}.")
+
+    @property
+    def location(self) -> str | None:
+        """Folder of prepared text."""
+        return None
+
+    @property
+    def takes_finished(self) -> bool:
+        """Whether no text is named and the folder of prepared text is complete, so that it is taken as it is."""
+        named = self.dataset_name or self.train_files or self.validation_files or self.train_trees
+        return not named and self.location is not None and is_prepared(self.location)
+
+    @property
+    def text_options(self) -> TextOptions:
+        """How lines become sentences."""
+        return TextOptions(self.one_sentence_per_line, self.language, self.drop_punctuation)
+
+    def sources(self, split: str) -> tuple[list[TextSource], dict[str, Any]]:
+        """Where the text of a split is, and which documents of it are meant.
+
+        Args:
+            split: "train" or "validation".
+
+        Returns:
+            The sources, and the arguments `skip_documents` or `max_documents` of `read_blocks`, if any.
+        """
+        has_validation = bool(self.validation_files or (self.dataset_name and self.validation_split))
+        if split == "validation" and has_validation:
+            return self._sources(self.validation_files, self.validation_split), {}
+        train = self._sources(self.train_files, self.train_split)
+        if split == "validation":
+            return train, {"max_documents": self.num_validation_documents}
+        if self.train_trees:
+            train.append(TreebankFiles(self.train_trees, self.drop_punctuation))
+        return train, {} if has_validation else {"skip_documents": self.num_validation_documents}
+
+    def _sources(self, files: Sequence[str], split: str | None) -> list[TextSource]:
+        """Files, or a split of the data set."""
+        is_document = self.rows == "documents"
+        if not files:
+            assert self.dataset_name is not None and split is not None
+            names = (self.dataset_name, self.dataset_config_name, split, self.text_column)
+            return [HubSource(*names, is_document, self.streaming)]
+        found: list[TextSource] = []
+        for kind, group in groupby(files, key=lambda path: _TABLES.get(Path(path).suffix)):
+            paths = list(group)
+            found.append(TextFiles(paths) if kind is None else kind(paths, self.text_column, is_document))
+        return found
+
+
+@dataclass
+class PreparedText:
+    """What `prepare` makes.
+
+    Attributes:
+        tokenizer: with the special tokens of a syntactic language model.
+        train: the training text.
+        validation: the validation text.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    train: PreparedCorpus
+    validation: PreparedCorpus
+
+    def describe(self) -> str:
+        """A line per split."""
+        return "\n".join(f"{name} text: {getattr(self, name).describe()}" for name in SPLITS)
+
+
+def is_prepared(folder: PathLike) -> bool:
+    """Whether `folder` holds complete training and validation text."""
+    return all((Path(folder) / name / INDEX_FILE).is_file() for name in SPLITS)
+
+
+def prepare(
+    arguments: CorpusArguments, folder: PathLike, *, shard_tokens: int = SHARD_TOKENS, verify: bool = False
+) -> PreparedText:
+    """Prepare training and validation text, or open what was prepared before.
+
+    One process at a time works on a folder, the others wait and then find the result. Shards that a killed run has
+    finished are kept.
+
+    Args:
+        arguments: text, sentence splitting and tokenizer. If they name no text and the folder is complete, it is taken
+            as it is.
+        folder: for the result.
+        shard_tokens: tokens that fill a shard.
+        verify: check the checksums of all shards, not only their sizes.
+
+    Returns:
+        The tokenizer and both corpora.
+
+    Raises:
+        ValueError: the folder was prepared from other text or with other options, a shard is damaged, or there is no
+            text; the message says what differs or which file it is.
+        OSError: the folder cannot be written, or the disk is full.
+
+    Cost: O(characters); memory of a few megabytes of text per process, and the boundaries of one shard.
+    """
+    folder = Path(folder)
+    if not is_prepared(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):
+            _prepare_tokenizer(arguments, folder / "tokenizer")
+            tokenizer = load_tokenizer(folder / "tokenizer")
+            for split in SPLITS:
+                write_corpus(arguments, split, tokenizer, folder / split, shard_tokens)
+    elif arguments.takes_finished:
+        _check_given(arguments, folder)
+    else:
+        _prepare_tokenizer(arguments, folder / "tokenizer")
+    prepared = PreparedText(
+        load_tokenizer(folder / "tokenizer"),
+        PreparedCorpus(folder / "train", verify),
+        PreparedCorpus(folder / "validation", verify),
+    )
+    for split in SPLITS:
+        made_from = getattr(prepared, split).made_from
+        if arguments.takes_finished:
+            expected = {**made_from, "tokenizer": _describe_tokenizer(prepared.tokenizer)}
+        else:
+            known = {name: made_from[name] for name in ("format", "dtype", "shard_tokens")}
+            expected = {**known, **_made_from(arguments, split, prepared.tokenizer)}
+        check_made_from(folder / split, expected)
+    return prepared
+
+
+def _made_from(arguments: CorpusArguments, split: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """What decides the shards of a split, as JSON."""
+    sources, limits = arguments.sources(split)
+    return {
+        "sources": [source.describe() for source in sources],
+        "documents": limits,
+        "text": asdict(arguments.text_options),
+        "tokenizer": _describe_tokenizer(tokenizer),
+    }
+
+
+def _describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    return {"sha256": tokenizer_sha256(tokenizer), "vocab_size": len(tokenizer)}
+
+
+def _check_given(arguments: CorpusArguments, folder: Path) -> None:
+    """Where no text is named, refuse options of text and tokenizer that are not those of a finished folder."""
+    made_with = json.loads((folder / "tokenizer" / MADE_FROM_FILE).read_bytes())
+    made_with |= PreparedCorpus(folder / "train").made_from["text"]
+    if arguments.tokenizer_name is not None:
+        _prepare_tokenizer(arguments, folder / "tokenizer")
+    for item in fields(CorpusArguments):
+        value = getattr(arguments, item.name)
+        default = item.default if item.default is not MISSING else []
+        free = ("tokenizer_name", "preprocessing_num_workers", "streaming")
+        if item.name not in free and value != default and value != made_with.get(item.name):
+            known = f"was prepared with {made_with[item.name]!r}" if item.name in made_with else "is taken as it is"
+            raise ValueError(f"{item.name} is {value!r}, but {folder} {known}. Leave the option out, or name the text.")
+
+
+# ---------------------------------------------------------------------------------------------- tokenizer
+def _prepare_tokenizer(arguments: CorpusArguments, folder: Path) -> None:
+    """Save the tokenizer that is named, or train one on the training text; check one that is there already."""
+    if arguments.tokenizer_name is not None:
+        tokenizer = load_tokenizer(arguments.tokenizer_name)
+        made_from: dict[str, Any] = _describe_tokenizer(tokenizer)
+        if folder.is_dir():
+            changed = differences(_describe_tokenizer(load_tokenizer(folder)), made_from)
+            if changed:
+                raise ValueError(
+                    f"The text in {folder.parent} is encoded with another tokenizer than {arguments.tokenizer_name}: "
+                    f"{'; '.join(changed)}. Take {folder} as tokenizer, or another folder for the text."
+                )
+            return
+    else:
+        sources, limits = arguments.sources("train")
+        names = ("tokenizer_type", "tokenizer_vocab_size", "tokenizer_min_frequency")
+        made_from = {name: getattr(arguments, name) for name in names}
+        made_from |= {"sources": [x.describe() for x in sources], "documents": limits, **asdict(arguments.text_options)}
+        if folder.is_dir():
+            check_made_from(folder, made_from)
+            return
+        train = train_bpe_tokenizer if arguments.tokenizer_type == "bpe" else train_wordpiece_tokenizer
+        size, frequency = arguments.tokenizer_vocab_size, arguments.tokenizer_min_frequency
+        tokenizer = train(_sentences(arguments), size, min_frequency=frequency)
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    tokenizer.save_pretrained(partial)
+    write_atomically(partial / MADE_FROM_FILE, (json.dumps(made_from, indent=2) + "\n").encode())
+    os.replace(partial, folder)
+
+
+def _sentences(arguments: CorpusArguments) -> Iterator[str]:
+    """Sentences of the training text."""
+    sources, limits = arguments.sources("train")
+    for block in read_blocks(sources, **limits):
+        yield from block_sentences(block, arguments.text_options)[0]
+
+
+# ---------------------------------------------------------------------------------------------- shards
+def write_corpus(
+    arguments: CorpusArguments, split: str, tokenizer: PreTrainedTokenizerBase, folder: Path, shard_tokens: int
+) -> None:
+    """Write the shards of a split; those that are there already are kept.
+
+    Args:
+        arguments: text and options.
+        split: "train" or "validation".
+        tokenizer: encodes the text.
+        folder: for the shards.
+        shard_tokens: tokens that fill a shard.
+
+    Raises:
+        ValueError: as `prepare`.
+        OSError: as `prepare`.
+    """
+    sources, limits = arguments.sources(split)
+    skipped = limits.get("skip_documents", 0)
+    if skipped and not any(block.lines for block in read_blocks(sources[:1], skip_documents=skipped)):
+        raise ValueError(
+            f"There are too few documents to take {skipped} off for validation. Pass --validation_files, or a smaller "
+            "--num_validation_documents."
+        )
+    assert arguments.preprocessing_num_workers is not None
+    dtype = token_dtype(max(tokenizer.get_vocab().values()) + 1)
+    writer = CorpusWriter(folder, _made_from(arguments, split, tokenizer), dtype, shard_tokens)
+    if not writer.is_complete:
+        encoder = BlockEncoder(tokenizer, arguments.text_options, dtype)
+        blocks = read_blocks(sources, writer.start, **limits)
+        encoded = encode_blocks(blocks, encoder, arguments.preprocessing_num_workers)
+        with _progress(split, writer) as bar, closing(encoded):
+            try:
+                for block in encoded:
+                    writer.add(block)
+                    bar.set_postfix(documents=f"{writer.num_documents:,}", refresh=False)
+                    bar.update(len(block.tokens))
+            except BaseException:
+                writer.abandon()
+                raise
+    writer.finish()
+
+
+def _progress(split: str, writer: CorpusWriter) -> tqdm:
+    return tqdm(
+        desc=f"{split} text",
+        initial=writer.num_tokens,
+        unit="tok",
+        unit_scale=True,
+        dynamic_ncols=True,
+        mininterval=0.5,
+    )
+
+
+# ---------------------------------------------------------------------------------------------- command line
+@dataclass
+class PrepareArguments(CorpusArguments):
+    """Arguments of the command."""
+
+    output_dir: str = field(default="", metadata={"help": "Folder for tokenizer and shards."})
+    shard_tokens: int = field(default=SHARD_TOKENS, metadata={"help": "Tokens of a shard."})
+    verify: bool = field(
+        default=False, metadata={"help": "Check the checksums of all shards at the end, not only their sizes."}
+    )
+
+    def __post_init__(self):
+        """Check the values."""
+        if not self.output_dir:
+            raise ValueError("output_dir is not set. Pass --output_dir FOLDER.")
+        super().__post_init__()
+
+    @property
+    def location(self) -> str | None:
+        """The output folder."""
+        return self.output_dir
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prepare a corpus, or check one that is there.
+
+    Args:
+        argv: command line; default `sys.argv`.
+
+    Returns:
+        Exit status.
+    """
+    parser = HfArgumentParser((PrepareArguments,), prog="python -m hf_synlm.data.prepare", allow_abbrev=False)
+    parser.add_argument("--config", help="YAML file of a training script; what it says about text is taken; flags win.")
+    try:
+        path = parser.parse_known_args(argv)[0].config
+        if path is not None:
+            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            parser.set_defaults(
+                **{item.name: values[item.name] for item in fields(PrepareArguments) if item.name in values}
+            )
+        arguments = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)[0]
+        prepared = prepare(
+            arguments, arguments.output_dir, shard_tokens=arguments.shard_tokens, verify=arguments.verify
+        )
+    except (ValueError, OSError, RuntimeError) as error:
+        parser.exit(2, f"error: {error}\n")
+    sys.stdout.write(prepared.describe() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

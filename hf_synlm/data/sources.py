@@ -1,0 +1,391 @@
+"""Sources of text: files, tables, treebanks and data sets of the Hub, read row by row from any position.
+
+A row is a list of lines without surrounding white space; an empty line ends a document. What a source cannot read is
+replaced or dropped and counted, so that one bad byte does not stop a corpus of a billion lines. After every row the
+source says where it stands, as a small JSON value, and reading can begin again there.
+"""
+
+import csv
+import gc
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow
+import pyarrow.parquet
+from datasets import load_dataset
+
+from hf_synlm.data.treebank import read_treebank
+from hf_synlm.evaluation.parsing_conventions import keep_by_tag
+
+LINE_LIMIT = 1 << 20  # bytes of a line; longer ones are cut
+HASHED_BYTES = 1 << 26  # files up to this size are told apart by their content, larger ones by size and time
+ROWS_PER_BATCH = 64
+HINT = "hint"  # key of a position: makes a restart quick, but two ways to the same place may have different ones
+
+# What is counted, in the words in which it is printed.
+BAD_BYTES = "undecodable bytes replaced"
+CUT_LINES = "lines longer than 1 MiB cut"
+BAD_ROWS = "rows that are no JSON object dropped"
+EMPTY_ROWS = "rows without text dropped"
+
+
+class TextSource(ABC):
+    """Text that can be read from any position; one reading at a time.
+
+    Attributes:
+        is_split: every line is a sentence already.
+    """
+
+    is_split = False
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What identifies the text, as JSON; another text has another description."""
+
+    @abstractmethod
+    def rows(self, start: Any, counts: Counter[str]) -> Iterator[list[str]]:
+        """Yield rows from the position `start` (`None`: the beginning), and count in `counts` what is not kept."""
+
+    @abstractmethod
+    def position(self) -> Any:
+        """Where the row after the one just read begins."""
+
+
+def describe_file(path: str) -> dict[str, Any]:
+    """Name, size and content of a file; of a file of more than 64 MiB the time of its last change instead of content.
+
+    Args:
+        path: the file.
+
+    Returns:
+        A JSON object that is another one when the file was edited.
+    """
+    status = Path(path).stat()
+    known: dict[str, Any] = {"name": Path(path).name, "bytes": status.st_size}
+    if status.st_size <= HASHED_BYTES:
+        return {**known, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()}
+    return {**known, "modified": status.st_mtime_ns}
+
+
+class TextFiles(TextSource):
+    """Text files, one after the other; a document ends at a blank line and at the end of its file.
+
+    Args:
+        paths: the files.
+    """
+
+    kind = "text"
+
+    def __init__(self, paths: Sequence[str]):
+        self.paths = list(paths)
+        self._number, self._offset, self._inside = 0, 0, False
+
+    def describe(self) -> dict[str, Any]:
+        """Kind and files."""
+        return {"kind": self.kind, "files": [describe_file(path) for path in self.paths]}
+
+    def position(self) -> dict[str, Any]:
+        """Number of the file, offset (bytes, or rows of a table), and whether that is inside a line."""
+        return {"file": self._number, "offset": self._offset, "inside": self._inside}
+
+    def rows(self, start: Any, counts: Counter[str]) -> Iterator[list[str]]:
+        """Rows of all files."""
+        at = start or {"file": 0, "offset": 0, "inside": False}
+        self._offset, self._inside = at["offset"], at["inside"]
+        for number in range(at["file"], len(self.paths)):
+            self._number, path = number, self.paths[number]
+            with Path(path).open("rb") as file:
+                if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+                    raise ValueError(f"{path} is UTF-16. Convert it: iconv -f UTF-16 -t UTF-8 {path} > NEW_FILE")
+                file.seek(0)
+                yield from self._read(path, file, counts)
+                yield [""]
+            self._offset, self._inside = 0, False
+
+    def _read(self, path: str, file: BinaryIO, counts: Counter[str]) -> Iterator[list[str]]:
+        file.seek(self._offset)
+        while line := file.readline(LINE_LIMIT):
+            was_inside = self._inside
+            self._inside = len(line) == LINE_LIMIT and not line.endswith(b"\n")
+            if self._inside:
+                # Not inside a character: at most three bytes belong to one that begins here.
+                surplus = next((k for k in (1, 2, 3) if line[-k] >= 0xC0), 0)
+                if surplus:
+                    line = line[:-surplus]
+                    file.seek(-surplus, 1)
+                counts[CUT_LINES] += not was_inside
+            self._offset = file.tell()
+            lines = _lines_of(_decode(line, counts).removesuffix("\n"))
+            # A piece of a line ends no document, although it may be blank.
+            yield [text for text in lines if text] if was_inside or self._inside else lines
+
+
+def _decode(data: bytes, counts: Counter[str]) -> str:
+    r"""Decode UTF-8; what is none becomes U+FFFD, and a byte order mark is dropped."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = data.decode(errors="replace")
+        counts[BAD_BYTES] += text.count("\ufffd") - data.count("\ufffd".encode())
+    return text.removeprefix("\ufeff")
+
+
+def _lines_of(text: str) -> list[str]:
+    r"""Lines without surrounding white space; \n, \r\n and \r end a line."""
+    if "\r" in text:
+        text = text.removesuffix("\r").replace("\r\n", "\n").replace("\r", "\n")
+    return [line.strip() for line in text.split("\n")]
+
+
+def _row_of(text: Any, where: str, is_document: bool, counts: Counter[str]) -> list[str]:
+    """Lines of a row of a table: a document, or lines among which empty ones end documents."""
+    if text is None:
+        text = ""
+    if not isinstance(text, str):
+        raise ValueError(f"{where} holds {type(text).__name__}, not text. Name another column with --text_column.")
+    lines = _lines_of(text)
+    if len(text) > LINE_LIMIT:
+        counts[CUT_LINES] += sum(len(line) > LINE_LIMIT for line in lines)
+        lines = [piece for line in lines for piece in _pieces(line)]
+    if not is_document:
+        return lines
+    lines = [line for line in lines if line]
+    counts[EMPTY_ROWS] += not lines
+    return [*lines, ""] if lines else []
+
+
+def _pieces(line: str) -> list[str]:
+    """A line in pieces of at most `LINE_LIMIT` characters."""
+    return [line[k : k + LINE_LIMIT] for k in range(0, len(line), LINE_LIMIT)] or [line]
+
+
+class TableFiles(TextFiles):
+    """Files of rows with a column of text; subclasses know the formats.
+
+    Args:
+        paths: the files, all of one format.
+        column: column of the text.
+        is_document: a row is a document; otherwise it is a line, and empty ones end documents.
+    """
+
+    def __init__(self, paths: Sequence[str], column: str, is_document: bool):
+        super().__init__(paths)
+        self.column, self.is_document = column, is_document
+
+    def describe(self) -> dict[str, Any]:
+        """Kind, files, column, and what a row is."""
+        return {**super().describe(), "column": self.column, "rows": "documents" if self.is_document else "lines"}
+
+    def _row(self, value: Any, path: str, counts: Counter[str]) -> list[str]:
+        return _row_of(value, f"column {self.column!r} of {path}", self.is_document, counts)
+
+    def _check_column(self, names: Sequence[str], path: str) -> None:
+        if self.column not in names:
+            raise ValueError(f"{path} has no column {self.column!r}. Set --text_column to one of {list(names)}.")
+
+
+class JSONFiles(TableFiles):
+    """A JSON object per line, or one array of objects per file (which then has to fit into memory)."""
+
+    kind = "json"
+
+    def _read(self, path: str, file: BinaryIO, counts: Counter[str]) -> Iterator[list[str]]:
+        is_array = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+        is_first = self._offset == 0
+        for record in self._array(path, file, counts) if is_array else self._objects(file, counts):
+            if not isinstance(record, dict):
+                counts[BAD_ROWS] += 1
+                continue
+            if is_first:
+                self._check_column(list(record), path)
+                is_first = False
+            yield self._row(record.get(self.column), path, counts)
+
+    def _objects(self, file: BinaryIO, counts: Counter[str]) -> Iterator[Any]:
+        file.seek(self._offset)
+        while line := file.readline():
+            self._offset = file.tell()
+            if line.strip():
+                try:
+                    # A loose reading: control characters inside strings are let through.
+                    record = json.loads(_decode(line, counts), strict=False)
+                except (ValueError, RecursionError):
+                    record = None
+                yield record
+
+    def _array(self, path: str, file: BinaryIO, counts: Counter[str]) -> Iterator[Any]:
+        file.seek(0)
+        try:
+            records = json.loads(_decode(file.read(), counts), strict=False)
+        except ValueError as error:
+            raise ValueError(f"{path} is no JSON: {error}. Repair it, or write one object per line.") from error
+        for record in records[self._offset :]:
+            self._offset += 1
+            yield record
+
+
+class CSVFiles(TableFiles):
+    """Comma-separated values with a line of column names."""
+
+    kind = "csv"
+
+    def _read(self, path: str, file: BinaryIO, counts: Counter[str]) -> Iterator[list[str]]:
+        limit = csv.field_size_limit(2**31 - 1)
+        try:
+            # Line by line, so that the position of the file is that of the reader.
+            table = csv.reader(_decode(line, counts) for line in iter(file.readline, b""))
+            names = next(table, [])
+            self._check_column(names, path)
+            column = names.index(self.column)
+            if self._offset:
+                file.seek(self._offset)
+            for record in table:
+                self._offset = file.tell()
+                yield self._row(record[column] if column < len(record) else None, path, counts)
+        except csv.Error as error:
+            raise ValueError(f"{path} cannot be read as CSV near byte {file.tell()}: {error}.") from error
+        finally:
+            csv.field_size_limit(limit)
+
+
+class ParquetFiles(TableFiles):
+    """Parquet, read in small batches: a large row group does not have to fit into memory."""
+
+    kind = "parquet"
+
+    def _read(self, path: str, file: BinaryIO, counts: Counter[str]) -> Iterator[list[str]]:
+        try:
+            table = pyarrow.parquet.ParquetFile(file, buffer_size=1 << 20)
+            self._check_column(table.schema_arrow.names, path)
+            sizes = [table.metadata.row_group(k).num_rows for k in range(table.num_row_groups)]
+            group, skipped = 0, 0
+            while group < len(sizes) and skipped + sizes[group] <= self._offset:
+                skipped += sizes[group]
+                group += 1
+            batches = table.iter_batches(
+                ROWS_PER_BATCH, row_groups=range(group, len(sizes)), columns=[self.column], use_threads=False
+            )
+            for batch in batches:
+                values = batch.column(0).to_pylist()
+                first = min(max(self._offset - skipped, 0), len(values))
+                skipped += len(values)
+                for value in values[first:]:
+                    self._offset += 1
+                    yield self._row(value, path, counts)
+        except pyarrow.ArrowException as error:
+            raise ValueError(f"{path} cannot be read as Parquet: {error}. Replace the file.") from error
+
+
+class TreebankFiles(TextFiles):
+    """The words of treebanks: a file is a document, a tree a sentence; the trees themselves are not kept.
+
+    Args:
+        paths: files of bracketed trees.
+        drop_punctuation: leave out what is tagged as punctuation.
+    """
+
+    kind, is_split = "treebank", True
+
+    def __init__(self, paths: Sequence[str], drop_punctuation: bool):
+        super().__init__(paths)
+        self.drop_punctuation = drop_punctuation
+
+    def _read(self, path: str, file: BinaryIO, counts: Counter[str]) -> Iterator[list[str]]:
+        for number, sentence in enumerate(read_treebank(path)):
+            if number < self._offset:
+                continue
+            kept = keep_by_tag(sentence.tags) if self.drop_punctuation else [True] * len(sentence.tags)
+            words = [word for word, keep in zip(sentence.words, kept, strict=True) if keep]
+            self._offset = number + 1
+            yield [" ".join(words)] if words else []
+
+
+class HubSource(TextSource):
+    """A split of a data set that `datasets` loads: by name from the Hub, or from a folder.
+
+    Args:
+        name: name or folder.
+        config: configuration, or `None`.
+        split: e.g. "train", or "train[:1%]" (not with `streaming`).
+        column: column of the text.
+        is_document: a row is a document; otherwise it is a line, and empty ones end documents.
+        streaming: read over the network while preparing, instead of downloading first; the rows are the same.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: str | None,
+        split: str,
+        column: str,
+        is_document: bool,
+        streaming: bool = False,
+    ):
+        self.name, self.config, self.split = name, config, split
+        self.column, self.is_document, self.streaming = column, is_document, streaming
+        self._row, self._state, self._rows_since = 0, None, 0
+
+    def describe(self) -> dict[str, Any]:
+        """Name, configuration, split, column, what a row is; and the files where `name` is a folder."""
+        known: dict[str, Any] = {"kind": "dataset", "name": self.name, "config": self.config, "split": self.split}
+        if Path(self.name).is_dir():
+            files = sorted(path for path in Path(self.name).rglob("*") if path.is_file())
+            known["name"] = Path(self.name).resolve().name
+            known["files"] = [describe_file(str(path)) for path in files]
+        return {**known, "column": self.column, "rows": "documents" if self.is_document else "lines"}
+
+    def position(self) -> dict[str, Any]:
+        """Number of rows read; of a stream also its last known state, and the number of rows since."""
+        known = {"state": self._state, "rows": self._rows_since}
+        return {"row": self._row} if self._state is None else {"row": self._row, HINT: known}
+
+    def rows(self, start: Any, counts: Counter[str]) -> Iterator[list[str]]:
+        """Rows of the split."""
+        self._row = start["row"] if start else 0
+        hint = (start or {}).get(HINT, {"state": None, "rows": self._row})
+        self._state, self._rows_since = hint["state"], hint["rows"]
+        where = f"column {self.column!r} of {self.name}"
+        for values in self._stream() if self.streaming else self._table():
+            for value in values:
+                self._row += 1
+                self._rows_since += 1
+                yield _row_of(value, where, self.is_document, counts)
+        yield [""]
+
+    def _check_column(self, names: Sequence[str]) -> None:
+        if self.column not in names:
+            raise ValueError(f"{self.name} has no column {self.column!r}. Set --text_column to one of {list(names)}.")
+
+    def _table(self) -> Iterator[list[Any]]:
+        table = load_dataset(self.name, self.config, split=self.split)
+        self._check_column(table.column_names)
+        table = table.with_format("arrow")
+        for first in range(self._row, len(table), ROWS_PER_BATCH):
+            yield table[first : first + ROWS_PER_BATCH][self.column].to_pylist()
+
+    def _stream(self) -> Iterator[list[Any]]:
+        stream = load_dataset(self.name, self.config, split=self.split, streaming=True).with_format("arrow")
+        if self._state is not None:
+            stream.load_state_dict(self._state)
+        batches = stream.iter(batch_size=ROWS_PER_BATCH)
+        to_skip = self._rows_since
+        try:
+            while (batch := next(batches, None)) is not None:
+                self._check_column(batch.column_names)
+                values = batch[self.column].to_pylist()
+                skipped = min(to_skip, len(values))
+                yield values[skipped:]
+                to_skip -= skipped
+                if not to_skip:
+                    self._state, self._rows_since = stream.state_dict(), 0
+        finally:
+            # Arrow's threads have to end before the interpreter does: apache/arrow#45214.
+            batches.close()
+            del batches, stream
+            batch = values = None
+            gc.collect()

@@ -1,0 +1,785 @@
+"""Prepared corpora: sources, shards, contexts, and what happens to damaged text, damaged shards and killed runs."""
+
+import csv
+import io
+import json
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from reference.contexts import pack_contexts
+from tokenizers import Tokenizer, models, pre_tokenizers
+from training_runs import environment
+from transformers import PreTrainedTokenizerFast
+
+from hf_synlm.data import encoding, prepare, shard_writer, shards, sources
+from hf_synlm.data.collate import word_ends_from_word_ids
+from hf_synlm.data.contexts import ContextDataset, pack_sentences
+from hf_synlm.data.prepare import CorpusArguments, PreparedText
+from hf_synlm.data.samples import sample_path
+from hf_synlm.data.shards import PreparedCorpus
+from hf_synlm.data.text import split_sentences
+from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
+
+TEXT = sample_path("raw.train.txt").read_text(encoding="utf-8")
+END = 9  # id of the end token in tests of packing
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A byte-level tokenizer of 400 pieces."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_bpe_tokenizer(TEXT.splitlines()[:300], 400).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def words_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tokenizer of more than 65,536 words, and a quick one."""
+    words = dict.fromkeys([*(f"w{k}" for k in range(1 << 16)), *TEXT.split()])
+    backend = Tokenizer(models.WordLevel({word: k for k, word in enumerate(words)}, unk_token="w0"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    folder = tmp_path_factory.mktemp("words")
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="w1").save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def datasets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a few paragraphs, so that small texts have many."""
+    monkeypatch.setitem(encoding.read_blocks.__kwdefaults__, "block_characters", 3000)
+
+
+def write(path: Path, text: str | bytes) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+def sentences_of(corpus: PreparedCorpus) -> list[list[list[int]]]:
+    """Documents of sentences of token ids, read back shard by shard."""
+    documents: list[list[list[int]]] = [[]]
+    for number in range(len(corpus.records)):
+        shard = corpus.shard(number)
+        starts = np.concatenate([[0], shard.sentence_ends[:-1]]) if len(shard.sentence_ends) else []
+        ends = Counter(shard.document_ends.tolist())
+        documents += [[]] * ends[0]
+        for index, (start, stop) in enumerate(zip(starts, shard.sentence_ends, strict=True)):
+            documents[-1] = [*documents[-1], shard.tokens[int(start) : int(stop)].tolist()]
+            documents += [[]] * ends[index + 1]
+    assert documents.pop() == []
+    return documents
+
+
+def expected_documents(tokenizer, texts: list[str], **options) -> list[list[list[int]]]:
+    """The same by the plain way: documents as text -> sentences -> ids."""
+    documents = []
+    for text in texts:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        sentences = lines if options.get("whole_lines") else [x for line in lines for x in split_sentences(line)]
+        documents.append(tokenizer(sentences, add_special_tokens=False)["input_ids"])
+    return documents
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """Content of all files but locks, which are empty."""
+    return {
+        str(x.relative_to(folder)): x.read_bytes()
+        for x in sorted(folder.rglob("*"))
+        if x.is_file() and x.name[0] != "."
+    }
+
+
+def corpus_of(folder: Path, blocks: list[encoding.EncodedBlock], shard_tokens: int = 1 << 20) -> PreparedCorpus:
+    """Write encoded blocks."""
+    writer = shard_writer.CorpusWriter(folder, {"sources": []}, np.dtype(np.uint16), shard_tokens)
+    for block in blocks:
+        writer.add(block)
+    writer.finish()
+    return PreparedCorpus(folder)
+
+
+def encoded(
+    documents: list[list[list[int]]], is_open: bool = False, position: dict | None = None
+) -> encoding.EncodedBlock:
+    """Encoded block of documents; with `is_open` the last one goes on in the next block. Odd ids end words."""
+    sentences = [ids for document in documents for ids in document]
+    tokens = np.array([i for ids in sentences for i in ids], np.uint16)
+    ends = np.cumsum([len(document) for document in documents], dtype=np.int64)
+    lengths = np.array([len(ids) for ids in sentences], np.uint32)
+    return encoding.EncodedBlock(
+        tokens, lengths, tokens % 2 == 1, ends[:-1] if is_open else ends, position or {"at": 0}, Counter()
+    )
+
+
+# Whole preparations
+
+
+def test_embedded_corpus(tmp_path: Path, small_blocks: None) -> None:
+    text = prepare.prepare(CorpusArguments(tokenizer_vocab_size=500), tmp_path, shard_tokens=30_000)
+    documents = [part for part in TEXT.split("\n\n") if part.strip()]
+    assert (text.train.num_documents, text.train.num_sentences) == (10, 3361) == (len(documents), 3361)
+    assert len(text.train.records) > 2 and text.train.counts == {}
+    expected = expected_documents(text.tokenizer, documents, whole_lines=True)
+    assert sentences_of(text.train) == expected
+    assert text.train.num_tokens == sum(len(ids) for document in expected for ids in document)
+    assert text.validation.num_documents == 1
+    first = text.train.shard(0)
+    words = text.tokenizer(TEXT.splitlines()[:50], add_special_tokens=False)
+    ends = [end for k in range(50) for end in word_ends_from_word_ids(words.word_ids(k))]
+    assert first.word_ends(0, len(ends)).tolist() == ends
+    assert first.word_ends(13, 40).tolist() == ends[13:40]
+    assert first.tokens.dtype == np.uint16 and isinstance(first.tokens, np.memmap)
+    raw = np.fromfile(tmp_path / "train" / "shard_00000.bin", np.uint16)[: len(first.tokens)]
+    assert (raw == first.tokens).all()
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_contexts_of_real_text(kind: str, tmp_path: Path) -> None:
+    train = train_bpe_tokenizer if kind == "bpe" else train_wordpiece_tokenizer
+    train(TEXT.splitlines()[:300], 600).save_pretrained(tmp_path / "tokenizer")
+    arguments = CorpusArguments(tokenizer_name=str(tmp_path / "tokenizer"))
+    corpus = prepare.prepare(arguments, tmp_path / "text").train
+    tokenizer = load_tokenizer(tmp_path / "tokenizer")
+    dataset = ContextDataset(
+        corpus, 64, max_sentence_tokens=100, end_of_document_id=tokenizer.eos_token_id, with_word_ends=True
+    )
+    packed = pack_contexts(sentences_of(corpus), 64, 100, tokenizer.eos_token_id)
+    assert [item["input_ids"].tolist() for item in dataset] == packed.input_ids
+    assert [item["sentence_ids"].tolist() for item in dataset] == packed.sentence_ids
+    assert dataset.totals() == {
+        "contexts": len(packed.input_ids),
+        "tokens": sum(map(len, packed.input_ids)),
+        "sentences": sum(numbers[-1] for numbers in packed.sentence_ids),
+        "cut": packed.num_cut,
+        "left_out": packed.num_left_out,
+    }
+    assert packed.num_cut > 0 and packed.num_left_out > 0
+    for item in list(dataset)[:100]:
+        for number, _ in groupby(item["sentence_ids"]):
+            chosen = item["sentence_ids"] == number
+            assert item["word_ends"][chosen][-1] or chosen.sum() == 64  # only a piece of a sentence may end in a word
+
+
+def test_second_run_changes_nothing(tmp_path: Path, tokenizer_folder: str) -> None:
+    arguments = CorpusArguments(tokenizer_name=tokenizer_folder)
+    first = prepare.prepare(arguments, tmp_path / "out")
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.*")}
+    second = prepare.prepare(replace(arguments, preprocessing_num_workers=2), tmp_path / "out", verify=True)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.*")} == times
+    assert first.train.fingerprint() == second.train.fingerprint() != second.validation.fingerprint()
+    assert prepare.main(["--output_dir", str(tmp_path / "out"), "--verify"]) == 0  # without text: taken as it is
+    config = write(tmp_path / "config.yaml", f"tokenizer_name: {tokenizer_folder}\nlearning_rate: 1.0\nlanguage: de\n")
+    flags = ("--output_dir", str(tmp_path / "out"), "--config", config)
+    assert prepare.main([*flags, "--language", "en"]) == 0
+    with pytest.raises(SystemExit):
+        prepare.main(flags)
+
+
+COMMAND = (sys.executable, "-m", "hf_synlm.data.prepare", "--shard_tokens", "6000", "--validation_split", "none")
+
+
+def test_killed_run_resumes_byte_for_byte(tmp_path: Path, words_folder: str) -> None:
+    # Long enough to be killed in the middle: a block is a megabyte, and a shard here one block.
+    text = write(tmp_path / "text.txt", "\n\n".join(f"{k}. {TEXT}" for k in range(10)))
+    flags = ("--train_files", text, "--num_validation_documents", "5", "--tokenizer_name", words_folder)
+    killed, straight = tmp_path / "killed", tmp_path / "straight"
+    command = [*COMMAND, *flags, "--output_dir", str(killed), "--preprocessing_num_workers", "2"]
+    with subprocess.Popen(command, env=environment(str(tmp_path / "cache")), stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 200
+        while not (killed / "train" / "shard_00000.json").is_file():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.001)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGKILL)
+    assert not (killed / "train" / shards.INDEX_FILE).exists()
+    with pytest.raises(ValueError, match="killed/train is not finished. Run"):
+        PreparedCorpus(killed / "train")
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert len(children) >= 3 and not alive
+    kept = (killed / "train" / "shard_00000.bin").stat().st_mtime_ns
+    (killed / "train" / "shard_00090.bin.partial").write_bytes(b"half")
+    arguments = CorpusArguments(
+        train_files=[text], validation_split="none", num_validation_documents=5, tokenizer_name=words_folder
+    )
+    resumed = prepare.prepare(arguments, killed, shard_tokens=6000)
+    assert (killed / "train" / "shard_00000.bin").stat().st_mtime_ns == kept
+    prepare.prepare(arguments, straight, shard_tokens=6000)
+    assert files_in(killed) == files_in(straight)
+    assert len(resumed.train.records) >= 4 and resumed.validation.num_documents == 5
+
+
+class _DyingEncoder:
+    def __call__(self, block: encoding.Block) -> encoding.EncodedBlock:
+        os._exit(3)
+
+
+def test_killed_worker_is_reported() -> None:
+    with pytest.raises(RuntimeError, match="was killed.*Finished shards are kept: run the same command again"):
+        list(encoding.encode_blocks([encoding.Block(["a"], False, None)], _DyingEncoder(), 2))
+
+
+# Sources
+
+DOCUMENTS = [
+    "It rains. Mr. Smith, who was late,\nsays hello.",
+    "Ça va? 漢字かな。 “Quoted.”",
+    "",
+    'One line\n\n with a blank line.\r\nAnd "quotes", commas.',
+    "The end.",
+]
+KEPT = [text for text in DOCUMENTS if text]
+
+
+def make_sources(kind: str, folder: Path, documents: list[str]) -> sources.TextSource:
+    """The documents in two files of a format, or as a data set."""
+    halves = (documents[:2], documents[2:])
+    paths = [folder / f"{k}.{kind}" for k in range(2)]
+    if kind == "txt":
+        for path, half in zip(paths, halves, strict=True):
+            write(path, "\n\n\n".join(text.replace("\n\n", "\n").replace("\r\n", "\r") for text in half) + "\n")
+        return sources.TextFiles([str(path) for path in paths])
+    rows = [[{"n": k, "text": text or None} for k, text in enumerate(half)] for half in halves]
+    if kind == "jsonl":
+        for path, half in zip(paths, rows, strict=True):
+            write(path, "\n".join(json.dumps(row) for row in half))
+        return sources.JSONFiles([str(path) for path in paths], "text", True)
+    if kind == "json":
+        for path, half in zip(paths, rows, strict=True):
+            write(path, json.dumps(half, indent=1, ensure_ascii=False))
+        return sources.JSONFiles([str(path) for path in paths], "text", True)
+    if kind == "csv":
+        for path, half in zip(paths, rows, strict=True):
+            text = io.StringIO(newline="")
+            table = csv.DictWriter(text, ["n", "text"])
+            table.writeheader()
+            table.writerows(half)
+            write(path, "\ufeff" + text.getvalue())
+        return sources.CSVFiles([str(path) for path in paths], "text", True)
+    paths = [folder / "data" / f"train-{k}.parquet" for k in range(2)]
+    paths[0].parent.mkdir(parents=True)
+    for path, half in zip(paths, rows, strict=True):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(half), path, row_group_size=2)
+    if kind == "parquet":
+        return sources.ParquetFiles([str(path) for path in paths], "text", True)
+    return sources.HubSource(str(paths[0].parent), None, "train", "text", True, streaming=kind == "stream")
+
+
+KINDS = ("txt", "jsonl", "json", "csv", "parquet", "dataset", "stream")
+
+
+def lines_of(blocks: Iterator[encoding.Block]) -> list[str]:
+    return [line for block in blocks for line in block.lines]
+
+
+def without_hint(block: encoding.Block) -> encoding.Block:
+    """What a hint is: two ways to a place may have different ones."""
+    if block.position is None or not block.position["at"]:
+        return block
+    at = {name: value for name, value in block.position["at"].items() if name != sources.HINT}
+    return replace(block, position={**block.position, "at": at})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_source_gives_the_same_lines_from_any_position(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "ROWS_PER_BATCH", 3)
+    documents = [f"{text} {k}." if text else "" for k in range(3) for text in DOCUMENTS]
+    source = make_sources(kind, tmp_path, documents)
+    twice = [source] if kind == "stream" else [source, source]  # opening a stream takes a while
+    expected = []
+    for text in filter(None, documents):
+        lines = [line.strip() for line in text.replace("\r\n", "\n").split("\n")]
+        expected += [*filter(None, lines), ""]
+    for size in (30, 10_000) if kind in ("dataset", "stream") else (1, 30, 10_000):
+        blocks = list(encoding.read_blocks(twice, block_characters=size))
+        assert lines_of(blocks) == expected * len(twice)
+        positions = [(number, block.position) for number, block in enumerate(blocks) if block.position is not None]
+        assert len(positions) >= {1: 25, 30: 8, 10_000: 1}[size]
+        for number, position in positions:
+            rest = list(encoding.read_blocks(twice, json.loads(json.dumps(position)), block_characters=size))
+            assert list(map(without_hint, rest)) == list(map(without_hint, blocks[number + 1 :]))
+            rest = list(encoding.read_blocks(twice, without_hint(blocks[number]).position, block_characters=size))
+            assert lines_of(rest) == lines_of(blocks[number + 1 :])
+    number_of_ends = lines_of(encoding.read_blocks([source], skip_documents=3, max_documents=4)).count("")
+    assert number_of_ends == 4
+    taken = lines_of(encoding.read_blocks([source], max_documents=3, block_characters=1))
+    left = lines_of(encoding.read_blocks([source], skip_documents=3, block_characters=1))
+    assert taken + left == expected
+    assert source.describe() == json.loads(json.dumps(source.describe()))
+
+
+@pytest.mark.parametrize("kind", ["stream", "dataset"])
+def test_rows_as_lines(kind: str, tmp_path: Path, tokenizer_folder: str) -> None:
+    """The layout of WikiText: a row is a paragraph, blank rows end documents."""
+    rows = ["", " = Title = ", "", " One . Two . ", " Three . ", "", ""]
+    (tmp_path / "data").mkdir()
+    pyarrow.parquet.write_table(pyarrow.table({"text": rows}), tmp_path / "data" / "train.parquet")
+    arguments = CorpusArguments(
+        dataset_name=str(tmp_path / "data"), rows="lines", streaming=kind == "stream", validation_split="none",
+        num_validation_documents=1, tokenizer_name=tokenizer_folder,
+    )  # fmt: skip
+    text = prepare.prepare(arguments, tmp_path / "out")
+    decoded = [[text.tokenizer.decode(ids) for ids in document] for document in sentences_of(text.train)]
+    assert decoded == [["One .", "Two .", "Three ."]]
+    assert text.validation.num_sentences == 1
+
+
+def test_streams_make_the_same_shards(tmp_path: Path, tokenizer_folder: str) -> None:
+    make_sources("stream", tmp_path / "owt", [*DOCUMENTS, *TEXT.split("\n\n")])
+    options = {"num_validation_documents": 2, "tokenizer_name": tokenizer_folder, "validation_split": "none"}
+    options |= {"dataset_name": str(tmp_path / "owt" / "data")}
+    prepare.prepare(CorpusArguments(**options), tmp_path / "stored")
+    prepare.prepare(CorpusArguments(**options, streaming=True), tmp_path / "streamed")
+    assert files_in(tmp_path / "stored") == files_in(tmp_path / "streamed")
+
+
+def test_words_of_treebanks_are_added(tmp_path: Path, tokenizer_folder: str) -> None:
+    trees = write(
+        tmp_path / "trees.txt", "(S (NP (DT The) (NN cat)) (VP (VBD sat)) (. .))\n(S (. !))\n(S (UH Oh) (, ,))"
+    )
+    text = write(tmp_path / "text.txt", "Well, it rains.")
+    arguments = CorpusArguments(
+        train_files=[text], validation_files=[text], train_trees=[trees], tokenizer_name=tokenizer_folder,
+        drop_punctuation=True,
+    )  # fmt: skip
+    prepared = prepare.prepare(arguments, tmp_path / "out")
+    decoded = [[prepared.tokenizer.decode(ids) for ids in document] for document in sentences_of(prepared.train)]
+    assert decoded == [["Well it rains"], ["The cat sat", "Oh"]]
+    assert prepared.train.source_names() == ["text.txt", "the words of trees.txt"]
+
+
+def test_formats_may_be_mixed(tmp_path: Path, tokenizer_folder: str) -> None:
+    paths = [write(tmp_path / "a.txt", "One."), write(tmp_path / "b.jsonl", '{"text": "Two."}')]
+    arguments = CorpusArguments(train_files=paths, validation_files=paths[:1], tokenizer_name=tokenizer_folder)
+    text = prepare.prepare(arguments, tmp_path / "out")
+    assert [len(document) for document in sentences_of(text.train)] == [1, 1]
+
+
+# Messy text
+
+
+def test_messy_text_survives_and_is_counted(tmp_path: Path, tokenizer_folder: str) -> None:
+    long_line = "é" * (sources.LINE_LIMIT // 2 - 3) + "x" + "漢字 " * 100_000
+    parts = [
+        "\ufeffFirst line.\r\nSecond line.",
+        " \t ",
+        "\0\0",
+        "A\0B.\rC.",
+        long_line,
+        "Last.",
+    ]
+    data = "\n\n".join(parts).encode() + b"\n\nbad \xff\xfe byte \xe6\xbc. \n\nU+FFFD itself: \xef\xbf\xbd"
+    rows = [
+        '{"text": "lone \\ud83d surrogate"}',
+        "no json",
+        "[1]",
+        '{"text": null}',
+        '{"other": "x"}',
+        '{"text": " "}',
+        "",
+    ]
+    rows.append('{"text": "NUL \\u0000 escaped, \\ud83d\\ude00 a pair')
+    paths = [write(tmp_path / "messy.txt", data), write(tmp_path / "messy.jsonl", "\n".join(rows) + '"}')]
+    paths.append(write(tmp_path / "empty.txt", ""))
+    good = write(tmp_path / "good.txt", "Good.")
+    arguments = CorpusArguments(train_files=paths, validation_files=[good], tokenizer_name=tokenizer_folder)
+    text = prepare.prepare(arguments, tmp_path / "out")
+    assert text.train.counts == {
+        sources.BAD_BYTES: 3,
+        sources.CUT_LINES: 1,
+        sources.BAD_ROWS: 2,
+        sources.EMPTY_ROWS: 3,
+        encoding.NULS: 4,
+        encoding.SURROGATES: 1,
+        shard_writer.EMPTY_DOCUMENTS: 1,
+    }
+    decoded = ["\n".join(text.tokenizer.decode(ids) for ids in document) for document in sentences_of(text.train)]
+    assert [x for x in decoded if len(x) < 1000] == [
+        "First line.\nSecond line.", "AB.\nC.", "Last.", "bad \ufffd\ufffd byte \ufffd.", "U+FFFD itself: \ufffd",
+        "lone \ufffd surrogate", "NUL  escaped, \U0001f600 a pair",
+    ]  # fmt: skip
+    (cut,) = [x for x in decoded if len(x) >= 1000]
+    assert cut.replace("\n", "").replace(" ", "") == long_line.replace(" ", "")
+    assert "3 undecodable bytes replaced" in text.describe() and "4 NUL characters dropped" in text.describe()
+    assert json.loads((tmp_path / "out/train/corpus.json").read_text())["counts"] == text.train.counts
+
+
+def test_cut_lines_can_be_resumed_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "LINE_LIMIT", 10)
+    lines = ["ä" * 23, "a b c d e f g h   ", "x" * 10, "", "y" * 11]
+    source = sources.TextFiles([write(tmp_path / "a.txt", "\n".join(lines))])
+    blocks = list(encoding.read_blocks([source], block_characters=1))
+    assert sum((block.counts for block in blocks), Counter())[sources.CUT_LINES] == 4
+    documents = [list(group) for is_line, group in groupby(lines_of(blocks), key=bool) if is_line]
+    assert ["".join(document).replace(" ", "") for document in documents] == [
+        "ä" * 23 + "abcdefgh" + "x" * 10,
+        "y" * 11,
+    ]
+    assert sum(block.position["at"] is not None and block.position["at"]["inside"] for block in blocks) >= 5
+    for number, block in enumerate(blocks):
+        assert list(encoding.read_blocks([source], block.position, block_characters=1)) == blocks[number + 1 :]
+
+
+def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path: Path, tokenizer_folder: str) -> None:
+    row = "\n".join(f"Line {k}." for k in range(1000))
+    path = write(tmp_path / "a.jsonl", json.dumps({"text": row}) + "\n" + json.dumps({"text": "Next."}))
+    blocks = list(encoding.read_blocks([sources.JSONFiles([path], "text", True)], block_characters=500))
+    assert max(sum(map(len, block.lines)) for block in blocks) < 1100 and len(blocks) > 8
+    assert [line for line in lines_of(blocks) if line] == [*row.split("\n"), "Next."]
+    # No shard ends inside a row, since no reading can begin there.
+    tokenizer = load_tokenizer(tokenizer_folder)
+    encoder = encoding.BlockEncoder(tokenizer, encoding.TextOptions(), np.dtype(np.uint16))
+    corpus = corpus_of(tmp_path / "out", list(map(encoder, blocks)), shard_tokens=100)
+    assert [record.documents for record in corpus.records] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", "Text.".encode("utf-16"), "is UTF-16. Convert it: iconv"),
+        ("a.jsonl", '{"body": "x"}', r"no column 'text'. Set --text_column to one of \['body'\]"),
+        ("a.jsonl", '{"text": 7}', "column 'text' of .* holds int, not text"),
+        ("a.json", '[{"text": "x"}', "is no JSON"),
+        ("a.csv", "a,b\n1,2", "no column 'text'"),
+        ("a.parquet", b"PAR1 no", "cannot be read as Parquet"),
+        ("a.txt", "\n \n", "has no tokens. Check files and options"),
+        ("a.jsonl", "no\njson", r"has no tokens. Check files and options \(2 rows that are no JSON object dropped"),
+    ],
+)
+def test_unreadable_sources_are_named(
+    name: str, content: str | bytes, message: str, tmp_path: Path, tokenizer_folder: str
+) -> None:
+    path = write(tmp_path / name, content)
+    good = write(tmp_path / "good.txt", "Good.")
+    arguments = CorpusArguments(train_files=[path], validation_files=[good], tokenizer_name=tokenizer_folder)
+    with pytest.raises(ValueError, match=message):
+        prepare.prepare(arguments, tmp_path / "out")
+
+
+def test_too_few_documents_for_validation(tmp_path: Path, tokenizer_folder: str) -> None:
+    path = write(tmp_path / "a.txt", "One.\n\nTwo.\n\nThree.")
+    arguments = CorpusArguments(train_files=[path], num_validation_documents=3, tokenizer_name=tokenizer_folder)
+    with pytest.raises(ValueError, match="too few documents to take 3 off.*--num_validation_documents"):
+        prepare.prepare(arguments, tmp_path / "out")
+    text = prepare.prepare(replace(arguments, num_validation_documents=2), tmp_path / "out")
+    assert (text.train.num_documents, text.validation.num_documents) == (1, 2)
+
+
+# What is refused
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, tokenizer_folder: str, small_blocks: None) -> tuple[CorpusArguments, PreparedText]:
+    path = write(tmp_path / "text.txt", "\n\n".join(TEXT.split("\n\n")[:3]))
+    arguments = CorpusArguments(train_files=[path], validation_files=[path], tokenizer_name=tokenizer_folder)
+    return arguments, prepare.prepare(arguments, tmp_path / "out", shard_tokens=18_000)
+
+
+def test_changed_options_and_input_are_refused(prepared: tuple[CorpusArguments, PreparedText], tmp_path: Path) -> None:
+    arguments, _ = prepared
+    out = tmp_path / "out"
+    train_bpe_tokenizer(TEXT.splitlines()[:300], 410).save_pretrained(tmp_path / "other")
+    changes = {
+        "text.language was 'en' and is now 'de'": replace(arguments, language="de"),
+        "text.drop_punctuation was False and is now True": replace(arguments, drop_punctuation=True),
+        "encoded with another tokenizer": replace(arguments, tokenizer_name=str(tmp_path / "other")),
+        "tokenizer_type was None and is now 'bpe'": replace(arguments, tokenizer_name=None),
+        "documents.skip_documents was None": replace(arguments, validation_files=[], num_validation_documents=1),
+    }
+    for message, changed in changes.items():
+        with pytest.raises(ValueError, match=message):
+            prepare.prepare(changed, out)
+    Path(arguments.train_files[0]).write_text("Another text.")
+    with pytest.raises(ValueError, match=r"sources.0.files.0.bytes was .* Repeat the old values"):
+        prepare.prepare(arguments, out)
+    # The same holds for a folder that is not finished.
+    (out / "train" / shards.INDEX_FILE).unlink()
+    with pytest.raises(ValueError, match="shard_tokens was 18000 and is now 999"):
+        prepare.prepare(arguments, out, shard_tokens=999)
+
+
+def test_finished_folder_without_text(prepared: tuple[CorpusArguments, PreparedText], tmp_path: Path) -> None:
+    arguments, text = prepared
+
+    def given(**options) -> prepare.PrepareArguments:
+        return prepare.PrepareArguments(output_dir=str(tmp_path / "out"), **options)
+
+    for options in ({}, {"tokenizer_name": arguments.tokenizer_name}, {"preprocessing_num_workers": 4}):
+        assert given(**options).takes_finished
+        found = prepare.prepare(given(**options), tmp_path / "out")
+        assert found.train.fingerprint() == text.train.fingerprint()
+    for options in ({"language": "de"}, {"rows": "lines"}, {"tokenizer_vocab_size": 77}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))} is .*Leave the option out, or name the text"):
+            prepare.prepare(given(**options), tmp_path / "out")
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_damaged_shards_are_named(
+    is_finished: bool, prepared: tuple[CorpusArguments, PreparedText], tmp_path: Path
+) -> None:
+    arguments, text = prepared
+    train = tmp_path / "out" / "train"
+    straight = files_in(train)
+    assert len(text.train.records) == 3
+    shard = train / "shard_00001.bin"
+    if not is_finished:
+        (train / shards.INDEX_FILE).unlink()
+
+    def refuses(message: str, **options) -> None:
+        with pytest.raises(ValueError, match=message):
+            prepare.prepare(arguments, tmp_path / "out", shard_tokens=18_000, **options)
+
+    shard.write_bytes(straight[shard.name][:-1])
+    refuses("shard_00001.bin has .* bytes instead of")
+    shard.unlink()
+    refuses("shard_00001.bin is missing. Restore it; or delete")
+    damaged = bytearray(straight[shard.name])
+    damaged[100] ^= 1
+    shard.write_bytes(damaged)
+    refuses("shard_00001.bin is damaged: its checksum", verify=True)
+    if not is_finished:
+        (train / shards.INDEX_FILE).unlink()
+        shard.with_suffix(".json").unlink()
+        refuses("shard_00001.json is missing")
+    # The remedy that the messages name.
+    for name in (shards.INDEX_FILE, "shard_00001.json", "shard_00001.bin", "shard_00002.json", "shard_00002.bin"):
+        (train / name).unlink(missing_ok=True)
+    prepare.prepare(arguments, tmp_path / "out", shard_tokens=18_000, verify=True)
+    assert files_in(train) == straight
+    (train / shards.INDEX_FILE).write_text("{")
+    refuses("corpus.json is damaged")
+
+
+def test_full_disk(tmp_path: Path, tokenizer_folder: str, small_blocks: None) -> None:
+    path = write(tmp_path / "text.txt", TEXT)
+    arguments = CorpusArguments(train_files=[path], validation_files=[path], tokenizer_name=tokenizer_folder)
+    out = tmp_path / "out"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Room for the tokenizer and some blocks of a shard, but not for all of them.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(OSError, match="shard 0 of .*out/train could not be written.*make room and run"):
+            prepare.prepare(arguments, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in (out / "train").iterdir()] == [shards.MADE_FROM_FILE]
+    prepare.prepare(arguments, out)
+    prepare.prepare(arguments, tmp_path / "straight")
+    assert files_in(out) == files_in(tmp_path / "straight")
+
+
+def test_command_names_errors(tmp_path: Path, tokenizer_folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "file", "no folder")
+    cases = [
+        (["--output_dir", str(tmp_path / "file" / "out"), "--tokenizer_name", tokenizer_folder], "Not a directory"),
+        (["--output_dir", str(tmp_path), "--train_files", "absent.txt"], "There is no file 'absent.txt'"),
+        (["--output_dir", str(tmp_path), "--rows", "words"], "rows is 'words'"),
+        ([], "output_dir is not set"),
+    ]
+    for flags, message in cases:
+        with pytest.raises(SystemExit) as stop:
+            prepare.main(flags)
+        assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+# Encoding
+
+
+def test_large_vocabularies_take_four_bytes(tmp_path: Path, words_folder: str) -> None:
+    path = write(tmp_path / "text.txt", "w7 w65535 w256")
+    arguments = CorpusArguments(
+        train_files=[path], validation_files=[path], tokenizer_name=words_folder,
+        one_sentence_per_line=True,
+    )  # fmt: skip
+    corpus = prepare.prepare(arguments, tmp_path / "out").train
+    assert corpus.dtype == np.uint32 and sentences_of(corpus) == [[[7, 65535, 256]]]
+    assert ContextDataset(corpus, 4)[0]["input_ids"].tolist() == [7, 65535, 256]
+    assert shards.token_dtype(1 << 16) == np.uint16 and shards.token_dtype((1 << 16) + 1) == np.uint32
+
+
+def test_tokenizer_hash_survives_saving(tmp_path: Path, tokenizer_folder: str) -> None:
+    train_wordpiece_tokenizer(TEXT.splitlines()[:100], 300).save_pretrained(tmp_path / "wordpiece")
+    seen = set()
+    for folder in (tokenizer_folder, tmp_path / "wordpiece"):
+        tokenizer = load_tokenizer(folder)
+        tokenizer(["a b", "c"], truncation=True, max_length=1, padding=True)  # leaves traces in the backend
+        tokenizer.save_pretrained(tmp_path / "again")
+        assert encoding.tokenizer_sha256(load_tokenizer(tmp_path / "again")) == encoding.tokenizer_sha256(tokenizer)
+        seen.add(encoding.tokenizer_sha256(tokenizer))
+    assert len(seen) == 2
+
+
+def test_sentences_without_tokens_are_dropped(tmp_path: Path) -> None:
+    train_wordpiece_tokenizer(["a b c"], 20).save_pretrained(tmp_path / "tokenizer")
+    # The normalization of BERT deletes control characters.
+    path = write(tmp_path / "text.txt", "a\n\u200b\x01\nb\n\n\x01\n\nc")
+    arguments = CorpusArguments(
+        train_files=[path], validation_files=[path], tokenizer_name=str(tmp_path / "tokenizer"),
+        one_sentence_per_line=True,
+    )  # fmt: skip
+    corpus = prepare.prepare(arguments, tmp_path / "out").train
+    assert [len(document) for document in sentences_of(corpus)] == [2, 1]
+    assert corpus.counts == {encoding.EMPTY_SENTENCES: 2, shard_writer.EMPTY_DOCUMENTS: 1}
+
+
+def test_word_ends_of_tokens_without_word() -> None:
+    word_ids = [[0, 0, None, 1], [], [None], [0, 1, 1]]
+    lengths = np.array([4, 0, 1, 3], np.uint32)
+    expected = [end for ids in word_ids for end in word_ends_from_word_ids(ids)]
+    assert encoding._word_ends(word_ids, lengths).tolist() == expected
+
+
+# Packing
+
+SENTENCE = st.lists(st.integers(10, 30), min_size=1, max_size=9)
+DOCUMENTS_OF_IDS = st.lists(st.lists(SENTENCE, max_size=5), min_size=1, max_size=5)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(DOCUMENTS_OF_IDS, st.booleans()), min_size=1, max_size=4),
+    st.integers(1, 12),
+    st.none() | st.integers(1, 9),
+    st.booleans(),
+    st.integers(1, 60),
+)
+def test_contexts_equal_the_reference(
+    tmp_path_factory: pytest.TempPathFactory,
+    parts: list,
+    length: int,
+    longest: int | None,
+    mark: bool,
+    shard_tokens: int,
+) -> None:
+    if not any(ids for documents, _ in parts for document in documents for ids in document):
+        parts = [([[[11]]], False)]
+    blocks = [encoded(documents, is_open and k < len(parts) - 1) for k, (documents, is_open) in enumerate(parts)]
+    corpus = corpus_of(tmp_path_factory.mktemp("corpus"), blocks, shard_tokens)
+    whole: list[list[list[int]]] = [[]]
+    for k, (documents, is_open) in enumerate(parts):
+        whole[-1] = whole[-1] + documents[0]
+        whole += documents[1:]
+        if not is_open or k == len(parts) - 1:
+            whole.append([])
+    assert sentences_of(corpus) == [document for document in whole if document]
+
+    # A shard ends a context, and a document that goes on in the next shard has its end token there, if at all.
+    expected: list[tuple[list[int], list[int]]] = []
+    totals: Counter[str] = Counter()
+    for number, record in enumerate(corpus.records):
+        shard = corpus.shard(number)
+        starts = [0, *shard.sentence_ends.tolist()]
+        sentences = [shard.tokens[i:j].tolist() for i, j in zip(starts, starts[1:], strict=False)]
+        bounds = [0, *shard.document_ends.tolist(), len(sentences)]
+        documents = [sentences[i:j] for i, j in zip(bounds, bounds[1:], strict=False)]
+        last = documents.pop()
+        packed = pack_contexts([*documents, last], length, longest, END if mark else None)
+        if record.ends_inside_document and mark and any(longest is None or len(ids) <= longest for ids in last):
+            if packed.input_ids[-1][-1] == END:
+                packed.input_ids[-1].pop()
+                packed.sentence_ids[-1].pop()
+        expected += zip(packed.input_ids, packed.sentence_ids, strict=True)
+        totals.update(cut=packed.num_cut, left_out=packed.num_left_out)
+    options = {"max_sentence_tokens": longest, "end_of_document_id": END if mark else None}
+    if not expected:
+        with pytest.raises(ValueError, match="No context is left"):
+            ContextDataset(corpus, length, **options)
+        return
+    dataset = ContextDataset(corpus, length, with_word_ends=True, **options)
+    assert [(item["input_ids"].tolist(), item["sentence_ids"].tolist()) for item in dataset] == expected
+    for item in dataset:
+        assert (item["word_ends"] == (item["input_ids"] % 2 == 1)).all()  # END is odd too
+    assert dataset.totals() == {
+        "contexts": len(expected),
+        "tokens": sum(len(ids) for ids, _ in expected),
+        "sentences": sum(numbers[-1] for _, numbers in expected),
+        **totals,
+    }
+
+
+def test_packing_by_hand(tmp_path: Path) -> None:
+    documents = [[[1, 2, 3], [4, 5]], [[6, 7, 8, 9, 10, 11, 12], [13]], [[14] * 6, [15]], [[16] * 6]]
+    corpus = corpus_of(tmp_path, [encoded(documents)])
+
+    def contexts(**options) -> list[list[int]]:
+        return [item["input_ids"].tolist() for item in ContextDataset(corpus, 5, **options)]
+
+    assert contexts()[:3] == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10], [11, 12, 13, 14][:3]]
+    # The mark of the first document does not fit; sentences of more than five tokens go, and so does a document.
+    assert contexts(end_of_document_id=0, max_sentence_tokens=5) == [[1, 2, 3, 4, 5], [13, 0, 15, 0]]
+    opening, totals = pack_sentences(np.array([3, 5, 12, 13]), np.array([2, 4]), 5, mark_documents=True)
+    assert opening.tolist() == [[0, 0], [2, 5], [2, 10]]
+    assert totals == {"contexts": 3, "tokens": 14, "sentences": 6, "cut": 1, "left_out": 0}
+    with pytest.raises(ValueError, match="context_length is 0"):
+        ContextDataset(corpus, 0)
+    dataset = ContextDataset(corpus, 5)
+    assert dataset[-1]["input_ids"].tolist() == dataset[len(dataset) - 1]["input_ids"].tolist()
+    with pytest.raises(IndexError, match="context 99 does not exist"):
+        dataset[99]
+
+
+def test_datasets_travel_to_other_processes(tmp_path: Path, prepared: tuple[CorpusArguments, PreparedText]) -> None:
+    dataset = ContextDataset(prepared[1].train, 64, with_word_ends=True)
+    items = list(dataset)
+    sent = pickle.dumps(dataset)
+    assert len(sent) < 4000  # no tokens, no index
+    for item, again in zip(items, pickle.loads(sent), strict=True):
+        assert all((item[name] == again[name]).all() for name in item)
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_size=None, num_workers=2, multiprocessing_context="fork", collate_fn=dict
+    )
+    assert [item["input_ids"].tolist() for item in loader] == [item["input_ids"].tolist() for item in items]
+
+
+def test_index_of_contexts_is_kept_and_repaired(
+    tmp_path: Path,
+    prepared: tuple[CorpusArguments, PreparedText],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    corpus = prepared[1].train
+    first = ContextDataset(corpus, 64)
+    (path,) = corpus.folder.glob("contexts_*.npy")
+    written = path.read_bytes()
+    assert len(written) < 8 * len(first) + 200  # eight bytes per context
+    stamp = path.stat().st_mtime_ns
+    again = ContextDataset(corpus, 64)
+    assert path.stat().st_mtime_ns == stamp and again.fingerprint() == first.fingerprint()
+    path.write_bytes(written[:-5])
+    assert len(list(ContextDataset(corpus, 64))) == len(first) and path.read_bytes() == written
+    fingerprints = {first.fingerprint(), ContextDataset(corpus, 63).fingerprint()}
+    fingerprints |= {ContextDataset(corpus, 64, max_sentence_tokens=9).fingerprint()}
+    fingerprints |= {ContextDataset(corpus, 64, end_of_document_id=1).fingerprint()}
+    assert len(fingerprints) == 4
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hf_synlm.data.contexts.write_atomically", full)
+    in_memory = ContextDataset(corpus, 50)
+    assert "is kept in memory" in caplog.text
+    assert len(pickle.loads(pickle.dumps(in_memory))[0]["input_ids"]) <= 50
