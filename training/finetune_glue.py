@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from checkpoints import write_json
-from common import RESULTS_FILE, Run, make_accelerator, prepare_output_dir, start_tracking
+from common import Run, end_run, make_accelerator, start_tracking
 from datasets import Dataset
 from example_tables import ExampleDataset, check_columns, check_texts, load_table
 from finetuning import (
@@ -40,6 +40,7 @@ from finetuning import (
     save_model,
     set_steps,
 )
+from output_folder import RESULTS_FILE, output_folder
 from run_arguments import TrainingArguments, parse_arguments
 from steps import to_device
 from torch import Tensor, nn
@@ -406,25 +407,27 @@ def main(argv: list[str] | None = None) -> None:
     started = time.monotonic()
     accelerator = make_accelerator(arguments)
     check_run(accelerator, arguments, model_arguments)
-    checkpoint = prepare_output_dir(accelerator, arguments)
-    tables = read_tables(accelerator, data)
-    task = tables.task
+    with output_folder(accelerator, arguments) as checkpoint:
+        tables = read_tables(accelerator, data)
+        task = tables.task
 
-    set_seed(arguments.seed)
-    model, tokenizer = make_model(model_arguments, task, data.max_length)
-    encode = (tokenizer, task, data)
-    examples = encode_table(accelerator, tables.train, tables.train_labels, *encode, data.max_train_tokens)
-    parts = {
-        name: encode_table(accelerator, table, tables.validation_labels[name], *encode)
-        for name, table in tables.validation.items()
-    }
-    accelerator.print(f"training: {examples.describe()} ({len(tables.train) - len(examples):,} left out as too long)")
-    set_steps(arguments, course, len(examples), accelerator.num_processes)
+        set_seed(arguments.seed)
+        model, tokenizer = make_model(model_arguments, task, data.max_length)
+        encode = (tokenizer, task, data)
+        examples = encode_table(accelerator, tables.train, tables.train_labels, *encode, data.max_train_tokens)
+        parts = {
+            name: encode_table(accelerator, table, tables.validation_labels[name], *encode)
+            for name, table in tables.validation.items()
+        }
+        accelerator.print(
+            f"training: {examples.describe()} ({len(tables.train) - len(examples):,} left out as too long)"
+        )
+        set_steps(arguments, course, len(examples), accelerator.num_processes)
+        run = prepare_run(accelerator, arguments, model, learning_rates(model_arguments, model.config))
+        collate = Collator(tokenizer.pad_token_id, data.max_length if data.pad_to_max_length else None)
+        evaluator = Evaluator(accelerator, task, parts, collate, arguments.per_device_eval_batch_size)
+        settings = {"validation": [part.fingerprint() for part in parts.values()], "width": collate.width}
     start_tracking(accelerator, "finetune_glue", model_arguments, data, course, arguments)
-    run = prepare_run(accelerator, arguments, model, learning_rates(model_arguments, model.config))
-    collate = Collator(tokenizer.pad_token_id, data.max_length if data.pad_to_max_length else None)
-    evaluator = Evaluator(accelerator, task, parts, collate, arguments.per_device_eval_batch_size)
-    settings = {"validation": [part.fingerprint() for part in parts.values()], "width": collate.width}
 
     def facts() -> dict[str, Any]:
         return card_facts(run, "finetune_glue.py", data.describe(), "text-classification")
@@ -435,7 +438,7 @@ def main(argv: list[str] | None = None) -> None:
     save_model(run, tokenizer, facts())
     if accelerator.is_main_process:
         write_results(run, task, time.monotonic() - started, speed)
-    accelerator.end_training()
+    end_run(run)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from checkpoints import write_json
-from common import RESULTS_FILE, Run, make_accelerator, prepare_output_dir, start_tracking
+from common import Run, end_run, make_accelerator, start_tracking
 from datasets import Dataset
 from example_tables import ExampleDataset
 from finetuning import (
@@ -41,10 +41,16 @@ from finetuning import (
     save_model,
     set_steps,
 )
+from output_folder import RESULTS_FILE, output_folder
 from run_arguments import TrainingArguments, parse_arguments
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
-from tree_evaluation import (
+
+from hf_synlm.data.collate import collate_contexts, encode_words
+from hf_synlm.data.samples import sample_path
+from hf_synlm.data.text import read_lines
+from hf_synlm.evaluation.parsing import PUNCTUATION_WORDS, ParsingScores
+from hf_synlm.evaluation.treebank_parsing import (
     PUNCTUATION,
     Treebank,
     load_treebank,
@@ -54,11 +60,6 @@ from tree_evaluation import (
     score_table,
     score_trees,
 )
-
-from hf_synlm.data.collate import collate_contexts, encode_words
-from hf_synlm.data.samples import sample_path
-from hf_synlm.data.text import read_lines
-from hf_synlm.evaluation.parsing import PUNCTUATION_WORDS, ParsingScores
 
 # Name of a kind of trees -> (what it is called in tables, options of `parse`); `beam` is filled in.
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -263,22 +264,22 @@ def main(argv: list[str] | None = None) -> None:
     started = time.monotonic()
     accelerator = make_accelerator(arguments)
     check_run(accelerator, arguments, model_arguments)
-    checkpoint = prepare_output_dir(accelerator, arguments)
-    validation, test = data.treebank(data.validation_trees), data.treebank(data.test_trees)
+    with output_folder(accelerator, arguments) as checkpoint:
+        validation, test = data.treebank(data.validation_trees), data.treebank(data.test_trees)
 
-    set_seed(arguments.seed)
-    model, tokenizer = make_model(model_arguments)
-    examples = encode_sentences(list(data.sentences()), tokenizer, data.max_sentence_tokens)
-    held_out = encode_sentences(validation.words, tokenizer, None)
-    every = {"training": examples, "validation": held_out, "test": encode_sentences(test.words, tokenizer, None)}
-    for part, sentences in every.items():
-        check_length(model.config, max(sentences.lengths), f"The longest {part} sentence")
-    accelerator.print(f"training: {examples.describe()}\nvalidation: {held_out.describe()}")
-    set_steps(arguments, course, len(examples), accelerator.num_processes)
+        set_seed(arguments.seed)
+        model, tokenizer = make_model(model_arguments)
+        examples = encode_sentences(list(data.sentences()), tokenizer, data.max_sentence_tokens)
+        held_out = encode_sentences(validation.words, tokenizer, None)
+        every = {"training": examples, "validation": held_out, "test": encode_sentences(test.words, tokenizer, None)}
+        for part, sentences in every.items():
+            check_length(model.config, max(sentences.lengths), f"The longest {part} sentence")
+        accelerator.print(f"training: {examples.describe()}\nvalidation: {held_out.describe()}")
+        set_steps(arguments, course, len(examples), accelerator.num_processes)
+        run = prepare_run(accelerator, arguments, model, learning_rates(model_arguments, model.config))
+        evaluator = Evaluator(accelerator, data, tokenizer, arguments.per_device_eval_batch_size, validation, held_out)
+        settings = {"validation": held_out.fingerprint(), "selection": data.method(data.selection_method)}
     start_tracking(accelerator, "finetune_grammar_induction", model_arguments, data, course, arguments)
-    run = prepare_run(accelerator, arguments, model, learning_rates(model_arguments, model.config))
-    evaluator = Evaluator(accelerator, data, tokenizer, arguments.per_device_eval_batch_size, validation, held_out)
-    settings = {"validation": held_out.fingerprint(), "selection": data.method(data.selection_method)}
 
     def facts() -> dict[str, Any]:
         return card_facts(run, "finetune_grammar_induction.py", data.describe())
@@ -299,7 +300,7 @@ def main(argv: list[str] | None = None) -> None:
     scores = evaluator.score(run.model, test, data.methods)
     if accelerator.is_main_process:
         write_results(run, time.monotonic() - started, speed, evaluator, test, scores)
-    accelerator.end_training()
+    end_run(run)
 
 
 if __name__ == "__main__":

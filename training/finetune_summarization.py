@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from checkpoints import PARTIAL_SUFFIX, write_json
-from common import RESULTS_FILE, Run, make_accelerator, prepare_output_dir, start_tracking
+from common import Run, end_run, make_accelerator, start_tracking
 from example_tables import ExampleDataset
 from finetuning import (
     CourseArguments,
@@ -39,6 +39,7 @@ from finetuning import (
     save_model,
     set_steps,
 )
+from output_folder import RESULTS_FILE, output_folder
 from run_arguments import TrainingArguments, parse_arguments
 from samplers import seed_micro_step
 from steps import to_device
@@ -231,35 +232,38 @@ def main(argv: list[str] | None = None) -> None:
     started = time.monotonic()
     accelerator = make_accelerator(arguments)
     check_run(accelerator, arguments, model_arguments)
-    checkpoint = prepare_output_dir(accelerator, arguments)
-    tables = read_tables(accelerator, data)
+    with output_folder(accelerator, arguments) as checkpoint:
+        tables = read_tables(accelerator, data)
 
-    set_seed(arguments.seed)
-    model, tokenizer = make_model(model_arguments, data.end_token)
-    layout = make_layout(data, model, tokenizer)
-    examples = encode_tables(accelerator, tables, layout, tokenizer, data.preprocessing_num_workers)
-    for part, encoded in examples.items():
-        accelerator.print(f"{part}: {encoded.describe()}")
-    set_steps(arguments, course, len(examples["train"]), accelerator.num_processes)
+        set_seed(arguments.seed)
+        model, tokenizer = make_model(model_arguments, data.end_token)
+        layout = make_layout(data, model, tokenizer)
+        examples = encode_tables(accelerator, tables, layout, tokenizer, data.preprocessing_num_workers)
+        for part, encoded in examples.items():
+            accelerator.print(f"{part}: {encoded.describe()}")
+        set_steps(arguments, course, len(examples["train"]), accelerator.num_processes)
+        run = prepare_run(accelerator, arguments, model, learning_rates(model_arguments, model.config))
+        collate = ContextCollator(tokenizer.pad_token_id, layout.by_sentences, data.summary_loss_only)
+        summarizer = make_summarizer(run, tokenizer, collate, data, decoding)
+        summarizer.rehearse(run.model, examples["validation"])
+        evaluator = Evaluator(
+            accelerator,
+            examples["validation"],
+            tables["validation"]["references"],
+            summarizer,
+            arguments.per_device_eval_batch_size,
+            decoding.num_validation_summaries,
+            decoding.use_stemmer,
+        )
+        settings = {
+            "validation": examples["validation"].fingerprint(),
+            "summary_loss_only": data.summary_loss_only,
+            "choice": [
+                decoding.num_validation_summaries,
+                summarizer.options if decoding.num_validation_summaries else {},
+            ],
+        }
     start_tracking(accelerator, "finetune_summarization", model_arguments, data, decoding, course, arguments)
-    run = prepare_run(accelerator, arguments, model, learning_rates(model_arguments, model.config))
-    collate = ContextCollator(tokenizer.pad_token_id, layout.by_sentences, data.summary_loss_only)
-    summarizer = make_summarizer(run, tokenizer, collate, data, decoding)
-    summarizer.rehearse(run.model, examples["validation"])
-    evaluator = Evaluator(
-        accelerator,
-        examples["validation"],
-        tables["validation"]["references"],
-        summarizer,
-        arguments.per_device_eval_batch_size,
-        decoding.num_validation_summaries,
-        decoding.use_stemmer,
-    )
-    settings = {
-        "validation": examples["validation"].fingerprint(),
-        "summary_loss_only": data.summary_loss_only,
-        "choice": [decoding.num_validation_summaries, summarizer.options if decoding.num_validation_summaries else {}],
-    }
 
     def facts() -> dict[str, Any]:
         return card_facts(run, "finetune_summarization.py", data.describe())
@@ -272,7 +276,7 @@ def main(argv: list[str] | None = None) -> None:
     if accelerator.is_main_process:
         references = list(tables["test"]["references"])
         write_results(run, time.monotonic() - started, speed, summaries, references, decoding, summarizer.options)
-    accelerator.end_training()
+    end_run(run)
 
 
 if __name__ == "__main__":

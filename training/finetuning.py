@@ -239,7 +239,7 @@ def fine_tune(
 
     Args:
         run: of `prepare_run`.
-        checkpoint: of `prepare_output_dir`.
+        checkpoint: of `output_folder`.
         course: of the command line.
         settings: what decides the course of the run besides what every run has.
         examples: to train on.
@@ -255,7 +255,7 @@ def fine_tune(
     accelerator, arguments = run.accelerator, run.arguments
     config = accelerator.unwrap_model(run.model).config
     settings = {
-        **course_settings(arguments, config, examples.fingerprint(), accelerator.num_processes, tokenizer),
+        **course_settings(arguments, config, examples.fingerprint(), accelerator, tokenizer),
         "learning_rates": [group["initial_lr"] for group in run.optimizer.param_groups],
         "patience": course.early_stopping_patience,
         "evaluation_steps": arguments.evaluation_steps,
