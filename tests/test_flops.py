@@ -1,29 +1,24 @@
 """FLOPs by formula against the products of a training step, counted; and the speed that follows from them."""
 
-import sys
 from typing import Any
 
+import flops
 import pytest
+import speed
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
-from training_runs import TRAINING
 
-sys.path.insert(0, str(TRAINING))
-
-import flops  # noqa: E402
-import speed  # noqa: E402
-
-from hf_synlm import (  # noqa: E402  # noqa: E402
+from hf_synlm import (
     GPSTConfig,
     GPSTForCausalLM,
     ONLSTMConfig,
     ONLSTMForCausalLM,
     matrix_products,
 )
-from tests import test_modeling_rnng as rnng  # noqa: E402
-from tests.test_modeling_gpst import NO_DROPOUT  # noqa: E402
+from tests import test_modeling_rnng as rnng
+from tests.test_modeling_gpst import NO_DROPOUT
 
 
 class Counter(TorchDispatchMode):

@@ -5,38 +5,34 @@ import inspect
 import json
 import math
 import shutil
-import sys
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import checkpoints
+import common
 import numpy as np
 import pytest
+import recurrent_measures
+import recurrent_schedule as schedules
+import run_arguments
+import stream_batches
+import stream_evaluation
 import torch
+import train_recurrent
 import yaml
 from safetensors.torch import load_file
 from training_runs import TRAINING, kill_after_checkpoint, run_script
 from transformers import AutoTokenizer
 
-sys.path.insert(0, str(TRAINING))
-
-import checkpoints  # noqa: E402
-import common  # noqa: E402
-import recurrent_measures  # noqa: E402
-import recurrent_schedule as schedules  # noqa: E402
-import run_arguments  # noqa: E402
-import stream_batches  # noqa: E402
-import stream_evaluation  # noqa: E402
-import train_recurrent  # noqa: E402
-
-from hf_synlm.conversion import convert_state_dict  # noqa: E402
-from hf_synlm.conversion.on_lstm import RULES  # noqa: E402
-from hf_synlm.conversion.rename import rename_state_dict  # noqa: E402
-from hf_synlm.data.samples import sample_path  # noqa: E402
-from hf_synlm.data.streams import SentenceCode, make_stream  # noqa: E402
-from hf_synlm.data.treebank import read_treebank  # noqa: E402
-from hf_synlm.evaluation.parsing import unlabeled_f1  # noqa: E402
+from hf_synlm.conversion import convert_state_dict
+from hf_synlm.conversion.on_lstm import RULES
+from hf_synlm.conversion.rename import rename_state_dict
+from hf_synlm.data.samples import sample_path
+from hf_synlm.data.streams import SentenceCode, make_stream
+from hf_synlm.data.treebank import read_treebank
+from hf_synlm.evaluation.parsing import unlabeled_f1
 
 TYPES = (
     train_recurrent.ModelArguments,
@@ -463,9 +459,9 @@ def test_resumed_run_is_bit_equal(architecture: str, corpus: dict[str, str], tmp
 def test_killed_process_resumes_bit_equal(corpus: dict[str, str], tmp_path: Path) -> None:
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     train_recurrent.main(run_flags(corpus, straight, "on_lstm"))
-    command = [sys.executable, str(TRAINING / "train_recurrent.py"), *run_flags(corpus, killed, "on_lstm")]
-    kill_after_checkpoint(command, killed, 7, corpus["cache"])
-    again = run_script([*command, "--resume_from_checkpoint", "latest"], killed, corpus["cache"])
+    argv = run_flags(corpus, killed, "on_lstm")
+    kill_after_checkpoint("train_recurrent", argv, 7, corpus["cache"])
+    again = run_script("train_recurrent", argv, corpus["cache"])
     assert "resumed from" in again["stdout"]
     same_run(straight, killed)
 
@@ -740,44 +736,3 @@ def test_published_sizes(name: str, millions: float) -> None:
     with torch.device("meta"):
         model = train_recurrent.MODELS[values["architecture"]](config)
     assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 1) == millions
-
-
-# ---------------------------------------------------------------------------------------------- several processes
-@pytest.mark.slow
-def test_two_processes_train_the_model_of_one(corpus: dict[str, str], tmp_path: Path) -> None:
-    """With half the rows each, and after a resumption; dropout would differ."""
-    none = ",".join(f"{name}_dropout=0" for name in ("embedding", "input", "hidden", "output", "weight"))
-    overrides = f"{SMALL['on_lstm']},supervised_layers=[1],syntactic_distance_weight=0,{none}"
-    course = ("--schedule", "adam-asgd", "--averaging_epoch", "1", "--num_train_epochs", "3", "--tree_supervision")
-    more = ("--learning_rate", "0.01", "--config_overrides", overrides, "--checkpointing_steps", "20", *course)
-
-    def evaluations(name: str, launcher: list[str], rows: str, *last: str) -> list[float]:
-        arguments = flags(corpus, tmp_path / name, "on_lstm", *more, "--per_device_train_batch_size", rows, *last)
-        found = run_script(
-            [*launcher, str(TRAINING / "train_recurrent.py"), *arguments], tmp_path / name, corpus["cache"]
-        )
-        return [item["losses"]["nats"] for item in found["evaluations"]]
-
-    one = evaluations("one", [sys.executable], "4")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    two = evaluations("two", launcher, "2")
-    assert two == pytest.approx(one, rel=1e-5) and one[-1] < one[0]
-    assert evaluations("two", launcher, "2", "--resume_from_checkpoint", "latest") == two
-
-
-@pytest.mark.slow
-def test_two_processes_evaluate_the_saved_model(corpus: dict[str, str], tmp_path: Path) -> None:
-    """PRPN has running statistics, which every process collects from its own rows."""
-    more = ("--schedule", "adam-plateau", "--learning_rate", "0.01", "--num_train_epochs", "2")
-    arguments = flags(corpus, tmp_path / "two", "prpn", *more, "--per_device_train_batch_size", "2")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    found = run_script([*launcher, str(TRAINING / "train_recurrent.py"), *arguments], tmp_path / "two", corpus["cache"])
-    best = next(item for item in found["evaluations"] if item["step"] == found["best_step"])
-    assert best["step"] > 0
-    model = train_recurrent.PRPNForCausalLM.from_pretrained(tmp_path / "two" / "model")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "two" / "model")
-    data = stream_batches.StreamDataArguments([corpus["train"]], [corpus["valid"]], bptt=8)
-    accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
-    stream = stream_batches.load_stream(data, [corpus["valid"]], tokenizer)
-    nats = stream_evaluation.evaluate_stream(accelerator, model, stream, 2, 8)
-    assert best["losses"]["nats"] == pytest.approx(nats, rel=1e-6)

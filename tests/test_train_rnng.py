@@ -1,29 +1,25 @@
 """Training of RNNG and its LSTM baseline: batches, exact resume, the best model, evaluation, and what is refused."""
 
 import math
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import common
 import numpy as np
 import pytest
+import run_arguments
+import samplers
 import torch
+import train_rnng
+import tree_batches
 import yaml
 from accelerate import Accelerator
+from labeled_evaluation import Objective, add_perplexities, evaluate_given_trees, spread
 from training_runs import TRAINING, kill_after_checkpoint, run_script
 
-sys.path.insert(0, str(TRAINING))
-
-import common  # noqa: E402
-import run_arguments  # noqa: E402
-import samplers  # noqa: E402
-import train_rnng  # noqa: E402
-import tree_batches  # noqa: E402
-from labeled_evaluation import Objective, add_perplexities, evaluate_given_trees, spread  # noqa: E402
-
-from hf_synlm import LSTMConfig, LSTMForCausalLM, RNNGConfig, RNNGForCausalLM  # noqa: E402
-from hf_synlm.data.samples import sample_path  # noqa: E402
+from hf_synlm import LSTMConfig, LSTMForCausalLM, RNNGConfig, RNNGForCausalLM
+from hf_synlm.data.samples import sample_path
 
 TYPES = (
     train_rnng.ModelArguments,
@@ -47,9 +43,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return paths
 
 
-def command(corpus: dict[str, str], output_dir: Path, architecture: str, *flags: str) -> list[str]:
+def flags_of(corpus: dict[str, str], output_dir: Path, architecture: str, *flags: str) -> list[str]:
     return [
-        *(sys.executable, str(TRAINING / "train_rnng.py")),
         *("--config", str(TRAINING / f"configs/{architecture}_tiny.yaml"), "--config_overrides", SMALL),
         *("--output_dir", str(output_dir), "--overwrite_output_dir", "False", "--train_files", corpus["train"]),
         *("--validation_files", corpus["valid"], "--test_files", corpus["test"], "--per_device_train_batch_size", "4"),
@@ -58,7 +53,7 @@ def command(corpus: dict[str, str], output_dir: Path, architecture: str, *flags:
 
 
 def run(corpus: dict[str, str], output_dir: Path, architecture: str, *flags: str) -> dict:
-    return run_script(command(corpus, output_dir, architecture, *flags), output_dir, corpus["cache"])
+    return run_script("train_rnng", flags_of(corpus, output_dir, architecture, *flags), corpus["cache"])
 
 
 def parse(*flags: str) -> tuple:
@@ -138,8 +133,8 @@ def test_killed_run_resumes_bit_equal(architecture: str, corpus: dict[str, str],
     straight = run(corpus, tmp_path / "straight", architecture, *flags)
     assert straight["step"] > 6
     killed = tmp_path / "killed"
-    kill_after_checkpoint(command(corpus, killed, architecture, *flags), killed, 3, corpus["cache"])
-    resumed = run(corpus, killed, architecture, *flags, "--resume_from_checkpoint", "latest")
+    kill_after_checkpoint("train_rnng", flags_of(corpus, killed, architecture, *flags), 3, corpus["cache"])
+    resumed = run(corpus, killed, architecture, *flags)
     assert "resumed from" in resumed["stdout"]
     for key in ("step", "best_step", "sentences", "train", "evaluations", "test"):
         assert resumed[key] == straight[key]

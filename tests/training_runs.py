@@ -1,16 +1,26 @@
-"""Running training scripts as processes: to the end, or until they are killed."""
+"""Running training scripts as processes: to the end, until they are killed, alone or as one of two under torchrun.
 
+Importing transformers takes longer than these runs. A server process imports the scripts once and forks every run
+from itself (the start method "forkserver" of multiprocessing); a run is a process of its own all the same, which can
+be killed.
+"""
+
+import importlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINING = ROOT / "training"
 STATE_FILE = "training_state.json"
+SCRIPTS = ("pretrain_gpst", "train_rnng", "train_recurrent")
 
 
 def environment(cache: str) -> dict[str, str]:
@@ -19,24 +29,102 @@ def environment(cache: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "HF_DATASETS_CACHE": cache, "OMP_NUM_THREADS": "1"}
 
 
-def run_script(command: Sequence[str], output_dir: Path, cache: str) -> dict:
-    """Run a script to its end; what it printed and its results."""
-    done = subprocess.run(command, env=environment(cache), capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {"stdout": done.stdout, **json.loads((output_dir / "all_results.json").read_text())}
+# ---------------------------------------------------------------------------------------------- one process
+def _target(script: str, argv: Sequence[str], log: str, changes: dict[str, str]) -> None:
+    os.environ.update(changes)
+    with open(log, "ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    # The cache has been read from the environment of the server.
+    import datasets
+
+    datasets.config.HF_DATASETS_CACHE = Path(os.environ["HF_DATASETS_CACHE"])
+    sys.argv = [script, *argv]
+    importlib.import_module(script).main(list(argv))
+    sys.stdout.flush()
 
 
-def kill_after_checkpoint(command: Sequence[str], output_dir: Path, step: int, cache: str) -> None:
-    """Run a script, kill it as soon as the checkpoint of a step is complete, and leave traces of a cut save."""
-    with subprocess.Popen(
-        command, env=environment(cache), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
+class ScriptRun:
+    """A script in a process of its own.
+
+    Args:
+        script: name of the module in training/.
+        argv: its flags, with `--output_dir`.
+        cache: folder for the cache of `datasets`.
+        changes: changes of the environment.
+    """
+
+    def __init__(self, script: str, argv: Sequence[str], cache: str, **changes: str):
+        self.output_dir = Path(argv[list(argv).index("--output_dir") + 1])
+        self.output_dir.parent.mkdir(parents=True, exist_ok=True)
+        self.log = self.output_dir.with_name(f"{self.output_dir.name}.log")
+        self.log.unlink(missing_ok=True)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(list(SCRIPTS))
+        arguments = (script, argv, str(self.log), {"HF_DATASETS_CACHE": cache, **changes})
+        self.process = context.Process(target=_target, args=arguments)
+        self.process.start()
+
+    @property
+    def text(self) -> str:
+        """What it has printed so far."""
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for something that the process does."""
         deadline = time.monotonic() + 120
-        while not (output_dir / f"step_{step}" / STATE_FILE).is_file():
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-    (output_dir / "all_results.json").unlink(missing_ok=True)
+        while not condition():
+            assert self.process.is_alive() and time.monotonic() < deadline, f"no {what}:\n{self.text[-3000:]}"
+            time.sleep(0.002)
+
+    def kill(self) -> None:
+        """Kill -9."""
+        self.process.kill()
+        self.process.join()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        os.kill(self.process.pid, number)
+
+    def finish(self, status: int = 0) -> str:
+        """Wait for the end; what it has printed."""
+        self.process.join(240)
+        assert self.process.exitcode == status, f"status {self.process.exitcode}:\n{self.text[-3000:]}"
+        return self.text
+
+
+def run_script(script: str, argv: Sequence[str], cache: str) -> dict[str, Any]:
+    """Run a script to its end; what it printed and its results."""
+    run = ScriptRun(script, argv, cache)
+    return {"stdout": run.finish(), **results_of(run.output_dir)}
+
+
+def results_of(output_dir: Path) -> dict[str, Any]:
+    """`all_results.json` of a run."""
+    return json.loads((output_dir / "all_results.json").read_text(encoding="utf-8"))
+
+
+def kill_after_checkpoint(script: str, argv: Sequence[str], step: int, cache: str) -> None:
+    """Run a script, kill it as soon as the checkpoint of a step is complete, and leave traces of a cut save."""
+    run = ScriptRun(script, argv, cache)
+    run.wait_until((run.output_dir / f"step_{step}" / STATE_FILE).is_file, f"checkpoint of step {step}")
+    run.kill()
+    # It was fast: what it did after the checkpoint would make the rest of the test trivial.
+    (run.output_dir / "all_results.json").unlink(missing_ok=True)
     # Saves that were cut short: they are newer than the complete one and must not be taken.
-    (output_dir / f"step_{step + 1}.partial").mkdir()
-    (output_dir / "step_999").mkdir()
+    (run.output_dir / f"step_{step + 1}.partial").mkdir(exist_ok=True)
+    (run.output_dir / "step_999").mkdir()
+
+
+# ---------------------------------------------------------------------------------------------- several processes
+def launch(command: Sequence[str], cache: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+    """Run a launcher (torchrun, `accelerate launch`) with what follows, to its end."""
+    return subprocess.run(command, env=environment(cache), capture_output=True, text=True, timeout=timeout, cwd=ROOT)
+
+
+def torchrun(num_processes: int = 2) -> list[str]:
+    """The launcher of PyTorch."""
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes", "1"),
+        *("--nproc_per_node", str(num_processes)),
+    ]

@@ -17,6 +17,7 @@ from checkpoints import PARTIAL_SUFFIX, TrainingState, tokenizer_hash, write_jso
 from output_folder import ARGUMENTS_FILE, without_token
 from run_arguments import TrainingArguments
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.hub.card import fill_card
@@ -201,7 +202,7 @@ def set_up_layers(model: PreTrainedModel, arguments: TrainingArguments) -> None:
     if arguments.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise ValueError(f"gradient_checkpointing is set, but {kind} has no layers to recompute. Leave it out.")
-        model.gradient_checkpointing_enable()
+        model.activation_checkpointing_enable()
     if arguments.torch_compile:
         if kind != "gpst":
             raise ValueError(
@@ -276,8 +277,21 @@ def export_run(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, An
     weights = run.accelerator.get_state_dict(run.model)
     if run.accelerator.is_main_process:
         plain = run.accelerator.unwrap_model(run.model)
+        if isinstance(plain, FSDPModule):
+            plain = _without_shards(plain)
+            # Gathered weights are copies: the ones that are tied would be saved twice.
+            weights = {name: value for name, value in weights.items() if name not in plain.all_tied_weights_keys}
         card = fill_card(
             plain.config, {"repo_id": run.arguments.hub_model_id or run.output_dir.resolve().name, **facts}
         )
         export_model(plain, tokenizer, folder, card=card, overwrite=True, state_dict=weights)
     run.accelerator.wait_for_everyone()
+
+
+def _without_shards(model: PreTrainedModel) -> PreTrainedModel:
+    """An empty model of the class that is to be saved: FSDP2 makes a subclass of its own of it."""
+    own_class = next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
+    with torch.device("meta"):
+        empty = own_class(model.config)
+    empty.generation_config = model.generation_config
+    return empty

@@ -1,0 +1,99 @@
+"""Jobs on the processes that torchrun has started, so that its launch and the imports are paid for once.
+
+    torchrun --standalone --nproc_per_node 2 tests/two_processes.py JOBS.json
+
+A job is a run of a training script. Every process of torchrun forks a child per job, which meets the others' children
+under the ranks that torchrun gave, can be killed, and leaves its exit status in `OUTPUT_DIR.status_RANK`.
+"""
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
+
+
+def shard_on_cpu() -> None:
+    """Make accelerate prepare models for FSDP2 on CPUs, which its launcher does for GPUs only."""
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils import DistributedType
+
+    initialize = AcceleratorState.__init__
+
+    def patched(self: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
+        initialize(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+        if fsdp_plugin is not None:
+            for state in (PartialState, AcceleratorState):
+                state._shared_state["distributed_type"] = DistributedType.FSDP
+            AcceleratorState._shared_state["fsdp_plugin"] = fsdp_plugin
+
+    AcceleratorState.__init__ = patched
+
+
+def run_child(job: dict[str, Any]) -> None:
+    """The job itself; ends the process."""
+    # torchrun's own store knows one group of processes; every job makes another.
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job["port"]), **job.get("environment", {}))
+    rank = os.environ["RANK"]
+    with open(f"{job['output_dir']}.log_{rank}", "wb", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    status = 1
+    try:
+        if "ACCELERATE_USE_FSDP" in job.get("environment", {}):
+            shard_on_cpu()
+        sys.argv = [job["script"], *job["argv"]]
+        importlib.import_module(job["script"]).main(job["argv"])
+        status = 0
+    except SystemExit as end:
+        status = int(end.code or 0)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def watch(pid: int, job: dict[str, Any]) -> int:
+    """Wait for a child; kill it or send it a signal once its checkpoint exists, if the job says so."""
+    rank, deadline, done = int(os.environ["RANK"]), time.monotonic() + 120, False
+    trigger = Path(job["output_dir"]) / job["after"] if "after" in job else None
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if trigger is not None and not done and trigger.exists():
+            done = True
+            if rank in job["ranks"]:
+                os.kill(pid, getattr(signal, job["signal"]))
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            deadline += 60
+        time.sleep(0.002)
+
+
+def main(jobs_file: str) -> None:
+    """Run the jobs one after the other."""
+    assert int(os.environ["WORLD_SIZE"]) == 2
+    jobs = json.loads(Path(jobs_file).read_text(encoding="utf-8"))
+    for script in sorted({job["script"] for job in jobs}):
+        importlib.import_module(script)
+    for job in jobs:
+        pid = os.fork()
+        if pid == 0:
+            run_child(job)
+        status = watch(pid, job)
+        Path(f"{job['output_dir']}.status_{os.environ['RANK']}").write_text(str(status), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
