@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import checkpoints
@@ -348,11 +349,12 @@ def test_changed_settings_are_named(tmp_path: Path) -> None:
     assert again == settings
     run.arguments.learning_rate = 0.5
     run.model.config.window_size = 7
-    other = common.course_settings(run.arguments, run.model.config, "other", 2, word_tokenizer([["a", "c"]]))
+    two = SimpleNamespace(num_processes=2, mixed_precision="bf16")
+    other = common.course_settings(run.arguments, run.model.config, "other", two, word_tokenizer([["a", "c"]]))
     with pytest.raises(ValueError) as error:
         checkpoints.load_checkpoint(run.accelerator, folder, other)
     for text in ("learning_rate 0.01 (now 0.5)", "config.window_size 2 (now 7)", "training_data 'text' (now 'other')",
-                 "num_processes 1 (now 2)", "tokenizer '"):  # fmt: skip
+                 "num_processes 1 (now 2)", "mixed_precision 'no' (now 'bf16')", "tokenizer '"):  # fmt: skip
         assert text in str(error.value)
 
 
