@@ -1,17 +1,12 @@
 """The folder of a run: what is refused and resumed, and that a run is replaced only by one that begins."""
 
-import sys
 from pathlib import Path
 
+import checkpoints
+import common
+import output_folder as folders
 import pytest
-from training_runs import TRAINING
-
-sys.path.insert(0, str(TRAINING))
-
-import checkpoints  # noqa: E402
-import common  # noqa: E402
-import output_folder as folders  # noqa: E402
-import run_arguments  # noqa: E402
+import run_arguments
 
 
 def prepare(folder: Path, **options: object) -> object:

@@ -5,7 +5,6 @@ import inspect
 import json
 import math
 import shutil
-import sys
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -737,44 +736,3 @@ def test_published_sizes(name: str, millions: float) -> None:
     with torch.device("meta"):
         model = train_recurrent.MODELS[values["architecture"]](config)
     assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 1) == millions
-
-
-# ---------------------------------------------------------------------------------------------- several processes
-@pytest.mark.slow
-def test_two_processes_train_the_model_of_one(corpus: dict[str, str], tmp_path: Path) -> None:
-    """With half the rows each, and after a resumption; dropout would differ."""
-    none = ",".join(f"{name}_dropout=0" for name in ("embedding", "input", "hidden", "output", "weight"))
-    overrides = f"{SMALL['on_lstm']},supervised_layers=[1],syntactic_distance_weight=0,{none}"
-    course = ("--schedule", "adam-asgd", "--averaging_epoch", "1", "--num_train_epochs", "3", "--tree_supervision")
-    more = ("--learning_rate", "0.01", "--config_overrides", overrides, "--checkpointing_steps", "20", *course)
-
-    def evaluations(name: str, launcher: list[str], rows: str, *last: str) -> list[float]:
-        arguments = flags(corpus, tmp_path / name, "on_lstm", *more, "--per_device_train_batch_size", rows, *last)
-        found = run_script(
-            [*launcher, str(TRAINING / "train_recurrent.py"), *arguments], tmp_path / name, corpus["cache"]
-        )
-        return [item["losses"]["nats"] for item in found["evaluations"]]
-
-    one = evaluations("one", [sys.executable], "4")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    two = evaluations("two", launcher, "2")
-    assert two == pytest.approx(one, rel=1e-5) and one[-1] < one[0]
-    assert evaluations("two", launcher, "2", "--resume_from_checkpoint", "latest") == two
-
-
-@pytest.mark.slow
-def test_two_processes_evaluate_the_saved_model(corpus: dict[str, str], tmp_path: Path) -> None:
-    """PRPN has running statistics, which every process collects from its own rows."""
-    more = ("--schedule", "adam-plateau", "--learning_rate", "0.01", "--num_train_epochs", "2")
-    arguments = flags(corpus, tmp_path / "two", "prpn", *more, "--per_device_train_batch_size", "2")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    found = run_script([*launcher, str(TRAINING / "train_recurrent.py"), *arguments], tmp_path / "two", corpus["cache"])
-    best = next(item for item in found["evaluations"] if item["step"] == found["best_step"])
-    assert best["step"] > 0
-    model = train_recurrent.PRPNForCausalLM.from_pretrained(tmp_path / "two" / "model")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "two" / "model")
-    data = stream_batches.StreamDataArguments([corpus["train"]], [corpus["valid"]], bptt=8)
-    accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
-    stream = stream_batches.load_stream(data, [corpus["valid"]], tokenizer)
-    nats = stream_evaluation.evaluate_stream(accelerator, model, stream, 2, 8)
-    assert best["losses"]["nats"] == pytest.approx(nats, rel=1e-6)

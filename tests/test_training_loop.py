@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import checkpoints
@@ -24,6 +25,7 @@ import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from hub_uploads import LAST_CHECKPOINT, CheckpointUploads
 from interruption import StopSignals
+from output_folder import output_folder
 from run_arguments import TrainingArguments
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -287,8 +289,10 @@ def test_folder_that_cannot_be_written_to(folder: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = folder.replace("{file}", str(tmp_path / "file"))
     arguments = TrainingArguments(output_dir=folder)
-    with pytest.raises(ValueError, match="cannot be written to .*Choose another --output_dir"):
-        common.prepare_output_dir(common.make_accelerator(arguments), arguments)
+    accelerator = common.make_accelerator(arguments)
+    message = "cannot be written to .*Choose another --output_dir"
+    with pytest.raises(ValueError, match=message), output_folder(accelerator, arguments):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -310,7 +314,8 @@ def test_bad_values_are_refused(options: dict[str, Any], message: str) -> None:
 # ---------------------------------------------------------------------------------------------- where a run begins
 def prepare(folder: Path, **options: Any) -> Path | None:
     arguments = TrainingArguments(output_dir=str(folder), **options)
-    return common.prepare_output_dir(common.make_accelerator(arguments), arguments)
+    with output_folder(common.make_accelerator(arguments), arguments) as checkpoint:
+        return checkpoint
 
 
 def test_an_unfinished_run_is_resumed_and_a_finished_one_refused(tmp_path: Path) -> None:
@@ -334,21 +339,22 @@ def test_an_unfinished_run_is_resumed_and_a_finished_one_refused(tmp_path: Path)
 def test_changed_settings_are_named(tmp_path: Path) -> None:
     run, _ = make_run(tmp_path)
     tokenizer = word_tokenizer([["a", "b"]])
-    settings = common.course_settings(run.arguments, run.model.config, "text", 1, tokenizer)
+    settings = common.course_settings(run.arguments, run.model.config, "text", run.accelerator, tokenizer)
     run.state.settings = checkpoints.plain_settings(settings)
     folder = checkpoints.save_checkpoint(run.accelerator, tmp_path, run.state, 1)
     assert checkpoints.load_checkpoint(run.accelerator, folder, settings).settings == run.state.settings
     # How a tokenizer was last called changes nothing.
     tokenizer(["a b", "b"], padding=True, truncation=True, max_length=1)
-    again = common.course_settings(run.arguments, run.model.config, "text", 1, tokenizer)
+    again = common.course_settings(run.arguments, run.model.config, "text", run.accelerator, tokenizer)
     assert again == settings
     run.arguments.learning_rate = 0.5
     run.model.config.window_size = 7
-    other = common.course_settings(run.arguments, run.model.config, "other", 2, word_tokenizer([["a", "c"]]))
+    two = SimpleNamespace(num_processes=2, mixed_precision="bf16")
+    other = common.course_settings(run.arguments, run.model.config, "other", two, word_tokenizer([["a", "c"]]))
     with pytest.raises(ValueError) as error:
         checkpoints.load_checkpoint(run.accelerator, folder, other)
     for text in ("learning_rate 0.01 (now 0.5)", "config.window_size 2 (now 7)", "training_data 'text' (now 'other')",
-                 "num_processes 1 (now 2)", "tokenizer '"):  # fmt: skip
+                 "num_processes 1 (now 2)", "mixed_precision 'no' (now 'bf16')", "tokenizer '"):  # fmt: skip
         assert text in str(error.value)
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import checkpoints
 import common
+import loop
 import optimizers
 import pretrain_gpst
 import pytest
@@ -194,16 +195,19 @@ def test_checkpoints_ahead_of_the_one_resumed_from_are_deleted(tmp_path: Path) -
         checkpoints.write_json(tmp_path / f"step_{step}" / checkpoints.STATE_FILE, state)
     loaded: list[str] = []
     accelerator = SimpleNamespace(
-        load_state=loaded.append, wait_for_everyone=lambda: None, is_main_process=True, save_state=lambda folder: None
-    )
+        load_state=loaded.append, save_state=lambda folder: None, wait_for_everyone=lambda: None, is_main_process=True,
+        print=lambda text: None,
+    )  # fmt: skip
+    state, arguments = checkpoints.TrainingState(), SimpleNamespace(checkpointing_steps=0)
+    run = SimpleNamespace(accelerator=accelerator, state=state, output_dir=tmp_path, arguments=arguments)
     with pytest.raises(ValueError, match=r"seed 1 \(now 2\)"):
-        checkpoints.load_checkpoint(accelerator, tmp_path / "step_4", tmp_path, {"seed": 2})
+        loop.start_or_resume(run, tmp_path / "step_4", {"seed": 2}, evaluate=dict)
     assert len(checkpoints.list_checkpoints(tmp_path)) == 3 and not loaded
-    state = checkpoints.load_checkpoint(accelerator, tmp_path / "step_4", tmp_path, {"seed": 1})
-    assert loaded == [str(tmp_path / "step_4")]
+    loop.start_or_resume(run, tmp_path / "step_4", {"seed": 1}, evaluate=dict)
+    assert loaded == [str(tmp_path / "step_4")] and run.state.step == 4
     # What the run writes next is the newest.
-    state.step = 5
-    checkpoints.save_checkpoint(accelerator, tmp_path, state, keep=1)
+    run.state.step = 5
+    checkpoints.save_checkpoint(accelerator, tmp_path, run.state, keep=1)
     assert [folder.name for folder in checkpoints.list_checkpoints(tmp_path)] == ["step_5"]
 
 

@@ -6,11 +6,17 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import common
 import pytest
+import run_arguments
+import stream_batches
+import stream_evaluation
 import torch
 from safetensors.torch import load_file
 from training_runs import ROOT, ScriptRun, launch, results_of, torchrun
+from transformers import AutoTokenizer
 
+from hf_synlm import PRPNForCausalLM
 from hf_synlm.data.samples import sample_path
 
 DROPOUTS = {
@@ -105,6 +111,12 @@ ONE_PROCESS = {
 }
 
 
+PRPN = (
+    *("--architecture", "prpn", "--config_overrides", "embedding_size=8,hidden_size=12,num_slots=5,num_lookback=2"),
+    *("--schedule", "adam-plateau", "--tree_supervision", "False"),
+)
+
+
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     """All jobs of this file, in one launch."""
@@ -133,6 +145,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
         add(f"{architecture}-killed", architecture, after=after, signal="SIGKILL", ranks=[0, 1])
         add(f"{architecture}-killed", architecture)
         add(f"{architecture}-same", architecture, *SAME_AS_ONE[architecture])
+    add("prpn", "on_lstm", *PRPN)
     endless = ("--max_train_steps", "100000", "--checkpointing_steps", "3", "--evaluation_steps", "0")
     add("signal", "gpst", *endless, after="step_3", signal="SIGTERM", ranks=[1])
     ruin = ("--learning_rate", "1e30", "--max_grad_norm", "1e30", "--max_train_steps", "9", "--logging_steps", "3")
@@ -182,6 +195,23 @@ def same_losses(first: Path, second: Path) -> None:
         assert mine == pytest.approx(theirs, rel=2e-4, abs=2e-5)
     for mine, theirs in zip(own["evaluations"], other["evaluations"], strict=True):
         assert mine["losses"] == pytest.approx(theirs["losses"], rel=2e-4, abs=2e-5)
+
+
+def test_processes_evaluate_the_saved_model(jobs: Jobs) -> None:
+    """PRPN has running statistics, which every process collects from its own rows."""
+    folder = jobs.done("prpn")
+    found = results_of(folder)
+    best = next(item for item in found["evaluations"] if item["step"] == found["best_step"])
+    assert best["step"] > 0
+    model, tokenizer = (
+        PRPNForCausalLM.from_pretrained(folder / "model"),
+        AutoTokenizer.from_pretrained(folder / "model"),
+    )
+    data = stream_batches.StreamDataArguments([str(jobs.folder / "train.txt")], [str(jobs.folder / "valid.txt")])
+    stream = stream_batches.load_stream(data, data.validation_files, tokenizer)
+    accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(jobs.folder)))
+    nats = stream_evaluation.evaluate_stream(accelerator, model, stream, 8, 20)
+    assert best["losses"]["nats"] == pytest.approx(nats, rel=1e-6)
 
 
 def test_a_signal_to_one_process_stops_both(jobs: Jobs) -> None:

@@ -269,17 +269,12 @@ def read_state(folder: Path, settings: dict[str, Any]) -> TrainingState:
     return state
 
 
-def load_checkpoint(
-    accelerator: Accelerator, folder: Path, output_dir: Path, settings: dict[str, Any]
-) -> TrainingState:
-    """Restore model, optimizer and schedule, delete checkpoints of later steps, and return the state of the run.
-
-    The run goes on from here: what lies ahead of it would count as newer than what it will write.
+def load_checkpoint(accelerator: Accelerator, folder: Path, settings: dict[str, Any]) -> TrainingState:
+    """Restore model, optimizer and schedule, and return the state of the run.
 
     Args:
-        accelerator: with model, optimizer and schedule prepared. Every process has to call.
+        accelerator: with model, optimizer and schedule prepared.
         folder: a complete checkpoint.
-        output_dir: of the run.
         settings: of this run.
 
     Returns:
@@ -290,10 +285,11 @@ def load_checkpoint(
     """
     state = read_state(folder, settings)
     accelerator.load_state(str(folder))
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        for other in list_checkpoints(output_dir):
-            if int(other.name.removeprefix("step_")) > state.step:
-                remove_folder(other)
-    accelerator.wait_for_everyone()
     return state
+
+
+def remove_later(output_dir: Path, step: int) -> None:
+    """Delete checkpoints of later steps: they would count as newer than those that a resumed run will write."""
+    for folder in list_checkpoints(output_dir):
+        if int(folder.name.removeprefix("step_")) > step:
+            remove_folder(folder)

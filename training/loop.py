@@ -12,7 +12,15 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from best_model import BestModel
-from checkpoints import TrainingState, check_space, load_checkpoint, plain_settings, save_checkpoint, write_json
+from checkpoints import (
+    TrainingState,
+    check_space,
+    load_checkpoint,
+    plain_settings,
+    remove_later,
+    save_checkpoint,
+    write_json,
+)
 from common import Run, end_run
 from interruption import StopSignals
 from run_arguments import TrainingArguments
@@ -142,7 +150,10 @@ def start_or_resume(
         ValueError: when settings or data are not those of the checkpoint, or the disk is too small.
     """
     if checkpoint is not None:
-        run.state = load_checkpoint(run.accelerator, checkpoint, run.output_dir, settings)
+        run.state = load_checkpoint(run.accelerator, checkpoint, settings)
+        if run.accelerator.is_main_process:
+            remove_later(run.output_dir, run.state.step)
+        run.accelerator.wait_for_everyone()
         if best is not None:
             best.prune(run)
         run.accelerator.print(f"resumed from {checkpoint} at step {run.state.step}")

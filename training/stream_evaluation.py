@@ -155,7 +155,7 @@ class TreeScorer:
                     f"parse_options: {type(model).__name__}.parse takes no {name!r}. Choose among "
                     f"{', '.join(sorted(known))}."
                 )
-        first = self._part([0])
+        first = self.treebank.select([0])
         trees = parse_words(model, self.tokenizer, first.words, **self.options)
         score_trees(trees, first, self.convention)
 
