@@ -225,10 +225,11 @@ def prepare(
     if not is_prepared(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
-            _prepare_tokenizer(arguments, folder / "tokenizer")
-            tokenizer = load_tokenizer(folder / "tokenizer")
-            for split in SPLITS:
-                write_corpus(arguments, split, tokenizer, folder / split, shard_tokens)
+            if not is_prepared(folder):  # by the process before
+                _prepare_tokenizer(arguments, folder / "tokenizer")
+                tokenizer = load_tokenizer(folder / "tokenizer")
+                for split in SPLITS:
+                    write_corpus(arguments, split, tokenizer, folder / split, shard_tokens)
     elif arguments.takes_finished:
         _check_given(arguments, folder)
     else:

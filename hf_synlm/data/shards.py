@@ -27,7 +27,6 @@ FORMAT = 1
 INDEX_FILE, MADE_FROM_FILE = "corpus.json", "made_from.json"
 ALIGNMENT = 8
 _OPEN_SHARDS = 512  # every memory map holds a file open
-_CHUNK = 1 << 24
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -293,11 +292,9 @@ class PreparedCorpus:
             ValueError: a shard was changed; the message names it.
         """
         for number, record in enumerate(self.records):
-            digest = hashlib.sha256()
             with shard_path(self.folder, number).open("rb") as file:
-                while data := file.read(_CHUNK):
-                    digest.update(data)
-            if digest.hexdigest() != record.sha256:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != record.sha256:
                 raise ValueError(_damage(self.folder, number, f"is damaged: its checksum is not that of {INDEX_FILE}"))
 
     def shard(self, number: int) -> Shard:

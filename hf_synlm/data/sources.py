@@ -27,6 +27,8 @@ HASHED_BYTES = 1 << 26  # files up to this size are told apart by their content,
 ROWS_PER_BATCH = 64
 HINT = "hint"  # key of a position: makes a restart quick, but two ways to the same place may have different ones
 
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
+
 # What is counted, in the words in which it is printed.
 BAD_BYTES = "undecodable bytes replaced"
 CUT_LINES = "lines longer than 1 MiB cut"
@@ -68,7 +70,8 @@ def describe_file(path: str) -> dict[str, Any]:
     status = Path(path).stat()
     known: dict[str, Any] = {"name": Path(path).name, "bytes": status.st_size}
     if status.st_size <= HASHED_BYTES:
-        return {**known, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()}
+        with Path(path).open("rb") as file:
+            return {**known, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
     return {**known, "modified": status.st_mtime_ns}
 
 
@@ -100,9 +103,11 @@ class TextFiles(TextSource):
         for number in range(at["file"], len(self.paths)):
             self._number, path = number, self.paths[number]
             with Path(path).open("rb") as file:
-                if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+                beginning = file.read(4)
+                if beginning.startswith((b"\xff\xfe", b"\xfe\xff")):
                     raise ValueError(f"{path} is UTF-16. Convert it: iconv -f UTF-16 -t UTF-8 {path} > NEW_FILE")
-                file.seek(0)
+                if beginning.startswith(_COMPRESSED):
+                    raise ValueError(f"{path} is compressed. Pass the file that is in it.")
                 yield from self._read(path, file, counts)
                 yield [""]
             self._offset, self._inside = 0, False
@@ -195,6 +200,7 @@ class JSONFiles(TableFiles):
     kind = "json"
 
     def _read(self, path: str, file: BinaryIO, counts: Counter[str]) -> Iterator[list[str]]:
+        file.seek(0)
         is_array = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
         is_first = self._offset == 0
         for record in self._array(path, file, counts) if is_array else self._objects(file, counts):
@@ -237,6 +243,7 @@ class CSVFiles(TableFiles):
     def _read(self, path: str, file: BinaryIO, counts: Counter[str]) -> Iterator[list[str]]:
         limit = csv.field_size_limit(2**31 - 1)
         try:
+            file.seek(0)
             # Line by line, so that the position of the file is that of the reader.
             table = csv.reader(_decode(line, counts) for line in iter(file.readline, b""))
             names = next(table, [])
