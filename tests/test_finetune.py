@@ -16,7 +16,7 @@ import torch
 import yaml
 from accelerate.state import AcceleratorState, GradientState
 from tokenizers.processors import TemplateProcessing
-from training_runs import TRAINING, run_script
+from training_runs import TRAINING, launch, results_of, run_script, torchrun
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -506,14 +506,15 @@ def test_resumed_run_is_bit_equal(script: str, name: str, models: Path, files: d
 def test_two_processes_train_and_evaluate_like_one(models: Path, files: dict[str, str], tmp_path: Path) -> None:
     flags = ("--config_overrides", "attn_pdrop=0,embd_pdrop=0,resid_pdrop=0", "--per_device_eval_batch_size", "3")
 
-    def results(name: str, launcher: list[str], batch_size: str) -> dict[str, Any]:
+    def flags_of(name: str, batch_size: str) -> list[str]:
         more = (*flags, "--per_device_train_batch_size", batch_size)
-        arguments = command("glue", models / "gpt2", files, tmp_path / name, *more)
-        script = [*launcher, str(TRAINING / "finetune_glue.py"), *arguments]
-        return run_script(script, tmp_path / name, str(tmp_path / "cache"))
+        return command("glue", models / "gpt2", files, tmp_path / name, *more)
 
-    one = results("one", [sys.executable], "4")
-    two = results("two", [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"], "2")
+    cache = str(tmp_path / "cache")
+    one = run_script("finetune_glue", flags_of("one", "4"), cache)
+    done = launch([*torchrun(), str(TRAINING / "finetune_glue.py"), *flags_of("two", "2")], cache)
+    assert done.returncode == 0, done.stderr[-3000:]
+    two = results_of(tmp_path / "two")
     assert two["examples"] == one["examples"]
     for mine, theirs in zip(two["evaluations"], one["evaluations"], strict=True):
         assert mine["scores"] == theirs["scores"]
