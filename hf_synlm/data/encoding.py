@@ -5,6 +5,7 @@ independently, and their results come back in their order: what is made of them 
 processes. At no time are more than a few blocks in memory.
 """
 
+import gc
 import hashlib
 import json
 import multiprocessing
@@ -18,14 +19,16 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from itertools import chain
 from multiprocessing.connection import wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from hf_synlm.data.sources import TextSource
 from hf_synlm.data.text import split_sentences
+
+if TYPE_CHECKING:  # workers need no sources, and what those import is large
+    from hf_synlm.data.sources import TextSource
 
 BLOCK_CHARACTERS = 1 << 20
 SENTENCES_PER_CALL = 1024
@@ -96,7 +99,7 @@ class EncodedBlock:
 
 # ---------------------------------------------------------------------------------------------- reading
 def read_blocks(
-    sources: Sequence[TextSource],
+    sources: "Sequence[TextSource]",
     start: dict[str, Any] | None = None,
     *,
     skip_documents: int = 0,
@@ -123,7 +126,7 @@ def read_blocks(
     lines: list[str] = []
     size, counts = 0, Counter[str]()
 
-    def take(source: TextSource, position: dict[str, Any] | None) -> Block:
+    def take(source: "TextSource", position: dict[str, Any] | None) -> Block:
         nonlocal lines, size
         block = Block(lines, source.is_split, position, counts.copy())
         lines, size = [], 0
@@ -286,6 +289,7 @@ def _start_worker(encoder: BlockEncoder) -> None:
     """Keep the encoder for all blocks, use one thread, and end when the main process is killed."""
     global _encoder
     _encoder = encoder
+    gc.freeze()  # or every collection would copy the pages that are shared with the process before
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     parent = multiprocessing.parent_process()
     if parent is not None:

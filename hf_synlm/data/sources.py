@@ -17,7 +17,6 @@ from typing import Any, BinaryIO
 
 import pyarrow
 import pyarrow.parquet
-from datasets import load_dataset
 
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.evaluation.parsing_conventions import keep_by_tag
@@ -369,6 +368,8 @@ class HubSource(TextSource):
             raise ValueError(f"{self.name} has no column {self.column!r}. Set --text_column to one of {list(names)}.")
 
     def _table(self) -> Iterator[list[Any]]:
+        from datasets import load_dataset  # a large import, for this kind of source only
+
         table = load_dataset(self.name, self.config, split=self.split)
         self._check_column(table.column_names)
         table = table.with_format("arrow")
@@ -376,6 +377,8 @@ class HubSource(TextSource):
             yield table[first : first + ROWS_PER_BATCH][self.column].to_pylist()
 
     def _stream(self) -> Iterator[list[Any]]:
+        from datasets import load_dataset
+
         stream = load_dataset(self.name, self.config, split=self.split, streaming=True).with_format("arrow")
         if self._state is not None:
             stream.load_state_dict(self._state)
