@@ -462,7 +462,7 @@ def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path: Path, tokenizer_f
     ("name", "content", "message"),
     [
         ("a.txt", "Text.".encode("utf-16"), "is UTF-16. Convert it: iconv"),
-        ("a.jsonl", gzip.compress(b'{"text": "x"}'), "a.jsonl is compressed"),
+        ("a.jsonl", gzip.compress(b'{"text": "x"}', mtime=0), "a.jsonl is compressed"),
         ("a.jsonl", '{"body": "x"}', r"no column 'text'. Set --text_column to one of \['body'\]"),
         ("a.jsonl", '{"text": 7}', "column 'text' of .* holds int, not text"),
         ("a.json", '[{"text": "x"}', "is no JSON"),
