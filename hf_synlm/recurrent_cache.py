@@ -113,7 +113,14 @@ class RecurrentCache(Cache):
 
 
 def check_cache(cache: Any) -> None:
-    """Raise ValueError unless `past_key_values` can hold the state of a recurrent network."""
+    """Check `past_key_values`.
+
+    Args:
+        cache: the argument.
+
+    Raises:
+        ValueError: unless it can hold the state of a recurrent network.
+    """
     if cache is not None and not hasattr(cache, "store"):
         raise ValueError(
             f"past_key_values is a {type(cache).__name__}, which holds keys and values of attention. Leave it out, or "

@@ -356,6 +356,7 @@ def test_published_sizes(name: str, millions: float, corpus: dict[str, str]) -> 
     path = TRAINING / f"configs/{name}.yaml"
     files = ("--train_files", corpus["train"], "--validation_files", corpus["valid"], "--test_files", corpus["test"])
     model, data, course, training = parse("--config", str(path), *files)
+    training.limit_steps()
     config_class = {"rnng": RNNGConfig, "lstm": LSTMConfig}[model.architecture]
     config = config_class.from_preset(model.model_preset, **model.config_overrides)
     with torch.device("meta"):

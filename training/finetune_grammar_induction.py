@@ -132,8 +132,11 @@ class InductionArguments:
         treebank = load_treebank(path, self.punctuation, self.max_tree_sentences)
         if not self.lowercase:
             return treebank
-        words = [[word.lower() for word in sentence] for sentence in treebank.words]
-        return dataclasses.replace(treebank, words=words, convention=f"{treebank.convention}; lower case")
+        sentences = [
+            dataclasses.replace(sentence, words=tuple(map(str.lower, sentence.words)))
+            for sentence in treebank.sentences
+        ]
+        return dataclasses.replace(treebank, sentences=sentences, convention=f"{treebank.convention}; lower case")
 
     def sentences(self) -> Iterator[list[str]]:
         """Words of the training sentences."""

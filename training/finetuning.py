@@ -207,10 +207,10 @@ def check_run(accelerator: Accelerator, arguments: TrainingArguments, model: Mod
 
 # ---------------------------------------------------------------------------------------------- course
 def set_steps(arguments: TrainingArguments, course: CourseArguments, num_samples: int, num_processes: int) -> None:
-    """Turn `num_train_epochs`, if given, into `max_train_steps`."""
-    if course.num_train_epochs:
-        per_step = num_processes * arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
-        arguments.max_train_steps = -(-course.num_train_epochs * num_samples // per_step)
+    """Settle `max_train_steps`: at most what `num_train_epochs`, if given, take."""
+    per_step = num_processes * arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    epochs = course.num_train_epochs
+    arguments.limit_steps(-(-epochs * num_samples // per_step) if epochs else None)
 
 
 def prepare_run(
