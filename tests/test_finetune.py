@@ -456,7 +456,7 @@ def test_summaries_of_gpst_by_other_decoders(options: str, models: Path, files: 
 
 def test_grammar_induction_runs_with_ablations(models: Path, files: dict[str, str], tmp_path: Path) -> None:
     flags = ("--config_overrides", "stop_structure_gradient=false,token_loss_weight=1.0", "--num_train_epochs", "2")
-    flags = (*flags, "--per_device_train_batch_size", "12")
+    flags = (*flags, "--per_device_train_batch_size", "12", "--max_train_steps", "9")
     results = run("induction", models / "gpst", files, tmp_path / "out", *flags)
     assert [item["step"] for item in results["evaluations"]] == [0, 2, 4]
     assert set(results["test"]["trees"]) == {
