@@ -367,6 +367,8 @@ def test_deleted_checkpoints_lose_their_name_first(tmp_path: Path, monkeypatch: 
 
 # ---------------------------------------------------------------------------------------------- signals and kills
 def test_stop_signals() -> None:
+    # A test run in the background may have begun with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     before = signal.getsignal(signal.SIGTERM)
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
