@@ -23,6 +23,7 @@ import samplers
 import steps
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from generation_samples import generate_trees
 from hub_uploads import LAST_CHECKPOINT, CheckpointUploads
 from interruption import StopSignals
 from output_folder import output_folder
@@ -31,7 +32,7 @@ from safetensors import safe_open
 from torch.utils.data import Dataset
 from training_runs import ROOT, ScriptRun, results_of
 
-from hf_synlm import ONLSTMConfig, ONLSTMForCausalLM
+from hf_synlm import LSTMConfig, LSTMForCausalLM, ONLSTMConfig, ONLSTMForCausalLM
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.vocabulary import word_tokenizer
 from tests import test_modeling_rnng as rnng
@@ -515,6 +516,20 @@ def test_samples_trackers_and_utilization(gpst: Callable[..., ScriptRun], straig
     assert any(tag.startswith("generated/0") for tag in tags["tensors"])
     assert results_of(straight)["train"] == found["train"]
     assert "model_flop_utilization" not in results_of(straight)
+
+
+@pytest.mark.parametrize("name", ["gpst", "rnng", "on_lstm", "lstm"])
+def test_generated_sentences_have_all_their_words_in_the_tree(name: str) -> None:
+    tokenizer = word_tokenizer([[f"w{number}" for number in range(60)]])
+    torch.manual_seed(3)
+    model = LSTMForCausalLM(LSTMConfig(vocab_size=40, dropout=0.5)) if name == "lstm" else MODELS[name][0]()
+    model.train()
+    texts = generate_trees(model, tokenizer)
+    assert model.training and len(texts) == 3 and any("\n" in text for text in texts) == (name != "lstm")
+    for text in texts:
+        sentence, _, tree = text.partition("\n")
+        if tree and len(sentence.split()) > 1:
+            assert [line.split()[-1].rstrip(")") for line in tree.splitlines()][-1] == sentence.split()[-1]
 
 
 class FakeHub:

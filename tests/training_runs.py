@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,21 @@ def _target(script: str, argv: Sequence[str], log: str, changes: dict[str, str])
     sys.stdout.flush()
 
 
+def start_server() -> None:
+    """Start the process that imports the scripts, if it does not run yet."""
+    before = os.environ.get("PYTHONPATH")
+    # The server does not take over sys.path, and an import that fails in it is passed over in silence.
+    os.environ["PYTHONPATH"] = os.pathsep.join(x for x in (str(TRAINING), str(ROOT), before) if x)
+    try:
+        forkserver.set_forkserver_preload(list(SCRIPTS))
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
 class ScriptRun:
     """A script in a process of its own.
 
@@ -59,8 +75,8 @@ class ScriptRun:
         self.output_dir.parent.mkdir(parents=True, exist_ok=True)
         self.log = self.output_dir.with_name(f"{self.output_dir.name}.log")
         self.log.unlink(missing_ok=True)
+        start_server()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(SCRIPTS))
         arguments = (script, argv, str(self.log), {"HF_DATASETS_CACHE": cache, **changes})
         self.process = context.Process(target=_target, args=arguments)
         self.process.start()

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from benchmark_clock import Step, seconds
 from benchmark_gpst import BEAM, PARSE_TOKENS, QUARTER, gpst_parse, gpst_train
+from benchmark_loop import gpst_loop, memory_growth, process_scaling
 from benchmark_prepare import prepare_corpus
 from benchmark_recurrent import on_lstm_train, palm_train, prpn_train
 from benchmark_rnng import rnng_search, rnng_search_batched, rnng_search_growth, rnng_train
@@ -124,6 +125,13 @@ CASES = {
             "the tokenizer called with the same sentences, split before, 1000 at a time",
             lambda: prepare_corpus(1),
         ),
+        Case(
+            "gpst-loop-quarter",
+            "a step of the training loop: batch from the data set, GPST forward + backward, clipping, AdamW; D 192, "
+            "d 64, 3 + 9 layers, V 12566, 2 x 256 tokens",
+            "forward + backward, clipping and AdamW on a batch that is there already",
+            lambda: gpst_loop(QUARTER, 2, 256),
+        ),
     )
 }
 
@@ -136,19 +144,22 @@ def _memory_mib(field: str) -> float:
     raise OSError(f"/proc/self/status has no field {field}; memory is measured on Linux only")
 
 
-def _peak_memory(name: str, side: int, threads: int, results: multiprocessing.Queue) -> None:
+Build = Callable[[], tuple[Step, Step, Step]]
+
+
+def _peak_memory(build: str | Build, side: int, threads: int, results: multiprocessing.Queue) -> None:
     torch.set_num_threads(threads)
-    step = CASES[name].build()[side]
+    step = (CASES[build].build if isinstance(build, str) else build)()[side]
     before = _memory_mib("VmRSS")
     step()
     results.put(_memory_mib("VmHWM") - before)
 
 
-def peak_memory(name: str, side: int = 0) -> float:
+def peak_memory(build: str | Build, side: int = 0) -> float:
     """Growth of the resident set during one step, in a fresh process.
 
     Args:
-        name: case.
+        build: name of a case, or a function that builds the sides of one and can be pickled.
         side: 0 measured side, 1 baseline.
 
     Returns:
@@ -159,11 +170,11 @@ def peak_memory(name: str, side: int = 0) -> float:
     """
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    process = context.Process(target=_peak_memory, args=(name, side, torch.get_num_threads(), results))
+    process = context.Process(target=_peak_memory, args=(build, side, torch.get_num_threads(), results))
     process.start()
     process.join()
     if process.exitcode:
-        raise RuntimeError(f"the process that measures the memory of {name} ended with status {process.exitcode}")
+        raise RuntimeError(f"the process that measures the memory of {build} ended with status {process.exitcode}")
     return results.get()
 
 
@@ -215,6 +226,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=5, help="counted pairs per case")
     parser.add_argument("--threads", type=int, help="threads of torch; default as torch chooses")
     parser.add_argument("--growth", action="store_true", help="print how RNNG's search grows, as a table, and stop")
+    parser.add_argument("--memory", action="store_true", help="print GPST's memory by batch and context, and stop")
+    parser.add_argument("--scaling", action="store_true", help="print the speed of one process and of two, and stop")
     parser.add_argument("--json", action="store_true", help="print one JSON object per case")
     options = parser.parse_args(arguments)
     if options.runs < 1:
@@ -223,6 +236,12 @@ def main(arguments: list[str] | None = None) -> int:
         torch.set_num_threads(options.threads)
     if options.growth:
         print(rnng_search_growth(options.runs))
+        return 0
+    if options.memory:
+        print(memory_growth(peak_memory))
+        return 0
+    if options.scaling:
+        print(process_scaling(10 * options.runs))
         return 0
     failed = False
     for name in options.case or CASES:

@@ -117,7 +117,7 @@ class LossMeter:
 
 
 def progress_bar(accelerator: Accelerator, arguments: TrainingArguments, state: TrainingState) -> tqdm:
-    """Progress bar over all steps of the run with the time that is left; a line per minute where it goes to a file."""
+    """Progress bar over all steps of the run with the time that is left; where it goes to a file, readings only."""
     return tqdm(
         total=arguments.max_train_steps,
         initial=state.step,
@@ -182,14 +182,15 @@ class TrainingLoop:
     after_checkpoint: Callable[[Path], None] | None
     speed: SpeedMeter
 
+    def __post_init__(self):
+        """Begin where the run is."""
+        self.meter, self.saved_step = LossMeter(self.run, self.batches), self.run.state.step
+        self.bar = progress_bar(self.run.accelerator, self.run.arguments, self.run.state)
+
     def train(self) -> None:
         """Train to the last step."""
         run, arguments = self.run, self.run.arguments
-        self.meter, self.saved_step = LossMeter(run, self.batches), run.state.step
-        with (
-            StopSignals() as signals,
-            progress_bar(run.accelerator, arguments, run.state) as self.bar,
-        ):
+        with StopSignals() as signals, self.bar:
             stopped_early = False
             for report in optimizer_steps(run, self.batches, self.compute_loss, signals):
                 self.meter.add(report)

@@ -156,6 +156,8 @@ def optimizer_steps(
                 if accelerator.sync_gradients:
                     norm = accelerator.clip_grad_norm_(model.parameters(), arguments.max_grad_norm or math.inf)
                     report.gradient_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+                    if accelerator.scaler is not None:  # float16: a step that overflows is left out and scaled anew
+                        report.gradient_norm = torch.nan_to_num(report.gradient_norm, 0.0, 0.0)
                 run.optimizer.step()
                 if accelerator.sync_gradients:
                     run.schedule.step()

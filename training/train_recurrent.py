@@ -242,9 +242,9 @@ def check_course(accelerator: Accelerator, arguments: RecurrentTrainingArguments
 
 
 # ---------------------------------------------------------------------------------------------- the run
-def card_facts(run: Run, data: StreamDataArguments, num_epochs: int) -> dict[str, Any]:
+def card_facts(run: Run, data: StreamDataArguments) -> dict[str, Any]:
     """What the card of the final model states about this run."""
-    best = run.state.notes["best"]["step"]
+    best, num_epochs = run.state.notes["best"]["step"], len(run.state.notes["evaluations"]) - 1
     return {
         "training_data": data.describe(),
         "training_procedure": f"The best of {run.state.step} steps ({num_epochs} epochs) of "
@@ -371,11 +371,7 @@ def run_training(
     pad, consumed = tokenizer.pad_token_id, run.state.consumed
     dataset, sampler, collate, ends = make_batches(accelerator, arguments, data, stream, pad, consumed)
     loader = make_loader(accelerator, dataset, collate, arguments, sampler)
-
-    def facts() -> dict[str, Any]:
-        return card_facts(run, data, len(run.state.notes["evaluations"]) - 1)
-
-    uploads = CheckpointUploads(run, tokenizer, facts)
+    uploads = CheckpointUploads(run, tokenizer, lambda: card_facts(run, data))
     speed = train(
         run, loader, objective, evaluate, control, evaluation_due=ends.__contains__,
         generate=SampleGenerator(run, tokenizer), after_checkpoint=uploads,
@@ -383,7 +379,7 @@ def run_training(
     )  # fmt: skip
     uploads.finish()
     step = control.restore(run)
-    folder = save_final_model(run, tokenizer, facts())
+    folder = save_final_model(run, tokenizer, card_facts(run, data))
     test: dict[str, Any] = {}
     if measures.test is not None:
         test.update(measures.test.run(run.model, step))
