@@ -130,14 +130,13 @@ class CorpusWriter:
         self.folder, self.dtype, self.shard_tokens = folder, dtype, shard_tokens
         self.made_from = {"format": FORMAT, "dtype": dtype.name, "shard_tokens": shard_tokens, **made_from}
         folder.mkdir(parents=True, exist_ok=True)
-        known = folder / MADE_FROM_FILE
-        if known.exists():
-            check_made_from(folder, self.made_from)
-        else:
-            write_atomically(known, as_json(self.made_from))
         for partial in folder.glob("*.partial"):
             partial.unlink()
         self.records = finished_shards(folder)
+        if self.records:
+            check_made_from(folder, self.made_from)
+        else:  # a first run that failed at once, by a wrong option perhaps, binds nobody
+            write_atomically(folder / MADE_FROM_FILE, as_json(self.made_from))
         self._shard: _OpenShard | None = None
         self._position: dict[str, Any] | None = None
 
@@ -201,13 +200,16 @@ class CorpusWriter:
         names = ("tokens", "sentences", "documents")
         with self._clear_errors():
             if not self.is_complete:
-                self._close(self._open(), None)
+                shard = self._open()
+                if not self.num_tokens:
+                    self.abandon()
+                    what = dropped(shard.counts)
+                    raise ValueError(f"The text for {self.folder} has no tokens. Check files and options{what}.")
+                self._close(shard, None)
             counts: Counter[str] = Counter()
             for record in self.records:
                 counts.update(record.counts)
             totals = {name: sum(getattr(record, name) for record in self.records) for name in names}
-            if not totals["tokens"]:
-                raise ValueError(f"The text for {self.folder} has no tokens. Check files and options{dropped(counts)}.")
             index = {"shards": [asdict(record) for record in self.records], "counts": dict(counts), **totals}
             write_atomically(self.folder / INDEX_FILE, as_json({**index, "made_from": self.made_from}))
             self._restart.unlink(missing_ok=True)
