@@ -6,9 +6,11 @@ import flops
 import pytest
 import speed
 import torch
+from baseline_model import decoder_flops_per_token
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_synlm import (
     GPSTConfig,
@@ -75,6 +77,14 @@ def test_recurrent(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.randint(0, 90, (4, 20))
     found = counted(model.train(), monkeypatch, input_ids=rows, labels=rows)
     assert found == pytest.approx(rows.numel() * flops.recurrent_flops_per_token(model), rel=0.05)
+
+
+def test_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = GPT2Config(vocab_size=90, n_embd=32, n_layer=3, n_head=4, n_positions=64)
+    model = GPT2LMHeadModel(config).train()
+    rows = torch.randint(0, 90, (4, 64))
+    found = counted(model, monkeypatch, input_ids=rows, labels=rows)
+    assert found == pytest.approx(rows.numel() * decoder_flops_per_token(model, 64), rel=0.01)
 
 
 def test_speed_and_utilization(monkeypatch: pytest.MonkeyPatch) -> None:

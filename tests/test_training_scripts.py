@@ -18,6 +18,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 from text_contexts import DataArguments, load_contexts, load_text
 from training_runs import TRAINING, kill_after_checkpoint, run_script
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, LSTMConfig, LSTMForCausalLM
 from hf_synlm.data.vocabulary import word_tokenizer
@@ -101,6 +102,30 @@ def test_killed_run_resumes_bit_equal(corpus: dict[str, str], tmp_path: Path) ->
     text = load_text(data, tmp_path / "nowhere", None)
     contexts = load_contexts(data, text.train, None)
     assert data.takes_finished and contexts.totals()["tokens"] == text.train.num_tokens
+
+
+def test_baseline_on_the_same_contexts(corpus: dict[str, str], tmp_path: Path) -> None:
+    def flags(name: str, *more: str) -> list[str]:
+        gpst = flags_of(corpus, tmp_path / name, "--max_train_steps", "2", "--generation_steps", "2")
+        gpst[gpst.index(SMALL)] = "n_embd=32,n_head=2,n_positions=64"
+        return [flag.replace("gpst_tiny", "gpt2_tiny") for flag in gpst] + list(more)
+
+    results = run_script("pretrain_gpst", flags("out"), corpus["cache"])
+    assert set(results["train"][0]) == {"step", "loss", "gradient_norm", "learning_rate", "tokens_per_second"}
+    assert "trees" not in results["evaluations"][-1] and "step 2: generated" in results["stdout"]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
+    assert model.config.model_type == "gpt2" and model.config.vocab_size == len(tokenizer)
+    assert model.config.pad_token_id == tokenizer.pad_token_id
+    for name, value, match in (
+        ("architecture", "elman", "architecture 'elman' is unknown"),
+        ("config_overrides", "n_positions=32", "context_length 48 needs as many positions"),
+        ("config_overrides", "hidden=32", "has no field 'hidden'"),
+        ("model_name_or_path", "x", "is for GPST"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            pretrain_gpst.main(flags("bad", f"--{name}", value))
+        assert not (tmp_path / "bad" / "arguments.json").exists()
 
 
 def test_newest_complete_checkpoint_is_found(tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, ProjectConfiguration, parse_flag_from_env
 from checkpoints import PARTIAL_SUFFIX, TrainingState, tokenizer_hash, write_json
+from huggingface_hub import HfApi
 from output_folder import ARGUMENTS_FILE, without_token
 from run_arguments import TrainingArguments
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_synlm.hub.card import fill_card
+from hf_synlm.hub.card import PAPERS, fill_card
 from hf_synlm.hub.export import export_model, push_to_hub
 
 
@@ -247,7 +248,9 @@ def save_tokenizer_once(
 
 
 def save_final_model(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, Any]) -> Path:
-    """Export model, tokenizer, code and card to `output_dir/model`, and push it; every process has to call.
+    """Save the model of a run to `output_dir/model`, and push it; every process has to call.
+
+    A model of this library is exported with tokenizer, code and card, one of transformers as transformers saves it.
 
     Args:
         run: of this process.
@@ -260,7 +263,13 @@ def save_final_model(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[s
     folder = run.output_dir / "model"
     export_run(run, tokenizer, facts, folder)
     if run.accelerator.is_main_process and run.arguments.push_to_hub:
-        push_to_hub(folder, run.arguments.hub_model_id, token=run.arguments.hub_token)
+        repo_id, token = run.arguments.hub_model_id, run.arguments.hub_token
+        if run.accelerator.unwrap_model(run.model).config.model_type in PAPERS:
+            push_to_hub(folder, repo_id, token=token)
+        else:
+            api = HfApi(token=token)
+            api.create_repo(repo_id, exist_ok=True)
+            api.upload_folder(repo_id=repo_id, folder_path=str(folder))
     run.accelerator.wait_for_everyone()
     return folder
 
@@ -271,7 +280,7 @@ def export_run(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, An
     Args:
         run: of this process.
         tokenizer: of the model.
-        facts: for the card; the name is added.
+        facts: for the card of a model of this library; the name is added.
         folder: appears when it is complete; an older one is replaced.
     """
     weights = run.accelerator.get_state_dict(run.model)
@@ -281,11 +290,26 @@ def export_run(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, An
             plain = _without_shards(plain)
             # Gathered weights are copies: the ones that are tied would be saved twice.
             weights = {name: value for name, value in weights.items() if name not in plain.all_tied_weights_keys}
-        card = fill_card(
-            plain.config, {"repo_id": run.arguments.hub_model_id or run.output_dir.resolve().name, **facts}
-        )
-        export_model(plain, tokenizer, folder, card=card, overwrite=True, state_dict=weights)
+        if plain.config.model_type in PAPERS:
+            card = fill_card(
+                plain.config, {"repo_id": run.arguments.hub_model_id or run.output_dir.resolve().name, **facts}
+            )
+            export_model(plain, tokenizer, folder, card=card, overwrite=True, state_dict=weights)
+        else:
+            _save_plainly(plain, tokenizer, folder, weights)
     run.accelerator.wait_for_everyone()
+
+
+def _save_plainly(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, weights: dict[str, Tensor]
+) -> None:
+    """Save a model of transformers under a temporary name, and rename it."""
+    partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
+    shutil.rmtree(partial, ignore_errors=True)
+    model.save_pretrained(partial, state_dict=weights)
+    tokenizer.save_pretrained(partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
 
 
 def _without_shards(model: PreTrainedModel) -> PreTrainedModel:

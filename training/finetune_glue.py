@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from checkpoints import write_json
-from common import Run, end_run, make_accelerator, start_tracking
+from common import Run, end_run, make_accelerator, save_final_model, start_tracking
 from datasets import Dataset
 from example_tables import ExampleDataset, check_columns, check_texts, load_table
 from finetuning import (
@@ -37,7 +37,6 @@ from finetuning import (
     read_config,
     read_tokenizer,
     run_results,
-    save_model,
     set_steps,
 )
 from output_folder import RESULTS_FILE, output_folder
@@ -406,7 +405,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     started = time.monotonic()
     accelerator = make_accelerator(arguments)
-    check_run(accelerator, arguments, model_arguments)
+    check_run(accelerator, arguments)
     with output_folder(accelerator, arguments) as checkpoint:
         tables = read_tables(accelerator, data)
         task = tables.task
@@ -435,7 +434,7 @@ def main(argv: list[str] | None = None) -> None:
     speed = fine_tune(
         run, checkpoint, course, settings, examples, collate, evaluator.run, evaluator.negative_score, tokenizer, facts
     )
-    save_model(run, tokenizer, facts())
+    save_final_model(run, tokenizer, facts())
     if accelerator.is_main_process:
         write_results(run, task, time.monotonic() - started, speed)
     end_run(run)

@@ -19,7 +19,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from checkpoints import write_json
-from common import Run, end_run, make_accelerator, start_tracking
+from common import Run, end_run, make_accelerator, save_final_model, start_tracking
 from datasets import Dataset
 from example_tables import ExampleDataset
 from finetuning import (
@@ -38,7 +38,6 @@ from finetuning import (
     read_config,
     read_tokenizer,
     run_results,
-    save_model,
     set_steps,
 )
 from output_folder import RESULTS_FILE, output_folder
@@ -267,7 +266,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     started = time.monotonic()
     accelerator = make_accelerator(arguments)
-    check_run(accelerator, arguments, model_arguments)
+    check_run(accelerator, arguments)
     with output_folder(accelerator, arguments) as checkpoint:
         validation, test = data.treebank(data.validation_trees), data.treebank(data.test_trees)
 
@@ -300,7 +299,7 @@ def main(argv: list[str] | None = None) -> None:
         tokenizer,
         facts,
     )
-    save_model(run, tokenizer, facts())
+    save_final_model(run, tokenizer, facts())
     scores = evaluator.score(run.model, test, data.methods)
     if accelerator.is_main_process:
         write_results(run, time.monotonic() - started, speed, evaluator, test, scores)

@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from checkpoints import PARTIAL_SUFFIX, write_json
-from common import Run, end_run, make_accelerator, start_tracking
+from common import Run, end_run, make_accelerator, save_final_model, start_tracking
 from example_tables import ExampleDataset
 from finetuning import (
     CourseArguments,
@@ -36,7 +36,6 @@ from finetuning import (
     read_config,
     read_tokenizer,
     run_results,
-    save_model,
     set_steps,
 )
 from output_folder import RESULTS_FILE, output_folder
@@ -231,7 +230,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     started = time.monotonic()
     accelerator = make_accelerator(arguments)
-    check_run(accelerator, arguments, model_arguments)
+    check_run(accelerator, arguments)
     with output_folder(accelerator, arguments) as checkpoint:
         tables = read_tables(accelerator, data)
 
@@ -271,7 +270,7 @@ def main(argv: list[str] | None = None) -> None:
     speed = fine_tune(
         run, checkpoint, course, settings, examples["train"], collate, evaluator.run, evaluator.metric, tokenizer, facts
     )
-    save_model(run, tokenizer, facts())
+    save_final_model(run, tokenizer, facts())
     summaries = summarizer.write(run.model, examples["test"], len(examples["test"]))
     if accelerator.is_main_process:
         references = list(tables["test"]["references"])

@@ -5,8 +5,6 @@ layout asks for it (`takes`), and at the export.
 """
 
 import inspect
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +14,10 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, gather_object
 from best_model import BestModel
-from checkpoints import PARTIAL_SUFFIX, TrainingState
-from common import Run, course_settings, save_final_model, set_up_layers
+from checkpoints import TrainingState
+from common import Run, course_settings, set_up_layers
 from example_tables import ExampleDataset
 from hub_uploads import CheckpointUploads
-from huggingface_hub import HfApi
 from loop import Evaluate, start_or_resume, train
 from optimizers import make_optimizer
 from run_arguments import TrainingArguments, check_overrides
@@ -32,7 +29,6 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from hf_synlm.data.collate import LABEL_PADDING
 from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, load_tokenizer
-from hf_synlm.hub.card import PAPERS
 
 
 # ---------------------------------------------------------------------------------------------- arguments
@@ -189,20 +185,15 @@ def learning_rates(arguments: ModelArguments, config: PreTrainedConfig) -> dict[
     return {"parser": arguments.parser_learning_rate}
 
 
-def check_run(accelerator: Accelerator, arguments: TrainingArguments, model: ModelArguments) -> None:
+def check_run(accelerator: Accelerator, arguments: TrainingArguments) -> None:
     """Raise ValueError for what fine-tuning does not do.
 
-    FSDP would shard the model, whose methods evaluation calls; nothing is generated at intervals; and only models of
-    this library are pushed while they train.
+    FSDP would shard the model, whose methods evaluation calls; and nothing is generated at intervals.
     """
     if accelerator.distributed_type == DistributedType.FSDP:
         raise ValueError("Fine-tuning evaluates the whole model, which FSDP would shard. Use DDP.")
     if arguments.generation_steps:
         raise ValueError("generation_steps is for pretraining. Leave it out.")
-    if arguments.push_to_hub and arguments.hub_strategy == "checkpoint":
-        kind = AutoConfig.from_pretrained(model.model_name_or_path).model_type
-        if kind not in PAPERS:
-            raise ValueError(f"hub_strategy 'checkpoint' is for models of this library, not {kind}. Take 'end'.")
 
 
 # ---------------------------------------------------------------------------------------------- course
@@ -370,36 +361,6 @@ def mean_losses(
 
 
 # ---------------------------------------------------------------------------------------------- export and report
-def save_model(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, Any]) -> Path:
-    """Write the model to `output_dir/model`: one of this library with its code, any other as transformers does.
-
-    Args:
-        run: of this process. Every process has to call.
-        tokenizer: of the model.
-        facts: for the card of a model of this library.
-
-    Returns:
-        The folder. It appears only when it is complete.
-    """
-    model = run.accelerator.unwrap_model(run.model)
-    if model.config.model_type in PAPERS:
-        return save_final_model(run, tokenizer, facts)
-    folder = run.output_dir / "model"
-    if run.accelerator.is_main_process:
-        partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
-        shutil.rmtree(partial, ignore_errors=True)
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(partial, folder)
-        if run.arguments.push_to_hub:
-            api = HfApi(token=run.arguments.hub_token)
-            api.create_repo(run.arguments.hub_model_id, exist_ok=True)
-            api.upload_folder(repo_id=run.arguments.hub_model_id, folder_path=str(folder))
-    run.accelerator.wait_for_everyone()
-    return folder
-
-
 def card_facts(run: Run, script: str, data: str, task: str = "text-generation") -> dict[str, Any]:
     """What the card of the model states about a run."""
     best = run.state.notes.get("best", {}).get("step", run.state.step)

@@ -4,17 +4,21 @@
 
 Text comes from files, from a data set of the Hub, or (default) from the embedded corpus. It is split into sentences,
 encoded, and packed into contexts of whole sentences; every sentence gets a tree of its own. No trees are read for
-training: treebanks only serve evaluation. Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024).
+training: treebanks only serve evaluation. `--architecture gpt2` trains a GPT-2 on the same contexts.
+Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024).
 """
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
+from baseline_model import collate_plain, decoder_flops_per_token, make_baseline
 from best_model import BestModel
 from checkpoints import TrainingState, read_state, write_json
 from common import (
@@ -39,7 +43,7 @@ from samplers import StepSampler, make_loader
 from steps import to_device
 from text_contexts import DataArguments, load_contexts, load_text
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.data.collate import collate_contexts
@@ -59,17 +63,26 @@ from hf_synlm.evaluation.treebank_parsing import (
     score_trees,
 )
 
+Collate = Callable[[Sequence[dict[str, Any]]], dict[str, Tensor]]
+
 
 @dataclass
 class ModelArguments:
     """The model to train."""
 
+    architecture: str = field(
+        default="gpst",
+        metadata={
+            "help": "gpst; or, as a baseline without trees, a causal language model of transformers by its model type, "
+            "such as gpt2. The options about trees and the preset are GPST's alone."
+        },
+    )
     model_preset: str = field(default="gpst-small", metadata={"help": "Published size to start from."})
     config_overrides: str | None = field(
         default=None,
         metadata={
-            "help": "Fields of GPSTConfig that differ from the preset: key=value,key=value or a JSON object; in a "
-            "config file a mapping.",
+            "help": "Fields of the configuration that differ from the preset (of a baseline: from the defaults): "
+            "key=value,key=value or a JSON object; in a config file a mapping.",
         },
     )
     model_name_or_path: str | None = field(
@@ -82,6 +95,25 @@ class ModelArguments:
     parser_learning_rate: float | None = field(
         default=1e-3, metadata={"help": "Peak learning rate of the parser, which gives the merge order."}
     )
+
+    def __post_init__(self):
+        """Check that a baseline begins afresh."""
+        if self.is_baseline and self.model_name_or_path is not None:
+            raise ValueError(
+                f"model_name_or_path {self.model_name_or_path!r} is for GPST; a {self.architecture} is trained from "
+                "the beginning. Leave one of them out."
+            )
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the model is one of transformers."""
+        return self.architecture != "gpst"
+
+    def learning_rates(self) -> dict[str, float]:
+        """Modules with a learning rate of their own."""
+        if self.is_baseline or self.parser_learning_rate is None:
+            return {}
+        return {"parser": self.parser_learning_rate}
 
 
 @dataclass
@@ -129,6 +161,11 @@ class EvaluationArguments:
         if self.search_num_beams < 0:
             raise ValueError(f"search_num_beams must not be negative and is {self.search_num_beams}.")
 
+    def without_trees(self) -> None:
+        """Leave out what a model without trees cannot be asked."""
+        self.validation_trees = self.test_trees = None
+        self.final_report = False
+
     def report_treebanks(self) -> dict[str, Treebank]:
         """Trees of the final report by treatment of punctuation; empty without a report."""
         if not self.final_report or self.test_trees is None:
@@ -172,8 +209,10 @@ def make_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, c
     return config
 
 
-def make_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, context_length: int) -> GPSTForCausalLM:
+def make_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, context_length: int) -> PreTrainedModel:
     """A fresh model, or the one to continue from, checked against the tokenizer."""
+    if arguments.is_baseline:
+        return make_baseline(arguments.architecture, arguments.config_overrides, tokenizer, context_length)
     if arguments.model_name_or_path is None:
         return GPSTForCausalLM(make_config(arguments, tokenizer, context_length))
     model = load_pretrained(GPSTForCausalLM, arguments.model_name_or_path, arguments.config_overrides, tokenizer)
@@ -186,15 +225,15 @@ def make_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, co
 
 
 def compute_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """The objective of a micro batch and its detached parts."""
+    """The objective of a micro batch and its detached parts, if it has some."""
     output = model(**batch)
-    return output.loss, output.losses
+    return output.loss, dict(getattr(output, "losses", None) or {})
 
 
 # ---------------------------------------------------------------------------------------------- evaluation
 @torch.no_grad()
 def evaluate_losses(
-    accelerator: Accelerator, model: nn.Module, contexts: ContextDataset, pad_token_id: int, batch_size: int
+    accelerator: Accelerator, model: nn.Module, contexts: ContextDataset, collate: Collate, batch_size: int
 ) -> dict[str, float]:
     """Mean validation losses in nats, weighted by tokens; without noise on the merge order and without dropout.
 
@@ -209,7 +248,7 @@ def evaluate_losses(
         index = first + rank
         start = starts[index] if index < len(starts) else 0
         rows = [contexts[row] for row in range(start, min(start + batch_size, len(contexts)))]
-        loss, parts = compute_loss(model, to_device(collate_contexts(rows, pad_token_id), accelerator.device))
+        loss, parts = compute_loss(model, to_device(collate(rows), accelerator.device))
         weight = float(sum(len(row["input_ids"]) for row in rows)) if index < len(starts) else 0.0
         names = ["loss", *parts]
         values = torch.stack([loss.float(), *(part.float() for part in parts.values()), torch.ones_like(loss).float()])
@@ -228,10 +267,11 @@ class Evaluator:
         arguments: EvaluationArguments,
         tokenizer: PreTrainedTokenizerBase,
         contexts: ContextDataset,
+        collate: Collate,
         batch_size: int,
     ):
         self.accelerator, self.arguments, self.tokenizer = accelerator, arguments, tokenizer
-        self.contexts, self.batch_size = contexts, batch_size
+        self.contexts, self.collate, self.batch_size = contexts, collate, batch_size
         self.treebank: Treebank | None = None
         if arguments.load_best_model_at_end and accelerator.distributed_type == DistributedType.FSDP:
             raise ValueError("load_best_model_at_end does not go with the shards of FSDP. Leave it out, or use DDP.")
@@ -248,7 +288,7 @@ class Evaluator:
 
     def run(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Evaluate; the main process prints the result. Every process has to call."""
-        losses = evaluate_losses(self.accelerator, model, self.contexts, self.tokenizer.pad_token_id, self.batch_size)
+        losses = evaluate_losses(self.accelerator, model, self.contexts, self.collate, self.batch_size)
         result: dict[str, Any] = {"step": step, "losses": losses}
         text = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
         self.accelerator.print(f"step {step}: validation text: {text}")
@@ -274,6 +314,13 @@ def _flat(result: dict[str, Any]) -> dict[str, float]:
 
 
 # ---------------------------------------------------------------------------------------------- the run
+def flops_per_token(model: PreTrainedModel, context_length: int) -> float:
+    """FLOPs of training per token, by formula."""
+    if isinstance(model, GPSTForCausalLM):
+        return gpst_flops_per_token(model.config, context_length)
+    return decoder_flops_per_token(model, context_length)
+
+
 def card_facts(run: Run, data: DataArguments, text: PreparedCorpus) -> dict[str, Any]:
     """What the card of the final model states about this run."""
     return {
@@ -317,6 +364,8 @@ def main(argv: list[str] | None = None) -> None:
     started = time.monotonic()
     arguments.limit_steps()
     accelerator = make_accelerator(arguments)
+    if model_arguments.is_baseline:
+        evaluation.without_trees()
     with output_folder(accelerator, arguments) as checkpoint:
         set_seed(arguments.seed)
         text = load_text(data, Path(arguments.output_dir), model_arguments.model_name_or_path)
@@ -330,14 +379,17 @@ def main(argv: list[str] | None = None) -> None:
         model = make_model(model_arguments, tokenizer, data.context_length)
         accelerator.print(f"model: {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}")
         set_up_layers(model, arguments)
-        rates = {} if model_arguments.parser_learning_rate is None else {"parser": model_arguments.parser_learning_rate}
-        optimizer, schedule = make_optimizer(model, arguments, rates)
+        optimizer, schedule = make_optimizer(model, arguments, model_arguments.learning_rates())
         settings = course_settings(arguments, model.config, contexts.fingerprint(), accelerator, tokenizer)
         settings["parser_learning_rate"] = model_arguments.parser_learning_rate
         if checkpoint is not None:
             read_state(checkpoint, settings)  # refuses other settings
         run = Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
-        evaluator = Evaluator(accelerator, evaluation, tokenizer, validation, arguments.per_device_eval_batch_size)
+        collate = partial(
+            collate_plain if model_arguments.is_baseline else collate_contexts, pad_token_id=tokenizer.pad_token_id
+        )
+        batch_size = arguments.per_device_eval_batch_size
+        evaluator = Evaluator(accelerator, evaluation, tokenizer, validation, collate, batch_size)
         treebanks = evaluation.report_treebanks()
     start_tracking(accelerator, "pretrain_gpst", model_arguments, data, evaluation, arguments)
     run_training(run, checkpoint, settings, contexts, evaluator, treebanks, data, evaluation, text, started)
@@ -370,11 +422,10 @@ def run_training(
         accelerator.num_processes,
         run.state.consumed,
     )
-    pad_token_id = tokenizer.pad_token_id
-    loader = make_loader(accelerator, contexts, lambda rows: collate_contexts(rows, pad_token_id), arguments, sampler)
+    loader = make_loader(accelerator, contexts, evaluator.collate, arguments, sampler)
     speed = train(
         run, loader, compute_loss, evaluator.run, best, generate=generator, after_checkpoint=uploads,
-        flops_per_token=gpst_flops_per_token(accelerator.unwrap_model(run.model).config, data.context_length),
+        flops_per_token=flops_per_token(accelerator.unwrap_model(run.model), data.context_length),
     )  # fmt: skip
     uploads.finish()
     if best is not None:
