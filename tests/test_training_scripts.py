@@ -106,13 +106,13 @@ def test_killed_run_resumes_bit_equal(corpus: dict[str, str], tmp_path: Path) ->
 
 def test_baseline_on_the_same_contexts(corpus: dict[str, str], tmp_path: Path) -> None:
     def flags(name: str, *more: str) -> list[str]:
-        gpst = flags_of(corpus, tmp_path / name, "--max_train_steps", "2", "--generation_steps", "2")
+        gpst = flags_of(corpus, tmp_path / name, "--max_train_steps", "2", "--generation_steps", "1")
         gpst[gpst.index(SMALL)] = "n_embd=32,n_head=2,n_positions=64"
         return [flag.replace("gpst_tiny", "gpt2_tiny") for flag in gpst] + list(more)
 
     results = run_script("pretrain_gpst", flags("out"), corpus["cache"])
-    assert set(results["train"][0]) == {"step", "loss", "gradient_norm", "learning_rate", "tokens_per_second"}
-    assert "trees" not in results["evaluations"][-1] and "step 2: generated" in results["stdout"]
+    assert set(results["train"][0]) == {"step", "loss", "gradient_norm"}
+    assert "trees" not in results["evaluations"][-1] and "step 1: generated" in results["stdout"]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
     assert model.config.model_type == "gpt2" and model.config.vocab_size == len(tokenizer)
