@@ -8,6 +8,9 @@ from transformers import PreTrainedConfig
 
 SYNTACTIC_DISTANCE_SCOPES = ("sentence", "batch")
 SYNTACTIC_DISTANCE_REDUCTIONS = ("mean", "sum")
+# A file that asks for more is damaged, or meant to exhaust the machine that reads it.
+LARGEST_INTEGER = 2**31 - 1
+MOST_LAYERS = 1000
 
 
 class SyntacticConfig(PreTrainedConfig):
@@ -32,6 +35,7 @@ class SyntacticConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs):
         if self.auto_map is None:
             self.auto_map = self._own_classes()
+        self._check_magnitudes()
         # The decorator wraps errors of its own validation round in its own type; users catch a plain ValueError.
         self.validate_architecture()
         super().__post_init__(**kwargs)
@@ -68,6 +72,16 @@ class SyntacticConfig(PreTrainedConfig):
         return cls(**{**cls.presets[name], **overrides})
 
     # ---------------------------------------------------------------------------------------------- checks
+    def _check_magnitudes(self) -> None:
+        """Raise ValueError for numbers that no model has, before anything is built from them."""
+        for name, value in vars(self).items():
+            if not isinstance(value, int):
+                continue
+            if abs(value) > LARGEST_INTEGER:
+                raise ValueError(f"{name} is {value}, more than {LARGEST_INTEGER}. Is the configuration damaged?")
+            if name.startswith("num_") and name.endswith("layers") and value > MOST_LAYERS:
+                raise ValueError(f"{name} is {value}, more than {MOST_LAYERS}. Is the configuration damaged?")
+
     def check_least(self, least: int, *names: str) -> None:
         """Raise ValueError unless fields are at least `least`."""
         bound = "must not be negative" if least == 0 else f"must be at least {least}"

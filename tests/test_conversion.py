@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_synlm import GPSTForCausalLM
 from hf_synlm.conversion import TOKENIZERS, convert_state_dict
-from hf_synlm.conversion.__main__ import main, read_state_dict
+from hf_synlm.conversion.__main__ import main
+from hf_synlm.conversion.files import read_state_dict
 from hf_synlm.conversion.rename import rename_state_dict
 from hf_synlm.conversion.rnng import EXTRACTION
 

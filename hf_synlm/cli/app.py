@@ -1,9 +1,11 @@
 """The commands of `synlm` and their exit codes.
 
-0: done. 2: an option or an input is wrong; one line says which and what to do. 1: anything else, with a traceback.
+0: done. 1: a check failed (`verify`, `push`); also a mistake in the program, with a traceback. 2: an option or an input
+is wrong, or the Hub refuses; one line says which and what to do.
 """
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +13,7 @@ from typer.core import TyperGroup
 
 from hf_synlm import __version__
 from hf_synlm.cli import (
+    convert,
     draw,
     evaluate_blimp,
     evaluate_pairs,
@@ -18,8 +21,13 @@ from hf_synlm.cli import (
     evaluate_perplexity,
     evaluate_summary,
     evaluate_syntaxgym,
+    export,
+    generate,
+    info,
     parse,
+    push,
     surprisal,
+    verify,
 )
 
 
@@ -31,29 +39,49 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         # transformers raises OSError for models that it does not find, and ImportError for packages of optional parts.
         except (ValueError, OSError, ImportError) as error:
-            typer.echo(f"error: {error}", err=True)
+            # Messages of the Hub are spread over paragraphs; those of this library break lines where they mean it.
+            message = " ".join(str(error).split()) if isinstance(error, OSError) else str(error)
+            typer.echo(f"error: {message}", err=True)
             raise typer.Exit(2) from error
 
 
+EXIT_CODES = "Exit codes: 0 done; 1 a check failed; 2 an option or an input is wrong."
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="Trees, word-by-word measures and evaluation of syntactic and other causal language models.",
+    help="Trees, word-by-word measures, evaluation and publishing of syntactic and other causal language models.",
+    epilog=f"`synlm COMMAND --help` shows options and examples.\n\n{EXIT_CODES}",
 )
 evaluate = typer.Typer(no_args_is_help=True, help="Score a model on a data set; results as JSON and Markdown.")
+
+
+def _add(group: typer.Typer, name: str, command: Callable[..., None]) -> None:
+    """Add a command; what its docstring says by way of examples goes to the end of its help."""
+    text, _, examples = (inspect.getdoc(command) or "").partition("\n\nExample")
+    lines = [line.strip() for line in examples.removeprefix("s").removeprefix(":").strip().splitlines()]
+    epilog = "\n\n".join(f"Example: {line}" for line in lines)
+    group.command(name, help=text, epilog=f"{epilog}\n\n{EXIT_CODES}")(command)
+
+
+_add(app, "parse", parse.command)
+_add(app, "surprisal", surprisal.command)
+_add(app, "generate", generate.command)
+_add(app, "draw", draw.command)
 app.add_typer(evaluate, name="evaluate")
-app.command("surprisal")(surprisal.command)
-app.command("parse")(parse.command)
-app.command("draw")(draw.command)
-evaluate.command("parsing")(evaluate_parsing.command)
-evaluate.command("perplexity")(evaluate_perplexity.command)
-evaluate.command("syntaxgym")(evaluate_syntaxgym.command)
-evaluate.command("blimp")(evaluate_blimp.command)
-evaluate.command("pairs")(evaluate_pairs.command)
-evaluate.command("summary")(evaluate_summary.command)
+_add(app, "convert", convert.command)
+_add(app, "info", info.command)
+_add(app, "export", export.command)
+_add(app, "verify", verify.command)
+_add(app, "push", push.command)
+_add(evaluate, "parsing", evaluate_parsing.command)
+_add(evaluate, "perplexity", evaluate_perplexity.command)
+_add(evaluate, "syntaxgym", evaluate_syntaxgym.command)
+_add(evaluate, "blimp", evaluate_blimp.command)
+_add(evaluate, "pairs", evaluate_pairs.command)
+_add(evaluate, "summary", evaluate_summary.command)
 
 
 def _print_version(value: bool) -> None:

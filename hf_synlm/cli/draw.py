@@ -6,11 +6,16 @@ from typing import Annotated
 import typer
 
 from hf_synlm.cli import drawing, options
-from hf_synlm.data.parsed import read_parses
+from hf_synlm.data.parsed import parses_of_lines
 
 
 def command(
-    trees: Annotated[Path, typer.Argument(help="One tree per line, or the JSON lines of `synlm parse --format json`.")],
+    trees: Annotated[
+        Path,
+        typer.Argument(
+            help="One tree per line, or the JSON lines of `synlm parse --format json`; - reads standard input."
+        ),
+    ],
     tree_style: options.TreeStyleOption = "unlabeled",
     style: drawing.FormatOption = "text",
     out: drawing.Out = None,
@@ -19,4 +24,5 @@ def command(
 
     Example: synlm draw trees.txt --tree-style treebank --format svg --out pictures
     """
-    drawing.write_sentences(read_parses(trees, tree_style), style, out, title=str(trees))
+    sentences = parses_of_lines(options.lines_of(trees), tree_style, source=str(trees))
+    drawing.write_sentences(sentences, style, out, title=str(trees))

@@ -1,12 +1,14 @@
 """Options that several commands take, and the model that they describe."""
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.results import EvaluationResult
 from hf_synlm.evaluation.scoring import TextScorer
 
@@ -87,11 +89,17 @@ TreeStyleOption = Annotated[
 ]
 
 
-def parse_options(more: Sequence[str] | None, **named: Any) -> dict[str, Any]:
-    """What is passed on to a model's `parse`.
+def lines_of(path: Path) -> Iterator[str]:
+    """Lines of a text file without their ends; - is standard input."""
+    return (line.rstrip("\n") for line in sys.stdin) if str(path) == "-" else read_lines(path)
+
+
+def parse_options(more: Sequence[str] | None, *, flag: str = "--parse-option", **named: Any) -> dict[str, Any]:
+    """What is passed on to a model's `parse` or `generate`.
 
     Args:
         more: "name=value", the value in JSON or a bare string.
+        flag: the option by which they were given, for messages.
         **named: options by name; None = not given.
 
     Returns:
@@ -104,7 +112,7 @@ def parse_options(more: Sequence[str] | None, **named: Any) -> dict[str, Any]:
     for option in more or ():
         name, equals, value = option.partition("=")
         if not name or not equals:
-            raise ValueError(f"--parse-option {option}: write NAME=VALUE")
+            raise ValueError(f"{flag} {option}: write NAME=VALUE")
         try:
             chosen[name] = json.loads(value)
         except json.JSONDecodeError:  # a bare string

@@ -1,7 +1,5 @@
 """`synlm parse`: text in, trees out."""
 
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +7,6 @@ import typer
 
 from hf_synlm.cli import drawing, options
 from hf_synlm.data.parsed import ParsedSentence
-from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.treebank_parsing import parse_sentences
 
 
@@ -41,8 +38,7 @@ def command(
     Example: synlm parse in.txt --model runs/gpst_tiny/model --num-beams 20 --num-trees 5 --format html --out trees.html
     """
     name = str(texts)
-    lines: Iterable[str] = sys.stdin if name == "-" else read_lines(texts)
-    sentences = [line.split() for line in lines]
+    sentences = [line.split() for line in options.lines_of(texts)]
     if not any(sentences):
         raise ValueError(f"{name} holds no sentence: give one per line")
     drawing.check_output(style, out, sum(map(bool, sentences)))

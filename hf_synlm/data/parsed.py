@@ -7,7 +7,7 @@ one bracketed tree per line (the best one); `read_parses` reads both, also as ot
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 from hf_synlm.data.text import PathLike, read_lines
@@ -244,12 +244,31 @@ def read_parses(path: PathLike, style: TreeStyle = "unlabeled") -> list[ParsedSe
     Raises:
         ValueError: a line is something else; the message names file and line. Or another style.
     """
+    return parses_of_lines(read_lines(path), style, source=str(path))
+
+
+def parses_of_lines(
+    lines: Iterable[str], style: TreeStyle = "unlabeled", *, source: str = "<text>"
+) -> list[ParsedSentence]:
+    """Read parses given as lines of text.
+
+    Args:
+        lines: as in a file of parses.
+        style: as in `read_parses`.
+        source: name for error messages.
+
+    Returns:
+        As `read_parses`.
+
+    Raises:
+        ValueError: as `read_parses`.
+    """
     sentences = []
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             sentences.append(read_parse(line, style))
         except ValueError as error:
-            raise ValueError(f"{path}:{number}: {error}") from error
+            raise ValueError(f"{source}:{number}: {error}") from error
     return sentences
 
 

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-import hf_synlm  # registers the architectures  # noqa: F401
 from hf_synlm.evaluation.words import EncodedText, word_starts
+from hf_synlm.hub.checkpoint import load_pretrained
 from hf_synlm.incremental_parsing import marginal_logits
 
 Estimator = Literal["exact", "beam_marginal", "stepwise"]
@@ -147,13 +147,9 @@ class TextScorer:
             ValueError: there is no such model; see also `TextScorer`.
         """
         set_seed(seed)
-        given = {"revision": revision, "trust_remote_code": trust_remote_code, "gguf_file": gguf_file}
-        shared: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(name, **shared)
-            model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **shared)
-        except OSError as error:  # it does not always name the model
-            raise ValueError(f"{name!r} cannot be loaded as a model: {error}") from error
+        model, tokenizer = load_pretrained(
+            name, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code, gguf_file=gguf_file
+        )
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         revision = getattr(model.config, "_commit_hash", None) or revision
         return cls(model.to(device), tokenizer, name=name, revision=revision, **options)

@@ -3,8 +3,8 @@
 A folder appears under its name only once all of it is written. An interrupted export leaves nothing that loads.
 """
 
-import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
@@ -12,12 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import get_relative_imports
 
 from hf_synlm.hub.card import fill_card
+from hf_synlm.hub.checkpoint import pickled_files, read_json, stored_tensors
 
+# "file.Class" in an auto_map; what lies in another repository or folder is written otherwise.
+_REFERENCE = re.compile(r"\w+\.\w+")
+# Refusals of the Hub, and what its client's HTTP library raises where nobody answers.
+_HUB_ERRORS = HfHubHTTPError.__bases__
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -77,7 +83,9 @@ def push_to_hub(
     token: str | None = None,
     commit_message: str = "Upload model",
 ) -> str:
-    """Upload an exported folder as one commit.
+    """Upload an exported folder as one commit, hidden files left out.
+
+    All files arrive or none: the commit is made on the Hub once the last of them is there.
 
     Args:
         folder: what `export_model` wrote.
@@ -91,21 +99,56 @@ def push_to_hub(
         The hash of the commit, for `from_pretrained(..., revision=...)`.
 
     Raises:
-        ValueError: when the folder is not complete. Nothing is uploaded then.
+        ValueError: when the folder is not complete, or holds pickled files. Nothing is uploaded then.
+        OSError: when the Hub refuses the upload or cannot be reached.
     """
     check_complete(folder)
+    pickled = pickled_files(folder)
+    if pickled:
+        raise ValueError(
+            f"{os.fspath(folder)!r} holds pickled files, {pickled}, which can run code when they are loaded. Remove "
+            "them, or export the model again: weights belong in safetensors."
+        )
     api = HfApi(token=token)
-    api.create_repo(repo_id, private=private, exist_ok=True)
-    if revision is not None:
-        api.create_branch(repo_id, branch=revision, exist_ok=True)
-    commit = api.upload_folder(
-        repo_id=repo_id, folder_path=os.fspath(folder), revision=revision, commit_message=commit_message
-    )
+    try:
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        if revision is not None:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=repo_id,
+            folder_path=os.fspath(folder),
+            revision=revision,
+            commit_message=commit_message,
+            # Settings of editors and environments (.env), and what Python left behind.
+            ignore_patterns=[".*", "*/.*", "__pycache__/*", "*/__pycache__/*"],
+        )
+    except _HUB_ERRORS as error:
+        raise ConnectionError(f"{repo_id!r} was not pushed: {error}") from error
     return str(commit.oid)
 
 
 def check_complete(folder: str | os.PathLike) -> dict[str, str]:
     """Check that a folder holds a configuration, weights, and every file of code that its Auto classes need.
+
+    Args:
+        folder: a model folder.
+
+    Returns:
+        The `auto_map` of its configuration: Auto class name -> "file.Class".
+
+    Raises:
+        ValueError: naming what is missing.
+    """
+    auto_map = check_code(folder)
+    if not stored_tensors(folder):
+        raise ValueError(
+            f"{os.fspath(folder)!r} has no *.safetensors file, so it holds no weights. Export the model again."
+        )
+    return auto_map
+
+
+def check_code(folder: str | os.PathLike) -> dict[str, str]:
+    """Check that a folder holds a configuration, and every file of code that its Auto classes need.
 
     Args:
         folder: a model folder.
@@ -122,18 +165,23 @@ def check_complete(folder: str | os.PathLike) -> dict[str, str]:
     config_file = folder / "config.json"
     if not config_file.is_file():
         raise ValueError(f"{str(folder)!r} has no config.json, so it holds no saved model. Export the model again.")
-    auto_map = json.loads(config_file.read_text(encoding="utf-8")).get("auto_map")
+    auto_map = read_json(config_file).get("auto_map")
     if not auto_map:
         raise ValueError(
             f"{str(config_file)!r} has no auto_map, so the folder cannot be loaded without this package. "
             "Import hf_synlm before saving the model, then save it again."
         )
+    if not isinstance(auto_map, dict):
+        raise ValueError(f"The auto_map of {str(config_file)!r} is {auto_map!r}, no mapping. Save the model again.")
     for auto_class, reference in auto_map.items():
+        if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):
+            raise ValueError(
+                f"{auto_class} of {str(folder)!r} is {reference!r}. Code must lie in the folder itself, as "
+                "'file.Class'. Load the model and export it again."
+            )
         missing = sorted(file.name for file in _code_files(folder, reference) if not file.is_file())
         if missing:
             raise ValueError(f"{auto_class} of {str(folder)!r} needs {missing}, not in the folder. Export it again.")
-    if not any(folder.glob("*.safetensors")):
-        raise ValueError(f"{str(folder)!r} has no *.safetensors file, so it holds no weights. Export the model again.")
     return dict(auto_map)
 
 

@@ -10,15 +10,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer
 
 import hf_synlm
 from hf_synlm.hub import _probe
+from hf_synlm.hub.checkpoint import check_checkpoint, pickled_files
 from hf_synlm.hub.export import check_complete
 
 PACKAGE = Path(hf_synlm.__file__).parent
@@ -52,6 +54,10 @@ class VerificationReport:
     def passed(self) -> bool:
         """True if every check passed."""
         return all(check.passed for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data for JSON."""
+        return {"folder": str(self.folder), "passed": self.passed, "checks": [asdict(check) for check in self.checks]}
 
     def table(self) -> str:
         """The checks as a table for a terminal, one per line, and a closing line."""
@@ -100,6 +106,7 @@ def verify_export(
     """
     folder = Path(folder).absolute()
     auto_map = check_complete(folder)
+    check_checkpoint(folder)
     if input_ids is None:
         input_ids, attention_mask = _default_inputs(folder)
     elif attention_mask is None:
@@ -122,10 +129,30 @@ def verify_export(
     return report
 
 
+def encode_texts(folder: str | os.PathLike, texts: Sequence[str]) -> dict[str, Any]:
+    """Arguments of `verify_export` by which it reads texts of yours.
+
+    Args:
+        folder: the model folder.
+        texts: the texts, at least one.
+
+    Returns:
+        `input_ids` and `attention_mask` [B, T], padded on the left, and `texts`.
+
+    Raises:
+        ValueError: when the folder is not complete, or its tokenizer cannot be loaded.
+    """
+    check_complete(folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True, padding_side="left")
+        batch = tokenizer(list(texts), return_tensors="pt", padding=len(texts) > 1)
+    except (OSError, KeyError) as error:
+        raise ValueError(f"{str(folder)!r} has no tokenizer that reads texts: {error}") from error
+    return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "texts": list(texts)}
+
+
 def _default_inputs(folder: Path) -> tuple[Tensor, Tensor]:
     """Token ids [B, T] spread over the vocabulary, special tokens left out, and their mask."""
-    from transformers import AutoConfig
-
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
     special = {value for name, value in config.to_dict().items() if name.endswith("_token_id")}
     ordinary = [token for token in range(config.vocab_size) if token not in special]
@@ -174,7 +201,7 @@ def _probe_in_clean_process(folder: Path, request: dict[str, Any], timeout_secon
 
 def _check_files(folder: Path) -> Check:
     """Weights are safetensors only; code is compared with the installed package's."""
-    pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.pkl") for file in folder.glob(pattern))
+    pickled = pickled_files(folder)
     code = sorted(folder.glob("*.py"))
     changed = [
         file.name
@@ -240,7 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tolerance", type=float, default=0.0, help="largest allowed difference (default: none)")
     parsed = parser.parse_args(arguments)
     try:
-        inputs = _tokenize(parsed.folder, parsed.text) if parsed.text else {}
+        inputs = encode_texts(parsed.folder, parsed.text) if parsed.text else {}
         report = verify_export(
             parsed.folder,
             num_beams=parsed.num_beams,
@@ -252,15 +279,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     sys.stdout.write(report.table() + "\n")
     return 0 if report.passed else 1
-
-
-def _tokenize(folder: str, texts: list[str]) -> dict[str, Any]:
-    from transformers import AutoTokenizer
-
-    check_complete(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True, padding_side="left")
-    batch = tokenizer(texts, return_tensors="pt", padding=len(texts) > 1)
-    return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "texts": texts}
 
 
 if __name__ == "__main__":

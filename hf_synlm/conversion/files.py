@@ -1,0 +1,128 @@
+"""Files of the authors' checkpoints: reading them without running what is in them, and converting them to a folder."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from hf_synlm.conversion import TOKENIZERS, convert_state_dict, on_lstm, palm, prpn, rnng
+from hf_synlm.hub.export import export_model
+
+# What to do with a checkpoint that holds more than tensors.
+_PLAIN = "save the plain state dict first."
+_REMEDIES = {
+    "on_lstm": on_lstm.EXTRACTION,
+    "palm": palm.EXTRACTION,
+    "prpn": prpn.EXTRACTION,
+    "rnng": rnng.EXTRACTION,
+}
+
+
+def read_state_dict(path: Path, remedy: str = _PLAIN) -> dict[str, Tensor]:
+    """Read a checkpoint file: safetensors, or a PyTorch file that holds nothing but tensors.
+
+    Args:
+        path: the file.
+        remedy: what to do with a file that holds other objects, for the message.
+
+    Returns:
+        Tensors by name.
+
+    Raises:
+        ValueError: when the file is missing, no checkpoint, or a pickle with objects other than tensors (loading those
+            could run foreign code).
+    """
+    if not path.is_file():
+        raise ValueError(f"There is no file {path}.")
+    if path.suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"{path} is no safetensors file: {error}") from error
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a file that is no checkpoint can fail anywhere in the unpickler
+        raise ValueError(
+            f"{path} cannot be read as a file of tensors: {_reason(error)} Files with other pickled objects are "
+            f"refused; {remedy}"
+        ) from error
+    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise ValueError(f"{path} holds no state dict (a mapping from names to tensors); {remedy}")
+    return dict(loaded)
+
+
+def _reason(error: Exception) -> str:
+    """What the unpickler does not like, without its advice to trust the file."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return next((line.strip() for line in lines if "Unsupported" in line), lines[0]).partition(" Please use")[0]
+
+
+def read_config(paths: Sequence[Path]) -> dict:
+    """Read the authors' configuration: one JSON file, or for GPST one file per section.
+
+    Args:
+        paths: one file, or the files of the sections `r2d2_config` and `gpt_config` in this order.
+
+    Returns:
+        The configuration with its sections.
+
+    Raises:
+        ValueError: when a file is missing or no JSON object.
+    """
+    sections = []
+    for path in paths:
+        if not path.is_file():
+            raise ValueError(f"There is no file {path}.")
+        try:
+            sections.append(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError as error:  # no UTF-8, or no JSON
+            raise ValueError(f"{path} is no JSON file: {error}") from error
+        if not isinstance(sections[-1], dict):
+            raise ValueError(f"{path} holds no JSON object. Pass the configuration of the checkpoint.")
+    if len(sections) == 1:
+        return sections[0]
+    if len(sections) == 2:
+        return {"r2d2_config": sections[0], "gpt_config": sections[1]}
+    raise ValueError(f"{len(paths)} configuration files were given; pass one with both sections, or two.")
+
+
+def convert_files(
+    arch: str,
+    weights: Path,
+    configs: Sequence[Path],
+    output_dir: Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Path:
+    """Convert one checkpoint and save it as a repository that loads with the Auto classes.
+
+    Args:
+        arch: architecture, for example "gpst".
+        weights: see `read_state_dict`.
+        configs: see `read_config`.
+        output_dir: folder to write; it must not exist.
+        tokenizer: of the checkpoint; by default the one that its configuration describes, if it does.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: the folder exists, a file is missing or is something else, or a tensor or a value cannot be
+            accounted for. Nothing is written then.
+    """
+    if output_dir.exists():
+        raise ValueError(f"The output folder {output_dir} exists. Choose another one or remove it.")
+    if arch != "gpst" and len(configs) > 1:
+        raise ValueError(f"{len(configs)} configuration files were given; {arch} takes one.")
+    config = read_config(configs)
+    model = convert_state_dict(arch, read_state_dict(weights, _REMEDIES.get(arch, _PLAIN)), config)
+    if tokenizer is None and arch in TOKENIZERS:
+        tokenizer = TOKENIZERS[arch](config)
+    return export_model(model, tokenizer, output_dir)
+
+
+__all__ = ["convert_files", "read_config", "read_state_dict"]

@@ -1,0 +1,173 @@
+"""Text that a model writes, with its tree: prompts in, continuations out, for every causal language model.
+
+The models of this library give the tree of the whole text, prompt included, over tokens; other models give text only.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_synlm.data.parsed import Hypothesis, ParsedSentence
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """One continuation of one prompt.
+
+    Attributes:
+        prompt: as it was given.
+        text: prompt and continuation, without begin, end and padding tokens.
+        num_new_tokens: length of the continuation, an end token not counted.
+        ended: whether the model ended the text itself, by an end token.
+        score: log-probability in nats as the search sums it up (`sequences_scores` of `generate`), or None.
+        tree: the tokens of the text with its tree; without a tree for models that have none.
+    """
+
+    prompt: str
+    text: str
+    num_new_tokens: int
+    ended: bool
+    score: float | None
+    tree: ParsedSentence
+
+    def to_dict(self) -> dict[str, Any]:
+        """The continuation as plain data for JSON."""
+        tree = self.tree.to_dict()["trees"]
+        return {
+            "prompt": self.prompt,
+            "text": self.text,
+            "num_new_tokens": self.num_new_tokens,
+            "ended": self.ended,
+            "score": self.score,
+            "tokens": list(self.tree.words),
+            "brackets": tree[0]["brackets"] if tree else None,
+            "spans": tree[0]["spans"] if tree else None,
+            "labels": tree[0]["labels"] if tree else None,
+        }
+
+
+@torch.no_grad()
+def generate_texts(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    *,
+    batch_size: int = 16,
+    progress: str | None = None,
+    **options: Any,
+) -> list[GeneratedText]:
+    """Continue prompts by `model.generate`.
+
+    Args:
+        model: a causal language model of transformers; it is left in the mode that it is in.
+        tokenizer: its tokenizer.
+        prompts: texts to continue; an empty one begins a new text.
+        batch_size: prompts per call.
+        progress: name of a progress bar; None = no bar.
+        **options: of `generate`, such as `max_new_tokens`, `num_beams` or `do_sample`.
+
+    Returns:
+        `num_return_sequences` texts per prompt, in order.
+
+    Raises:
+        ValueError: an option that the model does not have or that does not fit, an empty prompt for a model without a
+            begin token, or a prompt that is too long.
+    """
+    training = model.training
+    model.eval()
+    rows = [_prompt_ids(model, tokenizer, prompt) for prompt in prompts]
+    found: list[GeneratedText] = []
+    try:
+        for start in tqdm(range(0, len(rows), batch_size), desc=progress, unit="batch", disable=progress is None):
+            part = slice(start, start + batch_size)
+            found += _continue(model, tokenizer, prompts[part], rows[part], options)
+    finally:
+        model.train(training)
+    return found
+
+
+def _prompt_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
+    """Tokens of a prompt; the begin token for an empty one."""
+    ids = list(tokenizer(prompt)["input_ids"]) if prompt.strip() else []
+    if ids:
+        return ids
+    candidates = (model.config.bos_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    begin = next((token for token in candidates if token is not None), None)
+    if begin is None:
+        raise ValueError(f"{type(model).__name__} has no begin token, so it cannot begin a text. Give a prompt.")
+    return [begin]
+
+
+def _end_ids(model: PreTrainedModel, options: dict[str, Any]) -> set[int]:
+    """Tokens that end a text, or fill the rest of its row."""
+    chosen = options.get("eos_token_id", model.generation_config.eos_token_id)
+    ends = chosen if isinstance(chosen, (list, tuple)) else [chosen]
+    return {token for token in (*ends, model.generation_config.pad_token_id) if token is not None}
+
+
+def _continue(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    rows: Sequence[list[int]],
+    options: dict[str, Any],
+) -> Iterator[GeneratedText]:
+    """Continue one batch, padded on the left."""
+    width = max(map(len, rows))
+    candidates = (tokenizer.pad_token_id, model.config.pad_token_id, tokenizer.eos_token_id)
+    pad = next((token for token in candidates if token is not None), 0)
+    ids = torch.full((len(rows), width), pad)
+    mask = torch.zeros_like(ids)
+    for row, tokens in enumerate(rows):
+        ids[row, width - len(tokens) :] = torch.tensor(tokens)
+        mask[row, width - len(tokens) :] = 1
+    output = model.generate(
+        ids.to(model.device),
+        attention_mask=mask.to(model.device),
+        pad_token_id=pad,
+        return_dict_in_generate=True,
+        **({"tokenizer": tokenizer} if options.get("stop_strings") else {}),
+        **options,
+    )
+    scores: Tensor | None = getattr(output, "sequences_scores", None)
+    trees, labels = getattr(output, "spans", None), getattr(output, "labels", None)
+    ends = {*_end_ids(model, options), pad}
+    sequences = output.sequences.tolist()
+    per_prompt = len(sequences) // len(rows)
+    for number, sequence in enumerate(sequences):
+        prompt = rows[number // per_prompt]
+        new = sequence[width:]
+        length = next((place for place, token in enumerate(new) if token in ends), len(new))
+        tokens = prompt[prompt[0] == model.config.bos_token_id :] + new[:length]
+        spans = None if trees is None else trees[number]
+        yield GeneratedText(
+            prompt=prompts[number // per_prompt],
+            text=tokenizer.decode(tokens),
+            num_new_tokens=length,
+            ended=length < len(new),
+            score=None if scores is None else scores[number].item(),
+            tree=_tree(tokenizer, tokens, spans, labels[number] if labels else None),
+        )
+
+
+def _tree(
+    tokenizer: PreTrainedTokenizerBase,
+    tokens: list[int],
+    spans: Sequence[tuple[int, int]] | None,
+    labels: Sequence[str] | None,
+) -> ParsedSentence:
+    """The tokens with their tree; GPST and RNNG count from the first one, recurrent models by columns of the row."""
+    words = tuple("".join(tokenizer.decode([token]).split()) or "_" for token in tokens)
+    if spans is None or not words:
+        return ParsedSentence(words)
+    offset = min((i for i, _ in spans), default=0)
+    shifted = tuple((i - offset, j - offset) for i, j in spans)
+    return ParsedSentence(words, (Hypothesis(shifted, None if labels is None else tuple(labels)),))
+
+
+__all__ = ["GeneratedText", "generate_texts"]

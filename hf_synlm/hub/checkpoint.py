@@ -1,0 +1,254 @@
+"""Saved models of unknown origin: reading what they say about themselves, and loading them or refusing them clearly.
+
+Nothing here runs code that lies in a folder, and nothing unpickles more than tensors. What a folder promises is checked
+before memory is taken: shard names stay inside the folder, headers can be read, shapes are those of the configuration.
+"""
+
+import json
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+import hf_synlm  # registers the architectures
+
+CONFIG_FILE, INDEX_FILE = "config.json", "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
+# What `from_pretrained` raises for files that are damaged, or something else than they claim to be.
+_UNUSABLE = (
+    OSError,
+    RuntimeError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    SafetensorError,
+    StrictDataclassError,
+    ValueError,
+)
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """What the header of a file says about one tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def read_json(path: str | os.PathLike) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The object.
+
+    Raises:
+        ValueError: it cannot be read, or holds something else.
+    """
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{str(path)!r} is no JSON file: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{str(path)!r} holds no JSON object, but {type(values).__name__}. Save the model again.")
+    return values
+
+
+def stored_tensors(folder: str | os.PathLike) -> dict[str, StoredTensor]:
+    """Shapes of the weights in a folder, from the headers of its safetensors files.
+
+    Args:
+        folder: a model folder.
+
+    Returns:
+        By name; empty if the folder holds no safetensors file.
+
+    Raises:
+        ValueError: a file is damaged, or the list of shards names files that lie elsewhere or do not exist.
+
+    Cost: reads the headers only.
+    """
+    folder = Path(folder)
+    files = [folder / "model.safetensors"] if (folder / "model.safetensors").is_file() else _shards(folder)
+    tensors: dict[str, StoredTensor] = {}
+    for file in files:
+        try:
+            with safe_open(file, "pt") as weights:
+                for name in weights.keys():  # noqa: SIM118
+                    part = weights.get_slice(name)
+                    tensors[name] = StoredTensor(tuple(part.get_shape()), part.get_dtype())
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{str(file)!r} is no complete safetensors file: {error}. Get it again.") from error
+    return tensors
+
+
+def pickled_files(folder: str | os.PathLike) -> list[str]:
+    """Files of a folder that are pickles by their names.
+
+    Args:
+        folder: a model folder.
+
+    Returns:
+        Names, sorted.
+    """
+    return sorted(file.name for pattern in PICKLES for file in Path(folder).glob(pattern))
+
+
+def _shards(folder: Path) -> list[Path]:
+    """Files that the list of shards names; none if there is no list."""
+    if not (folder / INDEX_FILE).is_file():
+        return []
+    names = read_json(folder / INDEX_FILE).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+        raise ValueError(f"{str(folder / INDEX_FILE)!r} has no weight_map from tensors to files. Save the model again.")
+    for name in names.values():
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ValueError(
+                f"{str(folder / INDEX_FILE)!r} names the file {name!r}: shards are .safetensors files beside it"
+            )
+        if not (folder / name).is_file():
+            raise ValueError(f"{str(folder)!r} lacks its shard {name!r}. Get it again.")
+    return sorted({folder / name for name in names.values()})
+
+
+def check_checkpoint(folder: str | os.PathLike) -> None:
+    """Refuse a model folder that cannot be what it claims to be, before memory is taken for it.
+
+    Args:
+        folder: a model folder. Of architectures that are not of this package, configuration and headers are read only.
+
+    Raises:
+        ValueError: the configuration is no JSON object or has values that do not fit, a shard lies elsewhere or is
+            damaged, or a tensor has another shape than the configuration gives it.
+
+    Cost: the model is built without memory for its weights.
+    """
+    folder = Path(folder)
+    values, tensors = read_json(folder / CONFIG_FILE), stored_tensors(folder)
+    architectures = values.get("architectures")
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    model_class = getattr(hf_synlm, name) if isinstance(name, str) and name in hf_synlm.__all__ else None
+    config_class = getattr(model_class, "config_class", None)
+    if config_class is None or config_class.model_type != values.get("model_type"):
+        return
+    try:
+        config = config_class.from_dict(values)
+    except (StrictDataclassError, TypeError) as error:
+        raise ValueError(f"{str(folder / CONFIG_FILE)!r} does not fit: {_one_line(error)}") from error
+    with torch.device("meta"):
+        expected = model_class(config).state_dict()
+    wrong = [
+        f"{key} {list(tensor.shape)} instead of {list(expected[key].shape)}"
+        for key, tensor in tensors.items()
+        if key in expected and tensor.shape != tuple(expected[key].shape)
+    ]
+    if wrong:
+        more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ValueError(
+            f"{str(folder)!r}: the weights do not fit config.json, which gives other shapes: "
+            f"{', '.join(wrong[:3])}{more}. One of the two files belongs to another model."
+        )
+
+
+def load_pretrained(
+    name: str, auto_class: Any = AutoModelForCausalLM, *, dtype: str = "auto", **options: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a model and its tokenizer from a folder or the Hub, or say in one line why not.
+
+    Args:
+        name: a folder, or a name on the Hub.
+        auto_class: the Auto class of the model.
+        dtype: floating point type of the weights; "auto" = as saved.
+        **options: of `from_pretrained`, for both: `revision`, `trust_remote_code`, ...; `None` counts as not given.
+
+    Returns:
+        Model and tokenizer.
+
+    Raises:
+        ValueError: there is no such model, its files are damaged or do not fit together, or its weights are pickled and
+            hold more than tensors.
+    """
+    given: Mapping[str, Any] = {key: value for key, value in options.items() if value is not None}
+    if (Path(name) / CONFIG_FILE).is_file():
+        check_checkpoint(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, **given)
+        return auto_class.from_pretrained(name, dtype=dtype, **given), tokenizer
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{name!r} cannot be loaded as a model: its weights are pickled and hold more than tensors, so loading "
+            "them could run foreign code. Ask its author for safetensors."
+        ) from error
+    except _UNUSABLE as error:  # they do not always name the model
+        raise ValueError(f"{name!r} cannot be loaded as a model: {_one_line(error)}") from error
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """Load a tokenizer from a folder or the Hub, or say in one line why not.
+
+    Args:
+        name: a folder, or a name on the Hub.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        ValueError: there is no such tokenizer, or its files are damaged.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except _UNUSABLE as error:
+        raise ValueError(f"{name!r} cannot be loaded as a tokenizer: {_one_line(error)}") from error
+
+
+def saved_auto_class(name: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """The Auto class that loads a model as what it was saved: a language model, a classifier, or a bare model.
+
+    Args:
+        name: a folder, or a name on the Hub.
+        revision: branch, tag or commit on the Hub.
+        trust_remote_code: run code that comes with the model.
+
+    Returns:
+        The Auto class; that of causal language models if the configuration does not tell.
+
+    Raises:
+        ValueError: there is no such model.
+    """
+    try:
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+    except _UNUSABLE as error:
+        raise ValueError(f"{name!r} cannot be loaded as a model: {_one_line(error)}") from error
+    saved = next(iter(config.architectures or ()), None)
+    auto_map = getattr(config, "auto_map", None) or {}
+    found = next((kind for kind, reference in auto_map.items() if str(reference).rpartition(".")[2] == saved), None)
+    return getattr(transformers, found) if found is not None else AutoModelForCausalLM
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {text}"
+
+
+__all__ = [
+    "StoredTensor",
+    "check_checkpoint",
+    "load_pretrained",
+    "load_tokenizer",
+    "pickled_files",
+    "read_json",
+    "saved_auto_class",
+    "stored_tensors",
+]

@@ -1,0 +1,139 @@
+"""What is known about a saved model without loading it: its files are read, its code is not run."""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard, get_safetensors_metadata, snapshot_download
+from huggingface_hub.errors import EntryNotFoundError, NotASafetensorsRepoError
+
+from hf_synlm.hub.checkpoint import CONFIG_FILE, pickled_files, read_json, stored_tensors
+from hf_synlm.hub.export import SPECIAL_IDS, check_code
+
+_SIZES = ("vocab_size", "max_position_embeddings", "scoring_num_beams", "action_beam_size", "num_labels")
+_CARD_FIELDS = ("license", "language", "pipeline_tag", "datasets", "tags")
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+
+
+def describe_model(name: str | os.PathLike, revision: str | None = None) -> dict[str, Any]:
+    """Describe a model from its files.
+
+    Args:
+        name: a folder, or a name on the Hub, of which everything but the weights is downloaded.
+        revision: branch, tag or commit on the Hub.
+
+    Returns:
+        For JSON: `model`, `revision`, `architecture`, `model_type`, `num_parameters`, `weights` (bytes by type),
+        `config` (the sizes that users ask for, and special token ids), `nonterminals` (RNNG), `tokenizer`,
+        `auto_classes`, `code` (files), `self_contained` and `problems` (why not), `card`.
+
+    Raises:
+        ValueError: there is no such model, or its files are damaged.
+        OSError: the Hub cannot be reached.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        if revision is not None:
+            raise ValueError(f"revision {revision!r}: {str(name)!r} is a folder, and revisions are of the Hub")
+        weights = {tensor: (part.shape, part.dtype) for tensor, part in stored_tensors(folder).items()}
+    else:
+        folder = Path(
+            snapshot_download(str(name), revision=revision, allow_patterns=["*.json", "*.py", "*.md", "*.txt"])
+        )
+        weights = _remote_weights(str(name), folder.name)
+    config = read_json(folder / CONFIG_FILE)
+    counts: dict[str, int] = {}
+    for shape, dtype in weights.values():
+        counts[dtype] = counts.get(dtype, 0) + math.prod(shape)
+    problems = _problems(folder, bool(weights))
+    return {
+        "model": str(name),
+        "revision": None if Path(name).is_dir() else folder.name,
+        "architecture": next(iter(config.get("architectures") or ()), None),
+        "model_type": config.get("model_type"),
+        "num_parameters": sum(counts.values()),
+        "weights": {dtype: count * _BYTES.get(dtype, 1) for dtype, count in sorted(counts.items())},
+        "config": {key: config[key] for key in (*_SIZES, *SPECIAL_IDS) if config.get(key) is not None},
+        "nonterminals": len(config["nonterminals"]) if config.get("nonterminals") else None,
+        "tokenizer": _tokenizer_class(folder),
+        "auto_classes": sorted(config.get("auto_map") or {}),
+        "code": sorted(file.name for file in folder.glob("*.py")),
+        "self_contained": not problems,
+        "problems": problems,
+        "card": _card(folder),
+    }
+
+
+def _remote_weights(name: str, revision: str) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shapes and types by name, from the first bytes of the files on the Hub."""
+    try:
+        found = get_safetensors_metadata(name, revision=revision)
+    except (NotASafetensorsRepoError, EntryNotFoundError):
+        return {}
+    files = found.files_metadata.values()
+    return {key: (tuple(part.shape), part.dtype) for file in files for key, part in file.tensors.items()}
+
+
+def _problems(folder: Path, has_weights: bool) -> list[str]:
+    """Why a folder cannot be loaded without this package, or not safely."""
+    problems = []
+    try:
+        check_code(folder)
+    except ValueError as error:
+        problems.append(str(error))
+    if not has_weights:
+        problems.append("It holds no weights in safetensors.")
+    pickled = pickled_files(folder)
+    return problems + ([f"It holds pickled files: {', '.join(pickled)}."] if pickled else [])
+
+
+def _tokenizer_class(folder: Path) -> str | None:
+    file = folder / "tokenizer_config.json"
+    return read_json(file).get("tokenizer_class") if file.is_file() else None
+
+
+def _card(folder: Path) -> dict[str, Any] | None:
+    """What the front matter of the card says; None without a card."""
+    file = folder / "README.md"
+    if not file.is_file():
+        return None
+    values = ModelCard.load(file, ignore_metadata_errors=True).data.to_dict()
+    return {key: values[key] for key in _CARD_FIELDS if values.get(key) is not None}
+
+
+def info_table(description: dict[str, Any]) -> str:
+    """A description as lines for a reader.
+
+    Args:
+        description: what `describe_model` returns.
+
+    Returns:
+        One line per fact, names in a column.
+    """
+    weights = ", ".join(f"{dtype} {size / 2**20:.1f} MiB" for dtype, size in description["weights"].items())
+    card = description["card"]
+    rows = {
+        "model": description["model"],
+        "revision": description["revision"],
+        "architecture": f"{description['architecture']} ({description['model_type']})",
+        "parameters": f"{description['num_parameters']:,}",
+        "weights": weights or "none in safetensors",
+        **description["config"],
+        "nonterminals": description["nonterminals"],
+        "tokenizer": description["tokenizer"],
+        "Auto classes": ", ".join(description["auto_classes"]) or "none",
+        "code": f"{len(description['code'])} files",
+        "self-contained": "yes" if description["self_contained"] else f"no: {' '.join(description['problems'])}",
+        **({"card": "none"} if card is None else {f"card: {key}": value for key, value in card.items()}),
+    }
+    width = max(map(len, rows))
+    lines = [
+        f"{key:{width}}  {', '.join(map(str, value)) if isinstance(value, list) else value}"
+        for key, value in rows.items()
+        if value is not None
+    ]
+    return "\n".join(lines)
+
+
+__all__ = ["describe_model", "info_table"]
