@@ -161,7 +161,9 @@ class _Handler(BaseHTTPRequestHandler):
     def preupload(self, data: bytes, name: str, revision: str) -> None:
         self._authorize()
         self._revision(name, revision)
-        modes = [(file["path"], "lfs" if file["path"].endswith(LARGE) else "regular") for file in json.loads(data)["files"]]
+        modes = [
+            (file["path"], "lfs" if file["path"].endswith(LARGE) else "regular") for file in json.loads(data)["files"]
+        ]
         self._send({"files": [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes]})
 
     def batch(self, data: bytes, name: str) -> None:

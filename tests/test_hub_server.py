@@ -4,25 +4,42 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from transformers import AutoTokenizer
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.data.tokenizers import train_bpe_tokenizer
 from hf_synlm.hub.export import export_model
-from tests.hub_server import HubServer
+from tests.hub_server import HubServer, Repository
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "org/gpst-tiny"
 # What a user without the package runs; it must come before all other imports.
 WITHOUT_PACKAGE = "import sys\nsys.modules['hf_synlm'] = None\n"
+
+
+COMMANDS = """
+import contextlib, io, json, os, sys
+from hf_synlm.cli import main
+results = []
+for login, *words in json.loads(sys.argv[1]):
+    os.environ.pop("HF_TOKEN", None)
+    if login == "login":
+        os.environ["HF_TOKEN"] = sys.argv[2]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        status = main(words)
+    results.append((status, out.getvalue(), err.getvalue()))
+print(json.dumps(results))
+"""
 
 
 class Client:
@@ -41,7 +58,6 @@ class Client:
             "HF_HOME": str(home),
             "HF_HUB_DISABLE_XET": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1" if token is None else "0",
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),
             **({} if token is None else {"HF_TOKEN": token}),
@@ -67,8 +83,11 @@ class Client:
         assert status == 0, err
         return out
 
-    def synlm(self, *arguments: str) -> tuple[int, str, str]:
-        return self.run("-m", "hf_synlm.cli", *arguments)
+    def synlm(self, *commands: tuple[str, ...], token: str | None = None) -> list[tuple[int, str, str]]:
+        """Exit code, output and errors of several commands in one process; a leading "login" uses the token."""
+        status, out, err = self.run("-c", COMMANDS, json.dumps(commands), token or "")
+        assert status == 0, err
+        return [tuple(result) for result in json.loads(out)]
 
 
 @pytest.fixture
@@ -124,7 +143,7 @@ print(json.dumps({
 PULL_AGAIN = """
 import json
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-old, tuned, pinned_code = sys.argv[1:]
+pinned_code, = sys.argv[1:]
 tokenizer = AutoTokenizer.from_pretrained("org/tuned", trust_remote_code=True)
 batch = tokenizer(["fruit flies like a banana"], return_tensors="pt")
 model = AutoModelForCausalLM.from_pretrained("org/tuned", trust_remote_code=True).eval()
@@ -145,96 +164,90 @@ print(json.dumps({
 """
 
 
-class TestPublishing:
-    def test_push_pull_tune_push_pull(self, hub: HubServer, folder: Path, tmp_path: Path):
-        author = Client(hub, tmp_path / "author", hub.token)
-        status, out, err = author.synlm("push", str(folder), NAME, "--no-verify", "--message", "First")
-        assert status == 0, err
-        first = out.strip()
-        repository = hub.repositories[NAME]
-        assert repository.branches["main"] == first and repository.files() == public_files(folder)
-        assert "custom_code" in repository.files()["README.md"].decode()
+def test_push_pull_tune_push_pull(hub: HubServer, folder: Path, tmp_path: Path):
+    author = Client(hub, tmp_path / "author", hub.token)
+    push = ("login", "push", str(folder), NAME, "--no-verify", "--message", "First")
+    [(status, out, err)] = author.synlm(push, token=hub.token)
+    assert status == 0, err
+    first = out.strip()
+    repository = hub.repositories[NAME]
+    assert repository.branches["main"] == first and repository.files() == public_files(folder)
+    assert "custom_code" in repository.files()["README.md"].decode()
 
-        # Another commit on main: who pins the first one does not see it.
-        newer = {**repository.files(), "modeling_gpst.py": b"raise RuntimeError('newer code')\n"}
-        repository.commit("main", newer)
-        found = json.loads(author.code(PULL, NAME, first, str(tmp_path)))
-        with torch.no_grad():
-            own = GPSTForCausalLM.from_pretrained(folder).eval()
-            ids = train_bpe_tokenizer(["fruit flies like a banana"], vocab_size=270)(
-                ["fruit flies like a banana"], return_tensors="pt"
-            )
-            expected = own(**ids).logits.double().sum().item()
-        assert found["commit"] == first and found["logits"] == expected != found["tuned"]
-        assert set(found["files"]) == set(public_files(folder))
+    # Another commit on main: who pins the first one does not see it.
+    newer = {**repository.files(), "modeling_gpst.py": b"raise RuntimeError('newer code')\n"}
+    repository.commit("main", newer)
+    found = json.loads(author.code(PULL, NAME, first, str(tmp_path)))
+    with torch.no_grad():
+        own = GPSTForCausalLM.from_pretrained(folder).eval()
+        batch = AutoTokenizer.from_pretrained(folder)(["fruit flies like a banana"], return_tensors="pt")
+        expected = own(**batch).logits.double().sum().item()
+    assert found["commit"] == first and found["logits"] == expected != found["tuned"]
+    assert set(found["files"]) == set(public_files(folder))
 
-        # The fine-tuned copy brings the code of the revision that it was loaded from.
-        tuned = hub.repositories["org/tuned"].files()
-        code = {name: content for name, content in public_files(folder).items() if name.endswith(".py")}
-        assert {name: content for name, content in tuned.items() if name.endswith(".py")} == code
-        assert not any(name.endswith((".bin", ".pt")) for name in tuned)
-        assert hub.token.encode() not in b"".join(tuned.values())
+    # The fine-tuned copy brings the code of the revision that it was loaded from.
+    tuned = hub.repositories["org/tuned"].files()
+    code = {name: content for name, content in public_files(folder).items() if name.endswith(".py")}
+    assert {name: content for name, content in tuned.items() if name.endswith(".py")} == code
+    assert not any(name.endswith((".bin", ".pt")) for name in tuned)
+    assert hub.token.encode() not in b"".join(tuned.values())
 
-        # Code in another repository, which can be pinned apart from the weights.
-        marked = {**tuned, "modeling_gpst.py": tuned["modeling_gpst.py"] + b'\nGPSTForCausalLM.MARK = "newest"\n'}
-        pinned = hub.repositories["org/tuned"].branches["main"]
-        code_repository = hub.repositories.setdefault("org/code", type(repository)())
-        pinned = code_repository.commit("main", tuned)
-        code_repository.commit("main", marked)
-        config = json.loads(tuned["config.json"])
-        config["auto_map"] = {kind: f"org/code--{reference}" for kind, reference in config["auto_map"].items()}
-        weights = {name: content for name, content in tuned.items() if not name.endswith(".py")}
-        weights["config.json"] = json.dumps(config).encode()
-        hub.repositories["org/weights"] = type(repository)()
-        hub.repositories["org/weights"].commit("main", weights)
-        reader = Client(hub, tmp_path / "reader", None)
-        again = json.loads(reader.code(PULL_AGAIN, first, NAME, pinned))
-        assert again["tuned"] == found["tuned"] and again["class"].startswith("transformers_modules.org.tuned")
-        assert again["pinned"] is None and again["newest"] == "newest"
-        assert "trust_remote_code=True" in again["refused"]
-        # `info` reads the weights' header from the Hub, and tells what pulls code from elsewhere.
-        status, out, err = reader.synlm("info", "org/tuned", "--format", "json")
-        described = json.loads(out)
-        assert status == 0 and described["self_contained"], err
-        assert described["num_parameters"] == sum(own.state_dict()[key].numel() for key in saved_names(folder))
-        assert not any("model.safetensors" in str(file) for file in (tmp_path / "reader" / "hub").rglob("*tuned*/blobs"))
+    # Code in another repository, which can be pinned apart from the weights.
+    marked = {**tuned, "modeling_gpst.py": tuned["modeling_gpst.py"] + b'\nGPSTForCausalLM.MARK = "newest"\n'}
+    code_repository = hub.repositories["org/code"] = Repository()
+    pinned = code_repository.commit("main", tuned)
+    code_repository.commit("main", marked)
+    config = json.loads(tuned["config.json"])
+    config["auto_map"] = {kind: f"org/code--{reference}" for kind, reference in config["auto_map"].items()}
+    weights = {name: content for name, content in tuned.items() if not name.endswith(".py")}
+    weights["config.json"] = json.dumps(config).encode()
+    hub.repositories["org/weights"] = Repository()
+    hub.repositories["org/weights"].commit("main", weights)
+    reader = Client(hub, tmp_path / "reader", None)
+    again = json.loads(reader.code(PULL_AGAIN, pinned))
+    assert again["tuned"] == found["tuned"] and again["class"].startswith("transformers_modules.org.tuned")
+    assert again["pinned"] is None and again["newest"] == "newest"
+    assert "trust_remote_code=True" in again["refused"]
 
 
-def saved_names(folder: Path) -> list[str]:
-    from safetensors import safe_open
+def test_interruption_refusals_and_private_repositories(hub: HubServer, folder: Path, tmp_path: Path):
+    push = ("push", str(folder), NAME, "--no-verify")
+    hub.hold = True
+    process = Client(hub, tmp_path / "killed", hub.token).start("-m", "hf_synlm.cli", *push)
+    assert hub.held.wait(120), process.communicate(timeout=5)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    started = hub.repositories.pop(NAME)
+    assert started.files() == {} and len(started.commits) == 1
+    hub.hold = False
 
+    pickled = shutil.copytree(folder, tmp_path / "pickled")
+    (pickled / "training_args.bin").write_bytes(b"")
+    client = Client(hub, tmp_path / "home", None)
+    results = client.synlm(
+        ("stranger", *push),
+        ("login", "push", str(pickled), "org/pickled", "--no-verify"),
+        ("login", *push, "--private", "--revision", "draft"),
+        ("stranger", "info", NAME, "--revision", "draft"),
+        ("login", "info", NAME, "--revision", "draft", "--format", "json"),
+        ("login", "info", NAME, "--revision", "nowhere"),
+        ("login", "verify", NAME, "--revision", "draft"),
+        token=hub.token,
+    )
+    refused, unsafe, pushed, hidden, described, missing, untrusted = results
+    assert all("Traceback" not in err and hub.token not in out + err for _, out, err in results)
+    for status, _, err in (refused, unsafe, hidden, missing, untrusted):
+        assert status == 2 and err.count("error: ") == 1
+    assert "was not pushed" in refused[2] and "401" in refused[2]
+    assert "training_args.bin" in unsafe[2] and "org/pickled" not in hub.repositories
+    repository = hub.repositories[NAME]
+    assert pushed[0] == 0 and repository.private and repository.files("main") == {}
+    assert repository.files("draft") == public_files(folder) and repository.branches["draft"] == pushed[1].strip()
+    assert "nowhere" in missing[2] and "--trust-remote-code" in untrusted[2]
+    found = json.loads(described[1])
+    assert described[0] == 0 and found["self_contained"] and found["revision"] == pushed[1].strip()
     with safe_open(folder / "model.safetensors", "pt") as weights:
-        return list(weights.keys())
-
-
-class TestRefusals:
-    def test_private_repositories_and_tokens(self, hub: HubServer, folder: Path, tmp_path: Path):
-        stranger, author = (Client(hub, tmp_path / name, token) for name, token in (("s", None), ("a", hub.token)))
-        status, _, err = stranger.synlm("push", str(folder), NAME, "--no-verify")
-        assert status == 2 and "was not pushed" in err and "401" in err and "Traceback" not in err
-        assert not hub.repositories
-        status, out, err = author.synlm("push", str(folder), NAME, "--no-verify", "--private", "--revision", "draft")
-        assert status == 0, err
-        repository = hub.repositories[NAME]
-        assert repository.private and repository.files("main") == {} and repository.files("draft")
-        assert hub.token not in out + err
-        status, _, err = stranger.synlm("info", NAME, "--revision", "draft")
-        assert status == 2 and err.count("error: ") == 1 and "Traceback" not in err
-        status, out, err = author.synlm("info", NAME, "--revision", "draft")
-        assert status == 0 and "self-contained" in out, err
-        status, _, err = author.synlm("info", NAME, "--revision", "nowhere")
-        assert status == 2 and "nowhere" in err and hub.token not in err
-
-    def test_interrupted_upload_leaves_no_commit(self, hub: HubServer, folder: Path, tmp_path: Path):
-        author = Client(hub, tmp_path / "author", hub.token)
-        hub.hold = True
-        process = author.start("-m", "hf_synlm.cli", "push", str(folder), NAME, "--no-verify")
-        assert hub.held.wait(120), process.communicate(timeout=5)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        repository = hub.repositories[NAME]
-        assert repository.files() == {} and len(repository.commits) == 1
-        hub.hold = False
-        status, out, err = author.synlm("push", str(folder), NAME, "--no-verify")
-        assert status == 0 and repository.files() == public_files(folder), err
-        assert list(repository.commits) == [next(iter(repository.commits)), out.strip()]
+        sizes = [weights.get_tensor(name).numel() for name in weights.keys()]  # noqa: SIM118
+    assert found["num_parameters"] == sum(sizes)
+    # The weights stayed on the Hub: only their header was read.
+    assert not list((tmp_path / "home").rglob("model.safetensors"))

@@ -1,0 +1,361 @@
+"""Files of unknown origin cannot run code, exhaust the machine or lead elsewhere, and secrets stay where they are."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import hf_synlm
+from hf_synlm.actions import TransitionSystem, actions_to_spans, spans_to_actions
+from hf_synlm.cli import main
+from hf_synlm.data.parsed import read_parse
+from hf_synlm.data.treebank import parse_treebank
+from hf_synlm.evaluation.formulas import Formula
+from hf_synlm.evaluation.syntaxgym import load_suite
+from hf_synlm.hub.card import fill_card
+from hf_synlm.hub.checkpoint import check_checkpoint, load_pretrained
+from hf_synlm.hub.export import check_complete, export_model, push_to_hub
+from hf_synlm.trees import brackets_to_labeled_spans, brackets_to_tree, spans_to_tree, tree_to_spans
+from tests.scoring_models import model_and_tokenizer
+from tests.test_syntaxgym import suite_data
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = sorted(file for folder in ("hf_synlm", "training") for file in (ROOT / folder).rglob("*.py"))
+# What a checkpoint of one's own training run may do: none of the library's code does.
+UNPICKLERS = {
+    "pickle": {"load", "loads", "Unpickler"},
+    "torch": {"load"},
+    "joblib": {"load"},
+    "dill": {"load", "loads"},
+    "shelve": {"open"},
+    "marshal": {"load", "loads"},
+    "yaml": {"load", "unsafe_load", "full_load", "load_all"},
+    "numpy": {"load"},
+    "np": {"load"},
+}
+
+
+def calls(file: Path) -> list[tuple[str, str, ast.Call]]:
+    """Calls `module.name(...)` of a file."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and isinstance(node.func.value, ast.Name)
+        ):
+            found.append((node.func.value.id, node.func.attr, node))
+    return found
+
+
+def keyword(call: ast.Call, name: str) -> Any:
+    values = [item.value for item in call.keywords if item.arg == name]
+    return values[0].value if values and isinstance(values[0], ast.Constant) else None
+
+
+class TestSource:
+    @pytest.mark.parametrize("file", SOURCES, ids=lambda file: file.relative_to(ROOT).as_posix())
+    def test_nothing_is_unpickled(self, file: Path):
+        for module, name, call in calls(file):
+            if name not in UNPICKLERS.get(module, ()):
+                continue
+            safe = keyword(call, "weights_only") is True if module == "torch" else module in ("np", "numpy")
+            assert safe and keyword(call, "allow_pickle") is not True, f"{file.name}:{call.lineno}: {ast.unparse(call)}"
+
+    def test_unpicklers_are_not_imported_by_name(self):
+        """Otherwise the test above would not see them."""
+        for file in SOURCES:
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ImportFrom):
+                    hidden = UNPICKLERS.get(node.module or "", set()) & {alias.name for alias in node.names}
+                    assert not hidden, f"{file.name}:{node.lineno}"
+
+    def test_no_text_is_run_as_code(self):
+        for file in SOURCES:
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
+                assert name not in {"eval", "exec", "__import__"}, f"{file.name}:{node.lineno}"
+        shells = [(file, call) for file in SOURCES for _, _, call in calls(file) if keyword(call, "shell") is True]
+        assert not shells
+
+    def test_exported_code_imports_only_what_every_user_has(self, checkpoint: Path):
+        for file in checkpoint.glob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom):
+                    names = [node.module] if node.level == 0 else []
+                    assert node.level == 0 or (checkpoint / f"{node.module}.py").is_file(), f"{file.name}:{node.lineno}"
+                for name in names:
+                    # The decorator of configurations comes with transformers.
+                    known = name.partition(".")[0] in {"torch", "transformers", *sys.stdlib_module_names}
+                    assert known or name == "huggingface_hub.dataclasses", f"{file.name}:{node.lineno}: {name}"
+
+
+# ------------------------------------------------------------------------------------------- malicious checkpoints
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return export_model(*model_and_tokenizer("gpst"), tmp_path / "model")
+
+
+class Payload:
+    """Unpickling it makes a file."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return os.mkdir, (str(self.target),)
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, **fields}))
+
+
+def refusal(folder: Path) -> str:
+    """What the loader says; it must not take long, nor anything else than a ValueError."""
+    with pytest.raises(ValueError) as caught:
+        load_pretrained(str(folder))
+    message = str(caught.value)
+    assert "\n" not in message and str(folder) in message or "Is the configuration damaged?" in message
+    return message
+
+
+class TestMaliciousCheckpoints:
+    def test_pickled_weights_run_nothing(self, checkpoint: Path, tmp_path: Path, capsys):
+        target = tmp_path / "made_by_payload"
+        (checkpoint / "model.safetensors").unlink()
+        torch.save({"model.norm.weight": Payload(target)}, checkpoint / "pytorch_model.bin")
+        assert "could run foreign code" in refusal(checkpoint) and "weights_only" not in refusal(checkpoint)
+        assert main(["convert", "gpst", "--weights", str(checkpoint / "pytorch_model.bin"), "--config",
+                     str(checkpoint / "config.json"), "--out", str(tmp_path / "converted")]) == 2  # fmt: skip
+        assert main(["info", str(checkpoint)]) == 0
+        assert "pytorch_model.bin" in capsys.readouterr().out
+        assert main(["parse", os.devnull, "--model", str(checkpoint)]) == 2
+        assert not target.exists() and not (tmp_path / "converted").exists()
+
+    def test_pickles_are_not_pushed(self, checkpoint: Path):
+        torch.save({}, checkpoint / "training_args.bin")
+        with pytest.raises(ValueError, match="training_args.bin.*can run code"):
+            push_to_hub(checkpoint, "org/name")
+
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"vocab_size": 400}, r"\[330, 24\] instead of \[400, 24\]"),
+            ({"vocab_size": 10**9}, "instead of"),  # 96 GB
+            ({"vocab_size": 10**18}, "vocab_size is 10+, more than"),
+            ({"num_token_layers": 10**9}, "num_token_layers is 10+, more than 1000"),
+            ({"hidden_size": -24}, "hidden_size must be at least 1"),
+            ({"hidden_size": "24; rm"}, "Field 'hidden_size' expected int"),
+            ({"residual_dropout": float("nan")}, "residual_dropout must be in"),
+            ({"activation_function": "os.system"}, "activation_function 'os.system' is unknown"),
+            ({"height_loss": ["sentence"]}, "height_loss"),
+            ({"bos_token_id": 10**6}, "outside the vocabulary"),
+        ],
+        ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    )
+    def test_absurd_configurations(self, checkpoint: Path, fields: dict, message: str):
+        change_config(checkpoint, **fields)
+        with pytest.raises(ValueError, match=message):
+            load_pretrained(str(checkpoint))
+        with pytest.raises(ValueError, match=message):
+            check_checkpoint(checkpoint)
+
+    def test_unknown_values_change_nothing(self, checkpoint: Path):
+        change_config(checkpoint, favourite="blue", __class__="os.system", _attn_implementation=None)
+        loaded, _ = load_pretrained(str(checkpoint))
+        assert type(loaded).__module__ == "hf_synlm.modeling_gpst"
+
+    @pytest.mark.parametrize("content", ["{", "[]", "null", '"config"', "[" * 100_000, "\ud800"])
+    def test_config_that_is_no_object(self, checkpoint: Path, content: str):
+        (checkpoint / "config.json").write_bytes(content.encode("utf-8", "surrogatepass"))
+        assert "config.json" in refusal(checkpoint)
+        with pytest.raises(ValueError, match="config.json"):
+            check_complete(checkpoint)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda data: data[: len(data) // 2],
+            lambda data: (2**62).to_bytes(8, "little") + data[8:],
+            lambda data: (10).to_bytes(8, "little") + b'{"a": [1]}',
+            lambda data: data[:8] + bytes(len(data) - 8),
+            lambda data: b"",
+        ],
+        ids=["truncated", "huge header", "header of something else", "zeros", "empty"],
+    )
+    def test_damaged_weights(self, checkpoint: Path, change: Any):
+        file = checkpoint / "model.safetensors"
+        file.write_bytes(change(file.read_bytes()))
+        assert "no complete safetensors file" in refusal(checkpoint)
+
+    @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "x.bin"])
+    def test_shards_stay_in_the_folder(self, checkpoint: Path, name: str):
+        (checkpoint / "model.safetensors").rename(checkpoint.parent / "outside.safetensors")
+        index = {"metadata": {}, "weight_map": {"lm_head.weight": name}}
+        (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+        assert "shards are .safetensors files beside it" in refusal(checkpoint)
+
+    @pytest.mark.parametrize(
+        "reference", ["../evil.Model", "os.system.call", "owner/code--file.Model", 3, ["a.B", None]]
+    )
+    def test_code_stays_in_the_folder(self, checkpoint: Path, reference: Any):
+        change_config(checkpoint, auto_map={"AutoModel": reference})
+        with pytest.raises(ValueError, match="Code must lie in the folder itself"):
+            check_complete(checkpoint)
+
+    def test_local_code_is_not_replaced_by_that_of_a_folder(self, checkpoint: Path, tmp_path: Path):
+        target = tmp_path / "made_by_code"
+        for file in checkpoint.glob("*.py"):
+            file.write_text(f"import os\nos.mkdir({str(target)!r})\n" + file.read_text())
+        load_pretrained(str(checkpoint))
+        assert main(["info", str(checkpoint)]) == 0
+        assert not target.exists()
+
+
+# -------------------------------------------------------------------------------------------------------- secrets
+class TestSecrets:
+    TOKEN = "hf_" + "SecretOfATest" * 2
+
+    def test_tokens_are_not_saved(self, checkpoint: Path, tmp_path: Path, monkeypatch, capfd, caplog):
+        monkeypatch.setenv("HF_TOKEN", self.TOKEN)
+        model, tokenizer = load_pretrained(str(checkpoint), token=self.TOKEN)
+        folder = export_model(model, tokenizer, tmp_path / "again")
+        assert main(["export", str(checkpoint), "--out", str(tmp_path / "by_command")]) == 0
+        assert main(["push", str(tmp_path / "nowhere"), "org/name"]) == 2
+        for file in (*folder.iterdir(), *(tmp_path / "by_command").iterdir()):
+            assert self.TOKEN.encode() not in file.read_bytes(), file.name
+        captured = capfd.readouterr()
+        assert self.TOKEN not in captured.out + captured.err + caplog.text
+
+    def test_cards_state_known_facts_only(self):
+        config = model_and_tokenizer("gpst")[0].config
+        with pytest.raises(ValueError, match="token"):
+            fill_card(config, {"repo_id": "org/name", "token": self.TOKEN})
+
+    def test_push_takes_no_token_on_the_command_line(self, capsys):
+        assert main(["push", "folder", "org/name", "--token", self.TOKEN]) == 2
+        capsys.readouterr()
+
+
+# ----------------------------------------------------------------------------------------------------- fuzzed input
+FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+BRACKETS = st.text(st.sampled_from('() \tabS-NP*.\n{}[]",:0'), max_size=60) | st.text(max_size=30)
+NUMBERS = st.integers(-3, 9) | st.integers()
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | NUMBERS | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def only_value_errors(function: Any, *arguments: Any) -> None:
+    """Anything but success or a ValueError fails the test."""
+    try:
+        function(*arguments)
+    except ValueError as error:
+        assert str(error), "a message is missing"
+
+
+@st.composite
+def changed(draw: st.DrawFn, value: Any) -> Any:
+    """A JSON value with one of its parts replaced by anything, or left out."""
+    if isinstance(value, dict) and value and draw(st.integers(0, 9)):
+        key = draw(st.sampled_from(sorted(value)))
+        if not draw(st.integers(0, 4)):
+            return {name: part for name, part in value.items() if name != key}
+        return {**value, key: draw(changed(value[key]))}
+    if isinstance(value, list) and value and draw(st.integers(0, 9)):
+        place = draw(st.integers(0, len(value) - 1))
+        return [*value[:place], draw(changed(value[place])), *value[place + 1 :]]
+    return draw(JSON)
+
+
+class TestFuzz:
+    @FUZZ
+    @given(BRACKETS)
+    def test_trees(self, text: str):
+        only_value_errors(brackets_to_tree, text)
+        only_value_errors(brackets_to_labeled_spans, text)
+        only_value_errors(lambda: list(parse_treebank(text.splitlines())))
+        for style in ("unlabeled", "labeled", "treebank"):
+            only_value_errors(read_parse, text, style)
+
+    @FUZZ
+    @given(st.dictionaries(st.sampled_from(["words", "trees", "word_log_probs", "spans"]), JSON, max_size=4))
+    def test_parses_in_json(self, values: dict):
+        only_value_errors(read_parse, json.dumps(values))
+        only_value_errors(read_parse, json.dumps({"words": ["a", "b"], "trees": [values]}))
+
+    @FUZZ
+    @given(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=6), st.integers(-2, 8))
+    def test_spans(self, spans: list, num_tokens: int):
+        only_value_errors(spans_to_tree, spans, num_tokens)
+        only_value_errors(spans_to_actions, spans, num_tokens)
+        for name in ("top_down", "in_order"):
+            only_value_errors(TransitionSystem(name, 2).spans_to_actions, [(0, i, j) for i, j in spans], num_tokens)
+
+    @FUZZ
+    @given(st.recursive(NUMBERS, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=6))
+    def test_nested_tuples(self, tree: Any):
+        only_value_errors(tree_to_spans, tree)
+
+    @FUZZ
+    @given(st.lists(st.integers(-2, 6) | st.integers(), max_size=12), st.none() | st.lists(st.booleans(), max_size=6))
+    def test_actions(self, actions: list, word_ends: list | None):
+        only_value_errors(actions_to_spans, actions)
+        for name in ("top_down", "in_order"):
+            only_value_errors(TransitionSystem(name, 2).actions_to_spans, actions, word_ends)
+            only_value_errors(TransitionSystem(name, 2).stack_depths, actions, word_ends)
+
+    @FUZZ
+    @given(st.text(st.sampled_from("()[]<>=&|+-*;%a1. "), max_size=40))
+    def test_formulas(self, text: str):
+        only_value_errors(Formula, text)
+
+    @pytest.mark.parametrize("text", ["(" * 50_000, "-" * 50_000 + "1", "((1<2)&" * 50_000, "1" * 50_000 + "<2"])
+    def test_deep_formulas(self, text: str):
+        only_value_errors(Formula, text)
+
+    @FUZZ
+    @given(changed(suite_data()))
+    def test_suites(self, tmp_path: Path, suite: Any):
+        file = tmp_path / "suite.json"
+        file.write_text(json.dumps(suite), encoding="utf-8", errors="surrogatepass")
+        only_value_errors(load_suite, file)
+
+    @pytest.mark.parametrize("text", ["[" * 100_000, '{"meta":' * 100_000, "\x00", ""])
+    def test_suites_that_are_no_json(self, tmp_path: Path, text: str):
+        (tmp_path / "suite.json").write_text(text)
+        with pytest.raises(ValueError, match="suite.json"):
+            load_suite(tmp_path / "suite.json")
+
+    @pytest.mark.parametrize("name", [name for name in hf_synlm.__all__ if name.endswith("Config")])
+    @FUZZ
+    @given(st.data())
+    def test_configurations(self, name: str, data: st.DataObject):
+        config_class = getattr(hf_synlm, name)
+        fields = [field for field in config_class().to_dict() if field in config_class.__annotations__]
+        chosen = data.draw(st.dictionaries(st.sampled_from(fields), JSON, max_size=3))
+        try:
+            config_class(**chosen)
+        except ValueError as error:
+            assert str(error)
+        except StrictDataclassError as error:  # huggingface_hub's own, for values of a wrong type
+            assert str(error)
+
+    def test_deep_brackets_take_no_recursion(self):
+        text = "(a " * 20_000 + "b" + ")" * 20_000
+        tree, words = brackets_to_tree(text)
+        assert len(tree_to_spans(tree)) == 20_000 and len(words) == 20_001
