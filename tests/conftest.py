@@ -26,6 +26,10 @@ import torch  # noqa: E402
 
 torch.set_num_threads(1)
 
+# torch remembers at its first use which functions a device as context reaches; `poisoned_empty` replaces some of them.
+with torch.device("meta"):
+    torch.empty(1)
+
 LOOPBACK = ("127.", "::1", "localhost", "0.0.0.0")
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -98,12 +98,12 @@ def command(
     }
     if not sample and (num_beams or 1) < num_sequences:
         raise ValueError(
-            f"--num-sequences {num_sequences} without --sample needs a beam: add --num-beams {num_sequences} or --sample"
+            f"--num-sequences {num_sequences} needs a beam or a draw: add --num-beams {num_sequences} or --sample"
         )
     unused = [name for name in ("temperature", "top_k", "top_p") if chosen[name] is not None and not sample]
     if unused:
         raise ValueError(f"{', '.join(unused)}: only of use with --sample")
-    given = options.parse_options(generate_option, flag="--generate-option", **chosen)
+    given = options.parse_options(generate_option, "--generate-option", **chosen)
     scorer = options.load_scorer(
         model,
         revision=revision,

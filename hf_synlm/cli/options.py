@@ -94,7 +94,7 @@ def lines_of(path: Path) -> Iterator[str]:
     return (line.rstrip("\n") for line in sys.stdin) if str(path) == "-" else read_lines(path)
 
 
-def parse_options(more: Sequence[str] | None, *, flag: str = "--parse-option", **named: Any) -> dict[str, Any]:
+def parse_options(more: Sequence[str] | None, flag: str = "--parse-option", /, **named: Any) -> dict[str, Any]:
     """What is passed on to a model's `parse` or `generate`.
 
     Args:

@@ -80,7 +80,7 @@ def read_config(paths: Sequence[Path]) -> dict:
             raise ValueError(f"There is no file {path}.")
         try:
             sections.append(json.loads(path.read_text(encoding="utf-8")))
-        except ValueError as error:  # no UTF-8, or no JSON
+        except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or brackets without end
             raise ValueError(f"{path} is no JSON file: {error}") from error
         if not isinstance(sections[-1], dict):
             raise ValueError(f"{path} holds no JSON object. Pass the configuration of the checkpoint.")

@@ -185,7 +185,7 @@ class ParsedSentence:
             )
             log_probs = values.get("word_log_probs")
             return cls(tuple(values["words"]), trees, None if log_probs is None else tuple(log_probs))
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"this is no parsed sentence ({error!r}): give words and trees with spans") from error
 
 
@@ -291,7 +291,10 @@ def read_parse(line: str, style: TreeStyle = "unlabeled") -> ParsedSentence:
     if not line:
         return ParsedSentence(())
     if line.startswith('{"'):
-        return ParsedSentence.from_dict(json.loads(line))
+        try:
+            return ParsedSentence.from_dict(json.loads(line))
+        except RecursionError as error:
+            raise ValueError("the brackets of the JSON object are nested too deep for a parsed sentence") from error
     if style == "unlabeled":
         tree, words = brackets_to_tree(line)
         return ParsedSentence(tuple(words), (Hypothesis(tuple(tree_to_spans(tree))),))

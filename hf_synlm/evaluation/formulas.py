@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+# Published formulas have a few dozen; a file may hold anything, and deep ones would exhaust the stack.
+MOST_TOKENS = 300
 RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 1e-5, 1e-3
 Value: TypeAlias = float | bool
 Surprisals: TypeAlias = Mapping[tuple[str, int], float]
@@ -81,7 +83,10 @@ class Formula:
         self.text = text
         self._tokens = _tokens(text)
         self._place = 0
-        self.expression = self._level(0)
+        try:
+            self.expression = self._level(0)
+        except RecursionError as error:
+            raise ValueError(f"formula {text[:40]!r}...: its brackets are nested too deep") from error
         if self._place < len(self._tokens):
             raise self._error("this cannot follow what is before it")
         if not _is_truth(self.expression, text):
@@ -164,6 +169,8 @@ def _tokens(text: str) -> list[tuple[str | Region | Number, int]]:
     found: list[tuple[str | Region | Number, int]] = []
     place = 0
     while text[place:].strip():
+        if len(found) == MOST_TOKENS:
+            raise ValueError(f"formula {text[:40]!r}... is longer than {MOST_TOKENS} regions, numbers and operators")
         match = _TOKEN.match(text, place)
         if match is None:
             place += len(text[place:]) - len(text[place:].lstrip())

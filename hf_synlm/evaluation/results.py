@@ -199,7 +199,7 @@ def load_result(path: PathLike) -> EvaluationResult:
     path = Path(path)
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as a result: {error}") from error
     if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
         raise ValueError(f"{path} is no result of hf_synlm: it has no format {FORMAT!r}")

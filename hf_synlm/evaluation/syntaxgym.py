@@ -108,7 +108,7 @@ def load_suite(path: PathLike) -> Suite:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # no text, no JSON, or brackets without end
         raise ValueError(f"{path} is not JSON: {error}") from error
     try:
         name = data["meta"]["name"]
@@ -118,9 +118,9 @@ def load_suite(path: PathLike) -> Suite:
         items = tuple((int(item["item_number"]), tuple(_sentences(item))) for item in data["items"])
     except KeyError as error:
         raise ValueError(f"{path} is no suite of SyntaxGym: it lacks {error}") from error
-    except (AttributeError, TypeError) as error:
+    except (AttributeError, TypeError, OverflowError) as error:
         raise ValueError(f"{path} is no suite of SyntaxGym: {error}") from error
-    if metric not in _METRICS:
+    if not isinstance(metric, str) or metric not in _METRICS:
         raise ValueError(f"{path}: metric {metric!r} is unknown: choose one of {', '.join(_METRICS)}")
     if not formulas or not items:
         raise ValueError(f"{path} has {len(formulas)} predictions and {len(items)} items: it needs one of each")
@@ -145,6 +145,10 @@ def _formula(prediction: Mapping[str, Any]) -> Formula:
 def _sentences(item: Mapping[str, Any]) -> list[Sentence]:
     sentences = []
     for condition in item["conditions"]:
+        if not isinstance(condition["condition_name"], str):
+            raise ValueError(
+                f"item {item['item_number']}: {condition['condition_name']!r} is no name of a condition: write text"
+            )
         regions = tuple(
             (int(region["region_number"]), tuple(region["content"].split())) for region in condition["regions"]
         )

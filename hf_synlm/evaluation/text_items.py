@@ -66,7 +66,7 @@ def read_table(path: PathLike, kind: str) -> list[dict[str, Any]]:
                 continue
             try:
                 rows.append(json.loads(line))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}:{number}: not JSON ({error})") from error
             if not isinstance(rows[-1], dict):
                 raise ValueError(f"{path}:{number}: not a JSON object with columns as keys: {line[:60]!r}")

@@ -139,7 +139,7 @@ def check_checkpoint(folder: str | os.PathLike) -> None:
     values, tensors = read_json(folder / CONFIG_FILE), stored_tensors(folder)
     architectures = values.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
-    model_class = getattr(hf_synlm, name) if isinstance(name, str) and name in hf_synlm.__all__ else None
+    model_class: Any = getattr(hf_synlm, name) if isinstance(name, str) and name in hf_synlm.__all__ else None
     config_class = getattr(model_class, "config_class", None)
     if config_class is None or config_class.model_type != values.get("model_type"):
         return
