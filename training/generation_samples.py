@@ -6,7 +6,8 @@ from common import Run
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_synlm.viz import tree_to_text
+from hf_synlm.evaluation.generation import generate_texts
+from hf_synlm.viz import SentenceView
 
 NUM_SENTENCES = 3
 NEW_TOKENS = 20
@@ -41,7 +42,6 @@ class SampleGenerator:
         accelerator.wait_for_everyone()
 
 
-@torch.no_grad()
 def generate_trees(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Sample sentences from the beginning of a text on.
 
@@ -52,29 +52,11 @@ def generate_trees(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     Returns:
         Each sentence, followed by its tree, if the model has trees.
     """
-    was_training = model.training
-    model.eval()
-    begin = torch.full((NUM_SENTENCES, 1), model.config.bos_token_id, device=model.device)
-    output = model.generate(
-        begin,
-        attention_mask=torch.ones_like(begin),
-        max_new_tokens=NEW_TOKENS,
-        do_sample=True,
-        top_k=20,
-        return_dict_in_generate=True,
-    )
-    model.train(was_training)
-    # GPST and RNNG count tokens from the first word on, the recurrent models columns.
-    offset = 0 if model.config.model_type in ("gpst", "rnng") else 1
-    trees, labels = getattr(output, "spans", None), getattr(output, "labels", None)
     texts = []
-    for row, ids in enumerate(output.sequences[:, 1:].tolist()):
-        spans = [] if trees is None else [(i - offset, j - offset) for i, j in trees[row]]
-        ends = [k for k, token in enumerate(ids) if token in (model.config.eos_token_id, model.config.pad_token_id)]
-        ids = ids[: max(ends[0] if ends else len(ids), max((j for _, j in spans), default=0))]
-        lines = [tokenizer.decode(ids)]
-        if trees is not None and ids:
-            tokens = [tokenizer.decode([token]).strip() or "_" for token in ids]
-            lines.append(tree_to_text(tokens, spans, labels[row] if labels else None))
+    options = {"max_new_tokens": NEW_TOKENS, "do_sample": True, "top_k": 20}
+    for generated in generate_texts(model, tokenizer, [""] * NUM_SENTENCES, **options):
+        lines = [generated.text]
+        if generated.tree.hypotheses:
+            lines.append(SentenceView(generated.tree).text())
         texts.append("\n".join(lines))
     return texts

@@ -31,9 +31,8 @@ def command(
 ) -> None:
     """Write a self-contained repository: code, weights in safetensors, tokenizer, generation options, card.
 
-    The model is saved as what it is, a language model or a classifier, with the code of the installed hf_synlm; models
-    that were loaded with code of their own (--trust-remote-code) and fine-tuned keep working. The folder appears once
-    it is complete.
+    The model is saved as what it is, a language model or a classifier, with the code of the installed hf_synlm; so is
+    a fine-tuned copy of a model from the Hub. The folder appears once it is complete.
 
     Examples:
         synlm export runs/gpst_tiny/model --out gpst-tiny --facts card.yaml

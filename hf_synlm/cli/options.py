@@ -90,7 +90,14 @@ TreeStyleOption = Annotated[
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """Lines of a text file without their ends; - is standard input."""
+    """Lines of a text without their ends.
+
+    Args:
+        path: the file; - is standard input.
+
+    Returns:
+        The lines, one by one.
+    """
     return (line.rstrip("\n") for line in sys.stdin) if str(path) == "-" else read_lines(path)
 
 

@@ -1,1 +1,1 @@
-"""Publishing: `export` a model folder, `verify` it in a process without this package, write its `card`."""
+"""Publishing: `export` a model, `verify` it in a process without this package, write its `card`; `info`, `checkpoint`."""
