@@ -86,6 +86,20 @@ def test_trees_are_those_of_generate():
     assert found.score == pytest.approx(output.sequences_scores[0].item())
 
 
+@pytest.mark.parametrize("architecture", ["gpst", "on_lstm"])
+def test_padding_that_is_written_as_a_word_belongs_to_the_tree(architecture: str):
+    model, tokenizer = model_and_tokenizer(architecture)
+    pad = tokenizer.pad_token_id if architecture == "gpst" else 7
+
+    def write(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        wanted = pad if ids.shape[1] % 2 else 9
+        return scores.masked_fill(torch.arange(scores.shape[-1]) != wanted, -torch.inf)
+
+    [found] = generate_texts(model, tokenizer, ["We ask"], max_new_tokens=4, logits_processor=[write])
+    assert found.num_new_tokens == 4 and not found.ended
+    assert len(found.tree.words) == len(tokenizer("We ask")["input_ids"]) + 4
+
+
 def test_generate_formats(saved: Path, tmp_path: Path, monkeypatch, capsys):
     common = ("generate", "--model", saved / "gpst", "--device", "cpu", "--max-new-tokens", 3, "--sample", "--seed", 1)
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(PROMPTS) + "\n\n"))

@@ -140,11 +140,15 @@ def _continue(
     sequences = output.sequences.tolist()
     per_prompt = len(sequences) // len(rows)
     for number, sequence in enumerate(sequences):
-        prompt = rows[number // per_prompt]
-        new = sequence[width:]
-        length = next((place for place, token in enumerate(new) if token in ends), len(new))
-        tokens = prompt[prompt[0] == model.config.bos_token_id :] + new[:length]
-        spans = None if trees is None else trees[number]
+        prompt, new = rows[number // per_prompt], sequence[width:]
+        read = prompt[prompt[0] == model.config.bos_token_id :]
+        # GPST and RNNG count from the first token, recurrent models by columns of the row.
+        offset = 0 if not trees else min((i for i, _ in trees[number]), default=0)
+        spans = None if trees is None else [(i - offset, j - offset) for i, j in trees[number]]
+        first_end = next((place for place, token in enumerate(new) if token in ends), len(new))
+        # The tree knows best how long the text is: an untrained model may write the padding token as a word.
+        length = max(j for _, j in spans) - len(read) if spans else first_end
+        tokens = read + new[:length]
         yield GeneratedText(
             prompt=prompts[number // per_prompt],
             text=tokenizer.decode(tokens),
@@ -161,13 +165,11 @@ def _tree(
     spans: Sequence[tuple[int, int]] | None,
     labels: Sequence[str] | None,
 ) -> ParsedSentence:
-    """The tokens with their tree; GPST and RNNG count from the first one, recurrent models by columns of the row."""
+    """The tokens with their tree."""
     words = tuple("".join(tokenizer.decode([token]).split()) or "_" for token in tokens)
     if spans is None or not words:
         return ParsedSentence(words)
-    offset = min((i for i, _ in spans), default=0)
-    shifted = tuple((i - offset, j - offset) for i, j in spans)
-    return ParsedSentence(words, (Hypothesis(shifted, None if labels is None else tuple(labels)),))
+    return ParsedSentence(words, (Hypothesis(tuple(spans), None if labels is None else tuple(labels)),))
 
 
 __all__ = ["GeneratedText", "generate_texts"]

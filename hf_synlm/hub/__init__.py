@@ -1,1 +1,1 @@
-"""Publishing: `export` a model, `verify` it in a process without this package, write its `card`; `info`, `checkpoint`."""
+"""Publishing: `export` a model, `verify` it without this package, write its `card`; `info` and `checkpoint` read it."""
