@@ -133,6 +133,7 @@ with torch.no_grad():
     model.lm_head.weight.mul_(1.5)                       # fine-tuned
 model.push_to_hub("org/tuned", commit_message="Fine-tuned")
 tokenizer.push_to_hub("org/tuned")
+model.push_to_hub(name, revision="tuned")                # beside the model that it comes from
 print(json.dumps({
     "logits": model.from_pretrained(name, **pinned).eval()(**batch).logits.double().sum().item(),
     "tuned": model(**batch).logits.double().sum().item(),
@@ -191,6 +192,10 @@ def test_push_pull_tune_push_pull(hub: HubServer, folder: Path, tmp_path: Path):
     assert {name: content for name, content in tuned.items() if name.endswith(".py")} == code
     assert not any(name.endswith((".bin", ".pt")) for name in tuned)
     assert hub.token.encode() not in b"".join(tuned.values())
+    branch = repository.files("tuned")
+    assert branch["README.md"] == repository.commits[first]["README.md"]  # our card stays
+    assert branch["model.safetensors"] == tuned["model.safetensors"] and branch["modeling_gpst.py"] in code.values()
+    assert repository.files("main") == newer
 
     # Code in another repository, which can be pinned apart from the weights.
     marked = {**tuned, "modeling_gpst.py": tuned["modeling_gpst.py"] + b'\nGPSTForCausalLM.MARK = "newest"\n'}
