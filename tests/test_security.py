@@ -15,6 +15,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
 import hf_synlm
 from hf_synlm.actions import TransitionSystem, actions_to_spans, spans_to_actions
@@ -24,7 +25,7 @@ from hf_synlm.data.treebank import parse_treebank
 from hf_synlm.evaluation.formulas import Formula
 from hf_synlm.evaluation.syntaxgym import load_suite
 from hf_synlm.hub.card import fill_card
-from hf_synlm.hub.checkpoint import check_checkpoint, load_pretrained
+from hf_synlm.hub.checkpoint import check_checkpoint, load_pretrained, saved_auto_class
 from hf_synlm.hub.export import check_complete, export_model, push_to_hub
 from hf_synlm.trees import brackets_to_labeled_spans, brackets_to_tree, spans_to_tree, tree_to_spans
 from tests.scoring_models import model_and_tokenizer
@@ -222,6 +223,10 @@ class TestMaliciousCheckpoints:
         change_config(checkpoint, auto_map={"AutoModel": reference})
         with pytest.raises(ValueError, match="Code must lie in the folder itself"):
             check_complete(checkpoint)
+
+    def test_only_auto_classes_are_looked_up(self, checkpoint: Path):
+        change_config(checkpoint, auto_map={"logging": "modeling_gpst.GPSTForCausalLM"})
+        assert saved_auto_class(str(checkpoint)) is AutoModelForCausalLM
 
     def test_local_code_is_not_replaced_by_that_of_a_folder(self, checkpoint: Path, tmp_path: Path):
         target = tmp_path / "made_by_code"

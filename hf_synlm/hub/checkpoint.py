@@ -13,10 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 import hf_synlm  # registers the architectures
 
@@ -233,8 +240,9 @@ def saved_auto_class(name: str, revision: str | None = None, trust_remote_code: 
         raise ValueError(f"{name!r} cannot be loaded as a model: {_one_line(error)}") from error
     saved = next(iter(config.architectures or ()), None)
     auto_map = getattr(config, "auto_map", None) or {}
-    found = next((kind for kind, reference in auto_map.items() if str(reference).rpartition(".")[2] == saved), None)
-    return getattr(transformers, found) if found is not None else AutoModelForCausalLM
+    classes = (AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification)
+    named = (kind for kind in classes if str(auto_map.get(kind.__name__)).rpartition(".")[2] == saved)
+    return next(named, AutoModelForCausalLM)
 
 
 def _one_line(error: Exception) -> str:
