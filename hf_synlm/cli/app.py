@@ -16,6 +16,7 @@ from hf_synlm.cli import (
     evaluate_pairs,
     evaluate_parsing,
     evaluate_perplexity,
+    evaluate_plot,
     evaluate_summary,
     evaluate_syntaxgym,
     parse,
@@ -54,6 +55,7 @@ evaluate.command("syntaxgym")(evaluate_syntaxgym.command)
 evaluate.command("blimp")(evaluate_blimp.command)
 evaluate.command("pairs")(evaluate_pairs.command)
 evaluate.command("summary")(evaluate_summary.command)
+evaluate.command("plot")(evaluate_plot.command)
 
 
 def _print_version(value: bool) -> None:
