@@ -11,8 +11,10 @@ import yaml
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.evaluation.evalb import EvalbParameters, evaluate_files
+from hf_synlm.evaluation.glue import GLUE_TASKS, glue_task, task_scores
 from hf_synlm.evaluation.metrics import NAMES, metric_path
 from hf_synlm.evaluation.perplexity import perplexities
+from hf_synlm.evaluation.rouge import rouge_scores
 from hf_synlm.evaluation.surprisal import score_words
 from hf_synlm.evaluation.syntaxgym import evaluate_syntaxgym
 from hf_synlm.evaluation.text_items import TextItem
@@ -209,3 +211,25 @@ def test_folders_are_spaces(name):
     compile((folder / "app.py").read_text(encoding="utf-8"), "app.py", "exec")
     with pytest.raises(ValueError, match="there is no metric 'f1'"):
         metric_path("f1")
+
+
+# --------------------------------------------------------------------------------------- the modules glue and rouge
+STORED = json.loads((Path(__file__).parent / "goldens" / "evaluate" / "cases.json").read_text(encoding="utf-8"))
+
+
+def test_glue_scores_are_those_of_evaluate():
+    assert {case["task"] for case in STORED["glue"]} == set(GLUE_TASKS)
+    for case in STORED["glue"]:
+        found = task_scores(glue_task(case["task"]), case["predictions"], case["references"])
+        # The module reads targets of STS-B as float32.
+        assert found == pytest.approx(case["scores"], rel=1e-6), case["task"]
+
+
+def test_rouge_scores_are_those_of_evaluate():
+    assert len(STORED["rouge"]) == 3
+    for case in STORED["rouge"]:
+        texts = case["predictions"], case["references"]
+        found = rouge_scores(*texts, use_stemmer=case["use_stemmer"])
+        means = {name: 100 * sum(values) / len(values) for name, values in case["scores"].items()}
+        assert {name: found[name] for name in means} == pytest.approx(means)
+        assert means["rougeLsum"] > means["rougeL"]  # texts of several sentences, with moved words

@@ -37,7 +37,9 @@ def command(
     if len(labels) != len(results):
         raise ValueError(f"{len(labels)} labels for {len(results)} files: give one for each, or none")
     names, means, deviations = scores_of_groups(loaded, labels, score or [])
-    title = f"{loaded[0].task}: {', '.join(f'{name} ({labels.count(name)} runs)' for name in means)}"
+    runs = {name: labels.count(name) for name in means}
+    named = ", ".join(name if count == 1 else f"{name} ({count} runs)" for name, count in runs.items())
     unit = 1.0 if all(value is None or value <= 1 for row in means.values() for value in row) else None
+    title = f"{loaded[0].task}: {named}"
     write_text(out, bars_to_svg(names, means, deviations=deviations, title=title, largest=unit) + "\n")
     typer.echo(f"wrote {out}", err=True)

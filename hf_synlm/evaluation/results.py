@@ -306,7 +306,14 @@ def _cell(value: Any, digits: int) -> str:
 
 
 def json_text(fields: Mapping[str, Any]) -> str:
-    """A JSON document; numbers that are not finite become null."""
+    """Write plain data as a JSON document.
+
+    Args:
+        fields: the data.
+
+    Returns:
+        The document; numbers that are not finite become null.
+    """
     return json.dumps(_finite(fields), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

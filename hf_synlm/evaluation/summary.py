@@ -99,8 +99,12 @@ def scores_of_groups(
     for other in results[1:]:
         if other.task != task:
             raise ValueError(f"results of different tasks, {task} and {other.task}: draw each task by itself")
-        if _content(other) != _content(results[0]):
-            raise ValueError(f"results of {task} on different data, {_content(results[0])} and {_content(other)}")
+        ours, theirs = _content(results[0]), _content(other)
+        differing = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
+        if differing:
+            raise ValueError(
+                f"results of {task} on different data ({', '.join(differing)}): draw those on the same data"
+            )
     chosen = tuple(wanted) or _SHOWN.get(task, ("",))
     names = [
         name for name in results[0].scores if any(name == k or (k[-1:] in " _" and name.startswith(k)) for k in chosen)
