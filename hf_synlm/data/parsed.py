@@ -194,7 +194,7 @@ class ParsedSentence:
 
 
 def _log_sum(values: Sequence[float]) -> float:
-    """log of the sum of exp(values)."""
+    """Log of the sum of exp(values)."""
     largest = max(values)
     if len(values) == 1 or largest == -math.inf:
         return largest
