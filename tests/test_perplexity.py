@@ -168,5 +168,7 @@ def test_tables_for_readers():
     assert markdown_table([{"a": "x|y", "b": 1.5}, {"a": "z", "b": None}]) == (
         "| a | b |\n| --- | ---: |\n| x\\|y | 1.5 |\n| z |  |"
     )
-    columns = markdown_table([{"f1": 36.36, "p": 0.12345, "n": 20.0}, {"f1": 41.2, "p": 1.0, "n": 3}])
+    rows = [{"f1": 36.36, "p": 0.12345, "x": None, "n": 20.0}, {"f1": 41.2, "p": 1.0, "x": None, "n": 3}]
+    columns = markdown_table(rows)
+    assert columns.splitlines()[0] == "| f1 | p | n |"
     assert columns.splitlines()[2:] == ["| 36.36 | 0.1235 | 20.0 |", "| 41.20 | 1.0000 | 3 |"]

@@ -276,11 +276,11 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
     Returns:
         The table without a final line end. The numbers of a column have the same digits after the point, as many as
-        they need but at most four; missing values are empty.
+        they need but at most four; missing values are empty, and columns without any value left out.
     """
     if not rows:
         return ""
-    names = list(rows[0])
+    names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     numeric = {n for n in names if all(isinstance(row[n], (int, float)) or row[n] is None for row in rows)}
     digits = {name: max(_digits(row[name]) for row in rows) for name in names}
     lines = [
