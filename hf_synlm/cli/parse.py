@@ -22,7 +22,7 @@ def command(
         int,
         typer.Option(
             min=1,
-            help="Trees per sentence (json, html), if the model has a beam; those that differ inside words only are one.",
+            help="Trees per sentence (json, html), if the model has a beam; trees that are equal over words are one.",
         ),
     ] = 1,
     method: options.ParseMethod = None,
