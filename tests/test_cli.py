@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -102,6 +103,14 @@ def test_surprisal_options(models, tmp_path):
     assert "".join(row["token"] for row in rows) == "WeĠaskforĠpeace"
 
 
+def test_surprisal_tells_how_many_words_are_unknown(models, tmp_path, capsys):
+    path = tmp_path / "texts.txt"
+    path.write_text("of xyzzy plugh\n", encoding="utf-8")
+    assert main(["surprisal", str(path), "--model", models["rnng"], "--out", str(tmp_path / "a.tsv")]) == 0
+    assert "2 of 3 words are outside the vocabulary" in capsys.readouterr().err
+    assert [row["oov"] for row in read_tsv(tmp_path / "a.tsv")] == ["0", "1", "1"]
+
+
 # ------------------------------------------------------------------------------------------------------ evaluate
 def test_evaluate_perplexity(models, texts, capsys):
     out = texts.with_name("ppl.json")
@@ -141,10 +150,19 @@ def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
     for seed in (0, 1):
         runs.append(str(tmp_path / f"run{seed}.json"))
         assert main([*blimp, "--seed", str(seed), "--out", runs[-1]]) == 0
-    assert main(["evaluate", "summary", *runs, "--out", str(tmp_path / "summary.md")]) == 0
+    assert main(["evaluate", "summary", *runs, "--out", str(tmp_path / "summary.json")]) == 0
     summary = (tmp_path / "summary.md").read_text(encoding="utf-8")
     assert "| accuracy |" in summary and "standard_deviation" in summary and "| 2 |" in summary
+    summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    assert [run["seed"] for run in summary["runs"]] == [0, 1] and summary["scores"][0]["runs"] == 2
+    assert summary["options"]["pairs_per_paradigm"] == 2 and "seed" not in summary["options"]
     assert main(["evaluate", "summary", runs[0], str(tmp_path / "sg.json")]) == 2
+    picture = tmp_path / "blimp.svg"
+    assert main(["evaluate", "plot", *runs, "--label", "GPT-2", "--label", "GPT-2", "--out", str(picture)]) == 0
+    drawn = "".join(ElementTree.parse(picture).getroot().itertext())
+    assert "blimp: GPT-2 (2 runs)" in drawn and "mean_over_groups, GPT-2" in drawn and "± 0.000" in drawn
+    assert main(["evaluate", "plot", *runs, "--label", "GPT-2", "--out", str(picture)]) == 2
+    assert main(["evaluate", "plot", runs[0], str(tmp_path / "sg.json"), "--out", str(picture)]) == 2
 
 
 # -------------------------------------------------------------------------------------------------------- errors
@@ -159,11 +177,19 @@ def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
         (["evaluate", "syntaxgym", "."], "holds no suites"),
         (["evaluate", "blimp", "."], "holds no paradigms"),
         (["evaluate", "pairs", "texts.txt"], "name the format"),
+        (["surprisal", "texts.jsonl.gz"], "texts.jsonl.gz is compressed: unpack it first"),
+        (["surprisal", "texts.txt", "--lmzoo", "--unit", "nats"], "lm-zoo are in bits"),
+        (["surprisal", "texts.txt", "--out", "."], "is a folder: name a file"),
+        (["surprisal", "texts.txt", "--out", "texts.txt"], "would overwrite the texts"),
+        (["evaluate", "perplexity", "texts.txt", "--out", "a.md"], "Choose a name in .json"),
+        (["evaluate", "perplexity", "texts.txt", "--out", "texts.txt/a.json"], "is a file, not a folder"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(models, texts, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(texts.parent)
-    out = ["--out", "out.tsv"] if arguments[0] == "surprisal" else []
+    out = ["--out", "out.tsv"] if arguments[0] == "surprisal" and "--out" not in arguments else []
+    if "--out" in arguments:  # such a mistake costs no time: it shows before the model is loaded
+        monkeypatch.setattr("hf_synlm.cli.options.load_scorer", None)
     model = [] if "--model" in arguments else ["--model", models["gpt2"]]
     assert main([*arguments, *model, *out, "--device", "cpu"]) == 2
     error = capsys.readouterr().err
@@ -183,7 +209,7 @@ def test_help_and_version(capsys):
     for command in ([], ["surprisal"], ["evaluate"], ["evaluate", "perplexity"], ["evaluate", "syntaxgym"]):
         assert main([*command, "--help"]) == 0
         assert "Usage: synlm" in capsys.readouterr().out
-    for command in ("blimp", "pairs", "summary"):
+    for command in ("blimp", "pairs", "summary", "plot"):
         assert main(["evaluate", command, "--help"]) == 0
         assert "Example: synlm evaluate" in " ".join(capsys.readouterr().out.split())
     assert main(["--version"]) == 0

@@ -1,5 +1,7 @@
 """The folder of a run: what is refused and resumed, and that a run is replaced only by one that begins."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import checkpoints
@@ -24,8 +26,14 @@ def finished_run(folder: Path) -> dict[str, str]:
 
 
 def files(folder: Path) -> dict[str, str]:
-    """Text of all files."""
-    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    """Text of all files but the lock."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != folders.LOCK_FILE]
+    return {str(path.relative_to(folder)): path.read_text() for path in paths}
+
+
+def names(folder: Path) -> set[str]:
+    """What lies in a folder, but for the lock."""
+    return {path.name for path in folder.iterdir()} - {folders.LOCK_FILE}
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
@@ -41,7 +49,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     ):
         pass
     assert files(tmp_path / "done") == before
-    with pytest.raises(ValueError, match="is a file"), prepare(tmp_path / "something"):
+    with pytest.raises(ValueError, match="cannot be written to .*exists"), prepare(tmp_path / "something"):
         pass
 
 
@@ -49,10 +57,10 @@ def test_a_run_is_replaced_when_the_new_one_is_prepared(tmp_path: Path) -> None:
     before = finished_run(tmp_path)
     with prepare(tmp_path, overwrite_output_dir=True) as checkpoint:
         assert checkpoint is None
-        assert {path.name for path in tmp_path.iterdir()} == {folders.ARGUMENTS_FILE, folders.REPLACED_FOLDER}
-        assert files(tmp_path / folders.REPLACED_FOLDER) == before
+        assert names(tmp_path) == {folders.ARGUMENTS_FILE, checkpoints.REPLACED_FOLDER}
+        assert files(tmp_path / checkpoints.REPLACED_FOLDER) == before
         (tmp_path / "tokenizer").mkdir()
-    assert {path.name for path in tmp_path.iterdir()} == {folders.ARGUMENTS_FILE, "tokenizer"}
+    assert names(tmp_path) == {folders.ARGUMENTS_FILE, "tokenizer"}
 
 
 def test_a_run_comes_back_when_the_new_one_is_refused(tmp_path: Path) -> None:
@@ -77,6 +85,36 @@ def test_a_run_comes_back_after_a_kill(moved: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds a finished run"), prepare(tmp_path):
         pass
     assert files(tmp_path) == before
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    script = (
+        f"import filelock, sys\nlock = filelock.FileLock({str(tmp_path / folders.LOCK_FILE)!r})\nlock.acquire()\n"
+        "print('locked', flush=True)\nsys.stdin.read()"
+    )
+    other = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdout.readline() == b"locked\n"
+    (tmp_path / f"step_3{checkpoints.PARTIAL_SUFFIX}").mkdir()
+    with pytest.raises(ValueError, match="Another process trains in .*choose another --output_dir"), prepare(tmp_path):
+        pass
+    assert (tmp_path / f"step_3{checkpoints.PARTIAL_SUFFIX}").is_dir()
+    other.kill()
+    other.wait()
+    with prepare(tmp_path):
+        pass
+    folders.release(tmp_path)
+
+
+def test_a_checkpoint_of_another_run_needs_a_folder_of_its_own(tmp_path: Path) -> None:
+    before = finished_run(tmp_path / "done")
+    (tmp_path / "step_2").mkdir()
+    (tmp_path / "step_2" / checkpoints.STATE_FILE).write_text("{}")
+    wanted = {"resume_from_checkpoint": str(tmp_path / "step_2")}
+    with pytest.raises(ValueError, match="holds another run"), prepare(tmp_path / "done", **wanted):
+        pass
+    assert files(tmp_path / "done") == before
+    with prepare(tmp_path / "new", **wanted) as checkpoint:
+        assert checkpoint == tmp_path / "step_2"
 
 
 def test_where_more_than_a_run_would_be_deleted_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,12 @@
 
 import io
 import json
+import math
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from hf_synlm.cli import main
 from hf_synlm.data.parsed import ParsedSentence, read_parses
@@ -15,6 +18,7 @@ from hf_synlm.evaluation.parsing_report import report_parsing
 from hf_synlm.evaluation.results import load_result
 from hf_synlm.evaluation.treebank_parsing import load_treebank, make_treebank, parse_sentences, score_baselines
 from hf_synlm.trees import left_branching, right_branching, spans_to_tree, tree_to_brackets
+from hf_synlm.viz import posteriors
 from tests.scoring_models import model_and_tokenizer
 
 TEXT = "We ask for peace\n\nThe state of our Union is strong\n"
@@ -93,6 +97,33 @@ def test_alternatives_of_the_beam(saved, files, capsys, monkeypatch):
     assert ElementTree.fromstring(svg).tag.endswith("svg")
     biased = ("--parse-option", "decoder=biased", "--parse-option", "layer=0")
     assert run(capsys, "parse", one, "--model", saved / "on_lstm", *biased).startswith("(")
+
+
+def test_trees_that_differ_inside_words_are_one_tree():
+    """Four tokens, the first two of them one word; by hand."""
+    output = SimpleNamespace(
+        spans=[[[(0, 2), (0, 3), (0, 4)], [(0, 2), (2, 4), (0, 4)], [(1, 2), (0, 3), (0, 4)]]],
+        labels=None,
+        log_probs=torch.tensor([0.3, 0.2, 0.1]).log()[None],
+        token_log_probs=torch.tensor([[0.5, 0.5, 0.25, 0.25]]).log(),
+        offsets=[0],
+        lengths=[4],
+        word_ends=[[2, 3, 4]],
+    )
+    sentence = ParsedSentence.from_output(output, ["a", "b", "c"])
+    assert [tree.spans for tree in sentence.hypotheses] == [((0, 2), (0, 3)), ((1, 3), (0, 3))]
+    assert [math.exp(tree.log_prob) for tree in sentence.hypotheses] == pytest.approx([0.4, 0.2])
+    assert [math.exp(value) for value in sentence.word_log_probs] == pytest.approx([0.25, 0.25, 0.25])
+    assert posteriors(sentence) == pytest.approx([2 / 3, 1 / 3])
+    output.log_probs = None
+    assert [tree.log_prob for tree in ParsedSentence.from_output(output, list("abc")).hypotheses] == [None, None]
+
+
+def test_sentences_that_do_not_fit_are_named_before_parsing(saved, files, capsys):
+    long = files / "long.txt"
+    long.write_text("We ask\n\n" + "peace and hope " * 40 + "\n", encoding="utf-8")
+    assert main(["parse", str(long), "--model", str(saved / "gpst"), "--out", str(files / "long.out")]) == 2
+    assert "sentence 2 of 120 words (peace and hope peace and ...) has" in capsys.readouterr().err
 
 
 def test_wrong_input_of_parse_and_draw(saved, files, capsys):

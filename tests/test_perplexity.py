@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from hf_synlm.evaluation.perplexity import evaluate_perplexity, evaluate_perplexity_file
-from hf_synlm.evaluation.results import EvaluationResult, load_result, markdown_table, summarize
+from hf_synlm.evaluation.results import EvaluationResult, load_result, markdown_table
+from hf_synlm.evaluation.summary import scores_of_groups, summarize
 from hf_synlm.evaluation.text_items import TextItem
 from tests.scoring_models import ARCHITECTURES, SEARCHING, SENTENCES, model_and_tokenizer, scorer_of
 
@@ -146,7 +147,28 @@ def test_means_over_seeds():
         summarize([])
 
 
+def test_groups_of_runs_for_pictures():
+    runs = [result_of(seed, value) for seed, value in enumerate([10.0, 12.0, 14.0])]
+    names, means, deviations = scores_of_groups(runs, ["a", "b", "a"], ["token_"])
+    assert names == ["token_perplexity"]
+    assert means == {"a": [12.0], "b": [12.0]}
+    assert deviations == {"a": [pytest.approx(math.sqrt(8))], "b": [None]}
+    with pytest.raises(ValueError, match="no score word_ppl: there are token_perplexity"):
+        scores_of_groups(runs, "aab", ["word_ppl"])
+    with pytest.raises(ValueError, match="num_beams"):  # runs of one group must be alike; groups may differ
+        scores_of_groups([*runs[:2], result_of(2, 1.0, num_beams=9)], "aaa", ["token_perplexity"])
+    scores_of_groups([*runs[:2], result_of(2, 1.0, num_beams=9)], "aab", ["token_perplexity"])
+    other = result_of(1, 1.0)
+    other.data["files"][0]["sha256"] = "1"
+    with pytest.raises(ValueError, match="on different data"):
+        scores_of_groups([*runs, other], "aaab", ["token_perplexity"])
+
+
 def test_tables_for_readers():
     assert markdown_table([{"a": "x|y", "b": 1.5}, {"a": "z", "b": None}]) == (
-        "| a | b |\n| --- | ---: |\n| x\\|y | 1.5000 |\n| z |  |"
+        "| a | b |\n| --- | ---: |\n| x\\|y | 1.5 |\n| z |  |"
     )
+    rows = [{"f1": 36.36, "p": 0.12345, "x": None, "n": 20.0}, {"f1": 41.2, "p": 1.0, "x": None, "n": 3}]
+    columns = markdown_table(rows)
+    assert columns.splitlines()[0] == "| f1 | p | n |"
+    assert columns.splitlines()[2:] == ["| 36.36 | 0.1235 | 20.0 |", "| 41.20 | 1.0000 | 3 |"]

@@ -24,7 +24,7 @@ from hf_synlm.evaluation.syntaxgym import (
     summary,
 )
 from hf_synlm.evaluation.text_items import TextItem
-from tests.scoring_models import model_and_tokenizer, scorer_of
+from tests.scoring_models import model_and_tokenizer, scorer_of, tokenizer_of
 
 # Stimuli of our own in the format of the suites: an agreement suite with an empty region and odd white space.
 SUITE = {
@@ -204,6 +204,26 @@ def test_accuracy_of_suites(suite_file):
     assert result.scores == {"mean_over_suites": found[0], "suite own_agreement": found[0]}
     assert [row["accuracy"] for row in result.tables["Predictions"]] == found
     assert result.options["seed"] == 3 and len(result.data["files"][0]["sha256"]) == 64
+
+
+def test_unknown_words_in_what_a_formula_reads(tmp_path):
+    """Words that stand for themselves in the vocabulary of the recurrent models, and one that does not."""
+    known = {word for word in tokenizer_of("framed_words").get_vocab() if word.isalpha() and word.islower()}
+    first, second = sorted(known)[:2]
+    data = suite_data()
+    data["items"] = [
+        {"item_number": k, "conditions": [condition("match", *match), condition("mismatch", *mismatch)]}
+        for k, (match, mismatch) in enumerate([
+            (("xyzzy", "", first, second), ("xyzzy", "", second, second)),  # only outside of the first formula
+            ((first, "", "xyzzy", second), (first, "", second, second)),
+        ])
+    ]  # fmt: skip
+    path = tmp_path / "unknown.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    rows = evaluate_syntaxgym(scorer_of("palm"), [path]).tables["Predictions"]
+    assert [row["items_with_unknown_words"] for row in rows] == [1, 1, 2]  # the last one reads all regions
+    assert all(row["items_with_unknown_words"] == 0 for row in evaluate_syntaxgym(
+        scorer_of("gpt2"), [path]).tables["Predictions"])  # fmt: skip
 
 
 def test_means_over_circuits():

@@ -23,10 +23,12 @@ import samplers
 import steps
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from best_model import BestModel
 from generation_samples import generate_trees
-from hub_uploads import LAST_CHECKPOINT, CheckpointUploads
+from hub_uploads import LAST_CHECKPOINT, CheckpointUploads, push_final_model
 from interruption import StopSignals
 from output_folder import output_folder
+from preflight import preflight
 from run_arguments import TrainingArguments
 from safetensors import safe_open
 from torch.utils.data import Dataset
@@ -251,7 +253,7 @@ def test_full_disk(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        with pytest.raises(OSError, match=r"step_2 could not be written.*resumes from .*step_1"):
+        with pytest.raises(OSError, match=r"step_2 could not be written.*goes on from .*step_1"):
             train(run, batches, after_checkpoint=fill)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -272,16 +274,102 @@ def test_a_cut_save_leaves_nothing(error: Exception, tmp_path: Path, monkeypatch
         raise error
 
     monkeypatch.setattr(run.accelerator, "save_state", fail)
-    with pytest.raises(OSError, match=f"{error.args[-1]}.*starts again, for there is no other checkpoint"):
+    with pytest.raises(OSError, match=f"{error.args[-1]}.*from the beginning, for there is no checkpoint"):
         checkpoints.save_checkpoint(run.accelerator, tmp_path, run.state, 2)
     assert not list(tmp_path.iterdir())
 
 
 def test_small_disk_is_seen_before_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, batches = make_run(tmp_path, checkpointing_steps=1)
     monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 1000))
-    with pytest.raises(ValueError, match=r"has 0\.00 GB of free space; a checkpoint and the final model take about"):
-        train(run, batches)
+    for interval, what in ((1, "a checkpoint and the final model take"), (0, "the final model takes")):
+        run, _ = make_run(tmp_path, checkpointing_steps=interval)
+        with pytest.raises(ValueError, match=rf"has 0\.00 GB of free space; {what} about"):
+            preflight(run.accelerator, run.arguments, run.model)
+    # What is replaced gives its room.
+    (tmp_path / checkpoints.REPLACED_FOLDER).mkdir()
+    (tmp_path / checkpoints.REPLACED_FOLDER / "model.safetensors").write_bytes(bytes(10**6))
+    preflight(run.accelerator, run.arguments, run.model)
+
+
+def test_a_repository_that_cannot_be_made_is_seen_before_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = make_run(tmp_path, push_to_hub=True, hub_model_id="a/b")
+    hub = FakeHub()
+    monkeypatch.setattr("preflight.HfApi", lambda token: hub)
+    preflight(run.accelerator, run.arguments, run.model)
+    assert hub.created == ["a/b"]
+    monkeypatch.setattr(hub, "create_repo", lambda *args, **options: int("no token"))
+    with pytest.raises(ValueError, match="'a/b' cannot be made: .*hf auth login.*--hub_token"):
+        preflight(run.accelerator, run.arguments, run.model)
+
+
+def test_a_push_that_fails_says_that_the_run_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = make_run(tmp_path, push_to_hub=True, hub_model_id="a/b")
+    with pytest.raises(RuntimeError, match=r"The run is finished, and .*model is complete.*hf upload a/b"):
+        push_final_model(run)  # there is no such folder
+
+
+def test_a_failing_export_keeps_the_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, batches = make_run(tmp_path, checkpointing_steps=2, max_train_steps=3)
+    train(run, batches)
+    assert [folder.name for folder in checkpoints.list_checkpoints(tmp_path)] == ["step_2", "step_3"]
+
+    def fail(*args: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(common, "export_model", fail)
+    with pytest.raises(OSError, match=r"The model .*could not be written.*latest goes on from .*step_3"):
+        common.save_final_model(run, word_tokenizer([["a"]]), {})
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    run, batches = make_run(tmp_path, checkpointing_steps=1, max_train_steps=2)
+    train(run, batches)
+    for name in ("optimizer.bin", "model.safetensors"):
+        file = tmp_path / "step_2" / name
+        whole = file.read_bytes()
+        file.write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(ValueError, match=r"The checkpoint .*step_2 is damaged: .*Delete it"):
+            checkpoints.load_checkpoint(run.accelerator, tmp_path / "step_2", {})
+        file.write_bytes(whole)
+
+
+def test_the_best_weights_travel_with_a_checkpoint(tmp_path: Path) -> None:
+    def evaluate(model: torch.nn.Module, step: int) -> dict[str, Any]:
+        return {"step": step, "value": float(abs(step - 1))}
+
+    def best_of() -> BestModel:
+        return BestModel(lambda evaluation: evaluation["value"], 0)
+
+    run, batches = make_run(tmp_path / "one", checkpointing_steps=1, evaluation_steps=1, max_train_steps=4)
+    run.output_dir.mkdir()
+    best = best_of()
+    loop.start_or_resume(run, None, {}, evaluate, best)
+    loop.train(run, batches, compute_loss, evaluate, best)
+    assert [folder.name for folder in run.output_dir.glob("best_*")] == ["best_1"]
+    shutil.copytree(run.output_dir / "step_3", tmp_path / "downloaded")
+    kept = (run.output_dir / "best_1" / "model.safetensors").read_bytes()
+    shutil.rmtree(run.output_dir)
+
+    again, _ = make_run(tmp_path / "two", max_train_steps=4)
+    again.output_dir.mkdir()
+    loop.start_or_resume(again, tmp_path / "downloaded", {}, evaluate, best_of())
+    assert again.state.step == 3 and (again.output_dir / "best_1" / "model.safetensors").read_bytes() == kept
+    assert best_of().restore(again) == 1
+    shutil.rmtree(again.output_dir / "best_1")
+    (tmp_path / "downloaded" / checkpoints.BEST_FILE).unlink()
+    with pytest.raises(ValueError, match=r"best weights of the run are those of step 1, and .*is missing"):
+        loop.start_or_resume(again, tmp_path / "downloaded", {}, evaluate, best_of())
+
+
+def test_a_bad_batch_is_named_before_an_evaluation_meets_it(tmp_path: Path) -> None:
+    run, batches = make_run(tmp_path, max_train_steps=4, logging_steps=4, evaluation_steps=2)
+
+    def infinite(model: torch.nn.Module, batch: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return compute_loss(model, batch)[0] * torch.inf, {}
+
+    loop.start_or_resume(run, None, {}, no_evaluation)
+    with pytest.raises(FloatingPointError, match=r"not_finite_1\.json"):
+        loop.train(run, batches, infinite, lambda model, step: pytest.fail("evaluated"))
 
 
 @pytest.mark.parametrize("folder", ["/proc/run", "{file}/run"])
@@ -349,7 +437,7 @@ def test_changed_settings_are_named(tmp_path: Path) -> None:
     assert again == settings
     run.arguments.learning_rate = 0.5
     run.model.config.window_size = 7
-    two = SimpleNamespace(num_processes=2, mixed_precision="bf16")
+    two = SimpleNamespace(num_processes=2, mixed_precision="bf16", distributed_type="MULTI_CPU")
     other = common.course_settings(run.arguments, run.model.config, "other", two, word_tokenizer([["a", "c"]]))
     with pytest.raises(ValueError) as error:
         checkpoints.load_checkpoint(run.accelerator, folder, other)
@@ -482,7 +570,7 @@ def test_killed_at_random_moments(gpst: Callable[..., ScriptRun], straight: Path
     last, _ = kill_often(gpst, 3, 0)
     last.finish()
     same_run(last.output_dir, straight)
-    assert check_complete(last.output_dir) == [8, 9]
+    assert check_complete(last.output_dir) == [9, 10]
 
 
 @pytest.mark.slow
@@ -560,7 +648,6 @@ def test_checkpoints_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     hub = FakeHub()
     monkeypatch.setattr("hub_uploads.HfApi", lambda token: hub)
     uploads = CheckpointUploads(run, None, lambda: {"training_procedure": f"{run.state.step} steps"})
-    assert hub.created == ["a/b"]
 
     def after(folder: Path) -> None:
         if run.state.step == 3:  # the first upload has ended well; that of step 3 will fail

@@ -1,6 +1,7 @@
 """The training scripts: two steps on the embedded data, exact resume after a kill, and what must be refused."""
 
 import dataclasses
+import functools
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from training_runs import TRAINING, kill_after_checkpoint, run_script
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, LSTMConfig, LSTMForCausalLM
+from hf_synlm.data.collate import collate_contexts
 from hf_synlm.data.vocabulary import word_tokenizer
 
 TYPES = (
@@ -206,7 +208,7 @@ def test_an_ended_run_has_dropped_the_wrapped_model_before_its_processes_part() 
         free_memory=models.clear,
         end_training=lambda: seen.append(alive()),
     )
-    run = SimpleNamespace(accelerator=accelerator, model=wrapped)
+    run = SimpleNamespace(accelerator=accelerator, model=wrapped, output_dir=Path("x"))
     del wrapped
     common.end_run(run)
     assert seen == ["barrier", None] and isinstance(run.model, torch.nn.Linear)
@@ -330,3 +332,20 @@ def test_readme_names_every_script_and_config() -> None:
     for path in (TRAINING / "configs").glob("*.yaml"):
         assert path.name in readme
         assert isinstance(yaml.safe_load(path.read_text()), dict)
+
+
+def test_validation_losses_do_not_depend_on_the_batches(tiny_gpst_config: GPSTConfig) -> None:
+    model = GPSTForCausalLM(tiny_gpst_config)
+    contexts = [
+        {"input_ids": torch.randint(10, tiny_gpst_config.vocab_size, (n,)).tolist(), "sentence_ids": ids}
+        for n, ids in ((7, [1, 1, 1, 2, 2, 2, 2]), (2, [1, 1]), (9, [1] * 9), (4, [1, 2, 3, 4]), (5, [1, 1, 1, 1, 2]))
+    ]
+    accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir="x"))
+    collate = functools.partial(collate_contexts, pad_token_id=tiny_gpst_config.pad_token_id)
+    one, two, five = (pretrain_gpst.evaluate_losses(accelerator, model, contexts, collate, size) for size in (1, 2, 5))
+    assert one == pytest.approx(five, rel=1e-5) and two == pytest.approx(five, rel=1e-5)
+    model.eval()
+    whole = model(**collate(contexts))
+    assert five == pytest.approx(
+        {"loss": whole.loss.item(), **{k: v.item() for k, v in whole.losses.items()}}, rel=1e-5
+    )

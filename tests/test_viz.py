@@ -21,6 +21,7 @@ from hf_synlm import (
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
 from hf_synlm.trees import random_tree, right_branching
 from hf_synlm.viz import (
+    bars_to_svg,
     chart_scores,
     chart_to_svg,
     distances_to_svg,
@@ -345,3 +346,24 @@ def test_span_attention_of_palm():
     assert shown == pytest.approx({name: value.item() for name, value in expected.items()}, abs=1e-3)
     with pytest.raises(ValueError, match="scores of 4 tokens for 3 words"):
         span_attention_to_svg(output.span_scores, list("abc"))
+
+
+def test_bars():
+    series = {"a <b>": [0.5, 0.25, None], "c": [1.0, math.nan, 0.0]}
+    svg = bars_to_svg(["x", "y", "z"], series, deviations={"a <b>": [0.1, None, None]}, title="t", largest=1.0)
+    root = ElementTree.fromstring(svg)
+    name = "{http://www.w3.org/2000/svg}"
+    told = [title.text for group in root.iter(f"{name}g") for title in group.iter(f"{name}title")]
+    assert [text for text in told if text.startswith("x, ")] == ["x, a <b>: 0.500 ± 0.100", "x, c: 1.000"]
+    assert "y, c: none" in told and "z, c: 0.000" in told
+    widths = [float(bar.get("width")) for group in root.iter(f"{name}g") for bar in group.iter(f"{name}rect")]
+    assert widths == pytest.approx([210, 420, 105, 0], abs=0.1)  # 420 pixels are the largest value
+    whiskers = [path.get("d") for group in root.iter(f"{name}g") for path in group.iter(f"{name}path")]
+    assert len(whiskers) == 1
+    for names, values, message in (
+        (["x"], {"a": [1.0, 2.0]}, "2 values for 1 names"),
+        (["x"], {"a": [-1.0]}, "negative"),
+        (["x"], {"a": [None]}, "no finite value"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            bars_to_svg(names, values, title="t")

@@ -8,14 +8,17 @@ import dataclasses
 import hashlib
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 from accelerate.logging import get_logger
+from run_arguments import TrainingArguments
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedTokenizerBase
@@ -23,6 +26,9 @@ from transformers import PreTrainedTokenizerBase
 logger = get_logger(__name__)
 
 STATE_FILE = "training_state.json"
+BEST_FILE = "best_model.safetensors"
+# Where a previous run waits until the one that takes its place has begun.
+REPLACED_FOLDER = "replaced_run"
 PARTIAL_SUFFIX = ".partial"
 
 
@@ -66,6 +72,42 @@ def publish_folder(partial: Path, folder: Path) -> None:
     os.replace(partial, folder)
 
 
+@contextmanager
+def written_whole(folder: Path, what: str) -> Iterator[Path]:
+    """Write a folder of a run under a temporary name; what is left of it goes when that fails.
+
+    Args:
+        folder: its final name, which the block or its caller gives it (`publish_folder`).
+        what: it is, for the message.
+
+    Yields:
+        The temporary name.
+
+    Raises:
+        OSError: when the disk is full or not to be written to; with a remedy.
+    """
+    partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
+    try:
+        yield partial
+    # A full disk shows as any of these, depending on who writes.
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        complete = list_checkpoints(folder.parent)
+        start = f"from {complete[-1]}" if complete else "from the beginning, for there is no checkpoint"
+        raise OSError(
+            f"{what} {folder} could not be written: {error}. Free space or mend the folder; then the same command with "
+            f"--resume_from_checkpoint latest goes on {start}."
+        ) from error
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """A second name for a file, which costs no space; a copy where the file system has no hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 def remove_folder(folder: Path) -> None:
     """Delete a folder that others may look for: it loses its name first, so that it is never seen half-deleted."""
     doomed = folder.with_name(f"{folder.name}.deleted{PARTIAL_SUFFIX}")
@@ -101,31 +143,37 @@ def check_writable(output_dir: Path) -> None:
         ) from error
 
 
-def check_space(output_dir: Path, model: nn.Module, num_checkpoints: int) -> None:
+def check_space(arguments: TrainingArguments, model: nn.Module) -> None:
     """Compare the free space of the disk with what a run will write.
 
-    A checkpoint is taken for three times the trained weights: the optimizer's two moments come with them.
+    A checkpoint is taken for three times the trained weights, for the optimizer's two moments come with them; the best
+    weights and the final model for once the weights each. What a run that is replaced takes counts as free.
 
     Args:
-        output_dir: of the run.
+        arguments: of the run. At most `checkpoints_total_limit` checkpoints lie in its folder at once, and one more
+            while the oldest has not been deleted.
         model: that is trained.
-        num_checkpoints: how many lie there at once; one more while the oldest has not been deleted.
 
     Raises:
-        ValueError: when not even one checkpoint and the final model fit.
+        ValueError: when not even one checkpoint, if there are to be some, and the final model fit.
     """
+    output_dir = Path(arguments.output_dir)
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    free = shutil.disk_usage(output_dir).free
-    least, all_of_it = 4 * weights, (3 * (num_checkpoints + 1) + 1) * weights
+    replaced = (path.stat().st_size for path in (output_dir / REPLACED_FOLDER).rglob("*") if path.is_file())
+    free = shutil.disk_usage(output_dir).free + sum(replaced)
+    num_checkpoints = arguments.checkpoints_total_limit if arguments.checkpointing_steps else 0
+    least = (4 if num_checkpoints else 1) * weights
+    all_of_it = (3 * (num_checkpoints + 1) + 2) * weights if num_checkpoints else 2 * weights
     if free < least:
+        what = "a checkpoint and the final model take" if num_checkpoints else "the final model takes"
         raise ValueError(
-            f"{str(output_dir)!r} has {free / 1e9:.2f} GB of free space; a checkpoint and the final model take about "
-            f"{least / 1e9:.2f} GB. Free some, or choose another --output_dir."
+            f"{str(output_dir)!r} has {free / 1e9:.2f} GB of free space; {what} about {least / 1e9:.2f} GB. Free some, "
+            "or choose another --output_dir."
         )
     if free < all_of_it:
         logger.warning(
-            f"{str(output_dir)!r} has {free / 1e9:.2f} GB of free space; {num_checkpoints} checkpoints, the one that "
-            f"is written, and the final model will take about {all_of_it / 1e9:.2f} GB."
+            f"{str(output_dir)!r} has {free / 1e9:.2f} GB of free space; {num_checkpoints} checkpoints and the one "
+            f"that is written, the best and the final model will take about {all_of_it / 1e9:.2f} GB."
         )
 
 
@@ -203,7 +251,9 @@ def find_checkpoint(output_dir: Path, name: str) -> Path | None:
     return folder
 
 
-def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: TrainingState, keep: int) -> Path:
+def save_checkpoint(
+    accelerator: Accelerator, output_dir: Path, state: TrainingState, keep: int, best_weights: Path | None = None
+) -> Path:
     """Write the checkpoint `step_N` under a temporary name, rename it when complete, delete old ones.
 
     Args:
@@ -211,6 +261,7 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: TrainingS
         output_dir: of the run.
         state: of the run.
         keep: number of newest checkpoints to keep.
+        best_weights: file of the best weights so far, which becomes part of the checkpoint.
 
     Returns:
         The checkpoint folder.
@@ -219,8 +270,7 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: TrainingS
         OSError: when it cannot be written; nothing of it is left then, and older ones stay.
     """
     folder = output_dir / f"step_{state.step}"
-    partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
-    try:
+    with written_whole(folder, "The checkpoint") as partial:
         if accelerator.is_main_process:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
@@ -228,17 +278,10 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: TrainingS
         accelerator.save_state(str(partial))
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
+            if best_weights is not None:
+                link_or_copy(best_weights, partial / BEST_FILE)
             write_json(partial / STATE_FILE, dataclasses.asdict(state))
             publish_folder(partial, folder)
-    # A full disk shows as any of these, depending on who writes.
-    except (OSError, RuntimeError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        complete = list_checkpoints(output_dir)
-        remedy = f"it resumes from {complete[-1]}" if complete else "it starts again, for there is no other checkpoint"
-        raise OSError(
-            f"The checkpoint {folder} could not be written: {error}. Free space or mend the folder, then give the same "
-            f"command again: {remedy}."
-        ) from error
     if accelerator.is_main_process:
         for old in list_checkpoints(output_dir)[:-keep]:
             remove_folder(old)
@@ -281,10 +324,16 @@ def load_checkpoint(accelerator: Accelerator, folder: Path, settings: dict[str, 
         The state.
 
     Raises:
-        ValueError: see `read_state`.
+        ValueError: see `read_state`; and when the checkpoint is damaged.
     """
     state = read_state(folder, settings)
-    accelerator.load_state(str(folder))
+    try:
+        accelerator.load_state(str(folder))
+    except (OSError, RuntimeError, SafetensorError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(
+            f"The checkpoint {folder} is damaged: {error}. Delete it; the run goes on from the one before it, if there "
+            "is one."
+        ) from error
     return state
 
 

@@ -7,22 +7,24 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, ProjectConfiguration, parse_flag_from_env
-from checkpoints import PARTIAL_SUFFIX, TrainingState, tokenizer_hash, write_json
-from huggingface_hub import HfApi
-from output_folder import ARGUMENTS_FILE, without_token
+from accelerate.utils import DistributedType, InitProcessGroupKwargs, ProjectConfiguration, parse_flag_from_env
+from checkpoints import PARTIAL_SUFFIX, TrainingState, publish_folder, tokenizer_hash, write_json, written_whole
+from output_folder import ARGUMENTS_FILE, release, without_token
 from run_arguments import TrainingArguments
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.hub.card import PAPERS, fill_card
-from hf_synlm.hub.export import export_model, push_to_hub
+from hf_synlm.hub.export import export_model
+
+WAITING_TIME = timedelta(hours=2)
 
 
 def make_accelerator(arguments: TrainingArguments) -> Accelerator:
@@ -36,6 +38,8 @@ def make_accelerator(arguments: TrainingArguments) -> Accelerator:
         # Without it, processes that torchrun starts on a machine without GPUs each believe to be alone.
         cpu=not torch.accelerator.is_available(),
         gradient_accumulation_steps=arguments.gradient_accumulation_steps,
+        # The main process reads treebanks and draws samples while the others wait: longer than torch's ten minutes.
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=WAITING_TIME)],
         # The schedule counts optimizer steps: it must not run faster with more processes.
         step_scheduler_with_optimizer=False,
         log_with=arguments.report_to if arguments.with_tracking else None,
@@ -86,7 +90,7 @@ class Run:
 
 
 def end_run(run: Run) -> None:
-    """End a run: trackers, and the connection of its processes; the wrapped model cannot be used afterwards.
+    """End a run: trackers, the connection of its processes, its lock; the wrapped model cannot be used afterwards.
 
     The wrapper of DDP goes before the process group: were it the last to hold the group, its destructor would wait for
     the group's threads while these wait for Python's lock, which it holds.
@@ -96,6 +100,7 @@ def end_run(run: Run) -> None:
     run.model = accelerator.unwrap_model(run.model)
     accelerator.free_memory()
     accelerator.end_training()
+    release(run.output_dir)
 
 
 def course_settings(
@@ -127,6 +132,7 @@ def course_settings(
         "training_data": data_fingerprint,
         "tokenizer": tokenizer_hash(tokenizer),
         "num_processes": accelerator.num_processes,
+        "distributed_type": str(accelerator.distributed_type),
         "mixed_precision": accelerator.mixed_precision,
     }
 
@@ -248,7 +254,7 @@ def save_tokenizer_once(
 
 
 def save_final_model(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, Any]) -> Path:
-    """Save the model of a run to `output_dir/model`, and push it; every process has to call.
+    """Save the model of a run to `output_dir/model`; every process has to call.
 
     A model of this library is exported with tokenizer, code and card, one of transformers as transformers saves it.
 
@@ -262,15 +268,6 @@ def save_final_model(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[s
     """
     folder = run.output_dir / "model"
     export_run(run, tokenizer, facts, folder)
-    if run.accelerator.is_main_process and run.arguments.push_to_hub:
-        repo_id, token = run.arguments.hub_model_id, run.arguments.hub_token
-        if run.accelerator.unwrap_model(run.model).config.model_type in PAPERS:
-            push_to_hub(folder, repo_id, token=token)
-        else:
-            api = HfApi(token=token)
-            api.create_repo(repo_id, exist_ok=True)
-            api.upload_folder(repo_id=repo_id, folder_path=str(folder))
-    run.accelerator.wait_for_everyone()
     return folder
 
 
@@ -282,22 +279,35 @@ def export_run(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, An
         tokenizer: of the model.
         facts: for the card of a model of this library; the name is added.
         folder: appears when it is complete; an older one is replaced.
+
+    Raises:
+        OSError: when it cannot be written.
     """
     weights = run.accelerator.get_state_dict(run.model)
-    if run.accelerator.is_main_process:
-        plain = run.accelerator.unwrap_model(run.model)
-        if isinstance(plain, FSDPModule):
-            plain = _without_shards(plain)
-            # Gathered weights are copies: the ones that are tied would be saved twice.
-            weights = {name: value for name, value in weights.items() if name not in plain.all_tied_weights_keys}
-        if plain.config.model_type in PAPERS:
-            card = fill_card(
-                plain.config, {"repo_id": run.arguments.hub_model_id or run.output_dir.resolve().name, **facts}
-            )
-            export_model(plain, tokenizer, folder, card=card, overwrite=True, state_dict=weights)
-        else:
-            _save_plainly(plain, tokenizer, folder, weights)
-    run.accelerator.wait_for_everyone()
+    try:
+        if run.accelerator.is_main_process:
+            with written_whole(folder, "The model"):
+                _write_model(run, tokenizer, facts, folder, weights)
+    finally:
+        run.accelerator.wait_for_everyone()
+
+
+def _write_model(
+    run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, Any], folder: Path, weights: dict[str, Tensor]
+) -> None:
+    """The part of `export_run` that the main process does."""
+    plain = run.accelerator.unwrap_model(run.model)
+    if isinstance(plain, FSDPModule):
+        plain = _without_shards(plain)
+        # Gathered weights are copies: the ones that are tied would be saved twice.
+        weights = {name: value for name, value in weights.items() if name not in plain.all_tied_weights_keys}
+    if plain.config.model_type in PAPERS:
+        card = fill_card(
+            plain.config, {"repo_id": run.arguments.hub_model_id or run.output_dir.resolve().name, **facts}
+        )
+        export_model(plain, tokenizer, folder, card=card, overwrite=True, state_dict=weights)
+    else:
+        _save_plainly(plain, tokenizer, folder, weights)
 
 
 def _save_plainly(
@@ -308,8 +318,7 @@ def _save_plainly(
     shutil.rmtree(partial, ignore_errors=True)
     model.save_pretrained(partial, state_dict=weights)
     tokenizer.save_pretrained(partial)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    publish_folder(partial, folder)
 
 
 def _without_shards(model: PreTrainedModel) -> PreTrainedModel:

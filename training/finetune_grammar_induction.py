@@ -40,6 +40,7 @@ from finetuning import (
     run_results,
     set_steps,
 )
+from hub_uploads import push_final_model
 from output_folder import RESULTS_FILE, output_folder
 from run_arguments import TrainingArguments, parse_arguments
 from torch import Tensor, nn
@@ -304,6 +305,7 @@ def main(argv: list[str] | None = None) -> None:
     if accelerator.is_main_process:
         write_results(run, time.monotonic() - started, speed, evaluator, test, scores)
     end_run(run)
+    push_final_model(run)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from finetuning import (
     run_results,
     set_steps,
 )
+from hub_uploads import push_final_model
 from output_folder import RESULTS_FILE, output_folder
 from run_arguments import TrainingArguments, parse_arguments
 from samplers import seed_micro_step
@@ -276,6 +277,7 @@ def main(argv: list[str] | None = None) -> None:
         references = list(tables["test"]["references"])
         write_results(run, time.monotonic() - started, speed, summaries, references, decoding, summarizer.options)
     end_run(run)
+    push_final_model(run)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from example_tables import ExampleDataset
 from hub_uploads import CheckpointUploads
 from loop import Evaluate, start_or_resume, train
 from optimizers import make_optimizer
+from preflight import preflight
 from run_arguments import TrainingArguments, check_overrides
 from samplers import StepSampler, make_loader
 from steps import to_device
@@ -210,6 +211,7 @@ def prepare_run(
     """A run at step 0, with its optimizer; `rates` are those of modules with a learning rate of their own."""
     accelerator.print(f"model: {model.num_parameters():,} parameters, {type(model).__name__}")
     set_up_layers(model, arguments)
+    preflight(accelerator, arguments, model)
     optimizer, schedule = make_optimizer(model, arguments, rates)
     return Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
 
@@ -253,7 +255,10 @@ def fine_tune(
         "by_epochs": bool(course.num_train_epochs),
         **settings,
     }
+    best = BestModel(metric, course.early_stopping_patience)
     start_or_resume(run, checkpoint, settings, evaluate)
+    if checkpoint is not None:
+        best.adopt(run, checkpoint)
     sampler = StepSampler(
         len(examples),
         arguments.per_device_train_batch_size,
@@ -268,7 +273,6 @@ def fine_tune(
         return step * per_step // len(examples) > (step - 1) * per_step // len(examples)
 
     by_epochs = course.num_train_epochs and not arguments.evaluation_steps
-    best = BestModel(metric, course.early_stopping_patience)
     loader = make_loader(accelerator, examples, collate, arguments, sampler)
     uploads = CheckpointUploads(run, tokenizer, facts)
     speed = train(

@@ -1,7 +1,6 @@
 """A few sentences that the model of a run generates, with their trees: for the eyes, during training."""
 
 import torch
-from accelerate.utils import DistributedType
 from common import Run
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -19,15 +18,10 @@ class SampleGenerator:
     Args:
         run: of this process.
         tokenizer: of the model.
-
-    Raises:
-        ValueError: for models that are shared between processes, whose parts cannot generate.
     """
 
     def __init__(self, run: Run, tokenizer: PreTrainedTokenizerBase):
         self.run, self.tokenizer = run, tokenizer
-        if run.arguments.generation_steps and run.accelerator.distributed_type == DistributedType.FSDP:
-            raise ValueError("generation_steps does not go with the shards of FSDP. Set it to 0, or train with DDP.")
 
     def __call__(self, model: nn.Module, step: int) -> None:
         """Generate on the main process; every process has to call."""

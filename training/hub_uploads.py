@@ -1,6 +1,5 @@
 """Checkpoints on the Hub while training goes on: the model of each, and the checkpoint itself to resume from."""
 
-import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -9,14 +8,41 @@ from typing import Any
 
 from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list
-from checkpoints import PARTIAL_SUFFIX
+from checkpoints import PARTIAL_SUFFIX, link_or_copy
 from common import Run, export_run
 from huggingface_hub import HfApi
 from transformers import PreTrainedTokenizerBase
 
+from hf_synlm.hub.card import PAPERS
+from hf_synlm.hub.export import push_to_hub
+
 logger = get_logger(__name__)
 
 LAST_CHECKPOINT = "last-checkpoint"
+
+
+def push_final_model(run: Run) -> None:
+    """Push `output_dir/model`, if the arguments ask for it; the last thing that a script does.
+
+    Args:
+        run: ended; its results are written.
+
+    Raises:
+        RuntimeError: when that fails. Nothing is lost then.
+    """
+    if not run.arguments.push_to_hub or not run.accelerator.is_main_process:
+        return
+    folder, repo_id, token = run.output_dir / "model", run.arguments.hub_model_id, run.arguments.hub_token
+    try:
+        if run.model.config.model_type in PAPERS:
+            push_to_hub(folder, repo_id, token=token)
+        else:
+            HfApi(token=token).upload_folder(repo_id=repo_id, folder_path=str(folder))
+    except Exception as error:  # of many kinds, and none of them may hide that the run is finished
+        raise RuntimeError(
+            f"The run is finished, and {folder} is complete, but it could not be pushed to {repo_id!r}: {error}. Push "
+            f"it with `hf upload {repo_id} {folder}`."
+        ) from error
 
 
 class CheckpointUploads:
@@ -37,8 +63,6 @@ class CheckpointUploads:
         self.enabled = run.arguments.push_to_hub and run.arguments.hub_strategy == "checkpoint"
         self.api = HfApi(token=run.arguments.hub_token)
         self.upload: Future | None = None
-        if self.enabled and run.accelerator.is_main_process:  # a wrong name or token fails here, not after days
-            self.api.create_repo(run.arguments.hub_model_id, exist_ok=True)
 
     def __call__(self, checkpoint: Path) -> None:
         """Push a checkpoint; every process has to call."""
@@ -52,10 +76,15 @@ class CheckpointUploads:
         folder = self.run.output_dir / f"hub{PARTIAL_SUFFIX}"
         if self.run.accelerator.is_main_process:
             shutil.rmtree(folder, ignore_errors=True)
-        export_run(self.run, self.tokenizer, self.facts(), folder)
+        try:
+            export_run(self.run, self.tokenizer, self.facts(), folder)
+            if self.run.accelerator.is_main_process:
+                # Links cost no space, and the checkpoint may be deleted before it has been read.
+                shutil.copytree(checkpoint, folder / LAST_CHECKPOINT, copy_function=link_or_copy)
+        except OSError as error:
+            logger.warning(f"{checkpoint} is not pushed: {error}")
+            return
         if self.run.accelerator.is_main_process:
-            # Links cost no space, and the checkpoint may be deleted before it has been read.
-            shutil.copytree(checkpoint, folder / LAST_CHECKPOINT, copy_function=os.link)
             self.upload = self.api.upload_folder(
                 repo_id=self.run.arguments.hub_model_id,
                 folder_path=str(folder),

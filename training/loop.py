@@ -14,7 +14,6 @@ from accelerate.utils import gather_object
 from best_model import BestModel
 from checkpoints import (
     TrainingState,
-    check_space,
     load_checkpoint,
     plain_settings,
     remove_later,
@@ -147,7 +146,7 @@ def start_or_resume(
         best: keeps the best model.
 
     Raises:
-        ValueError: when settings or data are not those of the checkpoint, or the disk is too small.
+        ValueError: when settings or data are not those of the checkpoint, or it is damaged.
     """
     if checkpoint is not None:
         run.state = load_checkpoint(run.accelerator, checkpoint, settings)
@@ -155,11 +154,8 @@ def start_or_resume(
             remove_later(run.output_dir, run.state.step)
         run.accelerator.wait_for_everyone()
         if best is not None:
-            best.prune(run)
+            best.adopt(run, checkpoint)
         run.accelerator.print(f"resumed from {checkpoint} at step {run.state.step}")
-    if run.arguments.checkpointing_steps:
-        check_space(run.output_dir, run.model, run.arguments.checkpoints_total_limit)
-    if checkpoint is not None:
         return
     run.state.settings = plain_settings(settings)
     run.state.notes["evaluations"] = [evaluate(run.model, 0)]
@@ -211,15 +207,19 @@ class TrainingLoop:
         """Read, evaluate, generate and save as far as it is due; whether to stop."""
         run, arguments, step = self.run, self.run.arguments, self.run.state.step
         last = arguments.max_train_steps
-        save = is_due(step, arguments.checkpointing_steps, last)
-        if save or step % arguments.logging_steps == 0 or step == last:
+        # The last step is saved, too: what is measured and written after it may fail.
+        save = is_due(step, arguments.checkpointing_steps, last) or (step == last and arguments.checkpointing_steps > 0)
+        evaluate = step < last and self.evaluation_due(step)
+        generate = self.generate is not None and is_due(step, arguments.generation_steps, last)
+        # Before anything else looks at the model: the reading says which batch has ruined it.
+        if save or evaluate or generate or step % arguments.logging_steps == 0 or step == last:
             self._read()
         stop = False
         with self.speed.paused():
-            if step < last and self.evaluation_due(step):
+            if evaluate:
                 run.state.notes["evaluations"].append(self.evaluate(run.model, step))
                 stop = self.best is not None and self.best.update(run)
-            if self.generate is not None and is_due(step, arguments.generation_steps, last):
+            if generate:
                 self.generate(run.model, step)
             if save and not stop:  # resumed from here, the run would go on
                 self._save()
@@ -241,10 +241,10 @@ class TrainingLoop:
 
     def _save(self) -> None:
         run, self.saved_step = self.run, self.run.state.step
-        folder = save_checkpoint(run.accelerator, run.output_dir, run.state, run.arguments.checkpoints_total_limit)
-        if self.best is not None:
-            self.best.prune(run)
-        if self.after_checkpoint is not None:
+        best_weights = None if self.best is None else self.best.weights(run)
+        keep = run.arguments.checkpoints_total_limit
+        folder = save_checkpoint(run.accelerator, run.output_dir, run.state, keep, best_weights)
+        if self.after_checkpoint is not None and run.state.step < run.arguments.max_train_steps:
             self.after_checkpoint(folder)
 
     def _leave(self, signals: StopSignals) -> None:
@@ -256,8 +256,9 @@ class TrainingLoop:
             self._save()
         kept = f"kept in {run.output_dir / f'step_{run.state.step}'}" if run.state.step else "there is nothing to keep"
         reason = signals.received or "a signal to another process"
+        option = " with --resume_from_checkpoint latest" if run.arguments.overwrite_output_dir else ""
         run.accelerator.print(
-            f"stopped by {reason} at step {run.state.step}: {kept}. The same command continues the run."
+            f"stopped by {reason} at step {run.state.step}: {kept}. The same command{option} continues the run."
         )
         end_run(run)
         raise SystemExit(0)
@@ -288,7 +289,7 @@ def train(
         summarize: means of the named parts over the steps of a reading -> what is shown and noted.
         evaluation_due: whether to evaluate after a step; default: every `evaluation_steps`. The last step always is.
         generate: (model, step), called every `generation_steps`.
-        after_checkpoint: called with every complete checkpoint.
+        after_checkpoint: called with every complete checkpoint but that of the last step.
         flops_per_token: of training (see `flops.py`), for the utilization.
 
     Returns:

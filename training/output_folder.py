@@ -10,7 +10,16 @@ from typing import Any
 
 from accelerate import Accelerator
 from accelerate.logging import get_logger
-from checkpoints import PARTIAL_SUFFIX, check_writable, find_checkpoint, remove_partial, write_json
+from checkpoints import (
+    PARTIAL_SUFFIX,
+    REPLACED_FOLDER,
+    check_writable,
+    find_checkpoint,
+    list_checkpoints,
+    remove_partial,
+    write_json,
+)
+from filelock import FileLock, Timeout
 from run_arguments import TrainingArguments
 
 logger = get_logger(__name__)
@@ -18,9 +27,11 @@ logger = get_logger(__name__)
 ARGUMENTS_FILE = "arguments.json"
 RESULTS_FILE = "all_results.json"
 TOKENIZER_FOLDER = "tokenizer"
-# Where a previous run waits until the one that takes its place has begun; `.moving` while it is on its way.
-REPLACED_FOLDER = "replaced_run"
-MOVING_FOLDER = "replaced_run.moving"
+LOCK_FILE = ".lock"
+# The previous run on its way to `REPLACED_FOLDER`.
+MOVING_FOLDER = f"{REPLACED_FOLDER}.moving"
+# Folders that this process trains in, until it ends or `release` is called.
+_locks: dict[Path, FileLock] = {}
 
 
 @contextmanager
@@ -30,7 +41,8 @@ def output_folder(accelerator: Accelerator, arguments: TrainingArguments) -> Ite
     An unfinished run in the folder is resumed, so that a job that is started again by the same command goes on. With
     `overwrite_output_dir` the previous run is set aside, and deleted when the block ends. If the block is left by an
     exception, or the process is killed inside of it, the previous run is put back (by the next one, if need be).
-    Without a checkpoint there is nothing to go on with, and the tokenizer is made anew.
+    Without a checkpoint there is nothing to go on with, and the tokenizer is made anew. While a run has the folder, no
+    other one can begin there; the lock is the operating system's, which takes it back from a process that is killed.
 
     Args:
         accelerator: of the run. Every process has to call.
@@ -41,22 +53,24 @@ def output_folder(accelerator: Accelerator, arguments: TrainingArguments) -> Ite
 
     Raises:
         ValueError: when the folder holds something else or a finished run and is not to be overwritten, when it cannot
-            be written to, or when the named checkpoint is missing or half-written.
+            be written to or another process trains there, or when the named checkpoint is missing or half-written.
     """
     output_dir = Path(arguments.output_dir)
     is_main, checkpoint = accelerator.is_main_process, None
     if is_main:
-        _put_back(output_dir)
-    accelerator.wait_for_everyone()
-    if arguments.overwrite_output_dir and not arguments.resume_from_checkpoint:
-        if is_main and output_dir.is_dir():
-            _set_aside(output_dir)
-    else:
-        checkpoint = _find_start(output_dir, arguments.resume_from_checkpoint)
-    accelerator.wait_for_everyone()  # every process has looked
+        check_writable(output_dir)
+        _lock(output_dir)
     try:
         if is_main:
-            check_writable(output_dir)
+            _put_back(output_dir)
+        accelerator.wait_for_everyone()
+        if arguments.overwrite_output_dir and not arguments.resume_from_checkpoint:
+            if is_main:
+                _set_aside(output_dir)
+        else:
+            checkpoint = _find_start(output_dir, arguments.resume_from_checkpoint)
+        accelerator.wait_for_everyone()  # every process has looked
+        if is_main:
             remove_partial(output_dir)
             if checkpoint is None:
                 shutil.rmtree(output_dir / TOKENIZER_FOLDER, ignore_errors=True)
@@ -67,6 +81,7 @@ def output_folder(accelerator: Accelerator, arguments: TrainingArguments) -> Ite
     except BaseException:
         if is_main:
             _put_back(output_dir)
+            release(output_dir)
         raise
     accelerator.wait_for_everyone()
     if is_main:
@@ -74,7 +89,31 @@ def output_folder(accelerator: Accelerator, arguments: TrainingArguments) -> Ite
         if (output_dir / REPLACED_FOLDER).is_dir():
             os.replace(output_dir / REPLACED_FOLDER, output_dir / f"{REPLACED_FOLDER}{PARTIAL_SUFFIX}")
         remove_partial(output_dir)
+        (output_dir / RESULTS_FILE).unlink(missing_ok=True)  # those of a finished run that goes on
     accelerator.wait_for_everyone()
+
+
+def release(output_dir: Path) -> None:
+    """Let other processes train in the folder of a run that has ended."""
+    lock = _locks.pop(output_dir.resolve(), None)
+    if lock is not None:
+        lock.release(force=True)
+
+
+def _lock(output_dir: Path) -> None:
+    lock = _locks.setdefault(output_dir.resolve(), FileLock(output_dir / LOCK_FILE))
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        del _locks[output_dir.resolve()]
+        raise ValueError(
+            f"Another process trains in {str(output_dir)!r}. Wait until it has ended, or choose another --output_dir."
+        ) from error
+
+
+def _content(output_dir: Path) -> list[Path]:
+    """What lies in an output folder, besides its lock."""
+    return [item for item in output_dir.iterdir() if item.name != LOCK_FILE]
 
 
 def without_token(settings: dict[str, Any]) -> dict[str, Any]:
@@ -84,16 +123,20 @@ def without_token(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _find_start(output_dir: Path, wanted: str | None) -> Path | None:
     """The checkpoint to resume from; an unfinished run is resumed without being asked for."""
-    if output_dir.exists() and not output_dir.is_dir():
-        raise ValueError(f"Output folder {str(output_dir)!r} is a file. Choose another --output_dir.")
-    in_use = output_dir.is_dir() and any(not item.name.endswith(PARTIAL_SUFFIX) for item in output_dir.iterdir())
+    in_use = any(not item.name.endswith(PARTIAL_SUFFIX) for item in _content(output_dir))
+    advice = "Choose another --output_dir, or delete its content with --overwrite_output_dir."
     if wanted is None and in_use:
-        advice = "Choose another --output_dir, or delete its content with --overwrite_output_dir."
         if not (output_dir / ARGUMENTS_FILE).is_file():
             raise ValueError(f"Output folder {str(output_dir)!r} is not empty and holds no run. {advice}")
         if (output_dir / RESULTS_FILE).is_file():
             raise ValueError(f"Output folder {str(output_dir)!r} holds a finished run. {advice}")
     checkpoint = find_checkpoint(output_dir, wanted or "latest")
+    own = checkpoint is None or checkpoint.resolve().parent == output_dir.resolve()
+    if not own and ((output_dir / RESULTS_FILE).is_file() or list_checkpoints(output_dir)):
+        raise ValueError(
+            f"{checkpoint} is to be resumed from, and {str(output_dir)!r} holds another run. Choose another "
+            "--output_dir."
+        )
     if checkpoint is not None:
         logger.warning(
             f"The run resumes from {checkpoint}. To start afresh, choose another --output_dir or pass "
@@ -112,7 +155,7 @@ def _set_aside(output_dir: Path) -> None:
         raise ValueError(
             f"--overwrite_output_dir would delete the repository {str(output_dir)!r}. Choose another folder."
         )
-    items = list(output_dir.iterdir())
+    items = _content(output_dir)
     moving = output_dir / MOVING_FOLDER
     moving.mkdir()
     for item in items:
@@ -124,7 +167,7 @@ def _put_back(output_dir: Path) -> None:
     """Restore the run that was set aside, if there is one, in place of what was begun; may be cut off anywhere."""
     moving, replaced = output_dir / MOVING_FOLDER, output_dir / REPLACED_FOLDER
     if replaced.is_dir():
-        for item in output_dir.iterdir():
+        for item in _content(output_dir):
             if item != replaced:
                 shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
         os.replace(replaced, moving)

@@ -9,7 +9,7 @@ Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024).
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, set_seed
+from accelerate.utils import DistributedType, gather_object, set_seed
 from baseline_model import collate_plain, decoder_flops_per_token, make_baseline
 from best_model import BestModel
 from checkpoints import TrainingState, read_state, write_json
@@ -31,13 +31,14 @@ from common import (
     set_up_layers,
     start_tracking,
 )
-from final_report import FinalReport, report_saved_model
+from final_report import report_saved_model
 from flops import gpst_flops_per_token
 from generation_samples import SampleGenerator
-from hub_uploads import CheckpointUploads
+from hub_uploads import CheckpointUploads, push_final_model
 from loop import start_or_resume, train
 from optimizers import make_optimizer
 from output_folder import RESULTS_FILE, output_folder
+from preflight import preflight
 from run_arguments import TrainingArguments, check_overrides, parse_arguments
 from samplers import StepSampler, make_loader
 from steps import to_device
@@ -62,6 +63,8 @@ from hf_synlm.evaluation.treebank_parsing import (
     score_table,
     score_trees,
 )
+from hf_synlm.loss_shares import to_shares
+from hf_synlm.trees import Span
 
 Collate = Callable[[Sequence[dict[str, Any]]], dict[str, Tensor]]
 
@@ -235,27 +238,56 @@ def compute_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, di
 def evaluate_losses(
     accelerator: Accelerator, model: nn.Module, contexts: ContextDataset, collate: Collate, batch_size: int
 ) -> dict[str, float]:
-    """Mean validation losses in nats, weighted by tokens; without noise on the merge order and without dropout.
+    """Mean validation losses in nats, without noise on the merge order and without dropout.
 
-    Every process takes its share of the batches and calls the model equally often.
+    Every part is a mean over its items in all contexts, whatever the batches. Models that do not count their items are
+    weighted by tokens. Every process takes its share of the batches and calls the model equally often.
+
+    Args:
+        accelerator: of the run. Every process has to call.
+        model: prepared.
+        contexts: validation text.
+        collate: contexts -> batch.
+        batch_size: contexts per process and call.
+
+    Returns:
+        "loss" and the names of its parts -> means.
     """
     model.eval()
     starts = list(range(0, len(contexts), batch_size))
     rank, world = accelerator.process_index, accelerator.num_processes
-    names: list[str] = []
-    total = torch.zeros(0)
-    for first in range(0, len(starts), world):
-        index = first + rank
-        start = starts[index] if index < len(starts) else 0
-        rows = [contexts[row] for row in range(start, min(start + batch_size, len(contexts)))]
-        loss, parts = compute_loss(model, to_device(collate(rows), accelerator.device))
-        weight = float(sum(len(row["input_ids"]) for row in rows)) if index < len(starts) else 0.0
-        names = ["loss", *parts]
-        values = torch.stack([loss.float(), *(part.float() for part in parts.values()), torch.ones_like(loss).float()])
-        total = values * weight if not len(total) else total + values * weight
-    total = accelerator.reduce(total, "sum")
+    count_items = getattr(accelerator.unwrap_model(model), "count_loss_items", None) or _count_tokens
+
+    def batches() -> Iterator[tuple[dict[str, Tensor], dict[str, int]]]:
+        for index in range(rank, -(-len(starts) // world) * world, world):
+            start = starts[index] if index < len(starts) else 0
+            rows = [contexts[row] for row in range(start, min(start + batch_size, len(contexts)))]
+            batch = collate(rows)
+            counts = count_items(**batch)
+            # A process without a batch of its own calls the model for nothing.
+            yield batch, counts if index < len(starts) else dict.fromkeys(counts, 0)
+
+    counted = [counts for _, counts in batches()]
+    totals = torch.tensor([sum(counts[name] for counts in counted) for name in counted[0]], device=accelerator.device)
+    by_name = dict(zip(counted[0], accelerator.reduce(totals, "sum").tolist(), strict=True))
+    sums: dict[str, Tensor] = {}
+    for batch, counts in batches():
+        shares, batch = to_shares(counts, by_name), to_device(batch, accelerator.device)
+        if count_items is _count_tokens:
+            loss, parts = compute_loss(model, batch)
+            loss = loss * shares["tokens"]
+        else:
+            loss, parts = compute_loss(model, {**batch, "loss_shares": shares})
+        for name, value in {"loss": loss, **parts}.items():
+            sums[name] = value.float() + sums.get(name, 0.0)
+    values = accelerator.reduce(torch.stack(list(sums.values())), "sum").tolist()
     model.train()
-    return dict(zip(names, (total[:-1] / total[-1]).tolist(), strict=True))
+    return dict(zip(sums, values, strict=True))
+
+
+def _count_tokens(attention_mask: Tensor, **_: Tensor) -> dict[str, int]:
+    """Items of the loss of a model that does not count them."""
+    return {"tokens": int(attention_mask.sum())}
 
 
 class Evaluator:
@@ -292,17 +324,21 @@ class Evaluator:
         result: dict[str, Any] = {"step": step, "losses": losses}
         text = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
         self.accelerator.print(f"step {step}: validation text: {text}")
-        if self.treebank is not None and self.accelerator.is_main_process:
-            scores = {}
+        if self.treebank is not None:
             plain = self.accelerator.unwrap_model(model)
-            for kind, options in self.arguments.methods().items():
-                trees = parse_words(plain, self.tokenizer, self.treebank.words, **options)
-                scores[kind] = score_trees(trees, self.treebank)
+            trees = {kind: self._parse(plain, options) for kind, options in self.arguments.methods().items()}
+            scores = {kind: score_trees(found, self.treebank) for kind, found in trees.items()}
             self.accelerator.print(score_table({**scores, **self.baselines}, self.treebank))
             result["trees"] = score_numbers({**scores, **self.baselines})
-        self.accelerator.wait_for_everyone()
         self.accelerator.log(_flat(result), step=step)
         return result
+
+    def _parse(self, model: PreTrainedModel, options: dict[str, Any]) -> list[list[Span]]:
+        """Best trees of the treebank's sentences; every process parses its share and gets all of them."""
+        rank, world, words = self.accelerator.process_index, self.accelerator.num_processes, self.treebank.words
+        own = parse_words(model, self.tokenizer, words[rank::world], **options)
+        every = dict(gather_object(list(zip(range(rank, len(words), world), own, strict=True))))
+        return [every[row] for row in range(len(words))]
 
 
 def _flat(result: dict[str, Any]) -> dict[str, float]:
@@ -330,30 +366,30 @@ def card_facts(run: Run, data: DataArguments, text: PreparedCorpus) -> dict[str,
     }
 
 
-def write_results(run: Run, seconds: float, speed: dict[str, float], report: FinalReport | None) -> None:
-    """Write `all_results.json` and print the closing line."""
-    evaluations = run.state.notes["evaluations"]
-    before, after = evaluations[0], evaluations[-1]
-    results: dict[str, Any] = {
-        "step": run.state.step,
-        "contexts": run.state.consumed,
-        "seconds_of_this_process": round(seconds, 1),
-        **speed,
-        "train": run.state.notes.get("train", []),
-        "evaluations": evaluations,
-    }
-    line = f"validation loss {before['losses']['loss']:.4f} -> {after['losses']['loss']:.4f}"
-    if report is not None:
-        results["test"] = report.numbers()
+def report_results(
+    run: Run,
+    folder: Path,
+    results: dict[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    treebanks: dict[str, Treebank],
+    evaluation: EvaluationArguments,
+) -> None:
+    """Measure the saved model on test trees, add that to `all_results.json`, and print the closing line."""
+    evaluations = results["evaluations"]
+    kept_step = results.get("best_step", results["step"])
+    before, kept = evaluations[0], next(item for item in evaluations if item["step"] == kept_step)
+    line = f"validation loss {before['losses']['loss']:.4f} -> {kept['losses']['loss']:.4f}"
+    if treebanks:
+        report = report_saved_model(folder, tokenizer, treebanks, evaluation.methods(), run.arguments.seed)
+        write_json(run.output_dir / RESULTS_FILE, {**results, "test": report.numbers()})
         line += f"; {report.summary()}"
-    elif "trees" in after:
-        f1 = after["trees"]
+    elif "trees" in kept:
+        f1 = kept["trees"]
         line += (
             f"; validation sentence F1 {f1['induced (inside)']['sentence_f1']:.2f}, "
             f"right branching {f1['right']['sentence_f1']:.2f}"
         )
-    write_json(run.output_dir / RESULTS_FILE, results)
-    run.accelerator.print(line)
+    print(line)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -381,9 +417,14 @@ def main(argv: list[str] | None = None) -> None:
         set_up_layers(model, arguments)
         optimizer, schedule = make_optimizer(model, arguments, model_arguments.learning_rates())
         settings = course_settings(arguments, model.config, contexts.fingerprint(), accelerator, tokenizer)
-        settings["parser_learning_rate"] = model_arguments.parser_learning_rate
+        settings.update(
+            parser_learning_rate=model_arguments.parser_learning_rate,
+            validation=validation.fingerprint(),
+            load_best_model_at_end=evaluation.load_best_model_at_end,
+        )
         if checkpoint is not None:
             read_state(checkpoint, settings)  # refuses other settings
+        preflight(accelerator, arguments, model)
         run = Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
         collate = partial(
             collate_plain if model_arguments.is_baseline else collate_contexts, pad_token_id=tokenizer.pad_token_id
@@ -392,8 +433,12 @@ def main(argv: list[str] | None = None) -> None:
         evaluator = Evaluator(accelerator, evaluation, tokenizer, validation, collate, batch_size)
         treebanks = evaluation.report_treebanks()
     start_tracking(accelerator, "pretrain_gpst", model_arguments, data, evaluation, arguments)
-    run_training(run, checkpoint, settings, contexts, evaluator, treebanks, data, evaluation, text, started)
+    folder, results = run_training(run, checkpoint, settings, contexts, evaluator, data, evaluation, text, started)
+    # What follows takes one process: the others need not wait for it.
     end_run(run)
+    if accelerator.is_main_process:
+        report_results(run, folder, results, tokenizer, treebanks, evaluation)
+    push_final_model(run)
 
 
 def run_training(
@@ -402,13 +447,12 @@ def run_training(
     settings: dict[str, Any],
     contexts: ContextDataset,
     evaluator: Evaluator,
-    treebanks: dict[str, Treebank],
     data: DataArguments,
     evaluation: EvaluationArguments,
     text: PreparedText,
     started: float,
-) -> None:
-    """Train, save the model and report on it."""
+) -> tuple[Path, dict[str, Any]]:
+    """Train, save the model and write the results; returns the folder of the model and the results."""
     accelerator, arguments, tokenizer = run.accelerator, run.arguments, text.tokenizer
     best = BestModel(lambda result: result["losses"]["loss"], 0) if evaluation.load_best_model_at_end else None
     generator = SampleGenerator(run, tokenizer)
@@ -431,11 +475,18 @@ def run_training(
     if best is not None:
         accelerator.print(f"the best model is that of step {best.restore(run)}")
     folder = save_final_model(run, tokenizer, card_facts(run, data, text.train))
+    results = {
+        "step": run.state.step,
+        "contexts": run.state.consumed,
+        "seconds_of_this_process": round(time.monotonic() - started, 1),
+        **speed,
+        **({} if best is None else {"best_step": run.state.notes["best"]["step"]}),
+        "train": run.state.notes.get("train", []),
+        "evaluations": run.state.notes["evaluations"],
+    }
     if accelerator.is_main_process:
-        report = None
-        if treebanks:
-            report = report_saved_model(folder, tokenizer, treebanks, evaluation.methods(), arguments.seed)
-        write_results(run, time.monotonic() - started, speed, report)
+        write_json(run.output_dir / RESULTS_FILE, results)
+    return folder, results
 
 
 if __name__ == "__main__":

@@ -28,9 +28,10 @@ from common import (
 from final_report import report_saved_model
 from flops import recurrent_flops_per_token
 from generation_samples import SampleGenerator
-from hub_uploads import CheckpointUploads
+from hub_uploads import CheckpointUploads, push_final_model
 from loop import start_or_resume, train
 from output_folder import RESULTS_FILE, output_folder
+from preflight import preflight
 from recurrent_measures import Measures, ParsingArguments, has_trees, make_measures
 from recurrent_schedule import (
     EpochControl,
@@ -336,12 +337,14 @@ def main(argv: list[str] | None = None) -> None:
         size = arguments.per_device_eval_batch_size
         held_out = (streams.validation, streams.test)
         measures = make_measures(accelerator, *held_out, data, parsing, model, tokenizer, size)
+        preflight(accelerator, arguments, model)
         parts = make_phased_optimizer(accelerator, model, schedule, arguments)
         run = Run(accelerator, arguments, *parts, TrainingState())
         del parts  # the wrapper of the model belongs to the run alone, which ends with it
     start_tracking(accelerator, "train_recurrent", model_arguments, data, parsing, schedule, arguments)
     run_training(run, checkpoint, settings, streams.train, measures, data, parsing, schedule, tokenizer, started)
     end_run(run)
+    push_final_model(run)
 
 
 def run_training(

@@ -31,11 +31,12 @@ from common import (
 from final_report import report_saved_model
 from flops import recurrent_flops_per_token, rnng_flops_per_token
 from generation_samples import SampleGenerator
-from hub_uploads import CheckpointUploads
+from hub_uploads import CheckpointUploads, push_final_model
 from labeled_evaluation import Objective, add_perplexities, evaluate_given_trees, search_trees, spread
 from loop import start_or_resume, train
 from optimizers import make_optimizer
 from output_folder import RESULTS_FILE, output_folder
+from preflight import preflight
 from run_arguments import TrainingArguments, check_overrides, parse_arguments
 from samplers import PaddedBatchSampler, make_loader
 from torch import nn
@@ -417,11 +418,13 @@ def main(argv: list[str] | None = None) -> None:
         if checkpoint is not None:
             read_state(checkpoint, settings)  # refuses other settings
         optimizer, schedule = make_optimizer(model, arguments)
+        preflight(accelerator, arguments, model)
         run = Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
     start_tracking(accelerator, "train_rnng", model_arguments, data, course, arguments)
     from_scratch = model_arguments.model_name_or_path is None
     run_training(run, checkpoint, settings, trees, data, course, tokenizer, started, from_scratch)
     end_run(run)
+    push_final_model(run)
 
 
 def run_training(

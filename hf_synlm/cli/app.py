@@ -19,6 +19,7 @@ from hf_synlm.cli import (
     evaluate_pairs,
     evaluate_parsing,
     evaluate_perplexity,
+    evaluate_plot,
     evaluate_summary,
     evaluate_syntaxgym,
     export,
@@ -82,6 +83,7 @@ _add(evaluate, "syntaxgym", evaluate_syntaxgym.command)
 _add(evaluate, "blimp", evaluate_blimp.command)
 _add(evaluate, "pairs", evaluate_pairs.command)
 _add(evaluate, "summary", evaluate_summary.command)
+_add(evaluate, "plot", evaluate_plot.command)
 
 
 def _print_version(value: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 import typer
 
 from hf_synlm.data.parsed import ParsedSentence
-from hf_synlm.evaluation.results import write_text
+from hf_synlm.evaluation.results import check_writable, write_text
 from hf_synlm.viz import SentenceView, sentences_to_page
 
 Format: TypeAlias = Literal["brackets", "json", "text", "upright", "latex", "svg", "html"]
@@ -34,12 +34,14 @@ def check_output(style: Format, out: Path | None, num_sentences: int) -> None:
         num_sentences: how many sentences have words.
 
     Raises:
-        ValueError: several SVG pictures without a folder.
+        ValueError: several SVG pictures without a folder, or a place where nothing can be written.
     """
     if style == "svg" and num_sentences != 1 and (out is None or out.suffix == ".svg"):
         raise ValueError(
             f"{num_sentences} sentences make as many SVG pictures: name a folder by --out, or use --format html"
         )
+    if out is not None:
+        check_writable(out / "1.svg" if style == "svg" and out.suffix != ".svg" else out)
 
 
 def write_sentences(sentences: Sequence[ParsedSentence], style: Format, out: Path | None, title: str) -> None:

@@ -83,7 +83,9 @@ def command(
     punctuation = punctuation or ("keep" if convention == "evalb" else "remove")
     bank = load_treebank(treebank, punctuation, limit, punctuation_by=punctuation_by)
     treatment = "left out as the parameters say" if convention == "evalb" and punctuation == "keep" else bank.convention
-    settings: dict[str, Any] = {"convention": described, "unlabeled": unlabeled or None, "punctuation": treatment}
+    settings: dict[str, Any] = {
+        "convention": described, "unlabeled": unlabeled or None, "punctuation": treatment, "unit": "percent",
+    }  # fmt: skip
     paths = [treebank, *(trees or ()), *(() if parameters is None else (parameters,))]
     data = {"files": describe_files(paths), "num_sentences": len(bank.sentences)}
     if model is None:

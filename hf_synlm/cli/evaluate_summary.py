@@ -5,22 +5,26 @@ from typing import Annotated
 
 import typer
 
-from hf_synlm.evaluation.results import load_result, markdown_table, summarize, write_text
+from hf_synlm.cli import options
+from hf_synlm.evaluation.results import load_result, markdown_table, write_report
+from hf_synlm.evaluation.summary import summarize, summary_to_json
 
 
 def command(
     results: Annotated[list[Path], typer.Argument(help="JSON files of one evaluation, for example one per seed.")],
-    out: Annotated[Path | None, typer.Option("--out", help="Markdown file to write.")] = None,
+    out: options.Output = None,
 ) -> None:
     """Mean and standard deviation of results over seeds.
 
     Results of different tasks, options or data are refused: their mean would mix conventions.
 
-    Example: synlm evaluate summary sg.seed0.json sg.seed1.json sg.seed2.json
+    Example: synlm evaluate summary sg.seed0.json sg.seed1.json sg.seed2.json --out sg.json
     """
     loaded = [load_result(path) for path in results]
     names = "\n".join(f"- {path}: {result.model['name']}" for path, result in zip(results, loaded, strict=True))
-    text = f"# {loaded[0].task}\n\n{names}\n\n{markdown_table(summarize(loaded))}\n"
+    rows = summarize(loaded)
+    text = f"# {loaded[0].task}\n\n{names}\n\n{markdown_table(rows)}\n"
     if out is not None:
-        write_text(out, text)
+        paths = write_report(out, summary_to_json(results, loaded, rows), text)
+        typer.echo(f"wrote {paths[0]} and {paths[1]}", err=True)
     typer.echo(text, nl=False)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hf_synlm.data.text import read_lines
-from hf_synlm.evaluation.results import EvaluationResult
+from hf_synlm.evaluation.results import EvaluationResult, check_report
 from hf_synlm.evaluation.scoring import TextScorer
 
 _MODEL, _BEAM, _COMPUTE = "Model", "Estimator and beam", "Computation"
@@ -64,7 +64,12 @@ BatchSize = Annotated[int, typer.Option(min=1, help="Sentences per call of the m
 Seed = Annotated[int, typer.Option(help="Of everything random; scoring itself is not.", rich_help_panel=_COMPUTE)]
 Output = Annotated[
     Path | None,
-    typer.Option("--out", help="JSON file with everything needed to repeat it; a Markdown table is written beside it."),
+    typer.Option(
+        "--out",
+        help="JSON file with everything needed to repeat it; a Markdown table is written beside it.",
+        # Before anything is computed.
+        callback=lambda path: None if path is None else check_report(path),
+    ),
 ]
 
 ParseMethod = Annotated[

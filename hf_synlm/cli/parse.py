@@ -16,7 +16,11 @@ def command(
     style: drawing.FormatOption = "brackets",
     out: drawing.Out = None,
     num_trees: Annotated[
-        int, typer.Option(min=1, help="Trees per sentence (json, html), if the model has a beam.")
+        int,
+        typer.Option(
+            min=1,
+            help="Trees per sentence (json, html), if the model has a beam; trees that are equal over words are one.",
+        ),
     ] = 1,
     method: options.ParseMethod = None,
     parse_option: options.ParseOptions = None,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.evaluation.results import EvaluationResult, describe_files, write_text
+from hf_synlm.evaluation.results import EvaluationResult, check_writable, describe_files, write_text
 from hf_synlm.evaluation.surprisal import (
     LMZOO_COLUMNS,
     columns,
@@ -72,6 +72,12 @@ def command(
 
     Example: synlm surprisal stories.txt --model runs/rnng_tiny/model --out surprisals.tsv --num-beams 100
     """
+    if lmzoo and unit != "bits":
+        raise ValueError(f"--unit {unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
+    for path in (out, Path(f"{out}.meta.json")):
+        if path.absolute() == texts.absolute():
+            raise ValueError(f"--out {out} would overwrite the texts: choose another name")
+        check_writable(path)
     items = read_items(texts, kind=file_format, text_column=text_column, item_column=item_column)
     scorer = options.load_scorer(
         model,
@@ -97,19 +103,26 @@ def command(
     seconds = time.perf_counter() - start
     rows = token_table(scores) if lmzoo else word_table(items, scores, unit)
     names = LMZOO_COLUMNS if lmzoo else columns(unit)
+    counts = {
+        "texts": len(items),
+        "words": sum(len(found.words) for found in scores),
+        "tokens": sum(len(found.tokens) for found in scores),
+        "unknown_words": sum(sum(found.unknown) for found in scores),
+    }
     result = EvaluationResult.of(
         scorer,
         "surprisal",
-        {
-            "texts": len(items),
-            "words": sum(len(found.words) for found in scores),
-            "tokens": sum(len(found.tokens) for found in scores),
-            "unknown_words": sum(sum(found.unknown) for found in scores),
-        },
+        counts,
         {"unit": unit, "context": context, "word_correction": word_correction, "first_word": first_word, "seed": seed},
         data={"files": describe_files([texts]), "columns": list(names)},
         seconds=seconds,
     )
     write_table(out, names, rows)
     write_text(f"{out}.meta.json", result.to_json())
+    if counts["unknown_words"]:
+        typer.echo(
+            f"{counts['unknown_words']} of {counts['words']} words are outside the vocabulary (oov 1): its case "
+            "and the white space around its punctuation are those of its training text",
+            err=True,
+        )
     typer.echo(f"wrote {len(rows)} rows to {out}, and {out}.meta.json", err=True)

@@ -37,6 +37,7 @@ class Hypothesis:
             words; with labels also constituents over one word, and unary chains from the bottom to the top.
         labels: one label per span; None for trees without labels.
         log_prob: log p(words, tree) in nats, or of the words where a model defines one tree; None if there is none.
+            Over words of several tokens the sum over those returned trees that differ inside words only.
     """
 
     spans: tuple[Span, ...]
@@ -55,7 +56,8 @@ class ParsedSentence:
 
     Attributes:
         words: the n words.
-        hypotheses: the trees, best first; none if the search found no complete tree.
+        hypotheses: the trees, best first, each once; none if the search found no complete tree. Trees over the tokens
+            that are the same over the words are one tree, at the rank of the best of them.
         word_log_probs: log p(word | words before) of each word in nats, trees summed out; None if unknown.
     """
 
@@ -99,11 +101,13 @@ class ParsedSentence:
                     f"sentence {sentence} has {expected}, but {len(words)} words were given: one per token"
                 )
             ends = list(range(offset + 1, offset + length + 1))
-        trees = []
+        found: dict[tuple[tuple[Span, ...], tuple[str, ...] | None], list[float]] = {}
         for rank, spans in enumerate(output.spans[sentence]):
             labels = None if output.labels is None else tuple(output.labels[sentence][rank])
-            log_prob = None if output.log_probs is None else float(output.log_probs[sentence, rank])
-            trees.append(Hypothesis(_spans_over_words(spans, labels, ends, offset), labels, log_prob))
+            same = found.setdefault((_spans_over_words(spans, labels, ends, offset), labels), [])
+            if output.log_probs is not None:
+                same.append(float(output.log_probs[sentence, rank]))
+        trees = [Hypothesis(*tree, _log_sum(values) if values else None) for tree, values in found.items()]
         log_probs = None
         if output.token_log_probs is not None:
             row = output.token_log_probs[sentence].double().cpu().tolist()
@@ -187,6 +191,14 @@ class ParsedSentence:
             return cls(tuple(values["words"]), trees, None if log_probs is None else tuple(log_probs))
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"this is no parsed sentence ({error!r}): give words and trees with spans") from error
+
+
+def _log_sum(values: Sequence[float]) -> float:
+    """Log of the sum of exp(values)."""
+    largest = max(values)
+    if len(values) == 1 or largest == -math.inf:
+        return largest
+    return largest + math.log(math.fsum(math.exp(value - largest) for value in values))
 
 
 def _spans_over_words(

@@ -139,12 +139,22 @@ def sentence_log_probs(
     Raises:
         ValueError: a sentence without tokens, an end that the model does not predict.
     """
+    return [log_prob for log_prob, _ in _score_sentences(scorer, sentences, end, progress)]
+
+
+def _score_sentences(
+    scorer: TextScorer, sentences: Sequence[str], end: bool, progress: str | None
+) -> list[tuple[float, bool]]:
+    """Log-probability of each sentence in nats, and whether it has a word outside the vocabulary."""
     texts = encode_words(scorer.tokenizer, [sentence.split() for sentence in sentences])
     for sentence, text in zip(sentences, texts, strict=True):
         if not text.ids:
             raise ValueError(f"the sentence {sentence!r} has no tokens: leave it out")
     scores = scorer.score(texts, end=end, progress=progress)
-    return [float(found.log_probs.nansum()) + ((found.end or 0.0) if end else 0.0) for found in scores]
+    return [
+        (float(found.log_probs.nansum()) + ((found.end or 0.0) if end else 0.0), bool(text.unknown))
+        for found, text in zip(scores, texts, strict=True)
+    ]
 
 
 def evaluate_pairs(
@@ -169,7 +179,8 @@ def evaluate_pairs(
     Returns:
         The result. Scores: "accuracy" (over all pairs), "mean_over_groups"; where pairs have phenomena,
         "mean_over_phenomena" (mean over phenomena of the mean over their groups) and the accuracy of each. Tables: one
-        row per group with its accuracy and the mean difference of the log-probabilities in bits.
+        row per group with its accuracy, the mean difference of the log-probabilities in bits, and how many pairs have
+        a word outside the vocabulary.
 
     Raises:
         ValueError: there are no pairs, or a sentence has no tokens.
@@ -180,19 +191,21 @@ def evaluate_pairs(
         raise ValueError("there are no pairs to score")
     start = time.perf_counter()
     both = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
-    log_probs = sentence_log_probs(scorer, both, end=end, progress=f"{task}: {scorer.name}")
+    scored = _score_sentences(scorer, both, end, f"{task}: {scorer.name}")
     seconds = time.perf_counter() - start
-    differences = [good - bad for good, bad in zip(log_probs[::2], log_probs[1::2], strict=True)]
-    groups: dict[tuple[str | None, str], list[float]] = {}
-    for pair, difference in zip(pairs, differences, strict=True):
-        groups.setdefault((pair.phenomenon, pair.group), []).append(difference)
+    differences = [good - bad for (good, _), (bad, _) in zip(scored[::2], scored[1::2], strict=True)]
+    unknown = [good or bad for (_, good), (_, bad) in zip(scored[::2], scored[1::2], strict=True)]
+    groups: dict[tuple[str | None, str], list[tuple[float, bool]]] = {}
+    for pair, difference, is_unknown in zip(pairs, differences, unknown, strict=True):
+        groups.setdefault((pair.phenomenon, pair.group), []).append((difference, is_unknown))
     rows: list[Row] = [
         {
             "phenomenon": phenomenon,
             "group": group,
             "pairs": len(values),
-            "accuracy": statistics.fmean(value > 0 for value in values),
-            "mean_difference_bits": statistics.fmean(values) / NATS["bits"],
+            "accuracy": statistics.fmean(value > 0 for value, _ in values),
+            "mean_difference_bits": statistics.fmean(value for value, _ in values) / NATS["bits"],
+            "pairs_with_unknown_words": sum(is_unknown for _, is_unknown in values),
         }
         for (phenomenon, group), values in groups.items()
     ]

@@ -136,6 +136,10 @@ class Formula:
         """All regions of the formula from left to right."""
         return _regions(self.expression)
 
+    def places(self, names: Mapping[str, int]) -> set[tuple[str, int | None]]:
+        """What the formula reads: conditions with numbers of regions, None for all regions."""
+        return {(region.condition, _number(region.place, names)) for region in self.regions()}
+
     def check(self, conditions: Mapping[str, set[int]], names: Mapping[str, int]) -> None:
         """Check that the formula speaks of conditions and regions that exist.
 

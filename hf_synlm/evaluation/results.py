@@ -1,4 +1,4 @@
-"""Results of evaluations: everything needed to repeat them as JSON, a table as Markdown, means over several runs.
+"""Results of evaluations: everything needed to repeat them as JSON, and a table as Markdown.
 
 A result is a JSON object:
 
@@ -20,7 +20,6 @@ import json
 import math
 import os
 import platform
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -86,7 +85,7 @@ class EvaluationResult:
     def to_json(self) -> str:
         """The result as a JSON document; numbers that are not finite become null."""
         fields = {"format": FORMAT, "format_version": FORMAT_VERSION, **dataclasses.asdict(self)}
-        return json.dumps(_finite(fields), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return json_text(fields)
 
     def to_markdown(self) -> str:
         """The scores and tables for a reader, with what they depend on."""
@@ -113,13 +112,70 @@ class EvaluationResult:
         Raises:
             ValueError: the path ends in .md, where the table goes.
         """
-        path = Path(path)
-        if path.suffix == ".md":
-            raise ValueError(f"{path}: the JSON is written there, the table beside it with .md. Choose a name in .json")
-        table = path.with_suffix(".md")
-        write_text(path, self.to_json())
-        write_text(table, self.to_markdown())
-        return path, table
+        return write_report(path, self.to_json(), self.to_markdown())
+
+
+def write_report(path: PathLike, document: str, table: str) -> tuple[Path, Path]:
+    """Write a JSON document to `path` and its table to the same name ending in .md.
+
+    Args:
+        path: the JSON file; missing folders are made.
+        document: the JSON.
+        table: the Markdown.
+
+    Returns:
+        The two paths.
+
+    Raises:
+        ValueError: see `check_report`.
+    """
+    path = check_report(path)
+    beside = path.with_suffix(".md")
+    write_text(path, document)
+    write_text(beside, table)
+    return path, beside
+
+
+def check_report(path: PathLike) -> Path:
+    """Check, before anything is computed, that `write_report` can write there.
+
+    Args:
+        path: the JSON file.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: it ends in .md, where the table goes, or one of the two files cannot be written.
+    """
+    path = Path(path)
+    if path.suffix == ".md":
+        raise ValueError(f"{path}: the JSON is written there, the table beside it with .md. Choose a name in .json")
+    check_writable(path.with_suffix(".md"))
+    return check_writable(path)
+
+
+def check_writable(path: PathLike) -> Path:
+    """Check, before anything is computed, that a file can be written.
+
+    Args:
+        path: the file; its folder may be missing.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: it is a folder, or lies where nothing can be written.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: name a file to write")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise ValueError(f"{path} cannot be written: {folder} is a file, not a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"{path} cannot be written: no permission to write in {folder}")
+    return path
 
 
 def write_text(path: PathLike, text: str) -> None:
@@ -212,59 +268,6 @@ def load_result(path: PathLike) -> EvaluationResult:
     return EvaluationResult(**fields)
 
 
-def summarize(results: Sequence[EvaluationResult]) -> list[Row]:
-    """Mean and standard deviation of each score over runs of one task, such as several seeds.
-
-    The standard deviation is that of a sample (divided by n - 1), and missing for one run.
-
-    Args:
-        results: runs; they must be of one task, with the same options but for `seed` and the same scores.
-
-    Returns:
-        One row per score: `score`, `mean`, `standard_deviation`, `minimum`, `maximum`, `runs`.
-
-    Raises:
-        ValueError: there are none, or they differ in task, options or scores, so that a mean would mix conventions.
-    """
-    if not results:
-        raise ValueError("there are no results to summarize: give at least one file")
-    first = results[0]
-    for other in results[1:]:
-        _check_comparable(first, other)
-    rows: list[Row] = []
-    for name in first.scores:
-        values = [result.scores[name] for result in results]
-        rows.append(
-            {
-                "score": name,
-                "mean": statistics.fmean(values),
-                "standard_deviation": statistics.stdev(values) if len(values) > 1 else None,
-                "minimum": min(values),
-                "maximum": max(values),
-                "runs": len(values),
-            }
-        )
-    return rows
-
-
-def _check_comparable(first: EvaluationResult, other: EvaluationResult) -> None:
-    if other.task != first.task:
-        raise ValueError(f"results of different tasks, {first.task} and {other.task}: summarize each task by itself")
-    for what, ours, theirs in (("options", first.options, other.options), ("data", _content(first), _content(other))):
-        differing = sorted(k for k in {*ours, *theirs} - {"seed"} if ours.get(k) != theirs.get(k))
-        if differing:
-            shown = "; ".join(f"{key} is {ours.get(key)!r} and {theirs.get(key)!r}" for key in differing)
-            raise ValueError(f"results with different {what}, which would mix conventions: {shown}")
-    if set(first.scores) != set(other.scores):
-        raise ValueError(f"results with different scores: {', '.join(sorted(set(first.scores) ^ set(other.scores)))}")
-
-
-def _content(result: EvaluationResult) -> dict[str, Any]:
-    """The data without the places where files lie."""
-    files = [{k: v for k, v in file.items() if k != "path"} for file in result.data.get("files", [])]
-    return {**{k: v for k, v in result.data.items() if k != "files"}, "files": files}
-
-
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows with equal keys as a Markdown table.
 
@@ -272,25 +275,46 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
         rows: at least one.
 
     Returns:
-        The table without a final line end. Numbers have four digits after the point, missing values are empty.
+        The table without a final line end. The numbers of a column have the same digits after the point, as many as
+        they need but at most four; missing values are empty, and columns without any value left out.
     """
     if not rows:
         return ""
-    names = list(rows[0])
+    names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     numeric = {n for n in names if all(isinstance(row[n], (int, float)) or row[n] is None for row in rows)}
+    digits = {name: max(_digits(row[name]) for row in rows) for name in names}
     lines = [
         "| " + " | ".join(names) + " |",
         "| " + " | ".join("---:" if name in numeric else "---" for name in names) + " |",
     ]
-    lines += ["| " + " | ".join(_cell(row[name]) for name in names) + " |" for row in rows]
+    lines += ["| " + " | ".join(_cell(row[name], digits[name]) for name in names) + " |" for row in rows]
     return "\n".join(lines)
 
 
-def _cell(value: Any) -> str:
+def _digits(value: Any) -> int:
+    """Digits after the point that a number needs, at most four."""
+    if not isinstance(value, float) or not math.isfinite(value):
+        return 0
+    return max(1, len(f"{value:.4f}".rstrip("0").partition(".")[2]))
+
+
+def _cell(value: Any, digits: int) -> str:
     if value is None:
         return ""
-    text = f"{value:.4f}" if isinstance(value, float) else str(value)
+    text = f"{value:.{digits}f}" if isinstance(value, float) else str(value)
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+def json_text(fields: Mapping[str, Any]) -> str:
+    """Write plain data as a JSON document.
+
+    Args:
+        fields: the data.
+
+    Returns:
+        The document; numbers that are not finite become null.
+    """
+    return json.dumps(_finite(fields), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _finite(value: Any) -> Any:

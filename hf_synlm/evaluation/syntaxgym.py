@@ -198,24 +198,44 @@ def region_surprisals(
     Returns:
         Per suite, per item: (condition, region number) -> surprisal.
     """
+    return [
+        [{place: value for place, (value, _) in regions.items()} for regions in items]
+        for items in _score_regions(scorer, suites, progress)
+    ]
+
+
+def _score_regions(
+    scorer: TextScorer, suites: Sequence[Suite], progress: str | None
+) -> list[list[dict[tuple[str, int], tuple[float, bool]]]]:
+    """Surprisal of every region, and whether one of its words is outside the vocabulary."""
     sentences = [sentence for suite in suites for _, group in suite.items for sentence in group]
     scores = iter(score_words(scorer, [TextItem("", sentence.text) for sentence in sentences], progress=progress))
-    results: list[list[dict[tuple[str, int], float]]] = []
+    results: list[list[dict[tuple[str, int], tuple[float, bool]]]] = []
     for suite in suites:
         measure = _METRICS[suite.metric]
         results.append([])
         for _, group in suite.items:
-            values: dict[tuple[str, int], float] = {}
+            values: dict[tuple[str, int], tuple[float, bool]] = {}
             for sentence in group:
                 found = next(scores)
                 counts, first, place = found.num_tokens.tolist(), 0, 0
                 for region, words in sentence.regions:
-                    size = sum(counts[place : place + len(words)])
+                    inside = slice(place, place + len(words))
+                    size = sum(counts[inside])
                     pieces = [-log_prob / NATS["bits"] for _, log_prob in found.tokens[first : first + size]]
-                    values[sentence.condition, region] = measure(pieces)
+                    values[sentence.condition, region] = measure(pieces), any(found.unknown[inside])
                     first, place = first + size, place + len(words)
             results[-1].append(values)
     return results
+
+
+def _reads_unknown_words(formula: Formula, suite: Suite, regions: Mapping[tuple[str, int], tuple[float, bool]]) -> bool:
+    """Whether a region that decides a prediction for an item has a word outside the vocabulary."""
+    places = formula.places(suite.region_names)
+    return any(
+        unknown and ((condition, number) in places or (condition, None) in places)
+        for (condition, number), (_, unknown) in regions.items()
+    )
 
 
 def accuracies(suite: Suite, surprisals: Sequence[Mapping[tuple[str, int], float]]) -> list[float]:
@@ -266,7 +286,9 @@ def evaluate_syntaxgym(
         options: further options for the result, such as the seed.
 
     Returns:
-        The result: `summary` and the accuracy of every suite as scores, one row per prediction in `tables`.
+        The result: `summary` and the accuracy of every suite as scores, one row per prediction in `tables`. There,
+        `items_with_unknown_words` counts the items of which a region in the formula has a word outside the vocabulary:
+        what a model prefers there says little about syntax.
 
     Raises:
         ValueError: two suites of one name, and what `load_suite` finds wrong.
@@ -280,17 +302,19 @@ def evaluate_syntaxgym(
             f"two suites have the same name: {', '.join(sorted(n for n in set(names) if names.count(n) > 1))}"
         )
     start = time.perf_counter()
-    surprisals = region_surprisals(scorer, suites, progress=f"syntaxgym: {scorer.name}")
+    regions = _score_regions(scorer, suites, f"syntaxgym: {scorer.name}")
     seconds = time.perf_counter() - start
     rows: list[Row] = []
     by_suite: dict[str, float] = {}
-    for suite, values in zip(suites, surprisals, strict=True):
-        found = accuracies(suite, values)
+    for suite, items in zip(suites, regions, strict=True):
+        found = accuracies(suite, [{place: value for place, (value, _) in item.items()} for item in items])
         by_suite[suite.name] = found[0]
         for number, (formula, accuracy) in enumerate(zip(suite.predictions, found, strict=True)):
             rows.append({
                 "suite": suite.name, "circuit": circuit_of(suite.name), "items": len(suite.items), "prediction": number,
-                "accuracy": accuracy, "formula": formula.text,
+                "accuracy": accuracy,
+                "items_with_unknown_words": sum(_reads_unknown_words(formula, suite, item) for item in items),
+                "formula": formula.text,
             })  # fmt: skip
     scores = summary(by_suite) | {f"suite {name}": value for name, value in by_suite.items()}
     return EvaluationResult.of(

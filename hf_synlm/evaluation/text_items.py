@@ -10,6 +10,7 @@ from typing import Any
 from hf_synlm.data.text import PathLike, read_lines
 
 FORMATS = ("txt", "tsv", "csv", "jsonl")
+_COMPRESSED = frozenset({"gz", "bz2", "xz", "zst", "zip", "7z"})
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,13 @@ def file_format(path: PathLike, given: str | None = None) -> str:
         One of `FORMATS`.
 
     Raises:
-        ValueError: `given` is none of them.
+        ValueError: `given` is none of them, or the file is compressed.
     """
     if given is not None and given not in FORMATS:
         raise ValueError(f"format {given!r} is unknown: choose one of {', '.join(FORMATS)}")
     suffix = Path(path).suffix.lower().removeprefix(".")
+    if suffix in _COMPRESSED:
+        raise ValueError(f"{path} is compressed: unpack it first")
     return given or (suffix if suffix in FORMATS else "txt")
 
 

@@ -163,7 +163,8 @@ def parse_sentences(
         The sentences with their trees and the log-probabilities of their words.
 
     Raises:
-        ValueError: the model cannot parse, or a word is empty, has white space, no token, or shares one.
+        ValueError: the model cannot parse, a word is empty, has white space, no token, or shares one, or a sentence is
+            longer than the model's positions. Nothing is parsed then.
     """
     name = type(model).__name__
     if not hasattr(model, "parse"):
@@ -174,6 +175,7 @@ def parse_sentences(
     training = model.training
     model.eval()
     encoded = [encode_words(tokenizer, words) for words in sentences]
+    _check_lengths(model, sentences, encoded)
     order = sorted(range(len(encoded)), key=lambda index: len(encoded[index][0]))
     parsed: dict[int, ParsedSentence] = {}
     starts = range(0, len(order), batch_size)
@@ -188,6 +190,20 @@ def parse_sentences(
             parsed[row] = ParsedSentence.from_output(output, sentences[row], place)
     model.train(training)
     return [parsed[row] for row in range(len(encoded))]
+
+
+def _check_lengths(
+    model: PreTrainedModel, sentences: Sequence[Sequence[str]], encoded: Sequence[tuple[list[int], list[bool]]]
+) -> None:
+    if not hasattr(model, "word_search"):
+        return  # recurrent models read any length
+    limit = model.word_search(1).adapter.max_tokens
+    for number, (words, (ids, _)) in enumerate(zip(sentences, encoded, strict=True), start=1):
+        if len(ids) > limit:
+            raise ValueError(
+                f"sentence {number} of {len(words)} words ({' '.join(words[:5])} ...) has {len(ids)} tokens, but the "
+                f"model has positions for {int(limit)}: cut it, or leave it out"
+            )
 
 
 def parse_words(

@@ -1,4 +1,4 @@
-"""Parsing F1 as modules of the package `evaluate`: `evaluate.load(metric_path("unlabeled_parsing_f1"))`.
+"""Modules of the package `evaluate`: `evaluate.load(metric_path("unlabeled_parsing_f1"))`.
 
 Each folder is what a Space of the Hub holds: the module, its card, a demo, and what they need. They load from disk
 without a network.
@@ -6,7 +6,7 @@ without a network.
 
 from pathlib import Path
 
-NAMES = ("labeled_parsing_f1", "unlabeled_parsing_f1")
+NAMES = ("labeled_parsing_f1", "surprisal", "syntaxgym", "unlabeled_parsing_f1")
 
 
 def metric_path(name: str) -> str:

@@ -1,0 +1,8 @@
+"""Demo of the Space: texts and a model in, surprisals out."""
+
+from pathlib import Path
+
+import evaluate
+from evaluate.utils import launch_gradio_widget
+
+launch_gradio_widget(evaluate.load(str(Path(__file__).with_name("surprisal.py"))))

@@ -1,0 +1,103 @@
+"""Surprisal of each word under any causal language model, syntactic ones included."""
+
+import math
+from typing import Any
+
+import datasets
+import evaluate
+
+from hf_synlm.evaluation.perplexity import perplexities
+from hf_synlm.evaluation.scoring import TextScorer
+from hf_synlm.evaluation.surprisal import NATS, Context, Unit, score_words
+from hf_synlm.evaluation.text_items import TextItem
+
+_DESCRIPTION = """
+Surprisal -log p(word | words before) of each word of texts, one value for each word between white space, whatever the
+tokens of the model; under causal language models of transformers, and under syntactic language models, with the trees
+summed out.
+"""
+_KWARGS_DESCRIPTION = """
+Args:
+    predictions: texts, usually one sentence each.
+    model_id: folder of a model, or its name on the Hub.
+    unit: "bits" (default) or "nats".
+    context: "sentence" (default) reads every text alone; "document" reads all texts as one document, in order.
+    word_correction: give the space after a word, which tells that it is over, to the word and not to the next one;
+        default: False.
+    **options: of `hf_synlm.evaluation.scoring.TextScorer.from_pretrained`, such as estimator="stepwise", num_beams=100,
+        batch_size=16, device="cuda", trust_remote_code=True.
+Returns:
+    words: per text its words.
+    surprisals: per text the surprisal of each word; None where nothing predicts it.
+    lexical, structural: per text the two parts of each surprisal; None where the model has no beam of derivations.
+    unknown: per text whether each word is outside the vocabulary.
+    mean_surprisal: mean over the words that have one.
+    word_perplexity, token_perplexity: of all texts, their ends not counted.
+    unit, estimator: what the numbers are.
+    options: everything in the model and its beam that changes numbers.
+Examples:
+    >>> metric = evaluate.load("surprisal")
+    >>> scores = metric.compute(predictions=["The cat sleeps ."], model_id="gpt2")  # doctest: +SKIP
+    >>> scores["words"], len(scores["surprisals"][0])                               # doctest: +SKIP
+    ([['The', 'cat', 'sleeps', '.']], 4)
+"""
+_CITATION = """
+@inproceedings{hale-2001-probabilistic,
+  title = "A Probabilistic {E}arley Parser as a Psycholinguistic Model",
+  author = "Hale, John",
+  booktitle = "Proceedings of NAACL",
+  year = "2001"
+}
+"""
+
+
+@evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
+class Surprisal(evaluate.Metric):
+    """Surprisal of words; see `hf_synlm.evaluation.surprisal`."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(
+            description=_DESCRIPTION,
+            citation=_CITATION,
+            inputs_description=_KWARGS_DESCRIPTION,
+            features=datasets.Features({"predictions": datasets.Value("string")}),
+        )
+
+    def _compute(
+        self,
+        predictions: list[str],
+        model_id: str,
+        unit: Unit = "bits",
+        context: Context = "sentence",
+        word_correction: bool = False,
+        **options: Any,
+    ) -> dict[str, Any]:
+        if unit not in NATS:
+            raise ValueError(f"unit is {unit!r}: choose {' or '.join(map(repr, NATS))}")
+        scorer = TextScorer.from_pretrained(model_id, details=True, **options)
+        items = [TextItem(str(number), text) for number, text in enumerate(predictions)]
+        scores = score_words(scorer, items, context=context, word_correction=word_correction)
+        means = perplexities(scores)
+        in_unit = [[-value / NATS[unit] for value in found.log_probs.tolist()] for found in scores]
+        lexical = [[-value / NATS[unit] for value in found.lexical.tolist()] for found in scores]
+        known = [value for row in in_unit for value in row if not math.isnan(value)]
+        return {
+            "words": [[word.text for word in found.words] for found in scores],
+            "surprisals": [[_or_none(value) for value in row] for row in in_unit],
+            "lexical": [[_or_none(value) for value in row] for row in lexical],
+            "structural": [
+                [_or_none(value - part) for value, part in zip(row, parts, strict=True)]
+                for row, parts in zip(in_unit, lexical, strict=True)
+            ],
+            "unknown": [found.unknown for found in scores],
+            "mean_surprisal": math.fsum(known) / len(known) if known else None,
+            "word_perplexity": _or_none(means["word_perplexity"]),
+            "token_perplexity": _or_none(means["token_perplexity"]),
+            "unit": unit,
+            "estimator": scorer.estimator,
+            "options": {**scorer.options(), "context": context, "word_correction": word_correction},
+        }
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else value

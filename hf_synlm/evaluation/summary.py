@@ -1,0 +1,144 @@
+"""Means and standard deviations of results over runs, such as several seeds; never over different conventions."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from hf_synlm.evaluation.results import EvaluationResult, PathLike, Row, json_text
+
+# Scores that a picture shows where none are named, by task: names, or their beginnings.
+_SHOWN = {
+    "syntaxgym": ("mean_", "circuit "),
+    "blimp": ("mean_", "phenomenon "),
+    "parsing": ("f1", "sentence_drop", "corpus_drop", "sentence_count", "corpus_count"),
+    "perplexity": ("word_perplexity",),
+    "pairs": ("accuracy", "mean_"),
+}
+
+
+def summarize(results: Sequence[EvaluationResult]) -> list[Row]:
+    """Mean and standard deviation of each score over runs of one task, such as several seeds.
+
+    The standard deviation is that of a sample (divided by n - 1), and missing for one run.
+
+    Args:
+        results: runs; they must be of one task, with the same options but for `seed` and the same scores.
+
+    Returns:
+        One row per score: `score`, `mean`, `standard_deviation`, `minimum`, `maximum`, `runs`.
+
+    Raises:
+        ValueError: there are none, or they differ in task, options or scores, so that a mean would mix conventions.
+    """
+    if not results:
+        raise ValueError("there are no results to summarize: give at least one file")
+    first = results[0]
+    for other in results[1:]:
+        _check_comparable(first, other)
+    rows: list[Row] = []
+    for name in first.scores:
+        values = [result.scores[name] for result in results]
+        rows.append(
+            {
+                "score": name,
+                "mean": statistics.fmean(values),
+                "standard_deviation": statistics.stdev(values) if len(values) > 1 else None,
+                "minimum": min(values),
+                "maximum": max(values),
+                "runs": len(values),
+            }
+        )
+    return rows
+
+
+def summary_to_json(paths: Sequence[PathLike], results: Sequence[EvaluationResult], rows: Sequence[Row]) -> str:
+    """A summary as a JSON document that names its runs.
+
+    Args:
+        paths: the files of the runs.
+        results: the runs.
+        rows: what `summarize` gives for them.
+
+    Returns:
+        The document: `format` "hf_synlm.summary", `format_version`, `task`, `options` and `data` (common to the runs),
+        `runs` (file, model, seed) and `scores` (the rows).
+    """
+    fields = {
+        "format": "hf_synlm.summary",
+        "format_version": 1,
+        "task": results[0].task,
+        "options": {key: value for key, value in results[0].options.items() if key != "seed"},
+        "data": results[0].data,
+        "runs": [
+            {"file": str(path), "model": result.model, "seed": result.options.get("seed")}
+            for path, result in zip(paths, results, strict=True)
+        ],
+        "scores": list(rows),
+    }
+    return json_text(fields)
+
+
+def scores_of_groups(
+    results: Sequence[EvaluationResult], labels: Sequence[str], wanted: Sequence[str] = ()
+) -> tuple[list[str], dict[str, list[float]], dict[str, list[float | None]]]:
+    """Scores of several models, each a group of runs.
+
+    Args:
+        results: runs of one task on the same data.
+        labels: group of each run.
+        wanted: names of scores, or their beginnings; empty = those that tell most about the task.
+
+    Returns:
+        Names of the scores; by group their means; and by group their standard deviations, None for a single run.
+
+    Raises:
+        ValueError: results of different tasks or data, runs in a group that differ in options, or a score that is
+            missing.
+    """
+    task = results[0].task
+    for other in results[1:]:
+        if other.task != task:
+            raise ValueError(f"results of different tasks, {task} and {other.task}: draw each task by itself")
+        ours, theirs = _content(results[0]), _content(other)
+        differing = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
+        if differing:
+            raise ValueError(
+                f"results of {task} on different data ({', '.join(differing)}): draw those on the same data"
+            )
+    chosen = tuple(wanted) or _SHOWN.get(task, ("",))
+    names = [
+        name for name in results[0].scores if any(name == k or (k[-1:] in " _" and name.startswith(k)) for k in chosen)
+    ]
+    missing = [k for k in wanted if not any(name == k or name.startswith(k) for name in names)]
+    if missing or not names:
+        raise ValueError(f"no score {', '.join(missing or chosen)}: there are {', '.join(results[0].scores)}")
+    means: dict[str, list[float]] = {}
+    deviations: dict[str, list[float | None]] = {}
+    for label in dict.fromkeys(labels):
+        rows = {
+            row["score"]: row for row in summarize([r for r, own in zip(results, labels, strict=True) if own == label])
+        }
+        lacking = [name for name in names if name not in rows]
+        if lacking:
+            raise ValueError(f"the results of {label!r} have no {', '.join(lacking)}")
+        means[label] = [rows[name]["mean"] for name in names]
+        deviations[label] = [rows[name]["standard_deviation"] for name in names]
+    return names, means, deviations
+
+
+def _check_comparable(first: EvaluationResult, other: EvaluationResult) -> None:
+    if other.task != first.task:
+        raise ValueError(f"results of different tasks, {first.task} and {other.task}: summarize each task by itself")
+    for what, ours, theirs in (("options", first.options, other.options), ("data", _content(first), _content(other))):
+        differing = sorted(k for k in {*ours, *theirs} - {"seed"} if ours.get(k) != theirs.get(k))
+        if differing:
+            shown = "; ".join(f"{key} is {ours.get(key)!r} and {theirs.get(key)!r}" for key in differing)
+            raise ValueError(f"results with different {what}, which would mix conventions: {shown}")
+    if set(first.scores) != set(other.scores):
+        raise ValueError(f"results with different scores: {', '.join(sorted(set(first.scores) ^ set(other.scores)))}")
+
+
+def _content(result: EvaluationResult) -> dict[str, Any]:
+    """The data without the places where files lie."""
+    files = [{k: v for k, v in file.items() if k != "path"} for file in result.data.get("files", [])]
+    return {**{k: v for k, v in result.data.items() if k != "files"}, "files": files}
