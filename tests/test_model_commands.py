@@ -140,6 +140,7 @@ def test_generate_options(saved: Path, capsys):
     assert "write NAME=VALUE" in fail(capsys, *gpt2, "--generate-option", "x")
     assert "not used by the model: ['typo']" in fail(capsys, *gpt2, "--generate-option", "typo=1")
     assert "leave one of the two out" in fail(capsys, *gpt2, "prompts.txt")
+    assert "name a file to write" in fail(capsys, *gpt2, "--out", saved)
     assert "cannot be loaded" in fail(capsys, *common, "--model", saved)
 
 

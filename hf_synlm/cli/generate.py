@@ -9,7 +9,7 @@ import typer
 
 from hf_synlm.cli import options
 from hf_synlm.evaluation.generation import GeneratedText, generate_texts
-from hf_synlm.evaluation.results import markdown_table, write_text
+from hf_synlm.evaluation.results import check_writable, markdown_table, write_text
 from hf_synlm.viz import SentenceView
 
 _SEARCH, _CHOICE = "Estimator and beam", "Sampling"
@@ -85,6 +85,8 @@ def command(
         synlm generate --model runs/rnng_tiny/model --sample --format brackets | synlm draw - --tree-style labeled
     """
     texts = _prompts(prompts, prompt)
+    if out is not None:
+        check_writable(out)
     chosen = {
         "do_sample": sample,
         "num_beams": num_beams,
