@@ -112,12 +112,24 @@ def test_peak_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, half, single in (
         ("NVIDIA H100 80GB HBM3", 989e12, 67e12),
         ("NVIDIA H100 PCIe", 756e12, 51e12),
+        ("NVIDIA H100 NVL", 835e12, 60e12),
+        ("NVIDIA GH200 480GB", 989e12, 67e12),
         ("NVIDIA A100-SXM4-80GB", 312e12, 19.5e12),
+        ("NVIDIA A100 80GB PCIe", 312e12, 19.5e12),
         ("NVIDIA L40S", 362e12, 91.6e12),
+        ("NVIDIA L40", 181e12, 90.5e12),
+        ("NVIDIA L4", 121e12, 30.3e12),
+        ("NVIDIA A10G", 70e12, 35e12),
+        ("NVIDIA GeForce RTX 4090", 165e12, 82.6e12),
+        ("Tesla V100-PCIE-16GB", 112e12, 14e12),
         ("Tesla T4", 65e12, 8.1e12),
     ):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
         assert speed.device_peak_flops(gpu, "bf16", None) == half
         assert speed.device_peak_flops(gpu, "no", None) == single
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an accelerator of next year")
-    assert speed.device_peak_flops(gpu, "bf16", None) is None
+    for name in (
+        "an accelerator of next year", "NVIDIA RTX A1000 Laptop GPU", "NVIDIA T400 4GB", "NVIDIA A100X",
+        "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 3090 Ti", "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        assert speed.device_peak_flops(gpu, "bf16", None) is None

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference.contexts import pack_contexts
+from run_arguments import parse_arguments, read_mapping
+from text_contexts import DataArguments
 from tokenizers import Tokenizer, models, pre_tokenizers
 from training_runs import environment
 from transformers import PreTrainedTokenizerFast
@@ -380,6 +383,15 @@ def test_formats_may_be_mixed(tmp_path: Path, tokenizer_folder: str) -> None:
     assert [len(document) for document in sentences_of(text.train)] == [1, 1]
 
 
+def test_endings_of_tables(tmp_path: Path) -> None:
+    names = {"a.PARQUET": "parquet", "a.pq": "parquet", "a.JSONL": "json", "a.ndjson": "json", "a.Csv": "csv"}
+    names |= {"a.tsv": "tsv", "a.TXT": "text", "a": "text"}
+    for name, kind in names.items():
+        path = write(tmp_path / name, "x")
+        (source,), _ = CorpusArguments(train_files=[path], validation_files=[path]).sources("train")
+        assert source.describe()["kind"] == kind
+
+
 # Messy text
 
 
@@ -429,6 +441,61 @@ def test_messy_text_survives_and_is_counted(tmp_path: Path, tokenizer_folder: st
     assert json.loads((tmp_path / "out/train/corpus.json").read_text())["counts"] == text.train.counts
 
 
+def test_rows_that_are_no_text_are_dropped(tmp_path: Path) -> None:
+    rows = ['{"other": 1}', '{"text": 5}', '{"text": "One."}', '{"text": ["a"]}', '{"text": "Two."}', '{"text": null}']
+    paths = [write(tmp_path / "a.jsonl", "\n".join(rows)), write(tmp_path / "b.jsonl", '{"text": 5}')]
+    for files in (paths, paths[:1]):
+        source = sources.JSONFiles(files, "text", True)
+        blocks = list(encoding.read_blocks([source], block_characters=4))
+        assert [block.lines for block in blocks] == [["One.", ""], ["Two.", ""], []]
+        counts = sum((block.counts for block in blocks), Counter())
+        assert counts == {sources.ODD_ROWS: 1 + len(files), sources.EMPTY_ROWS: 2}
+        for number in (0, 1):
+            rest = encoding.read_blocks([source], blocks[number].position, block_characters=4)
+            assert list(rest) == blocks[number + 1 :]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "dataset", "stream"])
+def test_strings_of_arrow_that_are_no_utf8(kind: str, tmp_path: Path) -> None:
+    values = pyarrow.array([b"Good.", b"caf\xe9.", b"", None, "漢字.".encode()])
+    text = pyarrow.Array.from_buffers(pyarrow.string(), len(values), values.buffers())
+    (tmp_path / "data").mkdir()
+    path = tmp_path / "data" / "train.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": text}), path)
+    source: sources.TextSource = sources.HubSource(
+        str(tmp_path / "data"), None, "train", "text", True, streaming=kind == "stream"
+    )
+    if kind == "parquet":
+        source = sources.ParquetFiles([str(path)], "text", True)
+    blocks = list(encoding.read_blocks([source], block_characters=4))
+    assert [block.lines for block in blocks] == [["Good.", ""], ["caf\ufffd.", ""], ["漢字.", ""], []]
+    assert [block.counts[sources.BAD_BYTES] for block in blocks] == [0, 1, 0, 0]
+    if kind == "parquet":
+        assert lines_of(encoding.read_blocks([source], blocks[0].position)) == lines_of(blocks[1:])
+
+
+def test_damaged_pages_of_parquet_name_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pyarrow.table({"text": [f"Sentence {k}. " * 20 for k in range(2000)]})
+    pyarrow.parquet.write_table(table, path, row_group_size=500, compression="none", use_dictionary=False)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 90_000] = b"\xff" * 90_000
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"a\.parquet cannot be read as Parquet behind row \d+: .*Replace the file"):
+        list(encoding.read_blocks([sources.ParquetFiles([str(path)], "text", True)]))
+
+
+def test_carriage_returns_in_csv(tmp_path: Path) -> None:
+    data = b'n,text\r\n1,a lone \r return\n2,"quoted \r\nline,\rtwo"\r\n3\n4,last'
+    source = sources.CSVFiles([write(tmp_path / "a.csv", data)], "text", True)
+    blocks = list(encoding.read_blocks([source], block_characters=8))
+    assert lines_of(blocks) == ["a lone", "return", "", "quoted", "line,", "two", "", "last", ""]
+    assert lines_of(encoding.read_blocks([source], blocks[0].position)) == lines_of(blocks[1:])
+    table = sources.TSVFiles([write(tmp_path / "a.tsv", data.replace(b",", b"\t"))], "text", True)
+    lines = [line.replace("\t", ",") for line in lines_of(encoding.read_blocks([table]))]
+    assert [line.rstrip(",") for line in lines] == [line.rstrip(",") for line in lines_of(blocks)]
+
+
 def test_cut_lines_can_be_resumed_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "LINE_LIMIT", 10)
     lines = ["ä" * 23, "a b c d e f g h   ", "x" * 10, "", "y" * 11]
@@ -443,6 +510,27 @@ def test_cut_lines_can_be_resumed_in_the_middle(tmp_path: Path, monkeypatch: pyt
     assert sum(block.position["at"] is not None and block.position["at"]["inside"] for block in blocks) >= 5
     for number, block in enumerate(blocks):
         assert list(encoding.read_blocks([source], block.position, block_characters=1)) == blocks[number + 1 :]
+
+
+def test_carriage_returns_alone_end_lines_and_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["One ä.", "", "Two.", "Three.", "", "", "x" * 25, "", "Four.", "é" * 12, "", "Five."] * 3
+    for limit in (10, 13, 14, 15, 16, 40, 1 << 20):
+        monkeypatch.setattr(sources, "LINE_LIMIT", limit)
+        found = {}
+        for end in ("\r", "\n", "\r\n"):
+            source = sources.TextFiles([write(tmp_path / "a.txt", end.join(lines))])
+            blocks = list(encoding.read_blocks([source], block_characters=1))
+            documents = [list(group) for is_line, group in groupby(lines_of(blocks), key=bool) if is_line]
+            counts = sum((block.counts for block in blocks), Counter())
+            found[end] = (["".join(document) for document in documents], counts)
+            for number, block in enumerate(blocks):
+                if block.position is not None:
+                    assert (
+                        list(encoding.read_blocks([source], block.position, block_characters=1)) == blocks[number + 1 :]
+                    )
+        assert found["\r"] == found["\n"] and found["\r\n"][0] == found["\n"][0], limit
+        if limit >= 40:
+            assert lines_of(blocks)[:5] == ["One ä.", "", "Two.", "Three.", ""]
 
 
 def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path: Path, tokenizer_folder: str) -> None:
@@ -466,7 +554,11 @@ def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path: Path, tokenizer_f
         ("a.jsonl", '{"body": "x"}', r"no column 'text'. Set --text_column to one of \['body'\]"),
         ("a.jsonl", '{"text": 7}', "column 'text' of .* holds int, not text"),
         ("a.json", '[{"text": "x"}', "is no JSON"),
+        ("a.jsonl", '{"text": null}\n{"body": 1}', r"no column 'text'. Set --text_column to one of \['body'\]"),
         ("a.csv", "a,b\n1,2", "no column 'text'"),
+        ("a.csv", "text,b\r1,2\r", r"has a \\r in its first line"),
+        ("a.txt", b"PAR1 table", "a.txt is Parquet. Give it a name that ends in .parquet"),
+        ("a.txt", b"PK\x03\x04", "a.txt is compressed"),
         ("a.parquet", b"PAR1 no", "cannot be read as Parquet"),
         ("a.txt", "\n \n", "has no tokens. Check files and options"),
         ("a.jsonl", "no\njson", r"has no tokens. Check files and options \(2 rows that are no JSON object dropped"),
@@ -492,6 +584,14 @@ def test_too_few_documents_for_validation(tmp_path: Path, tokenizer_folder: str)
         prepare.prepare(arguments, tmp_path / "out")
     text = prepare.prepare(replace(arguments, num_validation_documents=2), tmp_path / "out")
     assert (text.train.num_documents, text.validation.num_documents) == (1, 2)
+    # Files of all kinds count; treebanks do not, since there is no validating on them.
+    more = write(tmp_path / "b.jsonl", '{"text": "Four."}')
+    trees = write(tmp_path / "trees.txt", "(S (UH Oh))")
+    mixed = replace(arguments, train_files=[path, more], train_trees=[trees])
+    text = prepare.prepare(mixed, tmp_path / "mixed")
+    assert (text.train.num_documents, text.validation.num_documents) == (2, 3)
+    with pytest.raises(ValueError, match="too few documents to take 4 off"):
+        prepare.prepare(replace(mixed, num_validation_documents=4), tmp_path / "other")
 
 
 # What is refused
@@ -523,7 +623,10 @@ def test_changed_options_and_input_are_refused(prepared: tuple[CorpusArguments, 
         prepare.prepare(arguments, out)
     # The same holds for a folder that is not finished.
     (out / "train" / shards.INDEX_FILE).unlink()
-    with pytest.raises(ValueError, match="shard_tokens was 18000 and is now 999"):
+    message = (
+        "shard_tokens was 18000 and is now 999; .*Repeat the old values .as options of python -m hf_synlm.data.prepare"
+    )
+    with pytest.raises(ValueError, match=message):
         prepare.prepare(arguments, out, shard_tokens=999)
 
 
@@ -540,6 +643,26 @@ def test_finished_folder_without_text(prepared: tuple[CorpusArguments, PreparedT
     for options in ({"language": "de"}, {"rows": "lines"}, {"tokenizer_vocab_size": 77}):
         with pytest.raises(ValueError, match=f"{next(iter(options))} is .*Leave the option out, or name the text"):
             prepare.prepare(given(**options), tmp_path / "out")
+
+
+def test_prepared_without_text_has_to_be_complete(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="typo is no complete folder of prepared text, and no text is named. Correct"):
+        DataArguments(prepared=str(tmp_path / "typo"))
+    assert not (tmp_path / "typo").exists()
+    assert DataArguments(prepared=str(tmp_path / "new"), train_trees=["embedded"]).train_files  # text is named
+    assert DataArguments().train_files == [str(sample_path("raw.train.txt"))]
+
+
+def test_missing_files_are_named(prepared: tuple[CorpusArguments, PreparedText], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "train" / shards.MADE_FROM_FILE).unlink()
+    with pytest.raises(
+        ValueError, match=r"train/made_from.json is missing. Restore it, or delete .*out/train and prep"
+    ):
+        prepare.prepare(prepared[0], out)
+    (out / "tokenizer" / shards.MADE_FROM_FILE).unlink()
+    with pytest.raises(ValueError, match=r"tokenizer/made_from.json is missing. Restore it, or delete .*out/tokenizer"):
+        prepare.prepare(prepare.PrepareArguments(output_dir=str(out)), out)
 
 
 @pytest.mark.parametrize("is_finished", [True, False])
@@ -605,13 +728,75 @@ def test_command_names_errors(tmp_path: Path, tokenizer_folder: str, capsys: pyt
         (["--output_dir", str(tmp_path), "--rows", "words"], "rows is 'words'"),
         ([], "output_dir is not set"),
     ]
+    for content, message in (
+        ("a: [1\n", "is no YAML"),
+        ("", "does not hold a mapping"),
+        ("train_files: no.txt", "'no.txt'"),
+    ):
+        config = write(tmp_path / f"{len(cases)}.yaml", content)
+        cases.append((["--output_dir", str(tmp_path), "--config", config], message))
+    cases.append((["--output_dir", str(tmp_path), "--config", "no.yaml"], "There is no config file 'no.yaml'"))
     for flags, message in cases:
         with pytest.raises(SystemExit) as stop:
             prepare.main(flags)
         assert stop.value.code == 2 and message in capsys.readouterr().err
 
 
+def test_lists_may_be_empty(tmp_path: Path, tokenizer_folder: str) -> None:
+    good = write(tmp_path / "good.txt", "Good.")
+    text = f"train_files: {good}\nvalidation_files: [{good}]\ntokenizer_name: {tokenizer_folder}\n"
+    config = write(tmp_path / "a.yaml", text + "train_trees: [absent.txt]\n")
+    flags = ["--output_dir", str(tmp_path / "out"), "--config", config, "--train_trees"]
+    assert prepare.main(flags) == 0
+    (data,) = parse_arguments([DataArguments], ["--config", config, "--train_trees"])
+    assert (data.train_files, data.train_trees) == ([good], [])
+    (data,) = parse_arguments([DataArguments], ["--config", write(tmp_path / "b.yaml", text + "train_trees: []")])
+    assert data.train_trees == []
+    for bad in ("a: [1", "{a"):
+        with pytest.raises(ValueError, match="is no YAML"):
+            parse_arguments([DataArguments], ["--config", write(tmp_path / "c.yaml", bad)])
+    with pytest.raises(ValueError, match="--x '{a: .1' is no YAML"):
+        read_mapping("{a: [1", "x")
+
+
 # Encoding
+
+
+def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
+    text = write(tmp_path / "text.txt", "the cat")
+
+    def prepared_with(vocabulary: dict[str, int], unknown: str, text: str) -> PreparedText:
+        backend = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path / "words")
+        arguments = CorpusArguments(train_files=[text], validation_files=[text], tokenizer_name=str(tmp_path / "words"))
+        return prepare.prepare(arguments, tmp_path / "out")
+
+    with pytest.raises(ValueError, match="has 2 tokens, but its largest id is 70000: number its tokens from 0 to 1"):
+        prepared_with({"the": 0, "cat": 70_000}, "the", text)
+    with pytest.raises(ValueError, match="tokenizer cannot encode the text: .*Give its vocabulary the unknown token"):
+        prepared_with({"the": 0}, "<unk>", text)
+    shutil.rmtree(tmp_path / "out")
+    assert sentences_of(prepared_with({"the": 0, "cat": 1}, "<unk>", text).train) == [[[0, 1]]]
+
+
+def test_splitting_special_tokens_is_part_of_a_tokenizer(tmp_path: Path, tokenizer_folder: str) -> None:
+    text = write(tmp_path / "text.txt", "the <|endoftext|> cat")
+    lengths = []
+    for value in (False, True):
+        tokenizer = load_tokenizer(tokenizer_folder)
+        tokenizer.split_special_tokens = value
+        tokenizer.save_pretrained(tmp_path / str(value))
+        config = json.loads((tmp_path / str(value) / "tokenizer_config.json").read_text())
+        write(tmp_path / str(value) / "tokenizer_config.json", json.dumps({**config, "split_special_tokens": value}))
+        arguments = CorpusArguments(
+            train_files=[text], validation_files=[text], tokenizer_name=str(tmp_path / str(value))
+        )
+        lengths.append(prepare.prepare(arguments, tmp_path / f"out_{value}").train.num_tokens)
+        assert prepare.prepare(arguments, tmp_path / f"out_{value}").train.num_tokens == lengths[-1]
+    assert lengths[0] < lengths[1]
+    with pytest.raises(ValueError, match="encoded with another tokenizer"):
+        prepare.prepare(arguments, tmp_path / "out_False")
 
 
 def test_large_vocabularies_take_four_bytes(tmp_path: Path, words_folder: str) -> None:

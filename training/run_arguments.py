@@ -7,13 +7,12 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import yaml
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType
-from transformers import HfArgumentParser
+
+from hf_synlm.data.arguments import ArgumentParser, config_flags, read_config_file, read_yaml
 
 DEFAULT_STEPS = 1000
 
@@ -166,7 +165,7 @@ def read_mapping(text: str, name: str) -> dict[str, Any]:
         ValueError: when the text is neither form.
     """
     if text.lstrip().startswith("{"):
-        value = yaml.safe_load(text)
+        value = read_yaml(text, f"--{name} {text!r}")
         if not isinstance(value, dict):
             raise ValueError(f"--{name} {text!r} is not a JSON object.")
         return value
@@ -174,7 +173,7 @@ def read_mapping(text: str, name: str) -> dict[str, Any]:
     for key, equals, _ in pairs:
         if not equals:
             raise ValueError(f"--{name}: {key!r} has no value. Write key=value,key=value or a JSON object.")
-    return {key.strip(): yaml.safe_load(value) for key, _, value in pairs}
+    return {key.strip(): read_yaml(value, f"--{name} {key}={value}") for key, _, value in pairs}
 
 
 def read_config(path: str, known: Sequence[str]) -> dict[str, Any]:
@@ -190,26 +189,13 @@ def read_config(path: str, known: Sequence[str]) -> dict[str, Any]:
     Raises:
         ValueError: when there is no such file, it holds no mapping, or a key is no argument.
     """
-    if not Path(path).is_file():
-        raise ValueError(f"There is no config file {path!r}.")
-    values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} does not hold a mapping of argument names to values.")
+    values = read_config_file(path)
     for key in values:
         if key not in known:
             close = difflib.get_close_matches(str(key), known, 1)
             hint = f" Did you mean {close[0]!r}?" if close else " Run the script with --help for all names."
             raise ValueError(f"{path}: {key!r} is not an argument of this script.{hint}")
     return values
-
-
-def _as_flags(values: dict[str, Any]) -> list[str]:
-    flags: list[str] = []
-    for key, value in values.items():
-        if value is not None and not isinstance(value, dict):
-            items = value if isinstance(value, list) else [value]
-            flags += [f"--{key}", *(str(item) for item in items)]
-    return flags
 
 
 def parse_arguments(
@@ -237,9 +223,10 @@ def parse_arguments(
     known, rest = first.parse_known_args(argv)
     names = [f.name for cls in types for f in dataclasses.fields(cls) if f.init]
     values = read_config(known.config, names) if known.config else {}
-    parser = HfArgumentParser(list(types), allow_abbrev=False)
+    parser = ArgumentParser(list(types), allow_abbrev=False)
     parser.add_argument("--config", help="YAML or JSON file with values for any of the arguments; flags win.")
-    flags = [*_as_flags(values), *rest]
+    given = {name: value for name, value in values.items() if not isinstance(value, dict)}
+    flags = [*config_flags(given), *rest]
     # What belongs to no dataclass (--config itself) comes last, as a namespace.
     parsed = parser.parse_args_into_dataclasses(args=flags, look_for_args_file=False)[: len(types)]
     for arguments in parsed:

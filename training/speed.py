@@ -1,27 +1,36 @@
 """How fast a run is: tokens per second, and the share of the devices' arithmetic that the model makes use of."""
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-# Dense peak of one device in FLOP/s, from the vendors' data sheets, by a part of the name that CUDA reports: bfloat16
-# (or float16 where there is none) with tensor cores, TF32, and float32.
+# Dense peak of one device in FLOP/s, from the vendors' data sheets, by the name that CUDA reports, without what is in
+# _NO_MODEL: bfloat16 (or float16 where there is none) with tensor cores, TF32, and float32.
 PEAK_FLOPS: dict[str, tuple[float, float, float]] = {
     "B200": (2.25e15, 1.1e15, 75e12),
+    "GH200": (989e12, 494e12, 67e12),
     "H200": (989e12, 494e12, 67e12),
-    "H100 PCIe": (756e12, 378e12, 51e12),
     "H100": (989e12, 494e12, 67e12),
+    "H100 PCIE": (756e12, 378e12, 51e12),
+    "H100 NVL": (835e12, 418e12, 60e12),
     "A100": (312e12, 156e12, 19.5e12),
+    "A100 PCIE": (312e12, 156e12, 19.5e12),
     "L40S": (362e12, 183e12, 91.6e12),
+    "L40": (181e12, 90.5e12, 90.5e12),
     "L4": (121e12, 60e12, 30.3e12),
     "A10": (125e12, 62.5e12, 31.2e12),
+    "A10G": (70e12, 35e12, 35e12),
     "RTX 4090": (165e12, 82.6e12, 82.6e12),
     "RTX 3090": (71e12, 35.6e12, 35.6e12),
     "V100": (125e12, 15.7e12, 15.7e12),
+    "V100 PCIE": (112e12, 14e12, 14e12),
     "T4": (65e12, 8.1e12, 8.1e12),
 }
+# Brands, sizes and kinds of memory, and sockets. Any other word makes another device: a laptop's, or a part of one.
+_NO_MODEL = re.compile(r"NVIDIA|TESLA|GEFORCE|\d+GB|HBM\w+|SXM\d?")
 
 
 def device_peak_flops(device: torch.device, mixed_precision: str, given: float | None) -> float | None:
@@ -39,13 +48,14 @@ def device_peak_flops(device: torch.device, mixed_precision: str, given: float |
         return given
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    for part, (half, tf32, single) in PEAK_FLOPS.items():
-        if part in name:
-            if mixed_precision != "no":
-                return half
-            return tf32 if torch.backends.cuda.matmul.allow_tf32 else single
-    return None
+    words = re.split(r"[\s-]+", torch.cuda.get_device_name(device).upper())
+    peaks = PEAK_FLOPS.get(" ".join(word for word in words if not _NO_MODEL.fullmatch(word)))
+    if peaks is None:
+        return None
+    half, tf32, single = peaks
+    if mixed_precision != "no":
+        return half
+    return tf32 if torch.backends.cuda.matmul.allow_tf32 else single
 
 
 class SpeedMeter:

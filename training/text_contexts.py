@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hf_synlm.data.contexts import ContextDataset
-from hf_synlm.data.prepare import CorpusArguments, PreparedText, prepare
+from hf_synlm.data.prepare import CorpusArguments, PreparedText, is_prepared, prepare
 from hf_synlm.data.shards import PreparedCorpus
 
 
@@ -18,8 +18,8 @@ class DataArguments(CorpusArguments):
     prepared: str | None = field(
         default=None,
         metadata={
-            "help": "Folder of prepared text. What is missing there is prepared; a complete folder is taken as it is "
-            "where no text is named. Default: the folder 'text' in output_dir."
+            "help": "Folder of prepared text. What is missing there is prepared; where no text is named, the folder "
+            "has to be complete and is taken as it is. Default: the folder 'text' in output_dir."
         },
     )
     verify_prepared: bool = field(
@@ -33,6 +33,12 @@ class DataArguments(CorpusArguments):
 
     def __post_init__(self):
         """Check the values."""
+        if self.prepared is not None and not self.names_text and not is_prepared(self.prepared):
+            raise ValueError(
+                f"{self.prepared} is no complete folder of prepared text, and no text is named. Correct --prepared, or "
+                "name the text that is to be prepared there (--train_files, --dataset_name); python -m "
+                f"hf_synlm.data.prepare --output_dir {self.prepared} prepares the embedded corpus there."
+            )
         super().__post_init__()
         if self.context_length < 1:
             raise ValueError(f"context_length must be at least 1 and is {self.context_length}.")

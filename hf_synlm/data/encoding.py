@@ -22,7 +22,7 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.text import split_sentences
@@ -214,11 +214,19 @@ def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
         tokenizer: a fast tokenizer.
 
     Returns:
-        Hexadecimal SHA-256 of its normalizer, pre-tokenizer, model and added tokens.
+        Hexadecimal SHA-256 of its normalizer, pre-tokenizer, model and added tokens, and of
+        `split_special_tokens` where that is set.
     """
     whole = json.loads(tokenizer.backend_tokenizer.to_str())
     parts = {name: whole[name] for name in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
+    if _splits_special_tokens(tokenizer):
+        parts["split_special_tokens"] = True
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _splits_special_tokens(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether special tokens that are written in a text are encoded as any other text."""
+    return bool(getattr(tokenizer, "split_special_tokens", False))
 
 
 class BlockEncoder:
@@ -233,7 +241,7 @@ class BlockEncoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, options: TextOptions, dtype: np.dtype):
         self.options, self.dtype = options, dtype
         self._json = tokenizer.backend_tokenizer.to_str()
-        self._is_split_special = bool(getattr(tokenizer, "split_special_tokens", False))
+        self._is_split_special = _splits_special_tokens(tokenizer)
         self._backend: Tokenizer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -241,7 +249,11 @@ class BlockEncoder:
         return {**self.__dict__, "_backend": None}
 
     def __call__(self, block: Block) -> EncodedBlock:
-        """Split and encode a block. Cost: O(characters)."""
+        """Split and encode a block. Cost: O(characters).
+
+        Raises:
+            ValueError: the tokenizer has no token for a part of the text.
+        """
         if self._backend is None:
             self._backend = Tokenizer.from_str(self._json)
             self._backend.no_truncation()
@@ -250,9 +262,7 @@ class BlockEncoder:
         sentences, ends, counts = block_sentences(block, self.options)
         tokens, lengths, word_ends = [np.zeros(0, self.dtype)], [np.zeros(0, np.uint32)], [np.zeros(0, bool)]
         for first in range(0, len(sentences), SENTENCES_PER_CALL):
-            encodings = self._backend.encode_batch(
-                sentences[first : first + SENTENCES_PER_CALL], add_special_tokens=False
-            )
+            encodings = self._encode_batch(sentences[first : first + SENTENCES_PER_CALL])
             sizes = np.fromiter(map(len, encodings), np.uint32, len(encodings))
             tokens.append(np.fromiter(chain.from_iterable(item.ids for item in encodings), self.dtype))
             lengths.append(sizes)
@@ -269,6 +279,16 @@ class BlockEncoder:
             block.position,
             block.counts + counts,
         )
+
+    def _encode_batch(self, sentences: list[str]) -> list[Encoding]:
+        assert self._backend is not None
+        try:
+            return self._backend.encode_batch(sentences, add_special_tokens=False)
+        except Exception as error:  # of no other class, e.g. where a vocabulary of words lacks its unknown token
+            raise ValueError(
+                f"The tokenizer cannot encode the text: {error}. Give its vocabulary the unknown token that its model "
+                "names, or choose another tokenizer."
+            ) from error
 
 
 def _word_ends(word_ids: list[list[int | None]], lengths: np.ndarray) -> np.ndarray:

@@ -20,11 +20,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import yaml
 from filelock import FileLock
 from tqdm.auto import tqdm
-from transformers import HfArgumentParser, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from hf_synlm.data.arguments import ArgumentParser, config_flags, read_config_file
 from hf_synlm.data.encoding import (
     BlockEncoder,
     TextOptions,
@@ -41,14 +41,25 @@ from hf_synlm.data.shards import (
     PreparedCorpus,
     check_made_from,
     differences,
+    read_json,
     token_dtype,
     write_atomically,
 )
-from hf_synlm.data.sources import CSVFiles, HubSource, JSONFiles, ParquetFiles, TextFiles, TextSource, TreebankFiles
+from hf_synlm.data.sources import (
+    CSVFiles,
+    HubSource,
+    JSONFiles,
+    ParquetFiles,
+    TextFiles,
+    TextSource,
+    TreebankFiles,
+    TSVFiles,
+)
 from hf_synlm.data.text import PathLike
 from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
 
-_TABLES = {".parquet": ParquetFiles, ".json": JSONFiles, ".jsonl": JSONFiles, ".csv": CSVFiles}
+_TABLES = {".parquet": ParquetFiles, ".pq": ParquetFiles, ".csv": CSVFiles, ".tsv": TSVFiles}
+_TABLES |= dict.fromkeys((".json", ".jsonl", ".ndjson"), JSONFiles)
 SPLITS = ("train", "validation")
 
 
@@ -69,7 +80,8 @@ class CorpusArguments:
         metadata={"help": "First documents to take off the training text where there is no validation text."},
     )
     train_files: list[str] = field(
-        default_factory=list, metadata={"help": "Text files (documents between blank lines), or parquet, json, csv."}
+        default_factory=list,
+        metadata={"help": "Text files (documents between blank lines), or parquet, json, csv, tsv."},
     )
     validation_files: list[str] = field(default_factory=list, metadata={"help": "The same for validation."})
     train_trees: list[str] = field(
@@ -131,8 +143,12 @@ class CorpusArguments:
     @property
     def takes_finished(self) -> bool:
         """Whether no text is named and the folder of prepared text is complete, so that it is taken as it is."""
-        named = self.dataset_name or self.train_files or self.validation_files or self.train_trees
-        return not named and self.location is not None and is_prepared(self.location)
+        return not self.names_text and self.location is not None and is_prepared(self.location)
+
+    @property
+    def names_text(self) -> bool:
+        """Whether a file or data set is named."""
+        return bool(self.dataset_name or self.train_files or self.validation_files or self.train_trees)
 
     @property
     def text_options(self) -> TextOptions:
@@ -166,7 +182,7 @@ class CorpusArguments:
             names = (self.dataset_name, self.dataset_config_name, split, self.text_column)
             return [HubSource(*names, is_document, self.streaming)]
         found: list[TextSource] = []
-        for kind, group in groupby(files, key=lambda path: _TABLES.get(Path(path).suffix)):
+        for kind, group in groupby(files, key=lambda path: _TABLES.get(Path(path).suffix.lower())):
             paths = list(group)
             found.append(TextFiles(paths) if kind is None else kind(paths, self.text_column, is_document))
         return found
@@ -219,7 +235,8 @@ def prepare(
             text; the message says what differs or which file it is.
         OSError: the folder cannot be written, or the disk is full.
 
-    Cost: O(characters); memory of a few megabytes of text per process, and the boundaries of one shard.
+    Cost: O(characters). Memory: a few megabytes of text per process and the boundaries of one shard, whatever the size
+    of the corpus; but while a tokenizer is trained, its trainer holds every distinct word.
     """
     folder = Path(folder)
     if not is_prepared(folder):
@@ -267,7 +284,7 @@ def _describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 
 def _check_given(arguments: CorpusArguments, folder: Path) -> None:
     """Where no text is named, refuse options of text and tokenizer that are not those of a finished folder."""
-    made_with = json.loads((folder / "tokenizer" / MADE_FROM_FILE).read_bytes())
+    made_with = read_json(folder / "tokenizer" / MADE_FROM_FILE)
     made_with |= PreparedCorpus(folder / "train").made_from["text"]
     if arguments.tokenizer_name is not None:
         _prepare_tokenizer(arguments, folder / "tokenizer")
@@ -338,7 +355,8 @@ def write_corpus(
     """
     sources, limits = arguments.sources(split)
     skipped = limits.get("skip_documents", 0)
-    if skipped and not any(block.lines for block in read_blocks(sources[:1], skip_documents=skipped)):
+    texts = [source for source in sources if not isinstance(source, TreebankFiles)]
+    if skipped and not any(block.lines for block in read_blocks(texts, skip_documents=skipped)):
         raise ValueError(
             f"There are too few documents to take {skipped} off for validation. Pass --validation_files, or a smaller "
             "--num_validation_documents."
@@ -405,15 +423,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit status.
     """
-    parser = HfArgumentParser((PrepareArguments,), prog="python -m hf_synlm.data.prepare", allow_abbrev=False)
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = ArgumentParser((PrepareArguments,), prog="python -m hf_synlm.data.prepare", allow_abbrev=False)
     parser.add_argument("--config", help="YAML file of a training script; what it says about text is taken; flags win.")
     try:
         path = parser.parse_known_args(argv)[0].config
         if path is not None:
-            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-            parser.set_defaults(
-                **{item.name: values[item.name] for item in fields(PrepareArguments) if item.name in values}
-            )
+            values = read_config_file(path)
+            known = [item.name for item in fields(PrepareArguments)]
+            argv = [*config_flags({name: values[name] for name in known if name in values}), *argv]
         arguments = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)[0]
         prepared = prepare(
             arguments, arguments.output_dir, shard_tokens=arguments.shard_tokens, verify=arguments.verify

@@ -68,14 +68,16 @@ def read_json(path: Path) -> dict[str, Any]:
         The object.
 
     Raises:
-        ValueError: the file holds none.
+        ValueError: there is no such file, or it holds none.
     """
+    remedy = f"Restore it, or delete {path.parent} and prepare again."
     try:
         value = json.loads(path.read_bytes())
         if not isinstance(value, dict):
             raise ValueError("no JSON object")
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing. {remedy}") from None
     except ValueError as error:
-        remedy = f"Restore it, or delete {path.parent} and prepare again."
         raise ValueError(f"{path} is damaged ({error}). {remedy}") from error
     return value
 
@@ -226,8 +228,8 @@ def check_made_from(folder: Path, made_from: Mapping[str, Any]) -> None:
     changed = differences(read_json(folder / MADE_FROM_FILE), json.loads(json.dumps(made_from)))
     if changed:
         raise ValueError(
-            f"{folder} is made from something else: {'; '.join(changed)}. Repeat the old values, choose another "
-            "folder, or delete this one."
+            f"{folder} is made from something else: {'; '.join(changed)}. Repeat the old values (as options of "
+            f"python -m hf_synlm.data.prepare --output_dir {folder.parent}), choose another folder, or delete this one."
         )
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,12 +26,14 @@ HASHED_BYTES = 1 << 26  # files up to this size are told apart by their content,
 ROWS_PER_BATCH = 64
 HINT = "hint"  # key of a position: makes a restart quick, but two ways to the same place may have different ones
 
-_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")  # gzip, bzip2, xz, zstd, zip
+_CELL_BREAK = "\u2028"  # Unicode's line separator: \r inside a cell of CSV, whose reader stops at \r without quotes
 
 # What is counted, in the words in which it is printed.
 BAD_BYTES = "undecodable bytes replaced"
 CUT_LINES = "lines longer than 1 MiB cut"
 BAD_ROWS = "rows that are no JSON object dropped"
+ODD_ROWS = "rows whose text is no string dropped"
 EMPTY_ROWS = "rows without text dropped"
 
 
@@ -107,6 +109,8 @@ class TextFiles(TextSource):
                     raise ValueError(f"{path} is UTF-16. Convert it: iconv -f UTF-16 -t UTF-8 {path} > NEW_FILE")
                 if beginning.startswith(_COMPRESSED):
                     raise ValueError(f"{path} is compressed. Pass the file that is in it.")
+                if beginning == b"PAR1" and self.kind != "parquet":
+                    raise ValueError(f"{path} is Parquet. Give it a name that ends in .parquet.")
                 yield from self._read(path, file, counts)
                 yield [""]
             self._offset, self._inside = 0, False
@@ -117,16 +121,24 @@ class TextFiles(TextSource):
             was_inside = self._inside
             self._inside = len(line) == LINE_LIMIT and not line.endswith(b"\n")
             if self._inside:
-                # Not inside a character: at most three bytes belong to one that begins here.
-                surplus = next((k for k in (1, 2, 3) if line[-k] >= 0xC0), 0)
-                if surplus:
-                    line = line[:-surplus]
-                    file.seek(-surplus, 1)
-                counts[CUT_LINES] += not was_inside
+                end = _cut(line)
+                file.seek(end - len(line), 1)
+                line = line[:end]
+                self._inside = not line.endswith(b"\r")
+                counts[CUT_LINES] += self._inside and not was_inside
             self._offset = file.tell()
             lines = _lines_of(_decode(line, counts).removesuffix("\n"))
             # A piece of a line ends no document, although it may be blank.
-            yield [text for text in lines if text] if was_inside or self._inside else lines
+            yield lines[1:] if (was_inside or self._inside) and not lines[0] else lines
+
+
+def _cut(data: bytes) -> int:
+    r"""Where to cut `data` without \n: behind its last line, or inside its only one but not inside a character."""
+    end = data.rfind(b"\r", 0, -1) + 1  # the last byte may be half of \r\n
+    if end:
+        return end
+    # At most three bytes belong to a character that begins here.
+    return len(data) - next((k for k in (1, 2, 3) if data[-k] >= 0xC0 or data[-k] == 0x0D), 0)
 
 
 def _decode(data: bytes, counts: Counter[str]) -> str:
@@ -146,12 +158,9 @@ def _lines_of(text: str) -> list[str]:
     return [line.strip() for line in text.split("\n")]
 
 
-def _row_of(text: Any, where: str, is_document: bool, counts: Counter[str]) -> list[str]:
+def _row_of(text: str | bytes | None, is_document: bool, counts: Counter[str]) -> list[str]:
     """Lines of a row of a table: a document, or lines among which empty ones end documents."""
-    if text is None:
-        text = ""
-    if not isinstance(text, str):
-        raise ValueError(f"{where} holds {type(text).__name__}, not text. Name another column with --text_column.")
+    text = _decode(text, counts) if isinstance(text, bytes) else text or ""
     lines = _lines_of(text)
     if len(text) > LINE_LIMIT:
         counts[CUT_LINES] += sum(len(line) > LINE_LIMIT for line in lines)
@@ -161,6 +170,27 @@ def _row_of(text: Any, where: str, is_document: bool, counts: Counter[str]) -> l
     lines = [line for line in lines if line]
     counts[EMPTY_ROWS] += not lines
     return [*lines, ""] if lines else []
+
+
+def _as_bytes(values: pyarrow.Array | pyarrow.ChunkedArray, column: str, where: str) -> list[bytes | None]:
+    """Rows of a column of text as bytes, because the strings of Arrow may hold what is no UTF-8."""
+    try:
+        return values.cast(pyarrow.large_binary()).to_pylist()
+    except pyarrow.ArrowNotImplementedError as error:
+        raise _no_text(column, where, values.type) from error
+
+
+def _no_text(column: str, where: str, kind: Any) -> ValueError:
+    return ValueError(f"column {column!r} of {where} holds {kind}, not text. Name another column with --text_column.")
+
+
+def _no_column(column: str, where: str, names: Iterable[str]) -> ValueError:
+    return ValueError(f"{where} has no column {column!r}. Set --text_column to one of {list(names)}.")
+
+
+def _check_column(column: str, where: str, names: Sequence[str]) -> None:
+    if column not in names:
+        raise _no_column(column, where, names)
 
 
 def _pieces(line: str) -> list[str]:
@@ -185,12 +215,8 @@ class TableFiles(TextFiles):
         """Kind, files, column, and what a row is."""
         return {**super().describe(), "column": self.column, "rows": "documents" if self.is_document else "lines"}
 
-    def _row(self, value: Any, path: str, counts: Counter[str]) -> list[str]:
-        return _row_of(value, f"column {self.column!r} of {path}", self.is_document, counts)
-
-    def _check_column(self, names: Sequence[str], path: str) -> None:
-        if self.column not in names:
-            raise ValueError(f"{path} has no column {self.column!r}. Set --text_column to one of {list(names)}.")
+    def _row(self, value: str | bytes | None, counts: Counter[str]) -> list[str]:
+        return _row_of(value, self.is_document, counts)
 
 
 class JSONFiles(TableFiles):
@@ -198,18 +224,31 @@ class JSONFiles(TableFiles):
 
     kind = "json"
 
+    def rows(self, start: Any, counts: Counter[str]) -> Iterator[list[str]]:
+        """Rows of all files; those without text are dropped, unless at the end of a file no row has had text so far."""
+        self._has_text = start is not None  # reading begins behind text only
+        return super().rows(start, counts)
+
     def _read(self, path: str, file: BinaryIO, counts: Counter[str]) -> Iterator[list[str]]:
         file.seek(0)
         is_array = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
-        is_first = self._offset == 0
+        problem: ValueError | None = None
         for record in self._array(path, file, counts) if is_array else self._objects(file, counts):
             if not isinstance(record, dict):
                 counts[BAD_ROWS] += 1
                 continue
-            if is_first:
-                self._check_column(list(record), path)
-                is_first = False
-            yield self._row(record.get(self.column), path, counts)
+            value = record.get(self.column)
+            if self.column not in record:
+                problem = problem or _no_column(self.column, path, record)
+            elif isinstance(value, str):
+                self._has_text = True
+            elif value is not None:
+                problem = problem or _no_text(self.column, path, type(value).__name__)
+                counts[ODD_ROWS] += 1
+                continue
+            yield self._row(value, counts)
+        if problem and not self._has_text:
+            raise problem
 
     def _objects(self, file: BinaryIO, counts: Counter[str]) -> Iterator[Any]:
         file.seek(self._offset)
@@ -237,26 +276,37 @@ class JSONFiles(TableFiles):
 class CSVFiles(TableFiles):
     """Comma-separated values with a line of column names."""
 
-    kind = "csv"
+    kind, delimiter = "csv", ","
 
     def _read(self, path: str, file: BinaryIO, counts: Counter[str]) -> Iterator[list[str]]:
         limit = csv.field_size_limit(2**31 - 1)
         try:
             file.seek(0)
             # Line by line, so that the position of the file is that of the reader.
-            table = csv.reader(_decode(line, counts) for line in iter(file.readline, b""))
+            lines = (_decode(line, counts) for line in iter(file.readline, b""))
+            broken = (line.replace("\r\n", "\n").replace("\r", _CELL_BREAK) for line in lines)
+            table = csv.reader(broken, delimiter=self.delimiter)
             names = next(table, [])
-            self._check_column(names, path)
+            if any(_CELL_BREAK in name for name in names):
+                raise ValueError(f"{path} has a \\r in its first line. Make \\n end its lines: tr '\\r' '\\n'.")
+            _check_column(self.column, path, names)
             column = names.index(self.column)
             if self._offset:
                 file.seek(self._offset)
             for record in table:
                 self._offset = file.tell()
-                yield self._row(record[column] if column < len(record) else None, path, counts)
+                cell = record[column] if column < len(record) else ""
+                yield self._row(cell.replace(_CELL_BREAK, "\n"), counts)
         except csv.Error as error:
             raise ValueError(f"{path} cannot be read as CSV near byte {file.tell()}: {error}.") from error
         finally:
             csv.field_size_limit(limit)
+
+
+class TSVFiles(CSVFiles):
+    """The same with tabs between the columns."""
+
+    kind, delimiter = "tsv", "\t"
 
 
 class ParquetFiles(TableFiles):
@@ -267,7 +317,7 @@ class ParquetFiles(TableFiles):
     def _read(self, path: str, file: BinaryIO, counts: Counter[str]) -> Iterator[list[str]]:
         try:
             table = pyarrow.parquet.ParquetFile(file, buffer_size=1 << 20)
-            self._check_column(table.schema_arrow.names, path)
+            _check_column(self.column, path, table.schema_arrow.names)
             sizes = [table.metadata.row_group(k).num_rows for k in range(table.num_row_groups)]
             group, skipped = 0, 0
             while group < len(sizes) and skipped + sizes[group] <= self._offset:
@@ -277,14 +327,16 @@ class ParquetFiles(TableFiles):
                 ROWS_PER_BATCH, row_groups=range(group, len(sizes)), columns=[self.column], use_threads=False
             )
             for batch in batches:
-                values = batch.column(0).to_pylist()
+                values = _as_bytes(batch.column(0), self.column, path)
                 first = min(max(self._offset - skipped, 0), len(values))
                 skipped += len(values)
                 for value in values[first:]:
                     self._offset += 1
-                    yield self._row(value, path, counts)
-        except pyarrow.ArrowException as error:
-            raise ValueError(f"{path} cannot be read as Parquet: {error}. Replace the file.") from error
+                    yield self._row(value, counts)
+        except (pyarrow.ArrowException, OSError) as error:  # damaged pages are errors of the system to Arrow
+            raise ValueError(
+                f"{path} cannot be read as Parquet behind row {self._offset}: {error}. Replace the file."
+            ) from error
 
 
 class TreebankFiles(TextFiles):
@@ -355,28 +407,24 @@ class HubSource(TextSource):
         self._row = start["row"] if start else 0
         hint = (start or {}).get(HINT, {"state": None, "rows": self._row})
         self._state, self._rows_since = hint["state"], hint["rows"]
-        where = f"column {self.column!r} of {self.name}"
         for values in self._stream() if self.streaming else self._table():
             for value in values:
                 self._row += 1
                 self._rows_since += 1
-                yield _row_of(value, where, self.is_document, counts)
+                yield _row_of(value, self.is_document, counts)
         yield [""]
 
-    def _check_column(self, names: Sequence[str]) -> None:
-        if self.column not in names:
-            raise ValueError(f"{self.name} has no column {self.column!r}. Set --text_column to one of {list(names)}.")
-
-    def _table(self) -> Iterator[list[Any]]:
+    def _table(self) -> Iterator[list[bytes | None]]:
         from datasets import load_dataset  # a large import, for this kind of source only
 
         table = load_dataset(self.name, self.config, split=self.split)
-        self._check_column(table.column_names)
+        _check_column(self.column, self.name, table.column_names)
         table = table.with_format("arrow")
         for first in range(self._row, len(table), ROWS_PER_BATCH):
-            yield table[first : first + ROWS_PER_BATCH][self.column].to_pylist()
+            values = table[first : first + ROWS_PER_BATCH][self.column]
+            yield _as_bytes(values, self.column, self.name)
 
-    def _stream(self) -> Iterator[list[Any]]:
+    def _stream(self) -> Iterator[list[bytes | None]]:
         from datasets import load_dataset
 
         stream = load_dataset(self.name, self.config, split=self.split, streaming=True).with_format("arrow")
@@ -386,8 +434,8 @@ class HubSource(TextSource):
         to_skip = self._rows_since
         try:
             while (batch := next(batches, None)) is not None:
-                self._check_column(batch.column_names)
-                values = batch[self.column].to_pylist()
+                _check_column(self.column, self.name, batch.column_names)
+                values = _as_bytes(batch[self.column], self.column, self.name)
                 skipped = min(to_skip, len(values))
                 yield values[skipped:]
                 to_skip -= skipped

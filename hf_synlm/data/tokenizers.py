@@ -187,13 +187,19 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], **kwargs: object) -> Pr
         The tokenizer; the model's `vocab_size` is its `len()`, its token ids are those of `special_token_ids`.
 
     Raises:
-        ValueError: it is not a fast tokenizer.
+        ValueError: it is not a fast tokenizer, or its ids are not 0 to `len()` - 1, the rows of an embedding.
     """
     tokenizer = AutoTokenizer.from_pretrained(name_or_path, **{"padding_side": "left", **kwargs})
     if not tokenizer.is_fast:
         raise ValueError(
             f"{name_or_path} is a {type(tokenizer).__name__}, not a fast tokenizer, so it tells no word boundaries: "
             "choose one that has a tokenizer.json"
+        )
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    if largest >= len(tokenizer):
+        raise ValueError(
+            f"{name_or_path} has {len(tokenizer)} tokens, but its largest id is {largest}: number its tokens from 0 to "
+            f"{len(tokenizer) - 1} without gaps in its tokenizer.json, or choose another tokenizer"
         )
     if len(tokenizer) == _GPT2_VOCAB_SIZE and tokenizer.eos_token == END_OF_TEXT_TOKEN:
         added = list(GPST_EXTRA_TOKENS)
