@@ -29,6 +29,14 @@ from .configuration_gpst import GPSTConfig
 from .evaluation_mode import evaluation_mode
 from .incremental_parsing import parse_with_search
 from .inside_outside import InsideChart, inside, outside
+from .layer_outputs import (
+    LAYER_OUTPUTS,
+    HiddenStateChoice,
+    kept_states,
+    refuse_layer_outputs,
+    wanted_states,
+    wants_attentions,
+)
 from .linear_cross_entropy import linear_cross_entropy
 from .loss_shares import check_shares, share_of
 from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
@@ -186,6 +194,8 @@ class GPSTModel(GPSTPreTrainedModel):
         output_chart: bool = False,
         output_outside: bool = False,
         output_spans: bool | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
     ) -> SyntacticModelOutput:
         """Induce a tree for every sentence, compose its spans and run the type and token layers over the nodes.
 
@@ -201,22 +211,31 @@ class GPSTModel(GPSTPreTrainedModel):
             output_chart: also return the chart tensors.
             output_outside: also run the outside pass.
             output_spans: list the trees in `spans`; default: not in training mode (it costs a host sync).
+            output_hidden_states: also return `hidden_states`, all or those at the places given: what the type layers
+                read, then the output of every type layer and of every token layer.
+            output_attentions: also return `attentions`; needs `attn_implementation="eager"`.
 
         Returns:
             `SyntacticModelOutput`.
 
         Raises:
             ValueError: for empty rows, ids outside the vocabulary, masks with holes, contexts longer than
-                the positions, spans that are no binary trees, and tensors of the wrong shape.
+                the positions, spans that are no binary trees, tensors of the wrong shape, and attentions that the
+                attention implementation does not give.
         """
+        wanted = wanted_states(self.config, output_hidden_states, self.config.num_hidden_layers + 1)
+        attend = self._check_attentions(output_attentions)
         text = TokenBatch.read(self.config, input_ids, attention_mask, sentence_ids, word_ends)
         scores = self.parser(text.ids, text.sentence_ids)
         plan = self._plan(text, scores, merge_order, spans)
         leaf_ids, leaf_embedding, chart, nodes = self._induce(text, plan, given=spans is not None)
         sequence = self.node_sequence(plan, nodes, chart, leaf_embedding)
-        type_hidden = self.type_layers(inputs_embeds=sequence["inputs"]).last_hidden_state
+        asked = {"output_hidden_states": bool(wanted), "output_attentions": attend} if wanted or attend else {}
+        types = self.type_layers(inputs_embeds=sequence["inputs"], **asked)
+        type_hidden = types.last_hidden_state
         token_inputs = type_hidden.flatten(0, 1)[sequence["token_slots"]]
-        token_hidden = self.token_layers(inputs_embeds=token_inputs).last_hidden_state
+        tokens = self.token_layers(inputs_embeds=token_inputs, **asked)
+        token_hidden = tokens.last_hidden_state
         outside_vectors: Tensor | None = None
         notes: dict[str, Any] = {}
         if output_outside or output_chart:
@@ -241,7 +260,34 @@ class GPSTModel(GPSTPreTrainedModel):
             parser_scores=scores,
             structure=structure,
             chart=_chart_tensors(plan, chart, notes) if output_chart else None,
+            hidden_states=self._hidden_states(types, tokens, sequence, text, wanted) if wanted else None,
+            attentions=(*types.attentions, *tokens.attentions) if attend else None,
         )
+
+    def _check_attentions(self, output_attentions: bool | None) -> bool:
+        """Whether attention weights are asked for, which only the eager implementation gives."""
+        attend = wants_attentions(self.config, output_attentions)
+        kind = self.type_layers.config._attn_implementation
+        if attend and kind != "eager":
+            raise ValueError(
+                f"output_attentions=True: attention implementation {kind!r} computes no weights. Call "
+                'model.set_attn_implementation("eager") first.'
+            )
+        return attend
+
+    @staticmethod
+    def _hidden_states(
+        types: Any, tokens: Any, sequence: dict[str, Tensor], text: TokenBatch, wanted: frozenset[int]
+    ) -> tuple[Tensor | None, ...]:
+        """Hidden states after each token [B, T, D]: at the slot that predicts the next one."""
+        slots = sequence["token_slots"][:, 1:]
+        count = len(types.hidden_states)
+        states = [
+            text.restore(state.flatten(0, 1)[slots] if place < count else state[:, 1:]) if place in wanted else state
+            # The token layers read what the type layers wrote.
+            for place, state in enumerate((*types.hidden_states, *tokens.hidden_states[1:]))
+        ]
+        return kept_states(states, wanted)
 
     @torch.no_grad()
     def whole_sentence_trees(
@@ -396,6 +442,10 @@ def _chart_tensors(plan: ChartPlan, chart: InsideChart, notes: dict) -> dict:
 
 
 # ---------------------------------------------------------------------------------------------- heads and objective
+NO_LAYER_OUTPUTS = (
+    "next-token logits are summed over many trees, whose layers see different sequences. Pass labels, spans, "
+    "merge_order or output_chart for those of one tree, or call the base model."
+)
 LOSS_PARTS = ("auto_encoding", "height", "parser", "token", "action")
 
 
@@ -577,7 +627,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         logits_to_keep: int | Tensor = 0,
         output_chart: bool = False,
         loss_shares: Mapping[str, float] | None = None,
-        **kwargs: Tensor | None,
+        **kwargs: Any,
     ) -> SyntacticLMOutput:
         """Training objective with `labels`, next-token log-probabilities without.
 
@@ -602,7 +652,9 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
             loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (so
-                that the first token, which only the beginning predicts, does not count).
+                that the first token, which only the beginning predicts, does not count); they replace `labels`.
+                `output_hidden_states` and `output_attentions`, as for `GPSTModel.forward`, with labels or given trees:
+                next-token logits come from many trees at once.
 
         Returns:
             `SyntacticLMOutput`.
@@ -615,10 +667,9 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         """
         # Not in the signature: Trainer takes every argument with "label" in its name for one that must be there.
         shift_labels = kwargs.pop("shift_labels", None)
+        asked = {name: kwargs.pop(name, None) for name in LAYER_OUTPUTS}
         if kwargs:
             raise TypeError(f"forward() takes no arguments {sorted(kwargs)}")
-        if labels is not None and shift_labels is not None:
-            raise ValueError("labels and shift_labels were both given. Pass one of them.")
         check_shares(loss_shares, LOSS_PARTS)
         if shift_labels is not None:
             labels = F.pad(shift_labels[:, :-1], (1, 0), value=-100)
@@ -628,6 +679,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
                     "sentence_ids without labels: next-token logits read one running text and cannot know where its "
                     "sentences end. Leave sentence_ids out, or pass labels, spans, merge_order or output_chart."
                 )
+            refuse_layer_outputs(self.config, NO_LAYER_OUTPUTS, **asked)
             return self._marginal_forward(
                 input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
             )
@@ -647,8 +699,11 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
             spans=spans,
             output_chart=output_chart,
             output_outside=labels is not None,
+            **asked,
         )
-        result = SyntacticLMOutput(spans=output.spans, chart=output.chart)
+        result = SyntacticLMOutput(
+            spans=output.spans, chart=output.chart, hidden_states=output.hidden_states, attentions=output.attentions
+        )
         if labels is not None:
             result.loss, result.losses, result.joint_log_prob = self.heads.objective(
                 self.config, self.lm_head.weight, output, labels, loss_shares
@@ -811,6 +866,8 @@ class GPSTForSequenceClassification(GPSTPreTrainedModel):
         sentence_ids: Tensor | None = None,
         word_ends: Tensor | None = None,
         loss_shares: Mapping[str, float] | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
     ) -> SyntacticClassifierOutput:
         """Classify texts; with `labels`, the loss is the classifier's plus the pretraining objective on the inputs.
 
@@ -822,6 +879,8 @@ class GPSTForSequenceClassification(GPSTPreTrainedModel):
                 them is one sentence.
             word_ends: [B, T], True at the last piece of every word.
             loss_shares: see `GPSTForCausalLM.forward`; the classifier's part is named "classification".
+            output_hidden_states: also return `hidden_states` (see `GPSTModel.forward`).
+            output_attentions: also return `attentions` (see `GPSTModel.forward`).
 
         Returns:
             `SyntacticClassifierOutput`. The state is taken after the last CLS token, or after the last token of a row
@@ -837,14 +896,21 @@ class GPSTForSequenceClassification(GPSTPreTrainedModel):
         if sentence_ids is None:
             sentence_ids = self.sentence_ids(input_ids, mask)
         output = self.model(
-            input_ids, sentence_ids=sentence_ids, word_ends=word_ends, output_outside=labels is not None
+            input_ids,
+            sentence_ids=sentence_ids,
+            word_ends=word_ends,
+            output_outside=labels is not None,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
         )
         position = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         is_cls = mask & (input_ids == (-1 if self.config.cls_token_id is None else self.config.cls_token_id))
         preferred = torch.where(is_cls.any(1, keepdim=True), is_cls, mask)
         last = torch.where(preferred, position, -1).amax(1)
         logits = self.score(output.last_hidden_state[torch.arange(len(last), device=last.device), last])
-        result = SyntacticClassifierOutput(logits=logits, spans=output.spans)
+        result = SyntacticClassifierOutput(
+            logits=logits, spans=output.spans, hidden_states=output.hidden_states, attentions=output.attentions
+        )
         if labels is not None:
             classification = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
             classification = classification * share_of(loss_shares, "classification")

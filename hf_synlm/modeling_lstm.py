@@ -26,8 +26,16 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
 from .configuration_lstm import LSTMConfig
+from .layer_outputs import (
+    LAYER_OUTPUTS,
+    HiddenStateChoice,
+    kept_states,
+    refuse_layer_outputs,
+    wanted_states,
+)
 from .linear_cross_entropy import linear_cross_entropy
 from .loss_shares import check_shares, share_of
+from .lstm_layer import lstm_layer
 from .modeling_outputs import SyntacticLMOutput
 from .recurrent_cache import RecurrentCache, check_cache, segment_mask
 from .recurrent_language_model import RecurrentGenerationMixin, RecurrentPreTrainedModel
@@ -39,6 +47,7 @@ class LSTMModelOutput(BaseModelOutputWithPast):
     """Output of the bare LSTM.
 
     Fields, besides those of the stock output:
+        hidden_states: with `output_hidden_states`, the embeddings, then the states of every layer [B, T, *].
         last_hidden_state: [B, T, H] state of the last layer after the tokens up to each column.
         initial_state: [B, H] the same before the first column: after the begin token, or after what the cache has read.
         token_mask: [B, T], True at the columns that were read as tokens.
@@ -93,6 +102,8 @@ class LSTMModel(LSTMPreTrainedModel):
         attention_mask: Tensor | None = None,
         past_key_values: RecurrentCache | None = None,
         use_cache: bool | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
     ) -> LSTMModelOutput:
         """Read token ids from left to right.
 
@@ -103,16 +114,22 @@ class LSTMModel(LSTMPreTrainedModel):
                 cache that has read something, every column is a token.
             past_key_values: state to continue from; it is moved on in place.
             use_cache: return the state; default: only if one is given.
+            output_hidden_states: also return `hidden_states`, all or those at the places given.
+            output_attentions: refused: there is no attention.
 
         Returns:
             `LSTMModelOutput`. A column that is skipped has the state of the column before it.
 
         Raises:
-            ValueError: for wrong shapes, types, ids outside the vocabulary, or a cache of another batch.
+            ValueError: for wrong shapes, types, ids outside the vocabulary, a cache of another batch, or attentions.
 
         Cost: T steps of L cells for the whole batch.
         """
         cache = past_key_values
+        wanted = wanted_states(self.config, output_hidden_states, self.config.num_layers + 1)
+        refuse_layer_outputs(
+            self.config, "an LSTM has no attention. Leave it out.", output_attentions=output_attentions
+        )
         check_cache(cache)
         begins = cache is None or not cache.is_initialized
         mask = self._read_columns(input_ids, attention_mask, None if begins else cache)
@@ -123,15 +140,21 @@ class LSTMModel(LSTMPreTrainedModel):
             ids = F.pad(ids, (1, 0), value=self.config.bos_token_id)
         keep_state = cache is not None or bool(use_cache)
         state = None if begins else cache.read(self._state_shapes(len(ids)), ids.device)
-        states, final = self._read(ids, count_B + begins, state, keep_state)
+        if wanted:
+            outputs, final = self._read_by_layer(ids, count_B + begins, state)
+        else:
+            outputs, final = self._read(ids, count_B + begins, state, keep_state)
         if state is not None:
-            states = torch.cat([state[0][-1][:, None].to(states.dtype), states], 1)
+            before = [torch.zeros_like(outputs[0][:, 0]), *state[0]][-len(outputs) :]
+            outputs = [torch.cat([x[:, None].to(y.dtype), y], 1) for x, y in zip(before, outputs, strict=True)]
+        states = outputs[-1]
         if keep_state:
             cache = RecurrentCache() if cache is None else cache
             cache.store(final, input_ids.shape[1], batch_dim=1)
         return LSTMModelOutput(
             last_hidden_state=after_columns(states, mask),
             past_key_values=cache if keep_state else None,
+            hidden_states=kept_states([after_columns(output, mask) for output in outputs], wanted) if wanted else None,
             initial_state=states[:, 0],
             token_mask=mask,
         )
@@ -150,11 +173,12 @@ class LSTMModel(LSTMPreTrainedModel):
 
     def _read(
         self, ids: Tensor, count_B: Tensor, state: tuple[Tensor, ...] | None, need_final: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """States after every token [B, T, H], and the state after the last token of each row (if needed)."""
+    ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+        """States of the last layer after every token [B, T, H], and the state after each row's last token (if needed)."""
         inputs = self.dropout(self.embed_tokens(ids))
         if not need_final or bool((count_B == ids.shape[1]).all()):
-            return self.lstm(inputs, state)
+            states, final = self.lstm(inputs, state)
+            return [states], final
         # The state after the last token is that of the last column only in the longest rows. A row may hold no token at
         # all; packing does not know that, so such rows read one column and get their old state back.
         lengths = count_B.clamp_min(1).cpu()
@@ -164,7 +188,21 @@ class LSTMModel(LSTMPreTrainedModel):
         if state is not None:
             has_token = (count_B > 0)[None, :, None]
             final = tuple(torch.where(has_token, new, old) for new, old in zip(final, state, strict=True))
-        return states, final
+        return [states], final
+
+    def _read_by_layer(
+        self, ids: Tensor, count_B: Tensor, state: tuple[Tensor, ...] | None
+    ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+        """The same with the embeddings and the states of every layer, which `nn.LSTM` does not tell."""
+        outputs, final = [self.dropout(self.embed_tokens(ids))], []
+        if state is None:
+            state = tuple(outputs[0].new_zeros(shape) for shape in self._state_shapes(len(ids)))
+        for layer, weights in enumerate(self.lstm.all_weights):
+            inputs = self.dropout(outputs[-1]) if layer else outputs[0]
+            states, last = lstm_layer(inputs, (state[0][layer], state[1][layer]), weights, count_B)
+            outputs.append(states)
+            final.append(last)
+        return outputs, tuple(torch.stack(parts) for parts in zip(*final, strict=True))
 
 
 class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationMixin):
@@ -191,7 +229,7 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         loss_shares: Mapping[str, float] | None = None,
-        **kwargs: Tensor | None,
+        **kwargs: Any,
     ) -> SyntacticLMOutput:
         """Training loss with `labels`, next-token log-probabilities without.
 
@@ -208,7 +246,8 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
             loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (so
-                that the first token does not count, unless its row begins with the begin token).
+                that the first token does not count, unless its row begins with the begin token); they replace
+                `labels`. `output_hidden_states`, as for `LSTMModel.forward`.
 
         Returns:
             `SyntacticLMOutput`. With labels: `loss`, `losses` ("word") and `joint_log_prob` [B], here log p of the
@@ -223,10 +262,9 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
         """
         # Not in the signature: Trainer takes every argument with "label" in its name for one that must be there.
         shift_labels = kwargs.pop("shift_labels", None)
+        asked = {name: kwargs.pop(name, None) for name in LAYER_OUTPUTS}
         if kwargs:
             raise TypeError(f"forward() takes no arguments {sorted(kwargs)}")
-        if labels is not None and shift_labels is not None:
-            raise ValueError("labels and shift_labels were both given. Pass one of them.")
         check_shares(loss_shares, ("word",))
         given = labels if shift_labels is None else shift_labels
         if given is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
@@ -234,9 +272,9 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
         if given is not None:
             check_labels(self.config, given, input_ids)
         output = self.model(
-            input_ids, attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache
+            input_ids, attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache, **asked
         )
-        result = SyntacticLMOutput(past_key_values=output.past_key_values)
+        result = SyntacticLMOutput(past_key_values=output.past_key_values, hidden_states=output.hidden_states)
         if given is None:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(self.projection(output.last_hidden_state[:, kept]))

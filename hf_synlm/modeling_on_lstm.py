@@ -23,6 +23,7 @@ from transformers.utils import can_return_tuple
 
 from .configuration_on_lstm import ONLSTMConfig
 from .layer_on_lstm import ONLSTMLayer
+from .layer_outputs import HiddenStateChoice, kept_states, refuse_layer_outputs, state_at_columns, wanted_states
 from .loss_shares import check_shares
 from .modeling_outputs import ParseOutput
 from .recurrent_cache import RecurrentCache, segment_mask
@@ -88,6 +89,8 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
         attention_mask: Tensor | None = None,
         past_key_values: RecurrentCache | None = None,
         use_cache: bool | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
     ) -> RecurrentModelOutput:
         """Read token ids from left to right.
 
@@ -97,17 +100,21 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
                 all columns read so far will do. Without a mask every column is a token.
             past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
+            output_hidden_states: also return `hidden_states`, all or those at the places given.
+            output_attentions: refused: there is no attention.
 
         Returns:
             `RecurrentModelOutput` with `distances` [L, B, T] and, of a supervised model, `syd_distances` [S, B, T] in
             the order of `config.supervised_layers`; 0 at columns that are skipped.
 
         Raises:
-            ValueError: for wrong shapes, types, ids outside the vocabulary, or a cache of another batch.
+            ValueError: for wrong shapes, types, ids outside the vocabulary, a cache of another batch, or attentions.
 
         Cost: T steps of L cells for the whole batch.
         """
         config, cache = self.config, past_key_values
+        wanted = wanted_states(config, output_hidden_states, config.num_layers + 1)
+        refuse_layer_outputs(config, "ON-LSTM has no attention. Leave it out.", output_attentions=output_attentions)
         mask = segment_mask(config, input_ids, attention_mask, cache)
         ids = input_ids.long() if mask is None else tokens_first(input_ids.long().masked_fill(~mask, 0), mask)
         embedded = self.embed_tokens(ids)
@@ -115,6 +122,7 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
         inputs = embedded.transpose(0, 1)
         old = self._old_state(cache, embedded)
         last = None if mask is None else (mask.sum(1), torch.arange(len(mask), device=mask.device))
+        recorded = [state_at_columns(embedded, mask)] if wanted else []
         new: list[Tensor] = []
         distances: list[Tensor] = []
         supervised: dict[int, Tensor] = {}
@@ -128,6 +136,8 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
             distances.append(distance)
             if number in (config.supervised_layers or []):
                 supervised[number] = self._syd_distance(number, states, distance, syd)
+            if wanted:
+                recorded.append(after_columns(states.transpose(0, 1), mask))
             inputs = states[1:]
         keep = cache is not None or bool(use_cache)
         if keep:
@@ -136,6 +146,7 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
         return RecurrentModelOutput(
             last_hidden_state=after_columns(states.transpose(0, 1), mask),
             past_key_values=cache if keep else None,
+            hidden_states=kept_states(recorded, wanted),
             token_mask=mask,
             distances=_at_columns(distances, mask),
             syd_distances=_at_columns([supervised[x] for x in config.supervised_layers], mask) if supervised else None,
@@ -199,7 +210,7 @@ class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, Generatio
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         loss_shares: Mapping[str, float] | None = None,
-        **kwargs: Tensor | None,
+        **kwargs: Any,
     ) -> RecurrentLMOutput:
         """Training loss with `labels`, next-token log-probabilities without.
 
@@ -218,7 +229,8 @@ class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, Generatio
             logits_to_keep: compute `logits` for the last so many columns (0 = all), or for these columns.
             loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
-            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1.
+            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (they
+                replace `labels`); `output_hidden_states`, as for `ONLSTMModel.forward`.
 
         Returns:
             `RecurrentLMOutput`. With labels: `loss`, `losses` ("language_model", "activation", "temporal_activation",

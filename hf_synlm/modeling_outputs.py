@@ -28,7 +28,8 @@ class SyntacticLMOutput(ModelOutput):
         action_logits: [B, A, Y] at each slot of the action sequence of the trees; Y = 2 (GEN and COMP) for GPST.
         token_logits_given_tree: [B, T, V]; position t predicts token t given the actions before it.
         chart: dict of chart tensors (with `output_chart`).
-        hidden_states, attentions: kept for compatibility; always `None` for models whose forward is a search.
+        hidden_states, attentions: of the bare model (with `output_hidden_states`, `output_attentions`); for models
+            whose next-token logits come from a search, only of given or induced trees.
     """
 
     loss: Tensor | None = None
@@ -46,10 +47,10 @@ class SyntacticLMOutput(ModelOutput):
 
 @dataclass
 class SyntacticModelOutput(ModelOutput):
-    """Output of the bare GPST model: one pass over given sentences with their induced (or given) trees.
+    """Output of the bare GPST model, and of the bare RNNG: one pass over given sentences with their trees.
 
-    The trees are induced from whole sentences, so these states see the future through them: features, not a language
-    model.
+    The trees are induced from whole sentences, or given, so these states see the future through them: features, not a
+    language model.
 
     Fields:
         last_hidden_state: [B, T, D] state of the token layers after each token.
@@ -62,7 +63,12 @@ class SyntacticModelOutput(ModelOutput):
         parser_scores: [B, T - 1] split scores of the parser between neighbouring tokens.
         structure: what heads and losses of this package read (plan, nodes, and the tensors of the node sequences).
         chart: dict of chart tensors (with `output_chart`).
-        hidden_states, attentions: kept for compatibility.
+        hidden_states: with `output_hidden_states`, states after each token [B, T, *], the last one being
+            `last_hidden_state`. GPST: what the type layers read at the slot that predicts the next token, then the
+            output there of every type layer and of every token layer. RNNG: the word embeddings, the states of every
+            layer of the stack LSTM, the prediction vectors; 0 at padding.
+        attentions: with `output_attentions`, weights over slots (GPST): of every type layer [B, H, A, A], then of every
+            token layer [B, H, T + 1, T + 1].
     """
 
     last_hidden_state: Tensor | None = None
@@ -88,7 +94,7 @@ class SyntacticClassifierOutput(ModelOutput):
         logits: [B, num_labels] scores of the classes.
         losses: named parts of `loss`, detached scalars; "classification" is the classifier's own.
         spans: per row the inner nodes `(i, j)` of the induced trees.
-        hidden_states, attentions: kept for compatibility.
+        hidden_states, attentions: of the bare model (with `output_hidden_states`, `output_attentions`).
     """
 
     loss: Tensor | None = None

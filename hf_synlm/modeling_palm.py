@@ -25,13 +25,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from transformers import initialization as init
 from transformers.generation import GenerationMixin
 from transformers.utils import can_return_tuple
 
 from .configuration_palm import PaLMConfig
+from .layer_outputs import (
+    HiddenStateChoice,
+    kept_states,
+    refuse_layer_outputs,
+    state_at_columns,
+    wanted_states,
+    wants_attentions,
+)
 from .loss_shares import check_shares
+from .lstm_layer import lstm_layer
 from .matrix_products import OneDNNLinear
 from .modeling_outputs import ParseOutput
 from .recurrent_cache import RecurrentCache, segment_mask
@@ -46,7 +54,7 @@ from .recurrent_language_model import (
     temporal_activation_penalty,
 )
 from .span_attention_palm import SpanAttention, attention_loss, gold_attention, split_by_scores
-from .token_batch import after_columns, tokens_first
+from .token_batch import tokens_first
 from .trees import Span
 
 
@@ -56,6 +64,9 @@ class PaLMModelOutput(RecurrentModelOutput):
 
     Fields, besides those of `RecurrentModelOutput`:
         query_states: [B, T, H] what the attention reads: the output of the layer below it, after dropout.
+        hidden_states: with `output_hidden_states`, the embeddings, then the output of every LSTM layer [B, T, *]
+            (before the span attention mixes it).
+        attentions: with `output_attentions`, one tensor: the weights [B, T, K] of the spans, the longest first.
     """
 
     query_states: Tensor | None = None
@@ -80,24 +91,7 @@ class WeightDropLSTM(nn.LSTM):
         """Outputs [B, T, H], and the state (h, c), each [B, H], after the first `lengths_B` inputs of each row."""
         recurrent = weight_dropout(self.weight_hh_l0, self.weight_dropout, self.training, rescale=True)
         weights = [self.weight_ih_l0, recurrent, self.bias_ih_l0, self.bias_hh_l0]
-        options = (True, 1, 0.0, torch.is_grad_enabled(), False)  # biases, layers, dropout, train, bidirectional
-        old = tuple(tensor[None].to(inputs_BTI) for tensor in state)
-        if lengths_B is None or inputs_BTI.shape[1] == 1:
-            outputs, *new = torch.lstm(inputs_BTI, old, weights, *options, True)
-            if lengths_B is not None:
-                new = [torch.where(lengths_B[:, None] > 0, *pair) for pair in zip(new, old, strict=True)]
-            return outputs, (new[0][0], new[1][0])
-        # A row may hold no token at all; packing does not know that: such rows read one input and keep their state.
-        lengths = lengths_B.clamp_min(1).cpu()
-        packed = pack_padded_sequence(inputs_BTI, lengths, batch_first=True, enforce_sorted=False)
-        begin = tuple(tensor[:, packed.sorted_indices] for tensor in old)
-        data, *new = torch.lstm(packed.data, packed.batch_sizes, begin, weights, *options)
-        packed = PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
-        outputs, _ = pad_packed_sequence(packed, batch_first=True, total_length=inputs_BTI.shape[1])
-        has_token = (lengths_B > 0)[:, None]
-        pairs = zip(new, old, strict=True)
-        hidden, cell = (torch.where(has_token, n[0, packed.unsorted_indices], o[0]) for n, o in pairs)
-        return outputs, (hidden, cell)
+        return lstm_layer(inputs_BTI, state, weights, lengths_B)
 
 
 class SpanContext(nn.Module):
@@ -177,6 +171,8 @@ class PaLMModel(PaLMPreTrainedModel):
         attention_mask: Tensor | None = None,
         past_key_values: RecurrentCache | None = None,
         use_cache: bool | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
     ) -> PaLMModelOutput:
         """Read token ids from left to right.
 
@@ -186,17 +182,24 @@ class PaLMModel(PaLMPreTrainedModel):
                 all columns read so far will do. Default: every column is a token.
             past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
+            output_hidden_states: also return `hidden_states`, all or those at the places given.
+            output_attentions: also return `attentions`.
 
         Returns:
             `PaLMModelOutput`. A column that is skipped has the state of the column before it. The state holds (h, c) of
             every layer and the last K queries of the attention.
 
         Raises:
-            ValueError: for wrong shapes, types, ids outside the vocabulary, or a cache of another batch.
+            ValueError: for wrong shapes, types, ids outside the vocabulary, a cache of another batch, or attentions of
+                an AWD-LSTM.
 
         Cost: T steps of L cells, and K steps of the attention for all tokens at once.
         """
         cache = past_key_values
+        wanted = wanted_states(self.config, output_hidden_states, self.config.num_layers + 1)
+        if self.span_context is None:
+            reason = "an AWD-LSTM (span_attention=False) has no attention. Leave it out."
+            refuse_layer_outputs(self.config, reason, output_attentions=output_attentions)
         mask_BT = segment_mask(self.config, input_ids, attention_mask, cache)
         ids = input_ids.long()
         if mask_BT is not None:
@@ -210,16 +213,21 @@ class PaLMModel(PaLMPreTrainedModel):
         state = self._initial_state(len(ids))
         if cache is not None and cache.is_initialized:
             state = cache.read([part.shape for part in state], ids.device)
-        output, new_state = self._read(ids, lengths_B, state)
+        output, new_state = self._read(ids, lengths_B, state, record=bool(wanted))
         if keep_state:
             output.past_key_values = RecurrentCache() if cache is None else cache
             output.past_key_values.store(new_state, input_ids.shape[1])
         before = state[2 * self.config.num_layers - 2]  # h of the last layer
-        output.last_hidden_state = _at_columns(output.last_hidden_state, before, mask_BT)
+        if wanted:
+            befores = [None, *state[: 2 * self.config.num_layers : 2]]
+            pairs = zip(output.hidden_states, befores, strict=True)
+            output.hidden_states = kept_states([state_at_columns(s, mask_BT, b) for s, b in pairs], wanted)
+        if wants_attentions(self.config, output_attentions):
+            output.attentions = (state_at_columns(output.span_scores.softmax(-1), mask_BT),)
+        output.last_hidden_state = state_at_columns(output.last_hidden_state, mask_BT, before)
         if self.span_context is not None:
-            output.query_states = _at_columns(output.query_states, state[-1][:, -1], mask_BT)
-            nothing = output.span_scores.new_zeros(len(ids), self.config.num_spans)
-            output.span_scores = _at_columns(output.span_scores, nothing, mask_BT)
+            output.query_states = state_at_columns(output.query_states, mask_BT, state[-1][:, -1])
+            output.span_scores = state_at_columns(output.span_scores, mask_BT)
         output.token_mask = mask_BT
         return output
 
@@ -232,7 +240,7 @@ class PaLMModel(PaLMPreTrainedModel):
         return tuple(state)
 
     def _read(
-        self, ids: Tensor, lengths_B: Tensor | None, state: tuple[Tensor, ...]
+        self, ids: Tensor, lengths_B: Tensor | None, state: tuple[Tensor, ...], record: bool
     ) -> tuple[PaLMModelOutput, tuple[Tensor, ...]]:
         """Read tokens that stand at the left end of their rows; also the state after each row's last token."""
         config, training = self.config, self.training
@@ -240,9 +248,12 @@ class PaLMModel(PaLMPreTrainedModel):
         inputs = embedding_dropout(inputs, ids, config.vocab_size, config.embedding_dropout, training)
         inputs = locked_dropout(inputs, config.input_dropout, training)
         output, new_state, last = PaLMModelOutput(), [], config.num_layers - 1
+        outputs = [inputs] if record else []
         for index, layer in enumerate(self.layers):
             hidden, layer_state = layer(inputs, state[2 * index : 2 * index + 2], lengths_B)
             new_state += layer_state
+            if record:
+                outputs.append(hidden)
             if index < last:
                 inputs = locked_dropout(hidden, config.hidden_dropout, training)
             if index == last - 1 and self.span_context is not None:
@@ -252,15 +263,8 @@ class PaLMModel(PaLMPreTrainedModel):
             output.query_states = queries
             rows = torch.cat([state[-1].to(queries), queries], 1)
             new_state.append(_last_rows(rows, config.num_spans, lengths_B))
-        output.last_hidden_state = hidden
+        output.last_hidden_state, output.hidden_states = hidden, tuple(outputs)
         return output, tuple(new_state)
-
-
-def _at_columns(values_BTX: Tensor, before_BX: Tensor, mask_BT: Tensor | None) -> Tensor:
-    """Values after every token, and before the first one, at the columns of the input."""
-    if mask_BT is None:
-        return values_BTX
-    return after_columns(torch.cat([before_BX[:, None].to(values_BTX), values_BTX], 1), mask_BT)
 
 
 def _last_rows(values_BTD: Tensor, count: int, lengths_B: Tensor | None) -> Tensor:
@@ -304,7 +308,7 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         loss_shares: Mapping[str, float] | None = None,
-        **kwargs: Tensor | None,
+        **kwargs: Any,
     ) -> RecurrentLMOutput:
         """Training objective with `labels`, next-token log-probabilities without.
 
@@ -326,7 +330,8 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
             logits_to_keep: compute `logits` for the last so many columns (0 = all), or for these columns.
             loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
-            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1.
+            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (they
+                replace `labels`); `output_hidden_states` and `output_attentions`, as for `PaLMModel.forward`.
 
         Returns:
             `RecurrentLMOutput` with `span_scores` [B, T, K]. With labels: `loss`, `joint_log_prob` [B] and `losses`

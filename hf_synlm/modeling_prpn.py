@@ -26,6 +26,7 @@ from transformers.generation import GenerationMixin
 from transformers.utils import can_return_tuple
 
 from .configuration_prpn import PRPNConfig
+from .layer_outputs import HiddenStateChoice, kept_states, state_at_columns, wanted_states, wants_attentions
 from .layers_prpn import TokenRows, UnbiasedLayerNorm, drop
 from .loss_shares import check_shares
 from .modeling_outputs import ParseOutput
@@ -60,6 +61,8 @@ class PRPNModelOutput(RecurrentModelOutput):
         last_hidden_state: [B, T, E] features of the next token: what the predict network says after each column.
         distances: [1, B, T] in (0, 1).
         syd_distances: [1, B, T], without bounds; None for `parsing_network="convolution"`.
+        hidden_states: with `output_hidden_states`, the embeddings, the output of every reading layer, and that of the
+            predict network [B, T, *], which is `last_hidden_state`.
         next_distances: [B, T] guess of the distance of the gap after each token.
         attentions: with `output_attentions`, attention weights [B, T, N] of each reading layer, then of the predict
             network, the oldest slot first: the last slot of a row is the token right before it.
@@ -131,7 +134,8 @@ class PRPNModel(PRPNPreTrainedModel):
         attention_mask: Tensor | None = None,
         past_key_values: RecurrentCache | None = None,
         use_cache: bool | None = None,
-        output_attentions: bool = False,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
     ) -> PRPNModelOutput:
         """Read token ids from left to right.
 
@@ -144,6 +148,7 @@ class PRPNModel(PRPNPreTrainedModel):
                 all columns read so far will do. Default: every column is a token.
             past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
+            output_hidden_states: also return `hidden_states`, all or those at the places given.
             output_attentions: also return `attentions`.
 
         Returns:
@@ -158,6 +163,7 @@ class PRPNModel(PRPNPreTrainedModel):
         Cost: T steps of each layer, one layer after the other; the two other networks take all tokens at once.
         """
         cache = past_key_values
+        wanted = wanted_states(self.config, output_hidden_states, self.config.num_layers + 2)
         mask_BT = segment_mask(self.config, input_ids, attention_mask, cache)
         # Tokens move to the left end, so that padding is read after them.
         tokens_BT = torch.ones_like(input_ids, dtype=torch.bool) if mask_BT is None else mask_BT
@@ -168,20 +174,24 @@ class PRPNModel(PRPNPreTrainedModel):
             state = cache.read([part.shape for part in state], ids.device)
         # In training the batch normalizations see tokens only, unless asked for otherwise.
         every = mask_BT is None or not (self.training and self.config.pad_aware_batch_norm)
-        read = self._read(ids.t(), tokens_BT.sum(1), TokenRows(tokens_BT.t(), every), state)
+        read = self._read(ids.t(), tokens_BT.sum(1), TokenRows(tokens_BT.t(), every), state, bool(wanted))
         if cache is not None or use_cache:
             cache = RecurrentCache() if cache is None else cache
             cache.store(read.state, input_ids.shape[1], batch_dim=1)
 
         own_TB, next_TB, supervised_TB = read.distances[:3]
+        features = after_columns(read.features_SBE.transpose(0, 1), mask_BT)
+        recorded = [state_at_columns(states.transpose(0, 1), mask_BT, before) for states, before in read.states]
+        attend = wants_attentions(self.config, output_attentions)
         return PRPNModelOutput(
-            last_hidden_state=after_columns(read.features_SBE.transpose(0, 1), mask_BT),
+            last_hidden_state=features,
+            hidden_states=kept_states([*recorded, features], wanted),
             past_key_values=cache,
             token_mask=mask_BT,
             distances=_at_tokens(own_TB, mask_BT)[None],
             next_distances=_at_tokens(next_TB, mask_BT),
             syd_distances=None if supervised_TB is None else _at_tokens(supervised_TB, mask_BT)[None],
-            attentions=tuple(_at_tokens(w, mask_BT) for w in read.attentions) if output_attentions else None,
+            attentions=tuple(_at_tokens(w, mask_BT) for w in read.attentions) if attend else None,
         )
 
     def _initial_state(self, batch_size: int) -> tuple[Tensor, ...]:
@@ -191,7 +201,9 @@ class PRPNModel(PRPNPreTrainedModel):
         tape = like_BE.new_zeros(config.num_slots, batch_size, 2 * config.hidden_size)
         return (like_BE[None], distances, *[tape] * config.num_layers, *self.parser.start(like_BE))
 
-    def _read(self, ids_TB: Tensor, count_B: Tensor, rows: TokenRows, state: tuple[Tensor, ...]) -> "_Read":
+    def _read(
+        self, ids_TB: Tensor, count_B: Tensor, rows: TokenRows, state: tuple[Tensor, ...], record: bool
+    ) -> "_Read":
         """Run the three networks over rows whose tokens stand first."""
         config = self.config
         if self.training and len(rows) < 2:
@@ -208,9 +220,12 @@ class PRPNModel(PRPNPreTrainedModel):
             distances_SB, distances.own_TB, distances.next_TB, config.gate, config.resolution
         )
         hidden, attentions, new_tapes = embeddings_TBE, [], []
+        recorded: list[tuple[Tensor, Tensor | None]] = [(hidden, None)] if record else []
         for layer, tape in zip(self.layers, tapes, strict=True):
             hidden, tape_SBD, weights = layer(hidden, read_gate, tape)
             attentions.append(weights)
+            if record:
+                recorded.append((hidden, tape[-1, :, : config.hidden_size]))
             new_tapes.append(last_entries(tape_SBD, count_B, config.num_slots))
         past = tapes[-1][..., : config.hidden_size].to(hidden.dtype)
         features_TBE, weights = self.predictor(torch.cat([past, hidden]), predict_gate, rows)
@@ -221,7 +236,7 @@ class PRPNModel(PRPNPreTrainedModel):
             *new_tapes,
             *distances.state,
         )
-        return _Read(features_SBE, distances, (*attentions, weights), new_state)
+        return _Read(features_SBE, distances, (*attentions, weights), recorded, new_state)
 
 
 def _at_tokens(values_TB: Tensor, mask_BT: Tensor | None) -> Tensor:
@@ -242,6 +257,8 @@ class _Read(NamedTuple):
     distances: Distances
     attentions: tuple[Tensor, ...]
     """[T, B, N] each."""
+    states: list[tuple[Tensor, Tensor | None]]
+    """Of the embeddings and every reading layer: outputs [T, B, *], and what was before the first one."""
     state: tuple[Tensor, ...]
 
 
@@ -279,7 +296,7 @@ class PRPNForCausalLM(RecurrentLanguageModel, PRPNPreTrainedModel, GenerationMix
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         loss_shares: Mapping[str, float] | None = None,
-        **kwargs: Tensor | None,
+        **kwargs: Any,
     ) -> RecurrentLMOutput:
         """Training objective with `labels`, next-token log-probabilities without.
 
@@ -299,7 +316,8 @@ class PRPNForCausalLM(RecurrentLanguageModel, PRPNPreTrainedModel, GenerationMix
             logits_to_keep: compute `logits` for the last so many columns (0 = all), or for these columns.
             loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
-            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1.
+            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (they
+                replace `labels`); `output_hidden_states` and `output_attentions`, as for `PRPNModel.forward`.
 
         Returns:
             `RecurrentLMOutput` with `distances` (and `syd_distances`) [1, B, T]. With labels: `loss`, `losses`

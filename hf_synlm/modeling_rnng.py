@@ -27,6 +27,7 @@ from .evaluation_mode import evaluation_mode
 from .fast_track_decoding import FastTrackDecoder
 from .fast_track_search import FastTrackSearch
 from .incremental_parsing import parse_with_search
+from .layer_outputs import HiddenStateChoice, kept_states, refuse_layer_outputs, wanted_states
 from .linear_cross_entropy import linear_cross_entropy
 from .loss_shares import check_shares, share_of
 from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
@@ -39,6 +40,9 @@ from .syntactic_generation import SYNTACTIC_GENERATION_DEFAULTS, SyntacticGenera
 from .token_batch import attended_tokens, between_padding
 
 DEFAULT_PARTICLES = 1000
+NO_HIDDEN_STATES = (
+    "next-token logits are summed over many derivations, which have states of their own. Pass actions for those of one."
+)
 
 
 # ---------------------------------------------------------------------------------------------- base model
@@ -159,16 +163,18 @@ class RNNGModel(RNNGPreTrainedModel):
         )
         return schedule.to(self.initial_element.device)
 
-    def run(self, input_ids: Tensor, mask: Tensor, schedule: Any) -> Tensor:
+    def run(self, input_ids: Tensor, mask: Tensor, schedule: Any, every_layer: bool = False) -> list[Tensor]:
         """Run the stack machine on given derivations.
 
         Args:
             input_ids: [B, T].
             mask: [B, T], True = token.
             schedule: of the derivations (a `LevelSchedule`, or a `StepSchedule` if the composition reads the stack).
+            every_layer: return the states of all layers.
 
         Returns:
-            States of the last layer of the stack LSTM after every push [P, h], in the order of the schedule.
+            States of the last layer of the stack LSTM, or of every layer, after every push [P, h], in the order of the
+            schedule.
         """
         words = input_ids[_word_places(schedule, mask)].long()
         bottoms = self.initial_element.expand(schedule.num_sentences, -1)
@@ -180,12 +186,12 @@ class RNNGModel(RNNGPreTrainedModel):
             if not schedule.compositions and torch.is_grad_enabled():
                 # Distributed training waits for a gradient of every parameter, also where all trees are flat.
                 elements = elements + 0.0 * sum(value.sum() for value in self.composition.parameters())
-            return self.stack_lstm.by_level(elements, schedule)
+            return self.stack_lstm.by_level(elements, schedule, every_layer)
         first = torch.arange(schedule.num_sentences, device=elements.device)
         place = torch.cat([first, schedule.word_push, schedule.label_push])
         elements = elements.new_zeros(sum(schedule.sizes), elements.shape[1]).index_copy(0, place, elements)
         parameters = [*self.composition.parameters(), *self.output.parameters()]
-        return self.stack_lstm.by_step(elements, schedule, self._compose_on_stack, parameters)
+        return self.stack_lstm.by_step(elements, schedule, self._compose_on_stack, parameters, every_layer)
 
     def _compose_on_stack(self, inputs: Tensor, chains: Any, labels: Tensor, tops: Tensor) -> Tensor:
         return self.composition(inputs, chains, labels, self.predictor(tops))
@@ -208,6 +214,8 @@ class RNNGModel(RNNGPreTrainedModel):
         actions: Tensor,
         attention_mask: Tensor | None = None,
         word_ends: Tensor | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
     ) -> SyntacticModelOutput:
         """States of given derivations.
 
@@ -216,6 +224,9 @@ class RNNGModel(RNNGPreTrainedModel):
             actions: [B, A] complete derivations, 0 = padding: `parse` of the language model finds them.
             attention_mask: [B, T], 1 = token; padding left or right.
             word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
+            output_hidden_states: also return `hidden_states`, all or those at the places given: the word embeddings, the
+                state of every layer of the stack LSTM after each token, and what `last_hidden_state` is.
+            output_attentions: refused: no weights over tokens are kept.
 
         Returns:
             `SyntacticModelOutput` with `last_hidden_state` [B, T, w] (the prediction vector right after each token;
@@ -223,23 +234,79 @@ class RNNGModel(RNNGPreTrainedModel):
             stack's state when the derivation is over).
 
         Raises:
-            ValueError: for bad shapes and ids, and for sequences that are no derivations of the tokens.
+            ValueError: for bad shapes and ids, for sequences that are no derivations of the tokens, and where attentions
+                are asked for.
 
         Cost: see `schedule_rnng`.
         """
+        wanted = self.wanted_states(output_hidden_states, output_attentions)
         mask = attended_tokens(self.config, input_ids, attention_mask)
         word_ends = self.word_ends_of(input_ids) if word_ends is None else word_ends
         schedule = self.make_schedule(actions, mask, word_ends, run_last=True)
-        hidden = self.run(input_ids, mask, schedule)
+        layers = self.run(input_ids, mask, schedule, bool(wanted))
+        hidden = layers[-1]
         states = self.predictor(hidden[schedule.context])
         before = states.new_zeros(*actions.shape, states.shape[1])
         before[schedule.action_row, schedule.action_column] = states
-        # A SHIFT is never the last action: the state after a word is the one before the next action.
-        after = states.new_zeros(*input_ids.shape, states.shape[1])
-        after[_word_places(schedule, mask)] = states[schedule.shifts + 1]
         return SyntacticModelOutput(
-            last_hidden_state=after, action_hidden_state=before, sentence_state=hidden[schedule.final]
+            last_hidden_state=_after_words(states, mask, schedule),
+            action_hidden_state=before,
+            sentence_state=hidden[schedule.final],
+            hidden_states=self.hidden_states(input_ids, mask, schedule, layers, states, wanted),
         )
+
+    def wanted_states(self, choice: HiddenStateChoice, output_attentions: bool | None) -> frozenset[int]:
+        """Which hidden states are asked for.
+
+        Args:
+            choice: `output_hidden_states` of a call.
+            output_attentions: of a call.
+
+        Returns:
+            Their places.
+
+        Raises:
+            ValueError: for places that do not exist, and where attentions are asked for.
+        """
+        reason = "an RNNG keeps no attention weights (it attends in its composition, over children). Leave it out."
+        refuse_layer_outputs(self.config, reason, output_attentions=output_attentions)
+        return wanted_states(self.config, choice, self.config.num_layers + 2)
+
+    def hidden_states(
+        self,
+        input_ids: Tensor,
+        mask: Tensor,
+        schedule: RNNGSchedule,
+        layers: list[Tensor],
+        states: Tensor,
+        wanted: frozenset[int],
+    ) -> tuple[Tensor | None, ...] | None:
+        """Hidden states after each token.
+
+        Args:
+            input_ids: [B, T].
+            mask: [B, T], True = token.
+            schedule: of the derivations.
+            layers: states [P, h] of every layer after every push.
+            states: prediction vectors [A, w] before every action.
+            wanted: places that are asked for.
+
+        Returns:
+            Tensors [B, T, *], 0 at padding, and None at other places; None if nothing is asked for.
+        """
+        if not wanted:
+            return None
+        embedded = self.embed_tokens(input_ids.long().masked_fill(~mask, 0)) * mask[..., None]
+        after = [_after_words(layer[schedule.context], mask, schedule) for layer in layers]
+        return kept_states([embedded, *after, _after_words(states, mask, schedule)], wanted)
+
+
+def _after_words(states: Tensor, mask: Tensor, schedule: RNNGSchedule) -> Tensor:
+    """What stands before every action [A, X] -> after every token [B, T, X], 0 at padding."""
+    after = states.new_zeros(*mask.shape, states.shape[1])
+    # A SHIFT is never the last action: the state after a word is the one before the next action.
+    after[_word_places(schedule, mask)] = states[schedule.shifts + 1]
+    return after
 
 
 def _check_actions(actions: Tensor, mask: Tensor, word_ends: Tensor | None) -> None:
@@ -313,6 +380,8 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         logits_to_keep: int | Tensor = 0,
         output_logits: bool = False,
         loss_shares: Mapping[str, float] | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
     ) -> SyntacticLMOutput:
         """Training objective and probability of given derivations with `actions`, next-token log-probabilities without.
 
@@ -336,6 +405,8 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
                 derivations.
             loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
+            output_hidden_states: also return `hidden_states` of the given derivations (see `RNNGModel.forward`).
+            output_attentions: refused: see `RNNGModel.forward`.
 
         Returns:
             `SyntacticLMOutput`; with `actions` its `joint_log_prob` [B] is log p(text, tree).
@@ -348,7 +419,9 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
             words, each about ten steps of `config.action_beam_size` states.
         """
         check_shares(loss_shares, ("action", "word"))
+        wanted = self.model.wanted_states(output_hidden_states, output_attentions)
         if actions is None:
+            refuse_layer_outputs(self.config, NO_HIDDEN_STATES, output_hidden_states)
             if labels is not None or schedule is not None or output_logits:
                 raise ValueError(
                     "labels, schedule and output_logits need actions: RNNG is trained on trees. Pass the derivations "
@@ -379,7 +452,7 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         else:
             _check_schedule(schedule, self.model.composition.reads_stack, actions, mask)
             schedule = schedule.to(input_ids.device)
-        return self._given_tree(input_ids, mask, labels, actions, schedule, output_logits, loss_shares)
+        return self._given_tree(input_ids, mask, labels, actions, schedule, output_logits, loss_shares, wanted)
 
     def count_loss_items(
         self, input_ids: Tensor, actions: Tensor, attention_mask: Tensor | None = None, **others: Any
@@ -418,9 +491,11 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         schedule: RNNGSchedule,
         output_logits: bool,
         loss_shares: Mapping[str, float] | None,
+        wanted: frozenset[int],
     ) -> SyntacticLMOutput:
         """Log-probabilities of the actions and words of given derivations, heads in one multiplication each."""
-        parts = _score_derivations(self, self.model.run(input_ids, mask, schedule), input_ids, mask, labels, schedule)
+        layers = self.model.run(input_ids, mask, schedule, bool(wanted))
+        parts = _score_derivations(self, layers[-1], input_ids, mask, labels, schedule)
         sizes = {"batch": len(mask), "sum": 1, "action": len(parts.action_loss), "token": len(parts.word_loss)}
         divisor = sizes[self.config.loss_normalization]
         action = parts.action_total * (share_of(loss_shares, "action") / divisor)
@@ -429,6 +504,7 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
             loss=action + word,
             losses={"action": action.detach(), "word": word.detach()},
             joint_log_prob=parts.joint,
+            hidden_states=self.model.hidden_states(input_ids, mask, schedule, layers, parts.states, wanted),
         )
         if output_logits:
             output.action_logits = parts.action_logits.new_zeros(*actions.shape, parts.action_logits.shape[1])
@@ -640,6 +716,9 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
 class _Scores(NamedTuple):
     """What the heads say of given derivations."""
 
+    states: Tensor
+    """[A, w] prediction vectors before the actions."""
+
     action_logits: Tensor
     """[A, Y] of all actions."""
     action_loss: Tensor
@@ -674,7 +753,7 @@ def _score_derivations(
     word_total, word_loss = linear_cross_entropy(before, model.lm_head.weight, words, counted, model.lm_head.bias)
     joint = action_loss.new_zeros(len(mask)).index_add(0, schedule.action_row, -action_loss.detach())
     joint = joint.index_add(0, schedule.word_row, -word_loss.to(joint.dtype))
-    return _Scores(action_logits, action_loss, action_loss.sum(), before, word_loss, word_total, joint)
+    return _Scores(states, action_logits, action_loss, action_loss.sum(), before, word_loss, word_total, joint)
 
 
 def _word_places(schedule: RNNGSchedule, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -709,6 +788,8 @@ class RNNGForSequenceClassification(RNNGPreTrainedModel):
         labels: Tensor | None = None,
         actions: Tensor | None = None,
         word_ends: Tensor | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
     ) -> SyntacticClassifierOutput:
         """Classify sentences by their trees, which the model's own search finds where they are not given.
 
@@ -721,6 +802,8 @@ class RNNGForSequenceClassification(RNNGPreTrainedModel):
             labels: [B] class ids (or targets of a regression, or [B, num_labels] of a multi-label problem).
             actions: [B, A] derivations, 0 = padding.
             word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
+            output_hidden_states: also return `hidden_states` (see `RNNGModel.forward`).
+            output_attentions: refused: see `RNNGModel.forward`.
 
         Returns:
             `SyntacticClassifierOutput`.
@@ -728,14 +811,19 @@ class RNNGForSequenceClassification(RNNGPreTrainedModel):
         Raises:
             ValueError: see `RNNGForCausalLM.forward`; and when the search finds no tree of a sentence.
         """
+        wanted = self.model.wanted_states(output_hidden_states, output_attentions)
         mask = attended_tokens(self.config, input_ids, attention_mask)
         word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
         if actions is None:
             actions = self._best_derivations(input_ids, mask, word_ends)
         schedule = self.model.make_schedule(actions, mask, word_ends, run_last=True)
-        hidden = self.model.run(input_ids, mask, schedule)
+        layers = self.model.run(input_ids, mask, schedule, bool(wanted))
+        hidden = layers[-1]
         logits = self.score(hidden[schedule.final])
         result = SyntacticClassifierOutput(logits=logits)
+        if wanted:
+            states = self.model.predictor(hidden[schedule.context])
+            result.hidden_states = self.model.hidden_states(input_ids, mask, schedule, layers, states, wanted)
         if labels is not None:
             classification = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
             parts = _score_derivations(self, hidden, input_ids, mask, None, schedule)

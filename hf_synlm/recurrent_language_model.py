@@ -30,6 +30,7 @@ from transformers.utils import can_return_tuple
 from .actions import PAD_ACTION, spans_to_actions
 from .evaluation_mode import evaluation_mode
 from .framed_sentences import ends_of_words, frame_sentences, spread_spans
+from .layer_outputs import LAYER_OUTPUTS, HiddenStateChoice
 from .linear_cross_entropy import linear_cross_entropy
 from .loss_shares import share_of
 from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
@@ -46,6 +47,8 @@ class RecurrentModelOutput(BaseModelOutputWithPast):
     Fields, besides those of the stock output:
         last_hidden_state: [B, T, E] output of the last layer after each column, without dropout. A column that is
             skipped has the state of the column before it.
+        hidden_states: with `output_hidden_states`, the embeddings, then the output of every layer [B, T, *]; the last
+            one is `last_hidden_state`.
         token_mask: [B, T], True at the columns that hold tokens; None = all.
         distances: [L, B, T] syntactic distances of the language model; value t belongs to the gap before token t.
         syd_distances: [S, B, T] distances that learn from gold trees, of every layer that has them.
@@ -164,12 +167,11 @@ class RecurrentGenerationMixin(GenerationMixin):
 
     def _check_generation(self, prompts: Tensor, mask: Tensor | None, config: Any) -> None:
         """Raise ValueError for options that nothing would come of, before anything is written."""
-        for name in ("cache_implementation", "output_attentions", "output_hidden_states"):
-            if getattr(config, name):
-                raise ValueError(
-                    f"{name}={getattr(config, name)!r}: a recurrent network has one kind of state, and no attentions "
-                    "or hidden states per layer. Leave it out."
-                )
+        if config.cache_implementation:
+            raise ValueError(
+                f"cache_implementation={config.cache_implementation!r}: a recurrent network has one kind of state. "
+                "Leave it out."
+            )
 
 
 class RecurrentLanguageModel(RecurrentGenerationMixin):
@@ -208,8 +210,10 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
             use_cache: return the state.
             logits_to_keep: compute `logits` for the last so many columns (0 = all), or for these columns.
             loss_shares: factors of the parts of the loss, besides their weights.
-            more: keyword arguments left over; they may hold `shift_labels` [B, T], labels already shifted, and nothing
-                else. (Trainer takes every argument of `forward` with "label" in its name for one that must be there.)
+            more: keyword arguments left over; they may hold `shift_labels` [B, T], labels already shifted, which
+                replace `labels`; what the bare network shall return of its layers (`output_hidden_states`,
+                `output_attentions`); and nothing else. (Trainer takes every argument of `forward` with "label" in its
+                name for one that must be there.)
 
         Returns:
             The output with `loss`, `losses` and `joint_log_prob`, or with `logits`; that of the bare network; and the
@@ -220,21 +224,22 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
             TypeError: for other keyword arguments.
         """
         shift_labels = more.pop("shift_labels", None)
+        asked = {name: more.pop(name, None) for name in LAYER_OUTPUTS}
         if more:
             raise TypeError(f"forward() takes no arguments {sorted(more)}")
-        if labels is not None and shift_labels is not None:
-            raise ValueError("labels and shift_labels were both given. Pass one of them.")
         given = labels if shift_labels is None else shift_labels
         if given is not None:
             if not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
                 raise ValueError("logits_to_keep goes with next-token logits. Leave it out together with labels.")
             check_labels(self.config, given, input_ids)
         output = self.model(
-            input_ids, attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache
+            input_ids, attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache, **asked
         )
         features = self.output_features(output)
         result = RecurrentLMOutput(
             past_key_values=output.past_key_values,
+            hidden_states=output.hidden_states,
+            attentions=output.attentions,
             distances=output.distances,
             syd_distances=output.syd_distances,
             span_scores=output.span_scores,
@@ -485,7 +490,12 @@ class RecurrentSequenceClassifier:
 
     @can_return_tuple
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: HiddenStateChoice = None,
+        output_attentions: bool | None = None,
     ) -> SyntacticClassifierOutput:
         """Classify texts.
 
@@ -493,6 +503,8 @@ class RecurrentSequenceClassifier:
             input_ids: [B, T] token ids.
             attention_mask: [B, T], 1 = token; columns of padding are skipped. Without a mask every column is a token.
             labels: [B] class ids (or targets of a regression, or [B, num_labels] of a multi-label problem).
+            output_hidden_states: also return `hidden_states` of the bare network.
+            output_attentions: also return `attentions` of the bare network.
 
         Returns:
             `SyntacticClassifierOutput` with `logits` [B, num_labels].
@@ -500,10 +512,17 @@ class RecurrentSequenceClassifier:
         Raises:
             ValueError: see the bare network.
         """
-        output = self.model(input_ids, attention_mask=attention_mask)
+        output = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+        )
         # A column of padding has the state of the last token before it.
         logits = self.score(self.dropout(output.last_hidden_state[:, -1]))
-        result = SyntacticClassifierOutput(logits=logits)
+        result = SyntacticClassifierOutput(
+            logits=logits, hidden_states=output.hidden_states, attentions=output.attentions
+        )
         if labels is not None:
             result.loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
             result.losses = {"classification": result.loss.detach()}

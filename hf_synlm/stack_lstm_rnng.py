@@ -52,28 +52,38 @@ class StackLSTM(nn.Module):
             for cell in self.cells
         ]
 
-    def by_level(self, elements: Tensor, schedule: LevelSchedule) -> Tensor:
+    def by_level(self, elements: Tensor, schedule: LevelSchedule, every_layer: bool = False) -> list[Tensor]:
         """Run all pushes, depth by depth.
 
         Args:
             elements: vectors of all elements [P, w].
             schedule: the pushes.
+            every_layer: return the states of all layers.
 
         Returns:
-            States of the last layer [P, h], in the order of the schedule.
+            States of the last layer [P, h], or of every layer, in the order of the schedule.
 
         Cost: L times the deepest stack sequential steps.
         """
-        inputs = elements.index_select(0, schedule.source)
+        inputs, states = elements.index_select(0, schedule.source), []
         for layer, (weight_ih, weight_hh, bias) in enumerate(self.weights()):
             if layer:
                 inputs = F.dropout(inputs, self.dropout, self.training)
             gates = linear(inputs, weight_ih, bias)
             hidden, _ = forest_lstm(gates[None], weight_hh[None], schedule.sizes, schedule.parents)
             inputs = hidden[0].to(elements.dtype)
-        return inputs
+            if every_layer:
+                states.append(inputs)
+        return states or [inputs]
 
-    def by_step(self, elements: Tensor, schedule: StepSchedule, compose: Any, parameters: Sequence[Tensor]) -> Tensor:
+    def by_step(
+        self,
+        elements: Tensor,
+        schedule: StepSchedule,
+        compose: Any,
+        parameters: Sequence[Tensor],
+        every_layer: bool = False,
+    ) -> list[Tensor]:
         """Run all pushes, action by action.
 
         Args:
@@ -81,9 +91,10 @@ class StackLSTM(nn.Module):
             schedule: the pushes.
             compose: (inputs [2, S, w] of the children, chains, labels [R], stack tops [R, h]) -> [R, w].
             parameters: what `compose` reads besides, for its gradients.
+            every_layer: return the states of all layers.
 
         Returns:
-            States of the last layer [P, h], in the order of the schedule.
+            States of the last layer [P, h], or of every layer, in the order of the schedule.
 
         Cost: as many sequential steps as the longest action sequence: a composition reads the push before it. States
             stand in one buffer for the whole sequence, so that nothing is copied per step, forward or backward.
@@ -94,7 +105,11 @@ class StackLSTM(nn.Module):
         # The hand-written passes keep one type throughout.
         with torch.autocast(elements.device.type, enabled=False):
             train = torch.is_grad_enabled()  # off inside of the function
-            return _StackSteps.apply(elements, masks, schedule, compose, train, len(weights), *weights, *parameters)
+            first = 0 if every_layer else len(self.cells) - 1
+            states = _StackSteps.apply(
+                elements, masks, schedule, compose, train, first, len(weights), *weights, *parameters
+            )
+            return list(states.unbind())
 
     @torch.no_grad()
     def pusher(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -127,7 +142,7 @@ class _StackSteps(torch.autograd.Function):
     """`StackLSTM.by_step`. The LSTM is differentiated by hand; every composition keeps a small graph of its own."""
 
     @staticmethod
-    def forward(ctx, elements, masks, schedule, compose, train, num_weights, *tensors):
+    def forward(ctx, elements, masks, schedule, compose, train, first_layer, num_weights, *tensors):
         weights, parameters = tensors[:num_weights], tensors[num_weights:]
         layers = [weights[3 * layer : 3 * layer + 3] for layer in range(len(weights) // 3)]
         elements, size = elements.clone(), layers[0][1].shape[1]
@@ -157,8 +172,8 @@ class _StackSteps(torch.autograd.Function):
                 hidden[layer, rows], cells[layer, rows], activated[layer, rows] = lstm_step(gates, cell)
             first += count
         ctx.save_for_backward(elements, masks, hidden, cells, activated, *acts, *weights)
-        ctx.schedule, ctx.graphs, ctx.parameters = schedule, graphs, parameters
-        return hidden[-1].clone()
+        ctx.schedule, ctx.graphs, ctx.parameters, ctx.first_layer = schedule, graphs, parameters, first_layer
+        return hidden[first_layer:].clone()
 
     @staticmethod
     @once_differentiable
@@ -173,7 +188,7 @@ class _StackSteps(torch.autograd.Function):
         acts, weights, parameters = rest[:depth], rest[depth:], ctx.parameters
         layers = [weights[3 * layer : 3 * layer + 3] for layer in range(depth)]
         grad_hidden, grad_cells = torch.zeros_like(hidden), torch.zeros_like(cells)
-        grad_hidden[-1] = grad_output
+        grad_hidden[ctx.first_layer :] = grad_output
         grad_elements = torch.zeros_like(elements)
         grad_gates = [torch.zeros_like(act) for act in acts]
         grad_parameters: list[Any] = [None] * len(parameters)
@@ -210,7 +225,7 @@ class _StackSteps(torch.autograd.Function):
         for step_number, step in enumerate(steps, start=1):
             if ctx.graphs[step_number] is not None:
                 grad_elements[step.reduced + sum(sizes[:step_number])] = 0
-        return grad_elements, None, None, None, None, None, *grads, *grad_parameters
+        return grad_elements, None, None, None, None, None, None, *grads, *grad_parameters
 
 
 def _compose(elements: Tensor, tops: Tensor, step: Any, rows: slice, compose: Any, train: bool) -> Any:
