@@ -174,7 +174,7 @@ class LSTMModel(LSTMPreTrainedModel):
     def _read(
         self, ids: Tensor, count_B: Tensor, state: tuple[Tensor, ...] | None, need_final: bool
     ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-        """States of the last layer after every token [B, T, H], and the state after each row's last token (if needed)."""
+        """States of the last layer after every token, and the state after the last token of each row (if needed)."""
         inputs = self.dropout(self.embed_tokens(ids))
         if not need_final or bool((count_B == ids.shape[1]).all()):
             states, final = self.lstm(inputs, state)

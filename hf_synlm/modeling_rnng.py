@@ -224,8 +224,8 @@ class RNNGModel(RNNGPreTrainedModel):
             actions: [B, A] complete derivations, 0 = padding: `parse` of the language model finds them.
             attention_mask: [B, T], 1 = token; padding left or right.
             word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
-            output_hidden_states: also return `hidden_states`, all or those at the places given: the word embeddings, the
-                state of every layer of the stack LSTM after each token, and what `last_hidden_state` is.
+            output_hidden_states: also return `hidden_states`, all or those at the places given: the word embeddings,
+                the state of every layer of the stack LSTM after each token, and what `last_hidden_state` is.
             output_attentions: refused: no weights over tokens are kept.
 
         Returns:
@@ -234,8 +234,8 @@ class RNNGModel(RNNGPreTrainedModel):
             stack's state when the derivation is over).
 
         Raises:
-            ValueError: for bad shapes and ids, for sequences that are no derivations of the tokens, and where attentions
-                are asked for.
+            ValueError: for bad shapes and ids, for sequences that are no derivations of the tokens, and where
+                attentions are asked for.
 
         Cost: see `schedule_rnng`.
         """

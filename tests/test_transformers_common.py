@@ -1,0 +1,123 @@
+"""transformers' own tests of models and configurations, run on all architectures and the LSTM.
+
+Which of them do not apply is said in `transformers_skips`, with reasons. The tests come from the source distribution
+of the installed version (`transformers_tests`); without it this module fails.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import unittest
+from typing import Any
+
+import pytest
+import torch
+
+import hf_synlm
+from tests import test_modeling_gpst, test_modeling_rnng, transformers_tests
+from tests.recurrent_models import make_model
+from tests.transformers_skips import ARCHITECTURES, SKIPS, skip_of
+
+PREFIXES = {"gpst": "GPST", "rnng": "RNNG", "on_lstm": "ONLSTM", "prpn": "PRPN", "palm": "PaLM", "lstm": "LSTM"}
+KINDS = ("Model", "ForCausalLM", "ForSequenceClassification")
+MISSING = transformers_tests.missing()
+
+
+class Tester:
+    """A small model of an architecture and a batch for it, under the names that the tests ask for.
+
+    Args:
+        config: of the model.
+        inputs: arguments of `forward`.
+        width: of the first hidden states.
+        num_states: number of hidden states.
+    """
+
+    is_training = True
+
+    def __init__(self, config: Any, inputs: dict[str, torch.Tensor], width: int, num_states: int) -> None:
+        self.config, self.inputs = config, inputs
+        self.batch_size, self.seq_length = inputs["input_ids"].shape
+        self.hidden_size, self.num_hidden_layers = width, config.num_hidden_layers
+        self.expected_num_hidden_layers = num_states
+
+    def prepare_config_and_inputs_for_common(self) -> tuple[Any, dict[str, torch.Tensor]]:
+        """Copies of both."""
+        return copy.deepcopy(self.config), {name: value.clone() for name, value in self.inputs.items()}
+
+
+def make_tester(architecture: str) -> Tester:
+    """The small model that an architecture is tested with."""
+    torch.manual_seed(0)
+    ids = torch.randint(10, 28, (3, 7))
+    if architecture == "gpst":
+        config = test_modeling_gpst.tiny().config
+        tester = Tester(config, {"input_ids": ids}, config.hidden_size, config.num_hidden_layers + 1)
+        tester.num_attention_heads = config.num_attention_heads
+        return tester
+    if architecture == "rnng":
+        config = test_modeling_rnng.tiny().config
+        return Tester(config, test_modeling_rnng.batch(), config.embedding_size, config.num_layers + 2)
+    config = make_model("on_lstm, shared" if architecture == "on_lstm" else architecture, num_layers=2).config
+    return Tester(config, {"input_ids": ids}, config.embedding_size, config.num_layers + 1 + (architecture == "prpn"))
+
+
+def model_tests(modeling: Any, architecture: str) -> type:
+    """transformers' tests of models for one architecture."""
+
+    class ModelTests(modeling.ModelTesterMixin, unittest.TestCase):
+        all_model_classes = tuple(
+            getattr(hf_synlm, PREFIXES[architecture] + kind)
+            for kind in KINDS
+            if hasattr(hf_synlm, PREFIXES[architecture] + kind)
+        )
+        has_attentions = architecture == "gpst"
+        test_can_init_all_missing_weights_before_2023 = True
+
+        def setUp(self) -> None:
+            self.model_tester = make_tester(architecture)
+
+        def skipTest(self, reason: Any) -> None:
+            self.fail(f"This test skips itself ({reason}); if that is right, say so in tests/transformers_skips.py")
+
+        def _prepare_for_class(self, inputs_dict: Any, model_class: Any, return_labels: bool = False) -> Any:
+            inputs = super()._prepare_for_class(inputs_dict, model_class, return_labels)
+            if architecture == "rnng" and "labels" in inputs and inputs["labels"].dim() == 2:
+                inputs["labels"] = inputs["input_ids"].clone()  # nothing else can be learned from derivations
+            return inputs
+
+    for name in dir(ModelTests):
+        test, skip = getattr(ModelTests, name), skip_of(architecture, name)
+        if name.startswith("test_") and callable(test) and skip is not None:
+            setattr(ModelTests, name, _without(test, skip.classes) if skip.classes else None)
+    ModelTests.__name__ = ModelTests.__qualname__ = f"Test{PREFIXES[architecture]}"
+    return ModelTests
+
+
+def _without(test: Any, endings: tuple[str, ...]) -> Any:
+    """A test that leaves out some classes."""
+
+    @functools.wraps(test)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.all_model_classes = tuple(c for c in self.all_model_classes if not c.__name__.endswith(endings))
+        return test(self, *args, **kwargs)
+
+    return run
+
+
+def test_the_tests_of_transformers_are_there() -> None:
+    assert MISSING is None, MISSING
+
+
+if MISSING is None:
+    MODELING, CONFIGURATION = transformers_tests.load(tuple(PREFIXES.values()))
+    globals().update({f"Test{PREFIXES[name]}": model_tests(MODELING, name) for name in ARCHITECTURES})
+
+    @pytest.mark.parametrize("architecture", ARCHITECTURES)
+    def test_configuration(architecture: str) -> None:
+        config_class = getattr(hf_synlm, PREFIXES[architecture] + "Config")
+        fields = {"vocab_size": 60000, "initializer_range": 0.03}
+        tests = CONFIGURATION.ConfigTester(unittest.TestCase(), config_class=config_class, **fields)
+        tests.common_properties = ["num_hidden_layers"]
+        tests.run_common_tests()
