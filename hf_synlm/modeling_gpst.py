@@ -53,30 +53,40 @@ class _NoPositions(nn.Module):
         return torch.zeros((), device=position_ids.device)
 
 
-def _decoder(config: GPSTConfig, num_layers: int, dropout: float) -> GPT2Model:
+class GPSTDecoder(GPT2Model):
     """A stock GPT-2 stack that is fed with vectors: no token embedding, no positions of its own."""
-    decoder = GPT2Model(
-        GPT2Config(
-            vocab_size=1,
-            n_positions=1,
-            n_embd=config.hidden_size,
-            n_layer=num_layers,
-            n_head=config.num_attention_heads,
-            n_inner=config.intermediate_size,
-            activation_function=config.activation_function,
-            layer_norm_epsilon=config.layer_norm_epsilon,
-            initializer_range=config.initializer_range,
-            embd_pdrop=dropout,
-            resid_pdrop=config.residual_dropout,
-            attn_pdrop=config.attention_dropout,
-            use_cache=False,
-            bos_token_id=None,
-            eos_token_id=None,
-            attn_implementation=config._attn_implementation,
+
+    def __init__(self, config: GPSTConfig, num_layers: int, dropout: float):
+        super().__init__(
+            GPT2Config(
+                vocab_size=1,
+                n_positions=1,
+                n_embd=config.hidden_size,
+                n_layer=num_layers,
+                n_head=config.num_attention_heads,
+                n_inner=config.intermediate_size,
+                activation_function=config.activation_function,
+                layer_norm_epsilon=config.layer_norm_epsilon,
+                initializer_range=config.initializer_range,
+                embd_pdrop=dropout,
+                resid_pdrop=config.residual_dropout,
+                attn_pdrop=config.attention_dropout,
+                use_cache=False,
+                bos_token_id=None,
+                eos_token_id=None,
+                attn_implementation=config._attn_implementation,
+            )
         )
-    )
-    decoder.wte, decoder.wpe = None, _NoPositions()
-    return decoder
+        self.wte, self.wpe = None, _NoPositions()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialize as GPT-2: what writes to the residual stream is drawn smaller."""
+        super()._init_weights(module)
+        # GPT-2 does this when it visits attention and MLP, but containers without parameters of their own are not
+        # visited in code from outside transformers.
+        if any(module is part.c_proj for block in self.h for part in (block.attn, block.mlp)):
+            init.normal_(module.weight, std=self.config.initializer_range / math.sqrt(2 * self.config.n_layer))
 
 
 class GPSTPreTrainedModel(PreTrainedModel):
@@ -177,9 +187,9 @@ class GPSTModel(GPSTPreTrainedModel):
         self.decomposition = GPSTDecomposition(config)
         self.root_embedding = nn.Parameter(torch.empty(config.composition_size))
         self.position_embedding = nn.Embedding(config.max_position_embeddings + 1, config.hidden_size)
-        self.type_layers = _decoder(config, config.num_type_layers, config.embedding_dropout)
+        self.type_layers = GPSTDecoder(config, config.num_type_layers, config.embedding_dropout)
         self.type_layers.ln_f = nn.Identity()
-        self.token_layers = _decoder(config, config.num_token_layers, 0.0)
+        self.token_layers = GPSTDecoder(config, config.num_token_layers, 0.0)
         self.post_init()
 
     @can_return_tuple
