@@ -21,6 +21,8 @@ from tests.transformers_skips import ARCHITECTURES, SKIPS, skip_of
 
 PREFIXES = {"gpst": "GPST", "rnng": "RNNG", "on_lstm": "ONLSTM", "prpn": "PRPN", "palm": "PaLM", "lstm": "LSTM"}
 KINDS = ("Model", "ForCausalLM", "ForSequenceClassification")
+# Tests that ask for attention weights without saying "eager".
+WITH_ATTENTIONS = ("test_capture_outputs_decorator", "test_model_outputs_equivalence")
 MISSING = transformers_tests.missing()
 
 
@@ -34,6 +36,7 @@ class Tester:
         num_states: number of hidden states.
     """
 
+    __test__ = False  # for pytest
     is_training = True
 
     def __init__(self, config: Any, inputs: dict[str, torch.Tensor], width: int, num_states: int) -> None:
@@ -47,14 +50,20 @@ class Tester:
         return copy.deepcopy(self.config), {name: value.clone() for name, value in self.inputs.items()}
 
 
-def make_tester(architecture: str) -> Tester:
-    """The small model that an architecture is tested with."""
+def make_tester(architecture: str, test: str) -> Tester:
+    """The small model that an architecture is tested with in a test."""
     torch.manual_seed(0)
     ids = torch.randint(10, 28, (3, 7))
     if architecture == "gpst":
-        config = test_modeling_gpst.tiny().config
+        # One test leaves the special tokens out of the configuration: the default ones need a large vocabulary.
+        size = 50264 if test == "test_model_forward_default_config_values" else 40
+        config = test_modeling_gpst.tiny(num_token_layers=1, vocab_size=size).config
+        if test in WITH_ATTENTIONS:
+            config._attn_implementation = "eager"
         tester = Tester(config, {"input_ids": ids}, config.hidden_size, config.num_hidden_layers + 1)
         tester.num_attention_heads = config.num_attention_heads
+        if test == "test_attention_outputs":
+            tester.encoder_seq_length = 2 * tester.seq_length  # the type layers read all nodes of a tree
         return tester
     if architecture == "rnng":
         config = test_modeling_rnng.tiny().config
@@ -76,7 +85,7 @@ def model_tests(modeling: Any, architecture: str) -> type:
         test_can_init_all_missing_weights_before_2023 = True
 
         def setUp(self) -> None:
-            self.model_tester = make_tester(architecture)
+            self.model_tester = make_tester(architecture, self._testMethodName)
 
         def skipTest(self, reason: Any) -> None:
             self.fail(f"This test skips itself ({reason}); if that is right, say so in tests/transformers_skips.py")
@@ -110,9 +119,26 @@ def test_the_tests_of_transformers_are_there() -> None:
     assert MISSING is None, MISSING
 
 
+def _all_tests(modeling: Any) -> list[str]:
+    mixin = modeling.ModelTesterMixin
+    return [name for name in dir(mixin) if name.startswith("test_") and callable(getattr(mixin, name))]
+
+
 if MISSING is None:
     MODELING, CONFIGURATION = transformers_tests.load(tuple(PREFIXES.values()))
     globals().update({f"Test{PREFIXES[name]}": model_tests(MODELING, name) for name in ARCHITECTURES})
+
+    @pytest.mark.parametrize("skip", SKIPS, ids=lambda skip: skip.tests)
+    def test_every_skip_leaves_something_out(skip: Any) -> None:
+        names = _all_tests(MODELING)
+        for architecture in skip.architectures:
+            assert any(skip_of(architecture, name) is skip for name in names), f"{architecture} has no such test"
+
+    @pytest.mark.parametrize("architecture", ARCHITECTURES)
+    def test_nothing_is_left_out_by_chance(architecture: str) -> None:
+        tests = globals()[f"Test{PREFIXES[architecture]}"]
+        skipped = [name for name in _all_tests(MODELING) if getattr(getattr(tests, name), "__unittest_skip__", False)]
+        assert not skipped, "say why in tests/transformers_skips.py"
 
     @pytest.mark.parametrize("architecture", ARCHITECTURES)
     def test_configuration(architecture: str) -> None:
