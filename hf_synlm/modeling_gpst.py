@@ -26,6 +26,7 @@ from .actions import COMP, GEN, PAD_ACTION, spans_to_actions
 from .chart import ChartPlan, TreeNodes, best_splits, induced_trees, plan_chart, plan_trees
 from .composition_gpst import GPSTComposition, GPSTDecomposition, GPSTParser
 from .configuration_gpst import GPSTConfig
+from .device_placement import NoOffloading
 from .evaluation_mode import evaluation_mode
 from .incremental_parsing import parse_with_search
 from .inside_outside import InsideChart, inside, outside
@@ -89,7 +90,7 @@ class GPSTDecoder(GPT2Model):
             init.normal_(module.weight, std=self.config.initializer_range / math.sqrt(2 * self.config.n_layer))
 
 
-class GPSTPreTrainedModel(PreTrainedModel):
+class GPSTPreTrainedModel(NoOffloading, PreTrainedModel):
     """Loading, saving and initialization shared by the GPST models."""
 
     config: GPSTConfig

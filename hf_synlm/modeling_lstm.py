@@ -36,14 +36,14 @@ from .layer_outputs import (
 from .linear_cross_entropy import linear_cross_entropy
 from .loss_shares import check_shares, share_of
 from .lstm_layer import lstm_layer
-from .modeling_outputs import SyntacticLMOutput
+from .modeling_outputs import InFieldOrder, SyntacticLMOutput
 from .recurrent_cache import RecurrentCache, check_cache, segment_mask
 from .recurrent_language_model import RecurrentGenerationMixin, RecurrentPreTrainedModel
 from .token_batch import after_columns, attended_tokens, check_labels, tokens_first
 
 
 @dataclass
-class LSTMModelOutput(BaseModelOutputWithPast):
+class LSTMModelOutput(InFieldOrder, BaseModelOutputWithPast):
     """Output of the bare LSTM.
 
     Fields, besides those of the stock output:

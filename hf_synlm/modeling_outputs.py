@@ -4,7 +4,7 @@ Shapes: B sentences or contexts, T tokens, A actions, N hypotheses, V vocabulary
 losses are in nats; spans are half-open `(i, j)` in token positions of the input row.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor
@@ -13,8 +13,26 @@ from transformers.utils import ModelOutput
 from .trees import fold_tokens, labeled_spans_to_brackets, spans_to_tree, tree_to_brackets
 
 
+class InFieldOrder:
+    """Mixin of outputs: what is set later takes its place among the fields.
+
+    `ModelOutput` puts it at the end; but `output[0]`, and what `return_dict=False` gives, has to begin with the loss,
+    or without one with the logits.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field."""
+        is_new = name not in self
+        super().__setattr__(name, value)
+        if is_new and name in self:
+            names = [field.name for field in fields(self)]
+            for later in names[names.index(name) + 1 :]:
+                if later in self:
+                    self.move_to_end(later)
+
+
 @dataclass
-class SyntacticLMOutput(ModelOutput):
+class SyntacticLMOutput(InFieldOrder, ModelOutput):
     """Output of `forward` of the causal language models.
 
     Fields:
@@ -46,7 +64,7 @@ class SyntacticLMOutput(ModelOutput):
 
 
 @dataclass
-class SyntacticModelOutput(ModelOutput):
+class SyntacticModelOutput(InFieldOrder, ModelOutput):
     """Output of the bare GPST model, and of the bare RNNG: one pass over given sentences with their trees.
 
     The trees are induced from whole sentences, or given, so these states see the future through them: features, not a
@@ -86,7 +104,7 @@ class SyntacticModelOutput(ModelOutput):
 
 
 @dataclass
-class SyntacticClassifierOutput(ModelOutput):
+class SyntacticClassifierOutput(InFieldOrder, ModelOutput):
     """Output of the sequence classifiers.
 
     Fields:
@@ -187,4 +205,4 @@ class ParseOutput(ModelOutput):
         return tree_to_brackets(spans_to_tree(spans, length), words)
 
 
-__all__ = ["ParseOutput", "SyntacticClassifierOutput", "SyntacticLMOutput", "SyntacticModelOutput"]
+__all__ = ["InFieldOrder", "ParseOutput", "SyntacticClassifierOutput", "SyntacticLMOutput", "SyntacticModelOutput"]

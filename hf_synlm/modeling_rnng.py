@@ -23,6 +23,7 @@ from transformers.utils import can_return_tuple
 
 from .composition_rnng import AttentionComposition, LSTMComposition, chain_inputs
 from .configuration_rnng import RNNGConfig
+from .device_placement import NoOffloading
 from .evaluation_mode import evaluation_mode
 from .fast_track_decoding import FastTrackDecoder
 from .fast_track_search import FastTrackSearch
@@ -46,7 +47,7 @@ NO_HIDDEN_STATES = (
 
 
 # ---------------------------------------------------------------------------------------------- base model
-class RNNGPreTrainedModel(PreTrainedModel):
+class RNNGPreTrainedModel(NoOffloading, PreTrainedModel):
     """Loading, saving and initialization shared by the RNNG models."""
 
     config: RNNGConfig

@@ -28,12 +28,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
 from .actions import PAD_ACTION, spans_to_actions
+from .device_placement import NoOffloading
 from .evaluation_mode import evaluation_mode
 from .framed_sentences import ends_of_words, frame_sentences, spread_spans
 from .layer_outputs import LAYER_OUTPUTS, HiddenStateChoice
 from .linear_cross_entropy import linear_cross_entropy
 from .loss_shares import share_of
-from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
+from .modeling_outputs import InFieldOrder, ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
 from .recurrent_cache import RecurrentCache
 from .token_batch import check_labels, next_tokens
 from .trees import Span
@@ -41,7 +42,7 @@ from .trees import Span
 
 # ------------------------------------------------------------------------------------------------------- outputs
 @dataclass
-class RecurrentModelOutput(BaseModelOutputWithPast):
+class RecurrentModelOutput(InFieldOrder, BaseModelOutputWithPast):
     """Output of a bare recurrent network.
 
     Fields, besides those of the stock output:
@@ -140,7 +141,7 @@ def _mean_at(values: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 # --------------------------------------------------------------------------------------------------- base classes
-class RecurrentPreTrainedModel(PreTrainedModel):
+class RecurrentPreTrainedModel(NoOffloading, PreTrainedModel):
     """What transformers has to know of a recurrent network."""
 
     base_model_prefix = "model"

@@ -1,7 +1,8 @@
-"""Hidden states and attention weights on request, and clear refusals where there are none; tuples equal dictionaries."""
+"""Hidden states and attention weights on request, clear refusals where there are none, and outputs as tuples."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -316,6 +317,10 @@ def test_tuples_hold_what_dictionaries_hold(name, kind):
         fields = model(**inputs, **more)
         values = model(**inputs, **more, return_dict=False)
         assert isinstance(values, tuple) and len(values) == len(fields)
+        declared = [field.name for field in dataclasses.fields(fields)]
+        assert list(fields) == [field for field in declared if field in fields]
+        first = "loss" if "labels" in more or (name in RNNGS and kind == "ForCausalLM") else "logits"
+        assert next(iter(fields)) == ("last_hidden_state" if kind == "Model" else first)
         torch.testing.assert_close(flat(values), flat(fields.to_tuple()), equal_nan=True)
         model.config.return_dict = False
         assert isinstance(model(**inputs, **more), tuple)

@@ -34,7 +34,8 @@ SKIPS: tuple[Skip, ...] = (
     Skip("test_kernels_can_load_without_crashing", "needs a GPU and the kernels library"),
     Skip(
         "test_(cpu_offload|disk_offload_(bin|safetensors)|model_parallelism)",
-        "needs one or several GPUs; tests/test_ecosystem.py offloads to CPU and disk without one",
+        "needs GPUs; layers read weights of their parts without calling them, so that offloading is an error "
+        "(tests/test_device_map.py)",
     ),
     Skip(
         "test_can_load_with_(device_context_manager|global_device_set)",
@@ -55,7 +56,10 @@ SKIPS: tuple[Skip, ...] = (
         "test_(reverse_loading_mapping|can_load_from_already_mapped_keys)",
         "no model renames weights on loading; checkpoints of the authors go through hf_synlm.conversion",
     ),
-    Skip("test_keep_in_fp32_modules.*", "no module has to stay in float32: log-probabilities are computed in it anyway"),
+    Skip(
+        "test_keep_in_fp32_modules.*",
+        "no module has to stay in float32: log-probabilities are, whatever the type of the weights",
+    ),
     Skip("test_sliding_window_mask", "no model attends in a sliding window"),
     Skip("test_encoder_decoder_loss_no_double_shift", "no model is an encoder with a decoder"),
     Skip(
@@ -113,15 +117,15 @@ SKIPS: tuple[Skip, ...] = (
     Skip(
         "test_(hidden_states_output|attention_outputs|model_outputs_equivalence|capture_outputs_decorator"
         "|can_capture_specific_layers_hidden_states|eager_matches_sdpa_inference.*)",
-        "next-token logits are summed over many trees, whose layers see different sequences: asking for their states is "
-        "an error (tests/test_layer_outputs.py, which also compares attention implementations in the search)",
+        "next-token logits are summed over many trees, whose layers see different sequences: asking for their states "
+        "is an error (tests/test_layer_outputs.py, which also compares attention implementations in the search)",
         ("gpst",),
         _LANGUAGE_MODEL,
     ),
     Skip(
         "test_batching_equivalence",
-        "asks for hidden states, which the language model refuses; the base model also returns its chart, with the cells "
-        "of all rows together (tests/test_modeling_gpst.py and tests/test_layer_outputs.py compare batches with rows)",
+        "asks for hidden states, which the language model refuses; the base model also returns its chart, with the "
+        "cells of all rows together (tests/test_modeling_gpst.py and tests/test_layer_outputs.py compare rows)",
         ("gpst",),
         ("Model", *_LANGUAGE_MODEL),
     ),
@@ -155,8 +159,8 @@ SKIPS: tuple[Skip, ...] = (
     # -------------------------------------------------------------------------------------------------------- weights
     Skip(
         "test_can_init_all_missing_weights",
-        "compares random numbers: the bias of the tied output layer is drawn after its weight, or without one, from the "
-        "same distribution",
+        "compares random numbers: the bias of the tied output layer is drawn after its weight, or without one, from "
+        "the same distribution",
         ("rnng", "lstm"),
         (*_LANGUAGE_MODEL, "ForSequenceClassification"),
     ),

@@ -52,9 +52,9 @@ def missing() -> str | None:
     if (folder() / "test_modeling_common.py").is_file():
         return None
     return (
-        f"The tests of transformers {transformers.__version__} are not in {folder()}. `make transformers_tests` fetches "
-        f"them into the virtual environment; or unpack the source distribution and set {VARIABLE} to the folder that "
-        f"holds transformers-{transformers.__version__}."
+        f"The tests of transformers {transformers.__version__} are not in {folder()}. `make transformers_tests` "
+        f"fetches them into the virtual environment .venv; or unpack the source distribution and set {VARIABLE} to the "
+        f"folder that holds transformers-{transformers.__version__}."
     )
 
 

@@ -1,0 +1,33 @@
+"""Loading by `device_map`: on one device; offloading is an error."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.test_layer_outputs import batch, build
+
+every_architecture = pytest.mark.parametrize("name", ["gpst", "rnng", "on_lstm", "prpn", "palm", "lstm"])
+
+
+@every_architecture
+@pytest.mark.parametrize("device_map", ["auto", "cpu", {"": "cpu"}])
+def test_one_device(name, device_map, tmp_path):
+    model, inputs = build(name, "Model"), batch(name)
+    model.save_pretrained(tmp_path)
+    loaded, report = type(model).from_pretrained(tmp_path, device_map=device_map, output_loading_info=True)
+    assert not report["missing_keys"]
+    if torch.cuda.is_available():
+        loaded.to("cpu")
+    assert torch.equal(loaded.eval()(**inputs).last_hidden_state, model(**inputs).last_hidden_state)
+
+
+@every_architecture
+@pytest.mark.parametrize("kind", ["Model", "ForCausalLM"])
+def test_offloading_is_an_error(name, kind, tmp_path):
+    model = build(name, kind)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+    model.save_pretrained(tmp_path / "model")
+    options = {"device_map": "auto", "max_memory": {"cpu": size // 2}, "offload_folder": tmp_path / "offload"}
+    with pytest.raises(ValueError, match=f"{type(model).__name__} on .*'disk'.*cannot be offloaded.*one device"):
+        type(model).from_pretrained(tmp_path / "model", **options)
