@@ -158,6 +158,18 @@ class RecurrentGenerationMixin(GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
+    def generate_batch(self, *args: Any, **kwargs: Any) -> None:
+        """Continuous batching is not possible.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError("generate_batch: use generate with a padded batch; a recurrent state has no pages.")
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> None:
+        """Continuous batching is not possible; see `generate_batch`."""
+        self.generate_batch()
+
     def _sample(self, input_ids: Tensor, *args: Any, generation_config: Any, **kwargs: Any) -> Any:
         self._check_generation(input_ids, kwargs.get("attention_mask"), generation_config)
         return super()._sample(input_ids, *args, generation_config=generation_config, **kwargs)

@@ -259,6 +259,12 @@ def test_unknown_arguments_are_errors(name):
         build(name)(**batch(name), output_router_logits=True)
 
 
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "gpst"])
+def test_gradient_checkpointing_is_for_transformer_layers(name):
+    with pytest.raises(ValueError, match="does not support (gradient|activation) checkpointing"):
+        build(name).gradient_checkpointing_enable()
+
+
 @every_architecture
 @pytest.mark.parametrize("kind", ["Model", "ForCausalLM"])
 def test_vectors_instead_of_ids_are_errors(name, kind):

@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     StoppingCriteria,
     StoppingCriteriaList,
+    TextIteratorStreamer,
     Trainer,
     TrainingArguments,
     pipeline,
@@ -47,6 +49,14 @@ sides = pytest.mark.parametrize("left", [False, True])
 def inner_labels(ids):
     """Labels of all tokens but the first, which some models predict and others do not."""
     return torch.cat([torch.full_like(ids[:, :1], -100), ids[:, 1:]], 1)
+
+
+def letters_tokenizer():
+    """A tokenizer whose tokens are single letters."""
+    vocabulary = {letter: index for index, letter in enumerate("abcdefghijklmnopqrstuvwxyzABCD")}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="a")
 
 
 # ----------------------------------------------------------------------------------------------- padding and rows
@@ -460,6 +470,45 @@ class TestGenerate:
         ids, _ = ids_of(3)
         with pytest.raises(ValueError, match="cache_implementation"):
             model.generate(ids, max_new_tokens=2, return_dict_in_generate=True, cache_implementation="static")
+        for batched in (model.generate_batch, model.init_continuous_batching):
+            with pytest.raises(NotImplementedError, match="padded batch"):
+                batched([[5]])
+
+    @every_architecture
+    def test_stock_options_apply(self, name):
+        model = make_model(name)
+        ids, _ = ids_of(4)
+        plain = model.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=None)[0]
+        first, second = plain[4].item(), plain[5].item()
+
+        def new(**options: Any) -> list[int]:
+            options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, **options}
+            return model.generate(ids, **options)[0, 4:].tolist()
+
+        assert first not in new(bad_words_ids=[[first]])
+        assert len(set(new(no_repeat_ngram_size=1))) == 5
+        # The second choice wins as soon as the first one is punished enough.
+        assert new(repetition_penalty=1e6)[:2] != [first, first]
+        assert new(eos_token_id=first)[:1] == [first] and len(new(eos_token_id=first)) == 1
+        assert new(eos_token_id=first, min_new_tokens=3)[:3].count(first) == 0
+        assert new(do_sample=True, top_k=1) == plain[4:].tolist()
+        assert new(do_sample=True, top_p=1e-6) == plain[4:].tolist()
+        assert new(do_sample=True, temperature=1e-4) == plain[4:].tolist()
+        assert new(max_new_tokens=2) == [first, second]
+
+    @every_architecture
+    def test_streamers_and_stop_strings(self, name):
+        model, tokenizer = make_model(name), letters_tokenizer()
+        ids, _ = ids_of(3)
+        streamer = TextIteratorStreamer(tokenizer, skip_prompt=True)
+        options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+        written = model.generate(ids, streamer=streamer, **options)[0, 3:]
+        assert "".join(streamer).split() == tokenizer.decode(written).split()
+        with pytest.raises(ValueError, match="streamer"):
+            model.generate(ids, streamer=TextIteratorStreamer(tokenizer), num_beams=2, **options)
+        word = tokenizer.decode(written[1])
+        stopped = model.generate(ids, stop_strings=[word], tokenizer=tokenizer, **options)[0, 3:].tolist()
+        assert stopped == written.tolist()[: written.tolist().index(written[1].item()) + 1]
 
     @pytest.mark.parametrize("name", ["on_lstm", "prpn", "palm"])
     def test_bad_prompts_are_found_before_anything_is_written(self, name, monkeypatch):
