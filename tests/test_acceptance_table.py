@@ -328,7 +328,7 @@ ROWS = (
     Row(
         "adapters (PEFT)",
         (),
-        ("no: peft is no dependency; README says which layers wrappers reach",),
+        ("test_peft::test_lora_trains_saves_loads_and_merges",),
         ("no: words, compositions and stack read their weights directly, so that wrappers would not be called",),
         ("no: cells read their weights directly, so that wrappers would not be called",),
     ),
