@@ -4,7 +4,8 @@ Both default to the fields of the same names in the configuration, as in transfo
 the embeddings, then the output of every layer. Shapes: B sentences, T columns, X features.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +13,28 @@ from transformers import PreTrainedConfig
 
 from .token_batch import after_columns
 
-# The arguments of every `forward`.
-LAYER_OUTPUTS = ("output_hidden_states", "output_attentions")
-
 # What `output_hidden_states` may be: yes or no, or which entries of the tuple.
 HiddenStateChoice = bool | int | Sequence[int] | None
+
+
+def asked_of_layers(more: Mapping[str, Any]) -> dict[str, Any]:
+    """What `**kwargs` of a `forward` ask of the layers.
+
+    Args:
+        more: arguments without a name of their own. What is None counts as not given: wrappers pass on everything that
+            they know of.
+
+    Returns:
+        `output_hidden_states` and `output_attentions`.
+
+    Raises:
+        TypeError: for other arguments.
+    """
+    names = ("output_hidden_states", "output_attentions")
+    unknown = sorted(name for name, value in more.items() if value is not None and name not in names)
+    if unknown:
+        raise TypeError(f"forward() takes no arguments {unknown}")
+    return {name: more.get(name) for name in names}
 
 
 def wanted_states(config: PreTrainedConfig, output_hidden_states: HiddenStateChoice, num_states: int) -> frozenset[int]:
@@ -111,8 +129,8 @@ def state_at_columns(values_BTX: Tensor, mask_BT: Tensor | None, before_BX: Tens
 
 
 __all__ = [
-    "LAYER_OUTPUTS",
     "HiddenStateChoice",
+    "asked_of_layers",
     "kept_states",
     "refuse_layer_outputs",
     "state_at_columns",

@@ -31,8 +31,8 @@ from .evaluation_mode import evaluation_mode
 from .incremental_parsing import parse_with_search
 from .inside_outside import InsideChart, inside, outside
 from .layer_outputs import (
-    LAYER_OUTPUTS,
     HiddenStateChoice,
+    asked_of_layers,
     kept_states,
     refuse_layer_outputs,
     wanted_states,
@@ -678,9 +678,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         """
         # Not in the signature: Trainer takes every argument with "label" in its name for one that must be there.
         shift_labels = kwargs.pop("shift_labels", None)
-        asked = {name: kwargs.pop(name, None) for name in LAYER_OUTPUTS}
-        if kwargs:
-            raise TypeError(f"forward() takes no arguments {sorted(kwargs)}")
+        asked = asked_of_layers(kwargs)
         check_shares(loss_shares, LOSS_PARTS)
         if shift_labels is not None:
             labels = F.pad(shift_labels[:, :-1], (1, 0), value=-100)

@@ -27,8 +27,8 @@ from transformers.utils import can_return_tuple
 
 from .configuration_lstm import LSTMConfig
 from .layer_outputs import (
-    LAYER_OUTPUTS,
     HiddenStateChoice,
+    asked_of_layers,
     kept_states,
     refuse_layer_outputs,
     wanted_states,
@@ -262,9 +262,7 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
         """
         # Not in the signature: Trainer takes every argument with "label" in its name for one that must be there.
         shift_labels = kwargs.pop("shift_labels", None)
-        asked = {name: kwargs.pop(name, None) for name in LAYER_OUTPUTS}
-        if kwargs:
-            raise TypeError(f"forward() takes no arguments {sorted(kwargs)}")
+        asked = asked_of_layers(kwargs)
         check_shares(loss_shares, ("word",))
         given = labels if shift_labels is None else shift_labels
         if given is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):

@@ -31,7 +31,7 @@ from .actions import PAD_ACTION, spans_to_actions
 from .device_placement import NoOffloading
 from .evaluation_mode import evaluation_mode
 from .framed_sentences import ends_of_words, frame_sentences, spread_spans
-from .layer_outputs import LAYER_OUTPUTS, HiddenStateChoice
+from .layer_outputs import HiddenStateChoice, asked_of_layers
 from .linear_cross_entropy import linear_cross_entropy
 from .loss_shares import share_of
 from .modeling_outputs import InFieldOrder, ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
@@ -172,10 +172,12 @@ class RecurrentGenerationMixin(GenerationMixin):
 
     def _sample(self, input_ids: Tensor, *args: Any, generation_config: Any, **kwargs: Any) -> Any:
         self._check_generation(input_ids, kwargs.get("attention_mask"), generation_config)
+        kwargs.pop("tokenizer", None)  # of stop strings, whose criterion has it
         return super()._sample(input_ids, *args, generation_config=generation_config, **kwargs)
 
     def _beam_search(self, input_ids: Tensor, *args: Any, generation_config: Any, **kwargs: Any) -> Any:
         self._check_generation(input_ids, kwargs.get("attention_mask"), generation_config)
+        kwargs.pop("tokenizer", None)  # of stop strings, whose criterion has it
         return super()._beam_search(input_ids, *args, generation_config=generation_config, **kwargs)
 
     def _check_generation(self, prompts: Tensor, mask: Tensor | None, config: Any) -> None:
@@ -237,9 +239,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
             TypeError: for other keyword arguments.
         """
         shift_labels = more.pop("shift_labels", None)
-        asked = {name: more.pop(name, None) for name in LAYER_OUTPUTS}
-        if more:
-            raise TypeError(f"forward() takes no arguments {sorted(more)}")
+        asked = asked_of_layers(more)
         given = labels if shift_labels is None else shift_labels
         if given is not None:
             if not (isinstance(logits_to_keep, int) and logits_to_keep == 0):

@@ -17,9 +17,10 @@ def test_lora_trains_saves_loads_and_merges(tmp_path):
     base.save_pretrained(tmp_path / "base")
     before = {name: value.clone() for name, value in base.state_dict().items()}
     logits, base.name_or_path = base(**inputs).logits, str(tmp_path / "base")
-    model = get_peft_model(
-        base, LoraConfig(target_modules=["c_attn", "c_proj"], r=4, lora_alpha=8, fan_in_fan_out=True)
+    adapter = LoraConfig(
+        task_type="CAUSAL_LM", target_modules=["c_attn", "c_proj"], r=4, lora_alpha=8, fan_in_fan_out=True
     )
+    model = get_peft_model(base, adapter)
     torch.testing.assert_close(model(**inputs).logits, logits)  # a new adapter changes nothing
     optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), lr=0.02)
     losses = []
