@@ -24,7 +24,7 @@ class NoOffloading:
         Raises:
             ValueError: if parts of it would be offloaded.
         """
-        loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
+        loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
         if "disk" in places or ("cpu" in places and len(places) > 1):

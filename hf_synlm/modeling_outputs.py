@@ -20,7 +20,7 @@ class InFieldOrder:
     or without one with the logits.
     """
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self: Any, name: str, value: Any) -> None:
         """Set a field."""
         is_new = name not in self
         super().__setattr__(name, value)
