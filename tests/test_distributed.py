@@ -72,6 +72,8 @@ def worker(rank: int, kind: str, architecture: str, port: int, folder: str) -> N
     if rank == 0:
         torch.save(full, Path(folder) / "gradients.pt")
     dist.barrier()
+    # Before the group goes: a wrapper that is the last to hold it would wait for threads that wait for Python's lock.
+    del run
     dist.destroy_process_group()
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import copy
 import functools
 import unittest
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from transformers.utils import logging
 
 import hf_synlm
 from tests import test_modeling_gpst, test_modeling_rnng, transformers_tests
@@ -24,6 +26,15 @@ KINDS = ("Model", "ForCausalLM", "ForSequenceClassification")
 # Tests that ask for attention weights without saying "eager".
 WITH_ATTENTIONS = ("test_capture_outputs_decorator", "test_model_outputs_equivalence")
 MISSING = transformers_tests.missing()
+
+
+@pytest.fixture(autouse=True)
+def warnings_are_logged() -> Iterator[None]:
+    """Whatever libraries that other tests have imported did to the logging of transformers: some tests read it."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_warning()
+    yield
+    logging.set_verbosity(before)
 
 
 class Tester:
