@@ -22,7 +22,6 @@ import stream_evaluation
 import torch
 import train_recurrent
 import yaml
-from output_folder import LOCK_FILE
 from safetensors.torch import load_file
 from training_runs import TRAINING, kill_after_checkpoint, run_script
 from transformers import AutoTokenizer
@@ -615,7 +614,6 @@ def test_what_does_not_go_together_is_refused(
     assert {path.name: path.read_text() for path in (tmp_path / "out").iterdir()} == {
         "arguments.json": "of a run",
         "all_results.json": "of a run",
-        LOCK_FILE: "",
     }
 
 

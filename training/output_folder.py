@@ -57,14 +57,18 @@ def output_folder(accelerator: Accelerator, arguments: TrainingArguments) -> Ite
     """
     output_dir = Path(arguments.output_dir)
     is_main, checkpoint = accelerator.is_main_process, None
+    replaces = arguments.overwrite_output_dir and not arguments.resume_from_checkpoint
+    is_new = False
     if is_main:
+        if replaces:
+            _check_replaceable(output_dir)
         check_writable(output_dir)
-        _lock(output_dir)
+        is_new = _lock(output_dir)
     try:
         if is_main:
             _put_back(output_dir)
         accelerator.wait_for_everyone()
-        if arguments.overwrite_output_dir and not arguments.resume_from_checkpoint:
+        if replaces:
             if is_main:
                 _set_aside(output_dir)
         else:
@@ -81,6 +85,8 @@ def output_folder(accelerator: Accelerator, arguments: TrainingArguments) -> Ite
     except BaseException:
         if is_main:
             _put_back(output_dir)
+            if is_new:  # a refused start leaves nothing behind
+                (output_dir / LOCK_FILE).unlink(missing_ok=True)
             release(output_dir)
         raise
     accelerator.wait_for_everyone()
@@ -100,7 +106,9 @@ def release(output_dir: Path) -> None:
         lock.release(force=True)
 
 
-def _lock(output_dir: Path) -> None:
+def _lock(output_dir: Path) -> bool:
+    """Take the folder for this process; whether no process had it before."""
+    is_new = not (output_dir / LOCK_FILE).exists()
     lock = _locks.setdefault(output_dir.resolve(), FileLock(output_dir / LOCK_FILE))
     try:
         lock.acquire(blocking=False)
@@ -109,6 +117,7 @@ def _lock(output_dir: Path) -> None:
         raise ValueError(
             f"Another process trains in {str(output_dir)!r}. Wait until it has ended, or choose another --output_dir."
         ) from error
+    return is_new
 
 
 def _content(output_dir: Path) -> list[Path]:
@@ -147,14 +156,18 @@ def _find_start(output_dir: Path, wanted: str | None) -> Path | None:
     return checkpoint
 
 
-def _set_aside(output_dir: Path) -> None:
-    """Move the content of an output folder into a folder inside of it; refuse where that is more than a run."""
+def _check_replaceable(output_dir: Path) -> None:
+    """Refuse to replace what is more than a run."""
     if output_dir.resolve() in (Path.home().resolve(), Path.cwd().resolve(), Path(output_dir.resolve().anchor)):
         raise ValueError(f"--overwrite_output_dir would delete {str(output_dir)!r}. Choose a folder for runs only.")
     if (output_dir / ".git").exists():
         raise ValueError(
             f"--overwrite_output_dir would delete the repository {str(output_dir)!r}. Choose another folder."
         )
+
+
+def _set_aside(output_dir: Path) -> None:
+    """Move the content of an output folder into a folder inside of it."""
     items = _content(output_dir)
     moving = output_dir / MOVING_FOLDER
     moving.mkdir()
