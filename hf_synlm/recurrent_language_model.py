@@ -164,6 +164,7 @@ class RecurrentGenerationMixin(GenerationMixin):
         Raises:
             NotImplementedError: always.
         """
+        # A method of transformers that these models cannot have; what it would do instead must not look like a result.
         raise NotImplementedError("generate_batch: use generate with a padded batch; a recurrent state has no pages.")
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> None:

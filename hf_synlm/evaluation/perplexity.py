@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
 from hf_synlm.evaluation.scoring import TextScorer
@@ -106,7 +107,7 @@ def evaluate_perplexity(
 
 
 def evaluate_perplexity_file(
-    scorer: TextScorer, path: Path, *, context: Context = "sentence", options: dict | None = None, **reading: str | None
+    scorer: TextScorer, path: Path, *, context: Context = "sentence", options: dict | None = None, **reading: Any
 ) -> EvaluationResult:
     """Perplexity of a file of texts.
 
@@ -120,5 +121,5 @@ def evaluate_perplexity_file(
     Returns:
         The result.
     """
-    items = read_items(path, **reading)  # type: ignore[arg-type]
+    items = read_items(path, **reading)
     return evaluate_perplexity(scorer, items, context=context, data={"files": describe_files([path])}, options=options)

@@ -441,7 +441,7 @@ def _joined(windows: list[tuple[_Window, TokenScores | None]]) -> TokenScores:
         if getattr(joined, name) is not None:
             setattr(joined, name, torch.cat([getattr(scores, name)[window.skip :] for window, scores in parts]))
     if joined.word_start is not None:
-        starts = [scores.word_start for _, scores in parts]
-        inner = [row[window.skip : -1] for row, (window, _) in zip(starts, parts, strict=True)]  # type: ignore[index]
-        joined.word_start = torch.cat([*inner, starts[-1][-1:]])  # type: ignore[index]
+        starts = [scores.word_start for _, scores in parts if scores.word_start is not None]
+        inner = [row[window.skip : -1] for row, (window, _) in zip(starts, parts, strict=True)]
+        joined.word_start = torch.cat([*inner, starts[-1][-1:]])
     return joined

@@ -108,7 +108,7 @@ def score_words(
     encoded = _encode(scorer, split, items, groups, context)
     marks = word_correction and word_starts(scorer.tokenizer, scorer.model.config.vocab_size, []) is not None
     scores = scorer.score(encoded, end=end, starts=bool(marks), progress=progress)
-    results: list[WordScores] = [None] * len(items)  # type: ignore[list-item]
+    results: dict[int, WordScores] = {}
     for group, text, found in zip(groups, encoded, scores, strict=True):
         words = [word for k in group for word in split[k]]
         whole = _by_words(scorer, words, text, found)
@@ -118,7 +118,7 @@ def score_words(
             first += len(split[k])
             if [word.text for word in results[k].words] != items[k].text.split():
                 raise RuntimeError(f"the words of item {items[k].item!r} were lost: please report this")
-    return results
+    return [results[k] for k in range(len(items))]
 
 
 def _documents(items: Sequence[TextItem]) -> list[list[int]]:

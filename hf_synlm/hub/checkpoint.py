@@ -93,6 +93,7 @@ def stored_tensors(folder: str | os.PathLike) -> dict[str, StoredTensor]:
     for file in files:
         try:
             with safe_open(file, "pt") as weights:
+                # An open safetensors file is no mapping: it cannot be iterated without `keys`.
                 for name in weights.keys():  # noqa: SIM118
                     part = weights.get_slice(name)
                     tensors[name] = StoredTensor(tuple(part.get_shape()), part.get_dtype())

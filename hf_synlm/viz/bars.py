@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 
 from hf_synlm.viz.svg import SMALL, escape_xml, svg_element, text_element, text_width
 
@@ -41,10 +42,10 @@ def bars_to_svg(
     for name, values in series.items():
         if len(values) != len(names) or len(spread[name]) != len(names):
             raise ValueError(f"{name!r} has {len(values)} values for {len(names)} names: give one each")
-        if any(_is_number(value) and value < 0 for value in values):  # type: ignore[operator]
+        if any(_is_number(value) and value < 0 for value in values):
             raise ValueError(f"{name!r} has a negative value: bars begin at 0")
     ends = [
-        value + (deviation if _is_number(deviation) else 0.0)  # type: ignore[operator]
+        value + (deviation if _is_number(deviation) else 0.0)
         for name, values in series.items()
         for value, deviation in zip(values, spread[name], strict=True)
         if _is_number(value)
@@ -74,7 +75,7 @@ def bars_to_svg(
     return svg_element(parts, width + 2 * _MARGIN, below + 3 * SMALL, title)
 
 
-def _is_number(value: float | None) -> bool:
+def _is_number(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
 
