@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 from benchmark_clock import Step, seconds
+from benchmark_evaluation import evaluation_speed
 from benchmark_gpst import BEAM, PARSE_TOKENS, QUARTER, gpst_parse, gpst_train
 from benchmark_loop import gpst_loop, memory_growth, process_scaling
 from benchmark_prepare import prepare_corpus
@@ -228,6 +229,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--growth", action="store_true", help="print how RNNG's search grows, as a table, and stop")
     parser.add_argument("--memory", action="store_true", help="print GPST's memory by batch and context, and stop")
     parser.add_argument("--scaling", action="store_true", help="print the speed of one process and of two, and stop")
+    parser.add_argument(
+        "--evaluation", metavar="MODEL", help="print sentences per second of scoring and parsing, and stop"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object per case")
     options = parser.parse_args(arguments)
     if options.runs < 1:
@@ -242,6 +246,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.scaling:
         print(process_scaling(10 * options.runs))
+        return 0
+    if options.evaluation:
+        print(evaluation_speed(options.evaluation, options.runs))
         return 0
     failed = False
     for name in options.case or CASES:
