@@ -82,8 +82,8 @@ SKIPS: tuple[Skip, ...] = (
     # ------------------------------------------------------------------------------------------------------ generation
     Skip(
         "test_generation_tester_mixin_inheritance",
-        "asks for tests of generation, which the source distribution does not hold; see tests/test_generation_*.py and "
-        "tests/test_recurrent_models.py",
+        "asks for tests of generation, which the source distribution does not hold; "
+        "tests/test_generation_contract.py asks for the same",
     ),
     # ---------------------------------------------------------------------------------- attention, and layers' outputs
     Skip(

@@ -1,0 +1,173 @@
+"""What transformers demands of every model that generates, for all architectures and the LSTM.
+
+transformers' own tests of generation are not in its source distribution; these ask for the same: modes, types and
+shapes of outputs, caches, prompts of all kinds, and errors for what a model cannot do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig, GenerationMixin, StaticCache
+from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
+
+from tests import test_modeling_gpst, test_modeling_rnng
+from tests.recurrent_models import make_model
+
+ARCHITECTURES = ("gpst", "rnng", "on_lstm", "prpn", "palm", "lstm")
+SEARCHING = ("gpst", "rnng")
+NEW, PROMPT, VOCABULARY = 4, 3, range(5, 19)
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sample": {"do_sample": True},
+    "several samples": {"do_sample": True, "num_return_sequences": 3},
+    "beam": {"num_beams": 3},
+    "several of a beam": {"num_beams": 3, "num_return_sequences": 2},
+    "beam sample": {"do_sample": True, "num_beams": 3},
+}
+
+
+def causal_model(architecture: str) -> Any:
+    """A small language model."""
+    if architecture == "gpst":
+        return test_modeling_gpst.tiny()
+    if architecture == "rnng":
+        return test_modeling_rnng.tiny()
+    return make_model("on_lstm, shared" if architecture == "on_lstm" else architecture)
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def model(request: Any) -> Any:
+    """A small language model of each architecture."""
+    return causal_model(request.param)
+
+
+def prompts() -> torch.Tensor:
+    """Two prompts."""
+    torch.manual_seed(0)
+    return torch.randint(VOCABULARY.start, VOCABULARY.stop, (2, PROMPT))
+
+
+def generate(model: Any, ids: torch.Tensor | None, seed: int = 0, **options: Any) -> Any:
+    """Generate a fixed number of tokens."""
+    torch.manual_seed(seed)
+    return model.generate(ids, **{"max_new_tokens": NEW, "min_new_tokens": NEW, "pad_token_id": 0, **options})
+
+
+def stock(model: Any) -> dict[str, Any]:
+    """Options that leave generation to transformers' own loop."""
+    return {"structure_mode": "marginal"} if hasattr(model, "word_search") else {}
+
+
+def test_inherits_the_mixin(model):
+    assert isinstance(model, GenerationMixin) and model.can_generate()
+    assert isinstance(model.generation_config, GenerationConfig)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sequences_begin_with_their_prompts_and_repeat(model, mode):
+    ids, options = prompts(), MODES[mode]
+    written = generate(model, ids, **options)
+    copies = options.get("num_return_sequences", 1)
+    assert written.shape == (2 * copies, PROMPT + NEW)
+    assert torch.equal(written[:, :PROMPT], ids.repeat_interleave(copies, 0))
+    assert torch.equal(written, generate(model, ids, **options))
+    assert torch.equal(written, generate(model, ids, **options, return_dict_in_generate=True).sequences)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_outputs(model, mode, use_cache):
+    """For models with a search, this is the stock loop over next-token distributions."""
+    options = {**MODES[mode], **stock(model)}
+    output = generate(
+        model, prompts(), **options, use_cache=use_cache, return_dict_in_generate=True, output_scores=True,
+        output_logits=True,
+    )  # fmt: skip
+    beams = options.get("num_beams", 1)
+    kind = GenerateDecoderOnlyOutput if beams == 1 else GenerateBeamDecoderOnlyOutput
+    assert isinstance(output, kind)
+    assert len(output.scores) == len(output.logits) == NEW
+    rows = 2 * (beams if beams > 1 else options.get("num_return_sequences", 1))
+    for scores in output.scores:
+        assert scores.shape == (rows, model.config.vocab_size) and not torch.isnan(scores).any()
+    if beams > 1:
+        assert output.sequences_scores.shape == (2 * options.get("num_return_sequences", 1),)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_outputs_of_the_search(mode):
+    for model in (causal_model(name) for name in SEARCHING):
+        options = MODES[mode]
+        output = generate(model, prompts(), **options, return_dict_in_generate=True, output_scores=True)
+        copies = 2 * options.get("num_return_sequences", 1)
+        kind = GenerateBeamDecoderOnlyOutput if "num_beams" in options else GenerateDecoderOnlyOutput
+        assert isinstance(output, kind) and len(output.spans) == len(output.sequences) == copies
+        assert len(output.scores) == NEW
+        assert all(s.shape[1] == model.config.vocab_size and not torch.isnan(s).any() for s in output.scores)
+        for refused in ({"use_cache": False}, {"output_logits": True}):
+            with pytest.raises(ValueError, match="structure_mode='marginal'"):
+                generate(model, prompts(), **options, **refused, return_dict_in_generate=True)
+
+
+def test_the_cache_changes_nothing(model):
+    for options in ({}, {"num_beams": 3}):
+        with_cache = generate(model, prompts(), **options, **stock(model), use_cache=True)
+        assert torch.equal(with_cache, generate(model, prompts(), **options, **stock(model), use_cache=False))
+
+
+def test_without_a_prompt(model):
+    written = generate(model, None, bos_token_id=model.config.bos_token_id or 1)
+    assert written.shape[0] == 1 and NEW <= written.shape[1] <= NEW + 1
+
+
+def test_left_padding(model):
+    ids = prompts()
+    padded = torch.cat([torch.full((2, 2), model.config.pad_token_id or 0), ids], 1)
+    mask = torch.cat([torch.zeros(2, 2), torch.ones(2, PROMPT)], 1).long()
+    for options in ({}, {"num_beams": 2}):
+        alone = generate(model, ids, attention_mask=torch.ones_like(ids), **options)[:, PROMPT:]
+        assert torch.equal(generate(model, padded, attention_mask=mask, **options)[:, PROMPT + 2 :], alone)
+
+
+def test_some_logits_only(model):
+    ids = prompts()
+    with torch.no_grad():
+        every, last = model(ids).logits, model(ids, logits_to_keep=1).logits
+    torch.testing.assert_close(last, every[:, -1:])
+
+
+def test_generation_configuration_as_an_argument(model):
+    ids = prompts()
+    settings = GenerationConfig(max_new_tokens=NEW, min_new_tokens=NEW, num_beams=2, pad_token_id=0)
+    torch.manual_seed(0)
+    assert torch.equal(model.generate(ids, generation_config=settings), generate(model, ids, num_beams=2))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prompt_lookup_num_tokens": 2},
+        {"cache_implementation": "static"},
+        {"cache_implementation": "quantized"},
+        {"assistant_model": "itself"},
+        {"past_key_values": "static"},
+        {"not_an_option": 1},
+    ],
+    ids=str,
+)
+def test_what_is_not_supported_is_an_error(model, options):
+    options = dict(options)
+    if "assistant_model" in options:
+        options["assistant_model"] = model
+    if "past_key_values" in options:
+        options["past_key_values"] = StaticCache(test_modeling_gpst.tiny().config, max_cache_len=8)
+    with pytest.raises(ValueError):
+        generate(model, prompts()[:1], **options)
+
+
+def test_embeddings_as_prompts_are_an_error(model):
+    with pytest.raises((TypeError, ValueError), match="inputs_embeds"):
+        generate(model, None, inputs_embeds=torch.zeros(1, 2, 8))
