@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import io
 import json
 import math
 import shlex
@@ -18,9 +19,9 @@ import pytest
 from hf_synlm import __version__
 from hf_synlm.cli import main
 from hf_synlm.evaluation.blimp import evaluate_pairs, read_pairs
-from hf_synlm.evaluation.perplexity import evaluate_perplexity_file
+from hf_synlm.evaluation.perplexity import evaluate_perplexity
 from hf_synlm.evaluation.surprisal import columns, score_words
-from hf_synlm.evaluation.text_items import TextItem
+from hf_synlm.evaluation.text_items import TextItem, read_items
 from hf_synlm.hub.export import export_model
 from tests.scoring_models import SENTENCES, model_and_tokenizer, scorer_of
 from tests.test_blimp import write_blimp
@@ -68,7 +69,28 @@ def test_surprisal(models, texts, name):
     assert meta["options"]["estimator"] == ("exact" if name == "gpt2" else "beam_marginal")
     assert meta["options"]["unit"] == "bits" and meta["data"]["columns"] == columns("bits")
     assert meta["scores"]["words"] == len(rows) and meta["versions"]["hf_synlm"]
-    assert len(meta["data"]["files"][0]["sha256"]) == 64
+    assert len(meta["data"]["files"][0]["sha256"]) == 64 and meta["data"]["texts_in_windows"] == 0
+    assert shlex.split(meta["command"])[:3] == ["synlm", "surprisal", str(texts)]
+
+
+def test_texts_can_come_from_standard_input(models, texts, monkeypatch, capsys):
+    def give(content: bytes) -> None:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    out, other = texts.with_name("out.tsv"), texts.with_name("other.tsv")
+    model = ["--model", models["gpt2"], "--device", "cpu"]
+    assert main(["surprisal", str(texts), *model, "--out", str(out)]) == 0
+    give(texts.read_bytes())
+    assert main(["surprisal", "-", *model, "--out", str(other)]) == 0
+    assert other.read_bytes() == out.read_bytes()
+    file, given = (json.loads(Path(f"{p}.meta.json").read_text())["data"]["files"][0] for p in (out, other))
+    assert given == {**file, "path": "-"}
+    give(b'{"sentence": "We ask"}\n')
+    assert main(["evaluate", "perplexity", "-", "--format", "jsonl", *model]) == 0
+    assert "| words | 2 |" in " ".join(capsys.readouterr().out.split())
+    give(b"We\n\xff\n")
+    assert main(["evaluate", "perplexity", "-", *model]) == 2
+    assert "-:2: byte 0xff at position 3 is not utf-8" in capsys.readouterr().err
 
 
 def test_surprisal_can_be_read_by_pandas(models, texts):
@@ -117,7 +139,7 @@ def test_evaluate_perplexity(models, texts, capsys):
     options = ["--model", models["gpst"], "--num-beams", "2", "--estimator", "stepwise", "--device", "cpu"]
     assert main(["evaluate", "perplexity", str(texts), *options, "--out", str(out)]) == 0
     scorer = scorer_of("gpst", num_beams=2, estimator="stepwise")
-    expected = evaluate_perplexity_file(scorer, texts).scores["word_perplexity"]
+    expected = evaluate_perplexity(scorer, read_items(texts)).scores["word_perplexity"]
     result = json.loads(out.read_text(encoding="utf-8"))
     assert result["scores"]["word_perplexity"] == pytest.approx(expected, rel=1e-4)
     assert result["options"] | {"num_beams": 2, "estimator": "stepwise", "seed": 0} == result["options"]
@@ -189,7 +211,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(models, texts, monkeypatch, cap
     monkeypatch.chdir(texts.parent)
     out = ["--out", "out.tsv"] if arguments[0] == "surprisal" and "--out" not in arguments else []
     if "--out" in arguments:  # such a mistake costs no time: it shows before the model is loaded
-        monkeypatch.setattr("hf_synlm.cli.options.load_scorer", None)
+        monkeypatch.setattr("hf_synlm.cli.options.TextScorer", None)
     model = [] if "--model" in arguments else ["--model", models["gpt2"]]
     assert main([*arguments, *model, *out, "--device", "cpu"]) == 2
     error = capsys.readouterr().err

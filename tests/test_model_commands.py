@@ -102,7 +102,7 @@ def test_padding_that_is_written_as_a_word_belongs_to_the_tree(architecture: str
 
 def test_generate_formats(saved: Path, tmp_path: Path, monkeypatch, capsys):
     common = ("generate", "--model", saved / "gpst", "--device", "cpu", "--max-new-tokens", 3, "--sample", "--seed", 1)
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(PROMPTS) + "\n\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(("\n".join(PROMPTS) + "\n\n").encode())))
     printed = [json.loads(line) for line in run(capsys, *common, "-", "--format", "json").splitlines()]
     assert [text["prompt"] for text in printed] == PROMPTS
     (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
@@ -118,7 +118,7 @@ def test_generate_formats(saved: Path, tmp_path: Path, monkeypatch, capsys):
     assert [json.loads(line) for line in written.splitlines()] == printed
     # Trees go on to `draw`, here and through standard input.
     drawing = run(capsys, *common, *given, "--format", "tree")
-    monkeypatch.setattr("sys.stdin", io.StringIO(brackets))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(brackets.encode())))
     drawn = run(capsys, "draw", "-")
     assert drawn.splitlines()[0] in drawing.splitlines()
 

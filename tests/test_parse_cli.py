@@ -86,7 +86,7 @@ def test_every_format(architecture, saved, files, capsys):
 
 
 def test_alternatives_of_the_beam(saved, files, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("We ask for peace\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"We ask for peace\n")))
     options = ("--model", saved / "gpst", "--num-beams", 5, "--num-trees", 3, "--format", "json")
     (sentence,) = run(capsys, "parse", "-", *options).splitlines()
     trees = json.loads(sentence)["trees"]
@@ -224,3 +224,20 @@ def test_wrong_input_of_evaluate_parsing(saved, files, capsys):
     assert "there is no convention 'wsj'" in fail(capsys, *command, "--trees", trees, "--convention", "wsj")
     assert "belong to --convention evalb" in fail(capsys, *command, "--trees", trees, "--unlabeled")
     assert "CUTOFF_LEN" in fail(capsys, *command, "--trees", trees, "--convention", "evalb", "--max-length", 9)
+    message = fail(capsys, *command, "--trees", trees, "--num-beams", 3, "--seed", 1)
+    assert "--seed, --num-beams: --trees were parsed before" in message
+
+
+def test_what_cannot_be_scored_is_told_before_parsing(saved, files, capsys, monkeypatch):
+    long = " ".join(f"(NN hope{k})" for k in range(90))
+    (files / "long.mrg").write_text(f"(S (NP (PRP We)) (VP (VBP ask)))\n(NP {long})\n", encoding="utf-8")
+    command = ("evaluate", "parsing", "--treebank", files / "long.mrg", "--model", saved / "gpst")
+    out = files / "result.json"
+    run(capsys, *command, "--max-length", 40, "--out", out)
+    result = load_result(out)
+    assert result.scores["num_sentences"] == 1 and result.scores["depth"] == 1 and result.command.startswith("synlm ")
+    monkeypatch.setattr("hf_synlm.evaluation.treebank_parsing.collate_contexts", None)
+    message = fail(capsys, *command)
+    assert "sentence 2 of 90 words" in message and "(1 of 2 sentences are too long)" in message
+    assert "none of the 2 sentences is scored" in fail(capsys, *command, "--min-length", 100)
+    assert "gpst gives trees without labels" in fail(capsys, *command, "--convention", "evalb")

@@ -8,10 +8,10 @@ import math
 import pytest
 import torch
 
-from hf_synlm.evaluation.perplexity import evaluate_perplexity, evaluate_perplexity_file
+from hf_synlm.evaluation.perplexity import evaluate_perplexity
 from hf_synlm.evaluation.results import EvaluationResult, load_result, markdown_table
 from hf_synlm.evaluation.summary import scores_of_groups, summarize
-from hf_synlm.evaluation.text_items import TextItem
+from hf_synlm.evaluation.text_items import TextItem, read_items
 from tests.scoring_models import ARCHITECTURES, SEARCHING, SENTENCES, model_and_tokenizer, scorer_of
 
 ITEMS = [TextItem(str(number), text) for number, text in enumerate([*SENTENCES, "  ", SENTENCES[0]])]
@@ -88,7 +88,7 @@ def test_no_text_is_an_error(tmp_path):
         evaluate_perplexity(scorer_of("gpt2"), [TextItem("", " ")])
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(ValueError, match="holds no text"):
-        evaluate_perplexity_file(scorer_of("gpt2"), tmp_path / "empty.txt")
+        evaluate_perplexity(scorer_of("gpt2"), read_items(tmp_path / "empty.txt"))
 
 
 # ------------------------------------------------------------------------------------------------------- results

@@ -205,6 +205,7 @@ def test_long_texts_are_read_in_windows(architecture):
     assert len(ids) > 2 * limit
     (found,) = score_words(scorer, [TextItem("", text)])
     assert len(found.tokens) == len(ids) and found.log_probs.isfinite().all()
+    assert scorer.cuts == {"texts_in_windows": 1, "contexts_cut": 0}
     # The second window begins in the middle of the first and is scored from where that ends.
     start = limit - (limit - limit // 2)
     (window,) = scorer.score([type(encode_words(tokenizer, [["a"]])[0])(ids[start : start + limit], [0] * limit, 1)])

@@ -5,6 +5,8 @@ is wrong, or the Hub refuses; one line says which and what to do.
 """
 
 import inspect
+import shlex
+import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -25,6 +27,7 @@ from hf_synlm.cli import (
     export,
     generate,
     info,
+    options,
     parse,
     push,
     surprisal,
@@ -64,7 +67,7 @@ def _add(group: typer.Typer, name: str, command: Callable[..., None]) -> None:
     text, _, examples = (inspect.getdoc(command) or "").partition("\n\nExample")
     lines = [line.strip() for line in examples.removeprefix("s").removeprefix(":").strip().splitlines()]
     epilog = "\n\n".join(f"Example: {line}" for line in lines)
-    group.command(name, help=text, epilog=f"{epilog}\n\n{EXIT_CODES}")(command)
+    group.command(name, help=text, epilog=f"{epilog}\n\n{EXIT_CODES}")(options.with_groups(command))
 
 
 _add(app, "parse", parse.command)
@@ -110,8 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         Exit code.
     """
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    options.command_line.set(shlex.join(["synlm", *typed]))
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="synlm")
+        app(args=typed, prog_name="synlm")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     return 0

@@ -7,6 +7,7 @@ import typer
 
 from hf_synlm.cli import drawing, options
 from hf_synlm.data.parsed import parses_of_lines
+from hf_synlm.data.text import read_lines
 
 
 def command(
@@ -24,5 +25,5 @@ def command(
 
     Example: synlm draw trees.txt --tree-style treebank --format svg --out pictures
     """
-    sentences = parses_of_lines(options.lines_of(trees), tree_style, source=str(trees))
+    sentences = parses_of_lines(read_lines(trees), tree_style, source=str(trees))
     drawing.write_sentences(sentences, style, out, title=str(trees))

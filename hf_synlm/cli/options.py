@@ -1,14 +1,20 @@
-"""Options that several commands take, and the model that they describe."""
+"""Options that several commands take, and the model that they describe.
 
+Options that go together are the fields of a dataclass, such as `Loading` or `Scoring`. A command takes it as one
+parameter, and `with_groups` shows typer its fields instead.
+"""
+
+import dataclasses
+import inspect
 import json
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.results import EvaluationResult, check_report
 from hf_synlm.evaluation.scoring import TextScorer
 
@@ -94,18 +100,6 @@ TreeStyleOption = Annotated[
 ]
 
 
-def lines_of(path: Path) -> Iterator[str]:
-    """Lines of a text without their ends.
-
-    Args:
-        path: the file; - is standard input.
-
-    Returns:
-        The lines, one by one.
-    """
-    return (line.rstrip("\n") for line in sys.stdin) if str(path) == "-" else read_lines(path)
-
-
 def parse_options(more: Sequence[str] | None, flag: str = "--parse-option", /, **named: Any) -> dict[str, Any]:
     """What is passed on to a model's `parse` or `generate`.
 
@@ -132,32 +126,128 @@ def parse_options(more: Sequence[str] | None, flag: str = "--parse-option", /, *
     return chosen
 
 
-def load_scorer(
-    model: str,
-    *,
-    num_beams: int | None = None,
-    action_beam_size: int | None = None,
-    fast_track_size: int | None = None,
-    **options: Any,
-) -> TextScorer:
-    """Load the model that the options describe.
+# --------------------------------------------------------------------------------------------- groups of options
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loading:
+    """Which version of a model computes, and on what."""
+
+    revision: Revision = None
+    trust_remote_code: TrustRemoteCode = False
+    device: Device = None
+    dtype: DType = "auto"
+    batch_size: BatchSize = 16
+    seed: Seed = 0
+
+    def scorer(self, model: str, **more: Any) -> TextScorer:
+        """Load a model.
+
+        Args:
+            model: folder or name.
+            **more: of `TextScorer.from_pretrained`.
+
+        Returns:
+            The model with its tokenizer.
+        """
+        return TextScorer.from_pretrained(
+            model,
+            revision=self.revision,
+            trust_remote_code=self.trust_remote_code,
+            device=self.device,
+            dtype=self.dtype,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            **more,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Searching(Loading):
+    """The beam of a model that searches."""
+
+    num_beams: NumBeams = None
+    action_beam_size: ActionBeamSize = None
+    fast_track_size: FastTrackSize = None
+
+    def scorer(self, model: str, **more: Any) -> TextScorer:
+        """Load a model, see `Loading`."""
+        search = {"action_beam_size": self.action_beam_size, "fast_track_size": self.fast_track_size}
+        return super().scorer(model, num_beams=self.num_beams, search_options=search, **more)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scoring(Searching):
+    """How a model scores text."""
+
+    gguf_file: GGUFFile = None
+    begin_token: BeginToken = None
+    estimator: EstimatorOption = None
+
+    def scorer(self, model: str, **more: Any) -> TextScorer:
+        """Load a model, see `Loading`."""
+        return super().scorer(
+            model, gguf_file=self.gguf_file, begin_token=self.begin_token, estimator=self.estimator, **more
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parsing(Searching):
+    """How a model parses."""
+
+    method: ParseMethod = None
+    parse_option: ParseOptions = None
+
+    def chosen(self, **more: Any) -> dict[str, Any]:
+        """The options of `parse` that were given, and those of `more` that are not None."""
+        beams = {name: getattr(self, name) for name in ("num_beams", "action_beam_size", "fast_track_size")}
+        return parse_options(self.parse_option, method=self.method, **beams, **more)
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """A command as typer has to see it: groups of options are replaced by their options.
 
     Args:
-        model: folder or name.
-        num_beams: word beam.
-        action_beam_size: beam inside a word.
-        fast_track_size: see RNNG.
-        **options: of `TextScorer.from_pretrained`.
+        command: a function; parameters whose type is a dataclass are groups.
 
     Returns:
-        The scorer.
+        A function of all the options, which calls the command with the groups.
     """
-    search = {"action_beam_size": action_beam_size, "fast_track_size": fast_track_size}
-    return TextScorer.from_pretrained(model, num_beams=num_beams, search_options=search, **options)
+    groups = {name: kind for name, kind in get_type_hints(command).items() if dataclasses.is_dataclass(kind)}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        if parameter.name not in groups:
+            parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
+            continue
+        hints = get_type_hints(groups[parameter.name], include_extras=True)
+        for field in dataclasses.fields(groups[parameter.name]):
+            default = parameter.empty if field.default is dataclasses.MISSING else field.default
+            parameters.append(
+                parameter.replace(
+                    name=field.name, kind=parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name]
+                )
+            )
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        made = {
+            name: kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
+            for name, kind in groups.items()
+        }
+        command(**given, **made)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    del run.__wrapped__  # or typer reads the annotations of the command itself
+    return run
+
+
+# --------------------------------------------------------------------------------------------------------- results
+command_line: ContextVar[str | None] = ContextVar("command_line", default=None)
+"""The command that runs, as it was typed."""
 
 
 def report(result: EvaluationResult, out: Path | None) -> None:
-    """Write a result if `out` is given, and print its table."""
+    """Write a result, with the command that made it, if `out` is given, and print its table."""
+    result.command = command_line.get()
     if out is not None:
         paths = result.save(out)
         typer.echo(f"wrote {paths[0]} and {paths[1]}", err=True)

@@ -7,12 +7,14 @@ import typer
 
 from hf_synlm.cli import drawing, options
 from hf_synlm.data.parsed import ParsedSentence
+from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.treebank_parsing import parse_sentences
 
 
 def command(
     texts: Annotated[Path, typer.Argument(help="Text, one sentence per line; - reads standard input.")],
     model: options.Model,
+    parsing: options.Parsing,
     style: drawing.FormatOption = "brackets",
     out: drawing.Out = None,
     num_trees: Annotated[
@@ -22,17 +24,6 @@ def command(
             help="Trees per sentence (json, html), if the model has a beam; trees that are equal over words are one.",
         ),
     ] = 1,
-    method: options.ParseMethod = None,
-    parse_option: options.ParseOptions = None,
-    num_beams: options.NumBeams = None,
-    action_beam_size: options.ActionBeamSize = None,
-    fast_track_size: options.FastTrackSize = None,
-    revision: options.Revision = None,
-    trust_remote_code: options.TrustRemoteCode = False,
-    device: options.Device = None,
-    dtype: options.DType = "auto",
-    batch_size: options.BatchSize = 16,
-    seed: options.Seed = 0,
 ) -> None:
     """Parse sentences: trees as brackets, JSON, drawings, LaTeX, SVG or a page of HTML.
 
@@ -42,22 +33,18 @@ def command(
     Example: synlm parse in.txt --model runs/gpst_tiny/model --num-beams 20 --num-trees 5 --format html --out trees.html
     """
     name = str(texts)
-    sentences = [line.split() for line in options.lines_of(texts)]
+    sentences = [line.split() for line in read_lines(texts)]
     if not any(sentences):
         raise ValueError(f"{name} holds no sentence: give one per line")
     drawing.check_output(style, out, sum(map(bool, sentences)))
-    beams = {"num_beams": num_beams, "action_beam_size": action_beam_size, "fast_track_size": fast_track_size}
-    several = None if num_trees == 1 else num_trees
-    chosen = options.parse_options(parse_option, method=method, num_return_sequences=several, **beams)
-    scorer = options.load_scorer(
-        model, revision=revision, trust_remote_code=trust_remote_code, device=device, dtype=dtype, seed=seed, **beams
-    )
+    chosen = parsing.chosen(num_return_sequences=None if num_trees == 1 else num_trees)
+    scorer = parsing.scorer(model)
     numbers = [number for number, words in enumerate(sentences) if words]
     found = parse_sentences(
         scorer.model,
         scorer.tokenizer,
         [sentences[number] for number in numbers],
-        batch_size=batch_size,
+        batch_size=parsing.batch_size,
         progress=f"parse: {scorer.name}" if out is not None else None,
         **chosen,
     )

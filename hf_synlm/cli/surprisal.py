@@ -1,6 +1,7 @@
 """`synlm surprisal`: one row per word."""
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,6 +11,7 @@ from hf_synlm.cli import options
 from hf_synlm.evaluation.results import EvaluationResult, check_writable, describe_files, write_text
 from hf_synlm.evaluation.surprisal import (
     LMZOO_COLUMNS,
+    WordScores,
     columns,
     score_words,
     token_table,
@@ -20,8 +22,12 @@ from hf_synlm.evaluation.text_items import read_items
 
 
 def command(
-    texts: Annotated[Path, typer.Argument(help="Text (one sentence per line), or a .tsv, .csv or .jsonl table.")],
+    texts: Annotated[
+        Path,
+        typer.Argument(help="Text (one sentence per line), or a .tsv, .csv or .jsonl table; - reads standard input."),
+    ],
     model: options.Model,
+    scoring: options.Scoring,
     out: Annotated[Path, typer.Option("--out", help="TSV file to write; what it holds is told in OUT.meta.json.")],
     unit: Annotated[
         Literal["bits", "nats"], typer.Option(help="Of surprisal; it is part of the column's name.")
@@ -50,18 +56,6 @@ def command(
     ] = None,
     text_column: Annotated[str, typer.Option(help="Column of the texts in a table.")] = "sentence",
     item_column: Annotated[str, typer.Option(help="Column of the items' ids in a table.")] = "item",
-    begin_token: options.BeginToken = None,
-    estimator: options.EstimatorOption = None,
-    num_beams: options.NumBeams = None,
-    action_beam_size: options.ActionBeamSize = None,
-    fast_track_size: options.FastTrackSize = None,
-    revision: options.Revision = None,
-    trust_remote_code: options.TrustRemoteCode = False,
-    gguf_file: options.GGUFFile = None,
-    device: options.Device = None,
-    dtype: options.DType = "auto",
-    batch_size: options.BatchSize = 16,
-    seed: options.Seed = 0,
 ) -> None:
     """Surprisal of every word of a text, one row per word of yours.
 
@@ -74,55 +68,47 @@ def command(
     """
     if lmzoo and unit != "bits":
         raise ValueError(f"--unit {unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
-    for path in (out, Path(f"{out}.meta.json")):
-        if path.absolute() == texts.absolute():
+    meta = Path(f"{out}.meta.json")
+    for path in (out, meta):
+        if path.resolve() == texts.resolve():
             raise ValueError(f"--out {out} would overwrite the texts: choose another name")
         check_writable(path)
     items = read_items(texts, kind=file_format, text_column=text_column, item_column=item_column)
-    scorer = options.load_scorer(
-        model,
-        num_beams=num_beams,
-        action_beam_size=action_beam_size,
-        fast_track_size=fast_track_size,
-        begin_token=begin_token,
-        estimator=estimator,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        gguf_file=gguf_file,
-        device=device,
-        dtype=dtype,
-        batch_size=batch_size,
-        seed=seed,
-        begin=first_word,
-        details=not lmzoo,
-    )
+    scorer = scoring.scorer(model, begin=first_word, details=not lmzoo)
+    bar = f"surprisal: {scorer.name}"
     start = time.perf_counter()
-    scores = score_words(
-        scorer, items, context=context, word_correction=word_correction, progress=f"surprisal: {scorer.name}"
-    )
+    scores = score_words(scorer, items, context=context, word_correction=word_correction, progress=bar)
     seconds = time.perf_counter() - start
     rows = token_table(scores) if lmzoo else word_table(items, scores, unit)
     names = LMZOO_COLUMNS if lmzoo else columns(unit)
-    counts = {
-        "texts": len(items),
+    settings = {
+        "unit": unit, "context": context, "word_correction": word_correction, "first_word": first_word,
+        "seed": scoring.seed,
+    }  # fmt: skip
+    data = {"files": describe_files([texts]), "columns": list(names)}
+    result = EvaluationResult.of(scorer, "surprisal", _counts(scores), settings, data=data, seconds=seconds)
+    result.command = options.command_line.get()
+    write_table(out, names, rows)
+    write_text(meta, result.to_json())
+    _warn(result.scores)
+    typer.echo(f"wrote {len(rows)} rows to {out}, and {meta}", err=True)
+
+
+def _counts(scores: Sequence[WordScores]) -> dict[str, float]:
+    """What was scored."""
+    return {
+        "texts": len(scores),
         "words": sum(len(found.words) for found in scores),
         "tokens": sum(len(found.tokens) for found in scores),
         "unknown_words": sum(sum(found.unknown) for found in scores),
     }
-    result = EvaluationResult.of(
-        scorer,
-        "surprisal",
-        counts,
-        {"unit": unit, "context": context, "word_correction": word_correction, "first_word": first_word, "seed": seed},
-        data={"files": describe_files([texts]), "columns": list(names)},
-        seconds=seconds,
-    )
-    write_table(out, names, rows)
-    write_text(f"{out}.meta.json", result.to_json())
+
+
+def _warn(counts: Mapping[str, float]) -> None:
+    """Say how many words the model does not know."""
     if counts["unknown_words"]:
         typer.echo(
             f"{counts['unknown_words']} of {counts['words']} words are outside the vocabulary (oov 1): its case "
             "and the white space around its punctuation are those of its training text",
             err=True,
         )
-    typer.echo(f"wrote {len(rows)} rows to {out}, and {out}.meta.json", err=True)

@@ -1,20 +1,40 @@
 """Lines of text files, and the sentences of running text by sentencex (rules for about 300 languages)."""
 
+import io
 import os
+import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
 import sentencex
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
 
+def read_bytes(path: PathLike) -> bytes:
+    """Content of a file.
+
+    Args:
+        path: the file; - is standard input, whose content is kept, so that it can be read several times.
+
+    Returns:
+        The bytes.
+    """
+    return _read_once(sys.stdin.buffer) if str(path) == "-" else Path(path).read_bytes()
+
+
+@lru_cache(maxsize=1)
+def _read_once(stream: BinaryIO) -> bytes:
+    return stream.read()
+
+
 def read_lines(path: PathLike, *, encoding: str = "utf-8") -> Iterator[str]:
     r"""Yield the lines of a text file without their ends; \n, \r\n and \r end a line, a byte order mark is dropped.
 
     Args:
-        path: the file.
+        path: the file; - is standard input.
         encoding: its character encoding.
 
     Yields:
@@ -24,17 +44,18 @@ def read_lines(path: PathLike, *, encoding: str = "utf-8") -> Iterator[str]:
         ValueError: the file is not text in this encoding; the message names the line, the byte and its position.
     """
     codec = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
-    with Path(path).open(encoding=codec) as file:
+    stream = io.BytesIO(read_bytes(path)) if str(path) == "-" else Path(path).open("rb")
+    with io.TextIOWrapper(stream, encoding=codec) as file:
         try:
             for line in file:
                 yield line.rstrip("\n")
         except UnicodeDecodeError as error:
-            raise ValueError(_describe_bad_byte(Path(path), encoding)) from error
+            raise ValueError(_describe_bad_byte(path, encoding)) from error
 
 
-def _describe_bad_byte(path: Path, encoding: str) -> str:
+def _describe_bad_byte(path: PathLike, encoding: str) -> str:
     """Say where a file cannot be decoded; the file's iterator only knows the position in its buffer."""
-    data = path.read_bytes()
+    data = read_bytes(path)
     try:
         data.decode(encoding)
     except UnicodeDecodeError as error:

@@ -26,7 +26,7 @@ def report_parsing(
     convention: str | ParsingConvention = "gpst",
     **changes: Any,
 ) -> tuple[dict[str, float], dict[str, list[Row]]]:
-    """Score the trees of one or several runs without their labels.
+    """Score the trees of one or several runs without their labels; all numbers are of sentences that are scored.
 
     Args:
         treebank: the gold trees.
@@ -46,6 +46,9 @@ def report_parsing(
     convention = resolve_convention(convention, **changes)
     for name, parsed in runs.items():
         match_treebank(parsed, treebank, name)
+    numbers_scored = treebank.numbers_scored(convention)
+    treebank = treebank.select(numbers_scored)
+    runs = {name: [parsed[number] for number in numbers_scored] for name, parsed in runs.items()}
     trees = {name: best_trees(parsed) for name, parsed in runs.items()}
     scores = {name: score_trees(found, treebank, convention) for name, found in trees.items()}
     baselines = score_baselines(treebank, convention)

@@ -13,13 +13,11 @@ the perplexity of the distribution that the beam gives, which may be above or be
 import math
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-from hf_synlm.evaluation.results import EvaluationResult, describe_files
+from hf_synlm.evaluation.results import EvaluationResult
 from hf_synlm.evaluation.scoring import TextScorer
 from hf_synlm.evaluation.surprisal import NATS, Context, WordScores, score_words
-from hf_synlm.evaluation.text_items import TextItem, read_items
+from hf_synlm.evaluation.text_items import TextItem
 
 
 def perplexities(scores: Sequence[WordScores]) -> dict[str, float]:
@@ -104,22 +102,3 @@ def evaluate_perplexity(
     return EvaluationResult.of(
         scorer, "perplexity", perplexities(scores), settings, data=data or {"texts": len(items)}, seconds=seconds
     )
-
-
-def evaluate_perplexity_file(
-    scorer: TextScorer, path: Path, *, context: Context = "sentence", options: dict | None = None, **reading: Any
-) -> EvaluationResult:
-    """Perplexity of a file of texts.
-
-    Args:
-        scorer: the model.
-        path: see `read_items`.
-        context: see `score_words`.
-        options: further options for the result.
-        **reading: options of `read_items`.
-
-    Returns:
-        The result.
-    """
-    items = read_items(path, **reading)
-    return evaluate_perplexity(scorer, items, context=context, data={"files": describe_files([path])}, options=options)

@@ -6,10 +6,11 @@ A result is a JSON object:
     task      what was measured: "perplexity", "syntaxgym", "blimp", "pairs", ...
     model     name or folder, revision, architecture, number of parameters, dtype
     options   all options that change numbers, seeds included
-    data      what was read: paths, sizes, SHA-256 of files
+    data      what was read: paths, sizes, SHA-256 of files; how many texts were longer than the model's positions
     versions  of Python and the libraries
     hardware  device and number of threads
     seconds   wall time of the scoring
+    command   the command line that made it, null for results made in Python
     scores    flat mapping from names to numbers; what summaries are about
     tables    name -> list of rows (mappings with equal keys), for the Markdown
 """
@@ -27,7 +28,8 @@ from typing import Any, Self, TypeAlias
 
 import torch
 
-PathLike: TypeAlias = str | os.PathLike[str]
+from hf_synlm.data.text import PathLike, read_bytes
+
 Row: TypeAlias = dict[str, Any]
 FORMAT, FORMAT_VERSION = "hf_synlm.result", 1
 _LIBRARIES = ("hf_synlm", "torch", "transformers", "tokenizers", "numpy")
@@ -47,6 +49,7 @@ class EvaluationResult:
         seconds: wall time of the scoring.
         versions: of the libraries.
         hardware: device and threads.
+        command: the command line that made it, or None.
     """
 
     task: str
@@ -58,9 +61,18 @@ class EvaluationResult:
     seconds: float | None = None
     versions: dict[str, str] = dataclasses.field(default_factory=lambda: library_versions())
     hardware: dict[str, Any] = dataclasses.field(default_factory=lambda: describe_hardware())
+    command: str | None = None
 
     @classmethod
-    def of(cls, scorer: Any, task: str, scores: Mapping[str, float], options: Mapping[str, Any], **fields: Any) -> Self:
+    def of(
+        cls,
+        scorer: Any,
+        task: str,
+        scores: Mapping[str, float],
+        options: Mapping[str, Any],
+        data: Mapping[str, Any],
+        **fields: Any,
+    ) -> Self:
         """A result of a model, its own options and place of computation included.
 
         Args:
@@ -68,6 +80,7 @@ class EvaluationResult:
             task: what was measured.
             scores: names and numbers.
             options: options of the evaluation.
+            data: what was read; how many texts the scorer had to cut is added.
             **fields: the other attributes.
 
         Returns:
@@ -78,6 +91,7 @@ class EvaluationResult:
             scores=dict(scores),
             model=scorer.describe(),
             options={**scorer.options(), **options},
+            data={**data, **scorer.cuts},
             hardware=describe_hardware(scorer.model.device),
             **fields,
         )
@@ -90,7 +104,8 @@ class EvaluationResult:
     def to_markdown(self) -> str:
         """The scores and tables for a reader, with what they depend on."""
         name = self.model.get("name", "")
-        settings = ", ".join(f"{key} {value}" for key, value in self.options.items() if value is not None)
+        shown = {**self.options, **{key: value for key, value in self.data.items() if isinstance(value, int)}}
+        settings = ", ".join(f"{key} {value}" for key, value in shown.items() if value is not None)
         parts = [
             f"# {self.task}: {name}",
             settings,
@@ -235,7 +250,7 @@ def describe_files(paths: Iterable[PathLike]) -> list[dict[str, Any]]:
     """
     described = []
     for path in paths:
-        data = Path(path).read_bytes()
+        data = read_bytes(path)
         described.append({"path": str(path), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
     return described
 
@@ -261,6 +276,7 @@ def load_result(path: PathLike) -> EvaluationResult:
         raise ValueError(f"{path} is no result of hf_synlm: it has no format {FORMAT!r}")
     if fields.pop("format_version", None) != FORMAT_VERSION:
         raise ValueError(f"{path} is a result of another version: evaluate again, or read it with its own version")
+    fields.setdefault("command", None)  # later than the format
     known = {field.name for field in dataclasses.fields(EvaluationResult)}
     if set(fields) != known:
         raise ValueError(f"{path} lacks or has too many fields: {', '.join(sorted(set(fields) ^ known))}")

@@ -19,6 +19,7 @@ Shapes: B texts, T tokens, V vocabulary. Log-probabilities in nats, float64 once
 import dataclasses
 import inspect
 from collections.abc import Iterator, Sequence
+from itertools import islice, takewhile
 from typing import Any, Literal
 
 import torch
@@ -105,6 +106,7 @@ class TextScorer:
         self.searches = hasattr(model, "word_search")
         self.search_options = {k: v for k, v in (search_options or {}).items() if v is not None}
         self.num_beams = num_beams
+        self.cuts = {"texts_in_windows": 0, "contexts_cut": 0}
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}: a call of the model needs at least one text")
         self.estimator: Estimator = self._checked_estimator(estimator)
@@ -255,7 +257,8 @@ class TextScorer:
         """Score texts; equal ones are scored once.
 
         Texts longer than the model's positions are read in windows that overlap by half; every token is scored in the
-        first window that holds it.
+        first window that holds it. Of context, the first sentences are left out where it does not fit. `self.cuts`
+        counts both.
 
         Args:
             texts: encoded texts.
@@ -301,7 +304,9 @@ class TextScorer:
         if limit is None or length <= limit:
             while limit is not None and sum(map(len, context)) + length > limit:
                 context = context[1:]
+            self.cuts["contexts_cut"] += len(context) < len(text.context)
             return [_Window(tuple(text.ids), context, 0)]
+        self.cuts["texts_in_windows"] += 1
         stride = max(1, limit // 2)
         windows, stop = [], 0
         while stop < length:
@@ -311,11 +316,13 @@ class TextScorer:
         return windows
 
     def _batches(self, windows: list["_Window"]) -> Iterator[list["_Window"]]:
-        """Longest first, so that a lack of memory shows at once; fewer together where logits would take too much."""
+        """Texts of about equal length, longest first: a lack of memory shows at once. Few where logits are large."""
         windows.sort(key=lambda window: -window.num_tokens)
         vocab_size, start = self.model.config.get_text_config().vocab_size, 0
         while start < len(windows):
-            size = self.batch_size
+            # A search does as many steps for a short text as for the longest beside it.
+            alike = (window.num_tokens * 2 >= windows[start].num_tokens for window in windows[start:])
+            size = sum(takewhile(bool, islice(alike, self.batch_size)))
             if self.estimator != "beam_marginal":
                 size = max(1, min(size, _MAX_LOGITS // (vocab_size * (windows[start].num_tokens + 1))))
             yield windows[start : start + size]

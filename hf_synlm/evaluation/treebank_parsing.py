@@ -77,6 +77,25 @@ class Treebank:
             return self.sentences
         return [sentence.select_words(keep) for sentence, keep in zip(self.sentences, self.keep, strict=True)]
 
+    def numbers_scored(self, convention: ParsingConvention) -> list[int]:
+        """Numbers of the sentences that have a length which the convention scores.
+
+        Args:
+            convention: what counts.
+
+        Returns:
+            The numbers, at least one.
+
+        Raises:
+            ValueError: there is none.
+        """
+        lengths = [len(sentence.words) for sentence in self.scored()]
+        longest = max(lengths) if convention.max_length is None else convention.max_length
+        found = [number for number, length in enumerate(lengths) if convention.min_length <= length <= longest]
+        if not found:
+            raise ValueError(f"none of the {len(lengths)} sentences is scored under {convention.describe()}")
+        return found
+
 
 def load_treebank(
     path: str | Path,
@@ -198,12 +217,14 @@ def _check_lengths(
     if not hasattr(model, "word_search"):
         return  # recurrent models read any length
     limit = model.word_search(1).adapter.max_tokens
-    for number, (words, (ids, _)) in enumerate(zip(sentences, encoded, strict=True), start=1):
-        if len(ids) > limit:
-            raise ValueError(
-                f"sentence {number} of {len(words)} words ({' '.join(words[:5])} ...) has {len(ids)} tokens, but the "
-                f"model has positions for {int(limit)}: cut it, or leave it out"
-            )
+    long = [number for number, (ids, _) in enumerate(encoded) if len(ids) > limit]
+    if long:
+        words = sentences[long[0]]
+        raise ValueError(
+            f"sentence {long[0] + 1} of {len(words)} words ({' '.join(words[:5])} ...) has {len(encoded[long[0]][0])} "
+            f"tokens, but the model has positions for {int(limit)} ({len(long)} of {len(encoded)} sentences are too "
+            "long): cut them or leave them out, of a treebank by max_length (in words)"
+        )
 
 
 def parse_words(
