@@ -144,6 +144,15 @@ def test_generate_options(saved: Path, capsys):
     assert "cannot be loaded" in fail(capsys, *common, "--model", saved)
 
 
+@pytest.mark.parametrize("name", ["gpst", "gpt2"])
+def test_prompts_that_do_not_fit_are_named_before_anything_is_generated(name: str):
+    model, tokenizer = model_and_tokenizer(name)
+    room = model.config.max_position_embeddings - len(tokenizer("We ask", add_special_tokens=False)["input_ids"])
+    for prompts, new in ((["We ask", "peace and hope " * 60], 2), (["We", "We ask"], room + 1)):
+        with pytest.raises(ValueError, match=r"prompt 2 of \d+ tokens and a continuation of .* positions"):
+            generate_texts(model, tokenizer, prompts, batch_size=1, max_new_tokens=new)
+
+
 # -------------------------------------------------------------------------------------------------------- convert
 def test_convert(tmp_path: Path, capsys):
     case = GOLDENS / "gpst" / "02_packed"

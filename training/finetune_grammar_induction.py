@@ -50,7 +50,7 @@ from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.parsing import ParsingScores
-from hf_synlm.evaluation.parsing_conventions import PUNCTUATION_WORDS
+from hf_synlm.evaluation.parsing_conventions import PUNCTUATION_WORDS, resolve_convention
 from hf_synlm.evaluation.treebank_parsing import (
     PUNCTUATION,
     Treebank,
@@ -93,6 +93,9 @@ class InductionArguments:
     lowercase: bool = field(default=True, metadata={"help": "Lower-case all words, as in the paper."})
     max_sentence_tokens: int | None = field(default=None, metadata={"help": "Leave longer training sentences out."})
     max_tree_sentences: int | None = field(default=None, metadata={"help": "Read only so many trees of a treebank."})
+    max_tree_words: int | None = field(
+        default=None, metadata={"help": "Leave longer sentences of the scored treebanks out (10 for WSJ10, 40)."}
+    )
     methods: list[str] = field(
         default_factory=lambda: list(METHODS), metadata={"help": f"Trees of the final scores: {', '.join(METHODS)}."}
     )
@@ -116,7 +119,7 @@ class InductionArguments:
         for name in (*self.methods, self.selection_method):
             if name not in METHODS:
                 raise ValueError(f"There is no kind of trees {name!r}. Choose among {', '.join(METHODS)}.")
-        for name in ("search_num_beams", "max_sentence_tokens", "max_tree_sentences"):
+        for name in ("search_num_beams", "max_sentence_tokens", "max_tree_sentences", "max_tree_words"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
 
@@ -130,6 +133,9 @@ class InductionArguments:
     def treebank(self, path: str) -> Treebank:
         """A treebank, its words in lower case if asked for."""
         treebank = load_treebank(path, self.punctuation, self.max_tree_sentences)
+        if self.max_tree_words is not None:
+            short = resolve_convention("gpst", max_length=self.max_tree_words)
+            treebank = treebank.select(treebank.numbers_scored(short))
         if not self.lowercase:
             return treebank
         sentences = [
@@ -141,7 +147,7 @@ class InductionArguments:
     def sentences(self) -> Iterator[list[str]]:
         """Words of the training sentences."""
         for path in self.train_trees:
-            yield from dataclasses.replace(self, max_tree_sentences=None).treebank(path).words
+            yield from dataclasses.replace(self, max_tree_sentences=None, max_tree_words=None).treebank(path).words
         for path in self.train_files:
             for line in read_lines(path):
                 words = line.lower().split() if self.lowercase else line.split()

@@ -30,6 +30,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from hf_synlm.data.collate import LABEL_PADDING
 from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, load_tokenizer
+from hf_synlm.evaluation.results import describe_hardware, library_versions
 
 
 # ---------------------------------------------------------------------------------------------- arguments
@@ -176,7 +177,10 @@ def check_length(config: PreTrainedConfig, length: int, what: str) -> None:
     """Raise ValueError when texts of so many tokens do not fit the positions of a model."""
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and length > limit:
-        raise ValueError(f"{what} is {length} tokens, and the model has {limit} positions. Lower the limits on length.")
+        raise ValueError(
+            f"{what} is {length} tokens, and the model has {limit} positions. Lower the limits on length "
+            "(see --help: max_...)."
+        )
 
 
 def learning_rates(arguments: ModelArguments, config: PreTrainedConfig) -> dict[str, float]:
@@ -383,13 +387,15 @@ def best_evaluation(run: Run) -> dict[str, Any]:
 
 
 def run_results(run: Run, seconds: float, speed: dict[str, float]) -> dict[str, Any]:
-    """What all `all_results.json` of fine-tuning hold."""
+    """What all `all_results.json` of fine-tuning hold; the arguments are in `arguments.json` beside it."""
     return {
         "step": run.state.step,
         "best_step": run.state.notes["best"]["step"],
         "examples": run.state.consumed,
         "seconds_of_this_process": round(seconds, 1),
         **speed,
+        "versions": library_versions(),
+        "hardware": describe_hardware(run.accelerator.device),
         "train": run.state.notes.get("train", []),
         "evaluations": run.state.notes["evaluations"],
     }

@@ -76,11 +76,12 @@ def generate_texts(
 
     Raises:
         ValueError: an option that the model does not have or that does not fit, an empty prompt for a model without a
-            begin token, or a prompt that is too long.
+            begin token, or a prompt that is too long with its continuation; nothing is generated then.
     """
     training = model.training
     model.eval()
     rows = [_prompt_ids(model, tokenizer, prompt) for prompt in prompts]
+    _check_lengths(model, rows, options.get("max_new_tokens") or 0)
     found: list[GeneratedText] = []
     try:
         for start in tqdm(range(0, len(rows), batch_size), desc=progress, unit="batch", disable=progress is None):
@@ -101,6 +102,19 @@ def _prompt_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prom
     if begin is None:
         raise ValueError(f"{type(model).__name__} has no begin token, so it cannot begin a text. Give a prompt.")
     return [begin]
+
+
+def _check_lengths(model: PreTrainedModel, rows: Sequence[list[int]], max_new_tokens: int) -> None:
+    limit = getattr(model.config, "max_position_embeddings", None)
+    # Models of this library count from the first word.
+    begin = model.config.bos_token_id if hasattr(model, "parse") else None
+    for number, row in enumerate(rows, start=1):
+        length = len(row) - (row[0] == begin)
+        if limit is not None and length + max_new_tokens > limit:
+            raise ValueError(
+                f"prompt {number} of {length} tokens and a continuation of {max_new_tokens} do not fit the {limit} "
+                "positions of the model: shorten the prompt, or lower max_new_tokens"
+            )
 
 
 def _end_ids(model: PreTrainedModel, options: dict[str, Any]) -> set[int]:
