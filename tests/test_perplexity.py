@@ -89,6 +89,8 @@ def test_no_text_is_an_error(tmp_path):
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(ValueError, match="holds no text"):
         evaluate_perplexity(scorer_of("gpt2"), read_items(tmp_path / "empty.txt"))
+    with pytest.raises(ValueError, match="nothing predicts one"):
+        evaluate_perplexity(scorer_of("gpt2", begin=False), [TextItem("", "W")])
 
 
 # ------------------------------------------------------------------------------------------------------- results
@@ -133,6 +135,8 @@ def test_means_over_seeds():
     (row,) = summarize([result_of(seed, value) for seed, value in enumerate([10.0, 12.0, 14.0])])
     assert (row["mean"], row["standard_deviation"], row["minimum"], row["maximum"], row["runs"]) == (12, 2, 10, 14, 3)
     assert summarize([result_of(0, 5.0)])[0]["standard_deviation"] is None
+    (row,) = summarize([result_of(0, 5.0), result_of(1, math.nan)])  # a run that diverged
+    assert math.isnan(row["mean"]) and math.isnan(row["standard_deviation"])
     with pytest.raises(ValueError, match="num_beams is 4 and 5"):
         summarize([result_of(0, 1.0), result_of(1, 1.0, num_beams=5)])
     other = result_of(1, 1.0)

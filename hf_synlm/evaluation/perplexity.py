@@ -29,15 +29,16 @@ def perplexities(scores: Sequence[WordScores]) -> dict[str, float]:
     Returns:
         `token_perplexity`, `word_perplexity`, `bits_per_token`, `bits_per_word`, `bits_per_character` (characters of
         words, and one space between two words), the same but the last with the suffix `_with_end`, and the counts
-        `sentences`, `words`, `tokens`, `unknown_words`. Words without a token count as certain.
+        `sentences`, `words`, `tokens`, `unknown_words`. Words without a token, and a first word that nothing predicts,
+        are left out.
 
     Raises:
         ValueError: there is no token.
     """
     texts = [found for found in scores if found.tokens]
-    if not texts:
-        raise ValueError("there are no tokens to compute a perplexity of: the texts are empty")
     tokens = sum(sum(not math.isnan(p) for _, p in found.tokens) for found in texts)
+    if not tokens:
+        raise ValueError("there are no tokens to compute a perplexity of: the texts are empty, or nothing predicts one")
     words = sum(len(found.words) - int(found.log_probs.isnan().sum()) for found in texts)
     characters = sum(sum(len(word.text) + 1 for word in found.words) - 1 for found in texts)
     nats = -math.fsum(float(found.log_probs.nansum()) for found in texts)

@@ -1,5 +1,6 @@
 """Means and standard deviations of results over runs, such as several seeds; never over different conventions."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -42,13 +43,20 @@ def summarize(results: Sequence[EvaluationResult]) -> list[Row]:
             {
                 "score": name,
                 "mean": statistics.fmean(values),
-                "standard_deviation": statistics.stdev(values) if len(values) > 1 else None,
+                "standard_deviation": _deviation(values),
                 "minimum": min(values),
                 "maximum": max(values),
                 "runs": len(values),
             }
         )
     return rows
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    if len(values) < 2:
+        return None
+    # A run may have diverged.
+    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def summary_to_json(paths: Sequence[PathLike], results: Sequence[EvaluationResult], rows: Sequence[Row]) -> str:
