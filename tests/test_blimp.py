@@ -94,6 +94,8 @@ def test_pairs_of_tables(tmp_path):
     path.write_text("good\tbad\tkind\nWe ask\tWe asks\tnumber\nShe is\tShe are\tperson\n", encoding="utf-8")
     pairs = read_pairs(path, good_column="good", bad_column="bad", group_column="kind")
     assert pairs == [MinimalPair("We ask", "We asks", "number"), MinimalPair("She is", "She are", "person")]
+    (tmp_path / "pairs.jsonl").write_text('{"sentence_good": "We ask", "sentence_bad": "We asks", "kind": 1}\n')
+    assert read_pairs(tmp_path / "pairs.jsonl", group_column="kind") == [MinimalPair("We ask", "We asks", "1")]
 
 
 def test_bad_files_are_named(tmp_path):

@@ -202,7 +202,9 @@ def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
         (["surprisal", "texts.jsonl.gz"], "texts.jsonl.gz is compressed: unpack it first"),
         (["surprisal", "texts.txt", "--lmzoo", "--unit", "nats"], "lm-zoo are in bits"),
         (["surprisal", "texts.txt", "--out", "."], "is a folder: name a file"),
-        (["surprisal", "texts.txt", "--out", "texts.txt"], "would overwrite the texts"),
+        (["surprisal", "texts.txt", "--out", "texts.txt"], "would overwrite what is read"),
+        (["evaluate", "perplexity", "texts.txt", "--out", "./texts.txt"], "would overwrite what is read"),
+        (["surprisal", "texts.txt", "--device", "abacus"], "device 'abacus' cannot be used"),
         (["evaluate", "perplexity", "texts.txt", "--out", "a.md"], "Choose a name in .json"),
         (["evaluate", "perplexity", "texts.txt", "--out", "texts.txt/a.json"], "is a file, not a folder"),
     ],
@@ -213,7 +215,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(models, texts, monkeypatch, cap
     if "--out" in arguments:  # such a mistake costs no time: it shows before the model is loaded
         monkeypatch.setattr("hf_synlm.cli.options.TextScorer", None)
     model = [] if "--model" in arguments else ["--model", models["gpt2"]]
-    assert main([*arguments, *model, *out, "--device", "cpu"]) == 2
+    assert main([*arguments, *model, *out, *([] if "--device" in arguments else ["--device", "cpu"])]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error and error.count("error: ") == 1

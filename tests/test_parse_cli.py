@@ -129,6 +129,8 @@ def test_sentences_that_do_not_fit_are_named_before_parsing(saved, files, capsys
 def test_wrong_input_of_parse_and_draw(saved, files, capsys):
     command = ("parse", files / "in.txt", "--model", saved / "gpst")
     assert "foo: not an option of GPSTForCausalLM.parse" in fail(capsys, *command, "--parse-option", "foo=1")
+    assert "word_ends: not an option of" in fail(capsys, *command, "--parse-option", "word_ends=1")
+    assert "would overwrite what is read" in fail(capsys, *command, "--out", files / "in.txt")
     assert "--parse-option foo: write NAME=VALUE" in fail(capsys, *command, "--parse-option", "foo")
     assert "2 sentences make as many SVG pictures" in fail(capsys, *command, "--format", "svg")
     (files / "empty.txt").write_text("\n\n", encoding="utf-8")

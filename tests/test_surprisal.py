@@ -354,6 +354,8 @@ def test_tables_of_all_formats(tmp_path):
     assert [(item.item, item.text, item.document) for item in items] == [
         ("1", "one", 0), ("2", "", 0), ("3", "two three", 1), ("4", "four", 1),
     ]  # fmt: skip
+    (tmp_path / "b.jsonl").write_text('{"item": 7, "sentence": "a"}\n{"item": null, "sentence": "b"}\n')
+    assert [item.item for item in read_items(tmp_path / "b.jsonl")] == ["7", "2"]
 
 
 @pytest.mark.parametrize(

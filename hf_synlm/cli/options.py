@@ -228,6 +228,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(**given: Any) -> None:
+        _check_overwriting(given)
         made = {
             name: kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
             for name, kind in groups.items()
@@ -238,6 +239,19 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     del run.__wrapped__  # or typer reads the annotations of the command itself
     return run
+
+
+def _check_overwriting(given: dict[str, Any]) -> None:
+    """Raise ValueError where `out` is one of the files that are read."""
+    out = given.get("out")
+    read = [
+        path
+        for name, value in given.items()
+        if name != "out"
+        for path in (value if isinstance(value, list) else [value])
+    ]
+    if out is not None and any(isinstance(path, Path) and path.resolve() == out.resolve() for path in read):
+        raise ValueError(f"--out {out} would overwrite what is read: choose another name")
 
 
 # --------------------------------------------------------------------------------------------------------- results

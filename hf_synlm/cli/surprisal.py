@@ -70,8 +70,6 @@ def command(
         raise ValueError(f"--unit {unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
     meta = Path(f"{out}.meta.json")
     for path in (out, meta):
-        if path.resolve() == texts.resolve():
-            raise ValueError(f"--out {out} would overwrite the texts: choose another name")
         check_writable(path)
     items = read_items(texts, kind=file_format, text_column=text_column, item_column=item_column)
     scorer = scoring.scorer(model, begin=first_word, details=not lmzoo)

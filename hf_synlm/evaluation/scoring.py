@@ -146,13 +146,13 @@ class TextScorer:
             The scorer.
 
         Raises:
-            ValueError: there is no such model; see also `TextScorer`.
+            ValueError: there is no such model or device; see also `TextScorer`.
         """
+        device = _checked_device(device)
         set_seed(seed)
         model, tokenizer = load_pretrained(
             name, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code, gguf_file=gguf_file
         )
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         revision = getattr(model.config, "_commit_hash", None) or revision
         return cls(model.to(device), tokenizer, name=name, revision=revision, **options)
 
@@ -426,6 +426,20 @@ class _Window:
     @property
     def num_tokens(self) -> int:
         return len(self.ids) + sum(map(len, self.context))
+
+
+def _checked_device(name: str | None) -> torch.device:
+    """The device of that name, by default a GPU if there is one."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    # What torch raises depends on how it was built.
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        problem = str(error).splitlines()[0]
+        raise ValueError(f"device {name!r} cannot be used ({problem}): choose cpu, or leave it out") from error
+    return device
 
 
 def _on_host(values: Tensor) -> Tensor:

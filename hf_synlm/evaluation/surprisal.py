@@ -304,5 +304,5 @@ def write_table(path: PathLike, names: Sequence[str], rows: Sequence[Sequence[An
 
 def _field(value: Any) -> Any:
     if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value:.8g}"
+        return "" if math.isnan(value) else f"{value + 0.0:.8g}"  # no -0
     return value

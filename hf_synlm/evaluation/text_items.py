@@ -138,7 +138,7 @@ def read_items(
         path: the file.
         kind: one of `FORMATS`; None = by the file's ending.
         text_column: column of the texts.
-        item_column: column of the ids; without it the number of the row.
+        item_column: column of the ids; without one the number of the row.
 
     Returns:
         The texts in the order of the file.
@@ -159,7 +159,8 @@ def read_items(
         documents: dict[Any, int] = {}
         for number, row in enumerate(rows, 1):
             document = documents.setdefault(row.get("document"), len(documents))
-            items.append(TextItem(str(row.get(item_column, number)), row[text_column], document))
+            item = row.get(item_column)
+            items.append(TextItem(str(number if item is None else item), row[text_column], document))
     if not any(item.text.strip() for item in items):
         raise ValueError(f"{path} holds no text")
     return items

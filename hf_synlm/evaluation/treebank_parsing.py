@@ -188,7 +188,8 @@ def parse_sentences(
     name = type(model).__name__
     if not hasattr(model, "parse"):
         raise ValueError(f"{name} has no parse(): use a syntactic language model of hf_synlm")
-    unknown = sorted(set(options) - set(inspect.signature(model.parse).parameters))
+    own = {"input_ids", "attention_mask", "word_ends"}
+    unknown = sorted(set(options) - (set(inspect.signature(model.parse).parameters) - own))
     if unknown:
         raise ValueError(f"{', '.join(unknown)}: not an option of {name}.parse. Leave it out.")
     training = model.training
