@@ -583,6 +583,7 @@ def test_bad_flags_of_glue_are_refused(models: Path, files: dict[str, str], tmp_
         ("gpst", ("--generation_options", "num_beams=2,num_beam_groups=2"), "num_beam_groups"),
         ("gpst", ("--prompt", " "), "prompt is empty"),
         ("gpst", ("--max_new_tokens", "0"), "max_new_tokens must be at least 1"),
+        ("gpt2", ("--max_new_tokens", "60"), "a summary of max_new_tokens 60 is .* model has 64 positions"),
         ("rnng", (), "RNNG learns from trees"),
         ("bart", (), "encoder of its own"),
     ],

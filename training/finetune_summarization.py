@@ -26,6 +26,7 @@ from finetuning import (
     ModelArguments,
     best_evaluation,
     card_facts,
+    check_length,
     check_run,
     fine_tune,
     learning_rates,
@@ -43,7 +44,7 @@ from output_folder import RESULTS_FILE, output_folder
 from run_arguments import TrainingArguments, parse_arguments
 from samplers import seed_micro_step
 from steps import to_device
-from summary_contexts import ContextCollator, SummaryArguments, encode_tables, make_layout, read_tables
+from summary_contexts import ContextCollator, ContextLayout, SummaryArguments, encode_tables, make_layout, read_tables
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -182,13 +183,20 @@ def make_model(arguments: ModelArguments, end_token: bool) -> tuple[PreTrainedMo
 
 
 def make_summarizer(
-    run: Run, tokenizer: PreTrainedTokenizerBase, collate: ContextCollator, data: SummaryArguments,
-    decoding: DecodingArguments,
+    run: Run, tokenizer: PreTrainedTokenizerBase, collate: ContextCollator, layout: ContextLayout,
+    data: SummaryArguments, decoding: DecodingArguments,
 ) -> Summarizer:  # fmt: skip
-    """Writer of summaries with the options of the command line."""
+    """Writer of summaries with the options of the command line.
+
+    Raises:
+        ValueError: when the summaries do not fit the model.
+    """
     length = data.max_target_length if decoding.max_new_tokens is None else decoding.max_new_tokens
     ends = {"eos_token_id": tokenizer.eos_token_id if data.end_token else None}
-    options = {"max_new_tokens": length, **ends, **decoding.options(run.accelerator.unwrap_model(run.model))}
+    model = run.accelerator.unwrap_model(run.model)
+    options = {"max_new_tokens": length, **ends, **decoding.options(model)}
+    longest = layout.longest(tokenizer) - layout.max_target + options["max_new_tokens"]
+    check_length(model.config, longest, f"A document with a summary of max_new_tokens {options['max_new_tokens']}")
     arguments = run.arguments
     return Summarizer(
         run.accelerator, tokenizer, collate, options, arguments.per_device_eval_batch_size, arguments.seed
@@ -244,7 +252,7 @@ def main(argv: list[str] | None = None) -> None:
         set_steps(arguments, course, len(examples["train"]), accelerator.num_processes)
         run = prepare_run(accelerator, arguments, model, learning_rates(model_arguments, model.config))
         collate = ContextCollator(tokenizer.pad_token_id, layout.by_sentences, data.summary_loss_only)
-        summarizer = make_summarizer(run, tokenizer, collate, data, decoding)
+        summarizer = make_summarizer(run, tokenizer, collate, layout, data, decoding)
         summarizer.rehearse(run.model, examples["validation"])
         evaluator = Evaluator(
             accelerator,
