@@ -53,7 +53,7 @@ class Definition:
 def has_help(argument: ast.arg) -> bool:
     """Whether an option of a command says itself what it is, here or where commands share it."""
     annotation = "" if argument.annotation is None else ast.unparse(argument.annotation)
-    return "help=" in annotation or annotation.startswith(("options.", "drawing."))
+    return "help=" in annotation or annotation.startswith(("options.", "drawing.")) or annotation.endswith("Options")
 
 
 def decorators(node: Function) -> set[str]:

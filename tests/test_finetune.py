@@ -547,6 +547,13 @@ def test_bad_tables_of_glue_are_refused(models: Path, files: dict[str, str], tmp
     fails([{**pair, "label": 5.5}], r"label 5.5 of row 0 is outside \[0.0, 5.0\]", task="stsb")
 
 
+@pytest.mark.parametrize("label", [10**9, -3, [1]])
+def test_classes_are_counted_from_zero(label: Any) -> None:
+    table = datasets.Dataset.from_list([{"text": "a", "label": label}] * 2)
+    with pytest.raises(ValueError, match=r"there is the label .* Number the classes from 0"):
+        finetune_glue.infer_task(table, "training data")
+
+
 def test_bad_flags_of_glue_are_refused(models: Path, files: dict[str, str], tmp_path: Path) -> None:
     fails = {
         ("--task_name", "xnli"): "no task of GLUE",

@@ -166,6 +166,9 @@ def infer_task(table: Dataset, source: str) -> TextTask:
     if names is None and values and isinstance(values[0], str):
         names = sorted(set(values))
     elif names is None:
+        wrong = next((value for value in values if not isinstance(value, int) or not 0 <= value < len(values)), None)
+        if wrong is not None:
+            raise ValueError(f"{source}: there is the label {wrong!r}. Number the classes from 0, or give their names.")
         names = [str(number) for number in range(max(values, default=0) + 1)]
     if len(names) < 2:
         raise ValueError(f"{source}: all labels are {names}. A classifier needs at least two classes.")

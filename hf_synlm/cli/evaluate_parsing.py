@@ -18,7 +18,7 @@ from hf_synlm.evaluation.treebank_parsing import Treebank, load_treebank, parse_
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Counting:
+class CountingOptions:
     """What counts in the score."""
 
     convention: Annotated[
@@ -67,19 +67,23 @@ class Counting:
 
     def describe(self, rule: ParsingConvention | EvalbParameters, bank: Treebank) -> dict[str, Any]:
         """The options of the result."""
-        by_evalb = isinstance(rule, EvalbParameters)
-        left_out = by_evalb and self.punctuation in (None, "keep")
+        punctuation = bank.convention
+        if isinstance(rule, ParsingConvention):
+            convention = rule.describe()
+        else:
+            convention = f"evalb, {self.parameters or 'COLLINS.prm'}"
+            punctuation = "left out as the parameters say" if self.punctuation in (None, "keep") else punctuation
         return {
-            "convention": f"evalb, {self.parameters or 'COLLINS.prm'}" if by_evalb else rule.describe(),
+            "convention": convention,
             "unlabeled": self.unlabeled or None,
-            "punctuation": "left out as the parameters say" if left_out else bank.convention,
+            "punctuation": punctuation,
             "unit": "percent",
         }
 
 
 def command(
     treebank: Annotated[Path, typer.Option(help="Gold trees in the format of the Penn Treebank.")],
-    counting: Counting,
+    counting: CountingOptions,
     parsing: options.Parsing,
     model: Annotated[
         str | None,

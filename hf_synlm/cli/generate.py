@@ -19,7 +19,7 @@ Format = Literal["text", "table", "tree", "brackets", "json"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Choosing:
+class ChoosingOptions:
     """How `generate` chooses words."""
 
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest continuation.")] = 20
@@ -98,7 +98,7 @@ def command(
         ),
     ] = "text",
     out: Annotated[Path | None, typer.Option("--out", help="File to write; default: print.")] = None,
-    choosing: Choosing,
+    choosing: ChoosingOptions,
     loading: options.Loading,
     gguf_file: options.GGUFFile = None,
 ) -> None:

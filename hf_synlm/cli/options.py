@@ -211,18 +211,19 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     Returns:
         A function of all the options, which calls the command with the groups.
     """
-    groups = {name: kind for name, kind in get_type_hints(command).items() if dataclasses.is_dataclass(kind)}
+    hints = get_type_hints(command)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         if parameter.name not in groups:
             parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
             continue
-        hints = get_type_hints(groups[parameter.name], include_extras=True)
+        types = get_type_hints(groups[parameter.name], include_extras=True)
         for field in dataclasses.fields(groups[parameter.name]):
             default = parameter.empty if field.default is dataclasses.MISSING else field.default
             parameters.append(
                 parameter.replace(
-                    name=field.name, kind=parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name]
+                    name=field.name, kind=parameter.KEYWORD_ONLY, default=default, annotation=types[field.name]
                 )
             )
 

@@ -71,9 +71,10 @@ def read_pairs(
     if kind == "txt":
         raise ValueError(f"{path}: pairs are read from .tsv, .csv or .jsonl files; name the format")
     rows = read_table(path, kind)
+    groups = [name for name in (group_column, phenomenon_column) if name]
     for row in rows:  # numbers may name groups
-        row |= {name: str(row[name]) for name in (group_column, phenomenon_column) if isinstance(row.get(name), int)}
-    need_columns(path, rows, [name for name in (good_column, bad_column, group_column, phenomenon_column) if name])
+        row |= {name: str(row[name]) for name in groups if isinstance(row.get(name), int)}
+    need_columns(path, rows, [good_column, bad_column, *groups])
     pairs = []
     for number, row in enumerate(rows, 1):
         good, bad = row[good_column], row[bad_column]
