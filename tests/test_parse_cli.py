@@ -160,6 +160,7 @@ def test_a_model_on_a_treebank(saved, files, capsys):
     scores, tables = report_parsing(treebank, {str(saved / "gpst"): parsed}, "compound-pcfg-corpus")
     assert result.scores == scores and result.scores["f1"] == result.scores["corpus_f1"]
     assert result.tables == tables
+    assert result.options["estimator"] is None
     assert result.options["num_beams"] == 3 and "compound-pcfg-corpus: corpus F1" in result.options["convention"]
     names = [row["trees"] for row in tables["unlabeled F1 (%)"]]
     assert names == [str(saved / "gpst"), "left", "right", "balanced", "random", "binarized gold"]
@@ -235,8 +236,9 @@ def test_what_cannot_be_scored_is_told_before_parsing(saved, files, capsys, monk
     (files / "long.mrg").write_text(f"(S (NP (PRP We)) (VP (VBP ask)))\n(NP {long})\n", encoding="utf-8")
     command = ("evaluate", "parsing", "--treebank", files / "long.mrg", "--model", saved / "gpst")
     out = files / "result.json"
-    run(capsys, *command, "--max-length", 40, "--out", out)
+    run(capsys, *command, "--max-length", 40, "--method", "inside", "--out", out)
     result = load_result(out)
+    assert result.options["num_beams"] is None and result.options["parse"] == {"method": "inside"}
     assert result.scores["num_sentences"] == 1 and result.scores["depth"] == 1 and result.command.startswith("synlm ")
     monkeypatch.setattr("hf_synlm.evaluation.treebank_parsing.collate_contexts", None)
     message = fail(capsys, *command)

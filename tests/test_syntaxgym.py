@@ -278,6 +278,8 @@ def test_suites_that_are_not_there(suite_file, tmp_path):
     assert find_suites(tmp_path) == find_suites(suite_file) == find_suites(tmp_path, ["own_agreement"]) == [suite_file]
     with pytest.raises(ValueError, match="no suite nothing in .*there are own_agreement"):
         find_suites(tmp_path, ["nothing"])
+    with pytest.raises(ValueError, match="no suite nothing in"):
+        find_suites(suite_file, ["nothing"])
     with pytest.raises(ValueError, match="holds no suites"):
         find_suites(tmp_path / "missing")
     with pytest.raises(ValueError, match="cannot be read"):

@@ -126,7 +126,8 @@ def command(
         )
         seconds = time.perf_counter() - start
         scores, tables = _score(bank, {scorer.name: parsed}, rule)
-        settings |= {"parse": chosen, "seed": parsing.seed}
+        unused = ["estimator", "begin_token", *([] if chosen.get("method", "search") == "search" else ["num_beams"])]
+        settings |= {**dict.fromkeys(unused), "parse": chosen, "seed": parsing.seed}
         result = EvaluationResult.of(scorer, "parsing", scores, settings, data=data, tables=tables, seconds=seconds)
     options.report(result, out)
 

@@ -174,9 +174,7 @@ def find_suites(place: PathLike, names: Sequence[str] = ()) -> list[Path]:
         ValueError: there is no such suite, or none at all.
     """
     place = Path(place)
-    if place.is_file():
-        return [place]
-    found = {file.stem: file for file in sorted(place.glob("*.json"))}
+    found = {file.stem: file for file in ([place] if place.is_file() else sorted(place.glob("*.json")))}
     if not found:
         raise ValueError(f"{place} holds no suites (.json files): get them from cpllab/syntactic-generalization")
     unknown = [name for name in names if name not in found]
