@@ -1,10 +1,5 @@
 """`synlm evaluate perplexity`."""
 
-from pathlib import Path
-from typing import Annotated, Literal
-
-import typer
-
 from hf_synlm.cli import options
 from hf_synlm.evaluation.perplexity import evaluate_perplexity
 from hf_synlm.evaluation.results import describe_files
@@ -12,22 +7,13 @@ from hf_synlm.evaluation.text_items import read_items
 
 
 def command(
-    texts: Annotated[
-        Path,
-        typer.Argument(help="Text (one sentence per line), or a .tsv, .csv or .jsonl table; - reads standard input."),
-    ],
+    texts: options.Texts,
     model: options.Model,
     scoring: options.Scoring,
     out: options.Output = None,
-    context: Annotated[
-        Literal["sentence", "document"],
-        typer.Option(help="Read every sentence alone, or after the sentences of its document before it."),
-    ] = "sentence",
-    file_format: Annotated[
-        Literal["txt", "tsv", "csv", "jsonl"] | None,
-        typer.Option("--format", help="Of the input; default: by its name."),
-    ] = None,
-    text_column: Annotated[str, typer.Option(help="Column of the texts in a table.")] = "sentence",
+    context: options.ContextOption = "sentence",
+    file_format: options.FileFormat = None,
+    text_column: options.TextColumn = "sentence",
 ) -> None:
     """Perplexity over tokens and over words, without and with the ends of sentences.
 

@@ -126,6 +126,21 @@ def parse_options(more: Sequence[str] | None, flag: str = "--parse-option", /, *
     return chosen
 
 
+Texts = Annotated[
+    Path,
+    typer.Argument(help="Text (one sentence per line), or a .tsv, .csv or .jsonl table; - reads standard input."),
+]
+ContextOption = Annotated[
+    Literal["sentence", "document"],
+    typer.Option("--context", help="Read every sentence alone, or after the sentences of its document before it."),
+]
+FileFormat = Annotated[
+    Literal["txt", "tsv", "csv", "jsonl"] | None,
+    typer.Option("--format", help="Of the input; default: by its name."),
+]
+TextColumn = Annotated[str, typer.Option(help="Column of the texts in a table.")]
+
+
 # --------------------------------------------------------------------------------------------- groups of options
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loading:

@@ -22,20 +22,14 @@ from hf_synlm.evaluation.text_items import read_items
 
 
 def command(
-    texts: Annotated[
-        Path,
-        typer.Argument(help="Text (one sentence per line), or a .tsv, .csv or .jsonl table; - reads standard input."),
-    ],
+    texts: options.Texts,
     model: options.Model,
     scoring: options.Scoring,
     out: Annotated[Path, typer.Option("--out", help="TSV file to write; what it holds is told in OUT.meta.json.")],
     unit: Annotated[
         Literal["bits", "nats"], typer.Option(help="Of surprisal; it is part of the column's name.")
     ] = "bits",
-    context: Annotated[
-        Literal["sentence", "document"],
-        typer.Option(help="Read every sentence alone, or after the sentences of its document before it."),
-    ] = "sentence",
+    context: options.ContextOption = "sentence",
     word_correction: Annotated[
         bool,
         typer.Option(
@@ -50,11 +44,8 @@ def command(
     first_word: Annotated[
         bool, typer.Option(help="Score the first word, from a begin token; otherwise it has no value.")
     ] = True,
-    file_format: Annotated[
-        Literal["txt", "tsv", "csv", "jsonl"] | None,
-        typer.Option("--format", help="Of the input; default: by its name."),
-    ] = None,
-    text_column: Annotated[str, typer.Option(help="Column of the texts in a table.")] = "sentence",
+    file_format: options.FileFormat = None,
+    text_column: options.TextColumn = "sentence",
     item_column: Annotated[str, typer.Option(help="Column of the items' ids in a table.")] = "item",
 ) -> None:
     """Surprisal of every word of a text, one row per word of yours.
