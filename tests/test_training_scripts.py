@@ -16,6 +16,7 @@ import run_arguments
 import samplers
 import torch
 import yaml
+from baseline_model import collate_plain
 from safetensors.torch import load_file, save_file
 from text_contexts import DataArguments, load_contexts, load_text
 from training_runs import TRAINING, kill_after_checkpoint, run_script
@@ -119,9 +120,13 @@ def test_baseline_on_the_same_contexts(corpus: dict[str, str], tmp_path: Path) -
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
     assert model.config.model_type == "gpt2" and model.config.vocab_size == len(tokenizer)
     assert model.config.pad_token_id == tokenizer.pad_token_id
+    batch = collate_plain([{"input_ids": [5, 6, 7], "sentence_ids": [1, 1, 2]}, {"input_ids": [8]}], 2, 0)
+    assert batch["input_ids"].tolist() == [[0, 5, 6, 7], [0, 8, 2, 2]]
+    assert batch["labels"].tolist() == [[0, 5, 6, 7], [0, 8, -100, -100]]
+    assert set(batch) == {"input_ids", "attention_mask", "labels"}
     for name, value, match in (
         ("architecture", "elman", "architecture 'elman' is unknown"),
-        ("config_overrides", "n_positions=32", "context_length 48 needs as many positions"),
+        ("config_overrides", "n_positions=32", "context_length 48 and the begin token need 49 positions"),
         ("config_overrides", "hidden=32", "has no field 'hidden'"),
         ("model_name_or_path", "x", "is for GPST"),
     ):

@@ -1,4 +1,8 @@
-"""A language model of transformers on the same contexts as GPST: the baseline without trees."""
+"""A language model of transformers on the same contexts as GPST: the baseline without trees.
+
+A context begins with the begin token, so that the first word of a text has a probability that was learned, as it has
+under GPST.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +33,7 @@ def make_baseline(
 
     Raises:
         ValueError: for a model type without a causal language model, overrides that are no fields of its
-            configuration, or positions that do not hold a context.
+            configuration, a tokenizer without begin token, or positions that do not hold a context and that token.
     """
     try:
         config_class = type(AutoConfig.for_model(model_type))
@@ -37,20 +41,22 @@ def make_baseline(
         raise ValueError(
             f"architecture {model_type!r} is unknown. Choose gpst, or a model type of transformers such as gpt2."
         ) from error
+    if tokenizer.bos_token_id is None:
+        raise ValueError("The tokenizer has no begin token, with which every context begins. Set its bos_token.")
     ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
     config = config_class(vocab_size=len(tokenizer), **{**ids, **check_overrides(config_class, overrides)})
     limit = getattr(config, "max_position_embeddings", None)
-    if limit is not None and context_length > limit:
+    if limit is not None and context_length >= limit:
         raise ValueError(
-            f"context_length {context_length} needs as many positions, and the {model_type} has {limit}. Change one "
-            "of the two."
+            f"context_length {context_length} and the begin token need {context_length + 1} positions, and the "
+            f"{model_type} has {limit}. Change one of the two."
         )
     return AutoModelForCausalLM.from_config(config)
 
 
-def collate_plain(rows: Sequence[Any], pad_token_id: int) -> dict[str, Tensor]:
-    """Collate contexts without what only GPST reads."""
-    batch = collate_contexts(rows, pad_token_id)
+def collate_plain(rows: Sequence[Any], pad_token_id: int, begin_token_id: int) -> dict[str, Tensor]:
+    """Collate contexts without what only GPST reads, each behind a begin token."""
+    batch = collate_contexts([{"input_ids": [begin_token_id, *row["input_ids"]]} for row in rows], pad_token_id)
     return {name: value for name, value in batch.items() if name not in TREE_INPUTS}
 
 

@@ -426,9 +426,9 @@ def main(argv: list[str] | None = None) -> None:
             read_state(checkpoint, settings)  # refuses other settings
         preflight(accelerator, arguments, model)
         run = Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
-        collate = partial(
-            collate_plain if model_arguments.is_baseline else collate_contexts, pad_token_id=tokenizer.pad_token_id
-        )
+        collate = partial(collate_contexts, pad_token_id=tokenizer.pad_token_id)
+        if model_arguments.is_baseline:
+            collate = partial(collate_plain, **collate.keywords, begin_token_id=tokenizer.bos_token_id)
         batch_size = arguments.per_device_eval_batch_size
         evaluator = Evaluator(accelerator, evaluation, tokenizer, validation, collate, batch_size)
         treebanks = evaluation.report_treebanks()
