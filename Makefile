@@ -1,5 +1,6 @@
 # make demo   pretrain a tiny GPST on the embedded text, save it, load it back as a user would, parse and generate
 # make test   the test suite            make lint   style, types and docstrings
+# make checkpoints   train the tiny models of model_cards/ anew, measure them, write cards, and archives in dist/checkpoints
 # make transformers_tests   fetch the tests of transformers that `make test` runs on our models
 # Everything runs in .venv, which is made and filled when needed. No GPU and no network beyond pip is used.
 PYTHON ?= python3
@@ -11,7 +12,7 @@ TRANSFORMERS := $(shell grep '^transformers==' constraints.txt)
 # Two workers with one thread each are faster on small tests than one worker with two threads.
 NUM_WORKERS ?= 2
 
-.PHONY: demo test lint clean transformers_tests
+.PHONY: demo test lint clean checkpoints transformers_tests
 
 # torch goes first and alone: a pinned version that is already installed is kept by every later call.
 $(VENV)/.torch: constraints.txt
@@ -43,6 +44,9 @@ demo: $(VENV)/.train
 	$(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 		--num_cpu_threads_per_process 1 \
 		training/pretrain_gpst.py --config training/configs/gpst_tiny.yaml --output_dir runs/gpst_tiny
+
+checkpoints: $(VENV)/.train
+	$(BIN)/python training/make_checkpoints.py
 
 test: $(VENV)/.test $(VENV)/.transformers_tests
 	$(BIN)/python -m pytest -q -n $(NUM_WORKERS) -m 'not slow' $(PYTEST_ARGS)

@@ -11,7 +11,7 @@ import torch
 from hf_synlm.evaluation.perplexity import evaluate_perplexity
 from hf_synlm.evaluation.results import EvaluationResult, load_result, markdown_table
 from hf_synlm.evaluation.summary import scores_of_groups, summarize
-from hf_synlm.evaluation.text_items import TextItem, read_items
+from hf_synlm.evaluation.text_items import TextItem, read_items, read_treebank_items
 from tests.scoring_models import ARCHITECTURES, SEARCHING, SENTENCES, model_and_tokenizer, scorer_of
 
 ITEMS = [TextItem(str(number), text) for number, text in enumerate([*SENTENCES, "  ", SENTENCES[0]])]
@@ -91,6 +91,16 @@ def test_no_text_is_an_error(tmp_path):
         evaluate_perplexity(scorer_of("gpt2"), read_items(tmp_path / "empty.txt"))
     with pytest.raises(ValueError, match="nothing predicts one"):
         evaluate_perplexity(scorer_of("gpt2", begin=False), [TextItem("", "W")])
+
+
+def test_words_of_a_treebank(tmp_path):
+    tree = "(S (NP (DT The) (NN cat)) (VP (VBZ sleeps)) (. .))"
+    (tmp_path / "gold.mrg").write_text(f"{tree}\n(FRAG (. .))\n")
+    assert [item.text for item in read_treebank_items(tmp_path / "gold.mrg")] == ["The cat sleeps .", "."]
+    assert [item.text for item in read_treebank_items(tmp_path / "gold.mrg", "remove")] == ["The cat sleeps"]
+    (tmp_path / "empty.mrg").write_text("(FRAG (. .))\n")
+    with pytest.raises(ValueError, match="holds no sentence"):
+        read_treebank_items(tmp_path / "empty.mrg", "remove")
 
 
 # ------------------------------------------------------------------------------------------------------- results

@@ -7,6 +7,8 @@ import typer
 import yaml
 
 from hf_synlm.cli import options
+from hf_synlm.evaluation.card_rows import card_rows
+from hf_synlm.evaluation.results import load_result
 from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.checkpoint import load_pretrained, saved_auto_class
 from hf_synlm.hub.export import export_model
@@ -19,8 +21,12 @@ def command(
         Path | None,
         typer.Option(
             help="YAML or JSON file of what the card states: repo_id, license, language, datasets, training_data, "
-            "training_procedure, limits, results, task."
+            "training_procedure, limits, results, task, ..."
         ),
+    ] = None,
+    results: Annotated[
+        list[Path] | None,
+        typer.Option(help="JSON file of `synlm evaluate`, whose number the card states; repeat for several."),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing folder, once the new one is complete.")
@@ -35,12 +41,15 @@ def command(
     a fine-tuned copy of a model from the Hub. The folder appears once it is complete.
 
     Examples:
-        synlm export runs/gpst_tiny/model --out gpst-tiny --facts card.yaml
+        synlm export model_cards/gpst-tiny --out gpst-tiny --facts model_cards/gpst-tiny/card.yaml
+        synlm export runs/gpst_tiny/model --out my-gpst --results f1.json --results ppl.json
         synlm export your-name/gpst-tiny --revision v1.0 --out gpst-tiny-v1 --dtype bfloat16
     """
     if out.exists() and not overwrite:
         raise ValueError(f"{out} exists. Choose another folder, or replace it by --overwrite.")
     stated = {"repo_id": out.resolve().name, **_read_facts(facts)}
+    measured = [row for path in results or () for row in card_rows(load_result(path))]
+    stated["results"] = [*stated.get("results", ()), *measured]
     auto_class = saved_auto_class(model, revision, trust_remote_code)
     if auto_class.__name__ == "AutoModelForSequenceClassification":
         stated.setdefault("task", "text-classification")

@@ -235,8 +235,18 @@ def describe_hardware(device: str | torch.device = "cpu") -> dict[str, Any]:
         `device`, `device_name` and `num_threads`.
     """
     device = torch.device(device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor_name()
     return {"device": str(device), "device_name": name, "num_threads": torch.get_num_threads()}
+
+
+def _processor_name() -> str:
+    """As Linux calls it; elsewhere, or where Linux does not tell, as Python does."""
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        for line in information.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def describe_files(paths: Iterable[PathLike]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Texts with item ids, read from plain text, TSV, CSV or JSON lines."""
+"""Texts with item ids, read from plain text, TSV, CSV or JSON lines, or from the words of a treebank."""
 
 import csv
 import json
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_synlm.data.text import PathLike, read_lines
+from hf_synlm.evaluation.treebank_parsing import load_treebank
 
 FORMATS = ("txt", "tsv", "csv", "jsonl")
 _COMPRESSED = frozenset({"gz", "bz2", "xz", "zst", "zip", "7z"})
@@ -164,3 +165,22 @@ def read_items(
     if not any(item.text.strip() for item in items):
         raise ValueError(f"{path} holds no text")
     return items
+
+
+def read_treebank_items(path: PathLike, punctuation: str = "keep") -> list[TextItem]:
+    """Read the words of a treebank's sentences, joined by single spaces.
+
+    Args:
+        path: file of bracketed trees with tags.
+        punctuation: "keep", or "remove" it by its tags, as parsers that know none read the sentences.
+
+    Returns:
+        The sentences in the order of the file, all of one document; without words that are left, none.
+
+    Raises:
+        ValueError: the file cannot be read as a treebank, or holds no sentence.
+    """
+    sentences = load_treebank(Path(path), punctuation).words
+    if not sentences:
+        raise ValueError(f"{path} holds no sentence")
+    return [TextItem(str(number), " ".join(words)) for number, words in enumerate(sentences, 1)]

@@ -89,15 +89,27 @@ PAPERS: dict[str, dict[str, str]] = {
 # Numbers that depend on how the sum over trees was approximated.
 ESTIMATED_METRICS = {"perplexity", "surprisal", "log_likelihood", "accuracy", "f1"}
 REQUIRED_RESULT_KEYS = ("task", "dataset", "split", "metric", "value")
-RESULT_KEYS = {*REQUIRED_RESULT_KEYS, "num_beams", "estimator", "command"}
+RESULT_COLUMNS = ("task", "dataset", "split", "metric", "value", "num_beams", "estimator", "convention", "seed")
+RESULT_KEYS = {*RESULT_COLUMNS, "hardware", "baselines", "command"}
+_HEADERS = {"dataset": "data", "num_beams": "beam"}
 DEFAULT_FACTS: dict[str, Any] = {
     "task": "text-generation",
     "license": "apache-2.0",
     "language": "en",
     "datasets": [],
+    "availability": "",
+    "intended_use": (
+        "Research on syntax in language models: parsing without or with a treebank, surprisal of words, generation of "
+        "sentences with their trees. It is no assistant, and no source of facts."
+    ),
     "training_data": "Not stated by the publisher of this repository.",
     "training_procedure": "Not stated by the publisher of this repository.",
     "results": [],
+    "not_for": (
+        "Numbers are of one trained model, on the data named, by the convention named. They may not be used to rank "
+        "architectures (that takes several seeds, and equal data and sizes), nor be set next to numbers of another "
+        "convention, beam, estimator or vocabulary."
+    ),
     "limits": "",
 }
 
@@ -109,10 +121,13 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
         config: configuration of the model.
         facts: what to state. `repo_id` (required): name on the Hub. `license`, `language`: of the weights and the
             text. `task`: "text-generation", or "text-classification" for a model with a classifier. `datasets`: Hub
-            names of training data. `training_data`, `training_procedure`, `limits`: paragraphs.
+            names of training data. Paragraphs: `availability` (where the files are), `intended_use`, `training_data`,
+            `training_procedure`, `not_for` (what the numbers may not be used for), `limits`.
             `results`: list of dicts with `task`, `dataset`, `split`, `metric`, `value` and, for numbers that depend
             on the beam, `num_beams` and `estimator` ("stepwise" or "beam marginal" for probabilities, "search" or
-            "inside" for trees); optionally `command`, which reproduces the number.
+            "inside" for trees); optionally `convention` ("name: what is counted"), `seed`, `hardware`, `baselines`
+            (the same number of trees that need no model, by name), and `command`, which reproduces the number.
+            `hf_synlm.evaluation.card_rows` makes them from results of `synlm evaluate`.
 
     Returns:
         The card in Markdown.
@@ -136,9 +151,12 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
         "repo_id": stated["repo_id"],
         "architecture": paper["architecture"],
         "summary": paper["summary"],
+        "availability": stated["availability"],
+        "intended_use": stated["intended_use"],
         "training_data": stated["training_data"],
         "training_procedure": stated["training_procedure"],
         "results": _results_table(stated["results"]),
+        "not_for": stated["not_for"] if stated["results"] else "",
         "limits": stated["limits"],
         "num_beams": str(getattr(config, "scoring_num_beams", None)),
         "citation": paper["citation"],
@@ -213,21 +231,41 @@ def _metric_name(result: Mapping[str, Any]) -> str:
 
 
 def _results_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """The numbers, and below the table what is too long for it."""
     if not results:
         return "No results are published with this model."
-    lines = [
-        "| task | data | split | metric | value | beam | estimator |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for result in results:
-        value = f"{result['value']:.4g}" if isinstance(result["value"], float) else str(result["value"])
-        beam, estimator = result.get("num_beams"), result.get("estimator")
-        cells = [result["task"], result["dataset"], result["split"], result["metric"], value, beam, estimator]
-        lines.append("| " + " | ".join("" if cell is None else str(cell) for cell in cells) + " |")
-    commands = [result["command"] for result in results if result.get("command")]
+    names = [name for name in RESULT_COLUMNS if name in RESULT_COLUMNS[:7] or any(name in result for result in results)]
+    lines = [_table_line([_HEADERS.get(name, name) for name in names]), _table_line(["---"] * len(names))]
+    lines += [_table_line([_result_cell(name, result.get(name)) for name in names]) for result in results]
+    conventions = dict.fromkeys(result["convention"] for result in results if result.get("convention"))
+    lines += ["", *(f"- Convention {text}." for text in conventions)]
+    lines += dict.fromkeys(_baseline_line(result) for result in results if result.get("baselines"))
+    hardware = dict.fromkeys(result["hardware"] for result in results if result.get("hardware"))
+    lines += [f"- Computed on {text}." for text in hardware]
+    commands = dict.fromkeys(result["command"] for result in results if result.get("command"))
     if commands:
-        lines += ["", "Commands:", "", "```bash", *dict.fromkeys(commands), "```"]
+        lines += ["", "Commands:", "", "```bash", *commands, "```"]
     return "\n".join(lines)
+
+
+def _baseline_line(result: Mapping[str, Any]) -> str:
+    numbers = ", ".join(f"{name} {value:g}" for name, value in result["baselines"].items())
+    return f"- Trees without a model, {result['metric']} ({_short(result.get('convention', ''))}): {numbers}."
+
+
+def _table_line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _result_cell(name: str, value: Any) -> str:
+    if name == "convention":
+        return _short(value or "")
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _short(convention: str) -> str:
+    """The name of a convention, without what it counts."""
+    return convention.partition(":")[0]
 
 
 __all__ = ["fill_card"]

@@ -1,0 +1,229 @@
+"""The checkpoints in `model_cards/`: they load, parse, generate and score as their cards say.
+
+The committed results are compared with new computations on a few sentences and on all of them where that is quick, and
+the cards with the results. `make checkpoints` makes everything anew.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import make_checkpoints
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+import hf_synlm
+from hf_synlm.cli import main
+from hf_synlm.evaluation.card_rows import card_rows
+from hf_synlm.evaluation.results import EvaluationResult, load_result
+from hf_synlm.hub.card import fill_card
+from hf_synlm.hub.verify import verify_export
+
+ROOT = Path(__file__).resolve().parents[1]
+CARDS = ROOT / "model_cards"
+SPECIFICATIONS = make_checkpoints.read_specifications()
+SENTENCE = "the people of this country agree"
+# Evaluations that take seconds on all sentences; the others are repeated on the first ones.
+QUICK = [(name, "parsing") for name in ("on-lstm-syd-tiny", "prpn-syd-tiny", "palm-s-tiny")]
+QUICK += [(name, "perplexity") for name, _ in QUICK]
+
+each = pytest.mark.parametrize("name", SPECIFICATIONS)
+
+
+def load(name: str):
+    return AutoModelForCausalLM.from_pretrained(CARDS / name), AutoTokenizer.from_pretrained(CARDS / name)
+
+
+def test_every_folder_is_specified():
+    assert {folder.name for folder in CARDS.iterdir() if folder.is_dir()} == set(SPECIFICATIONS)
+    types = {json.loads((CARDS / name / "config.json").read_text())["model_type"] for name in SPECIFICATIONS}
+    assert types == {"gpst", "rnng", "on_lstm", "prpn", "palm"}
+
+
+@each
+def test_files(name: str):
+    files = {file.name for file in (CARDS / name).iterdir()}
+    assert files == {*make_checkpoints.MODEL_FILES, "README.md", "card.yaml", "results"}
+    results = {file.stem for file in (CARDS / name / "results").iterdir()}
+    assert results == {"training", *SPECIFICATIONS[name]["evaluations"]}
+    assert (CARDS / name / "model.safetensors").stat().st_size < make_checkpoints.MAX_BYTES
+
+
+@each
+def test_card_is_what_the_results_say(name: str):
+    folder = CARDS / name
+    facts = make_checkpoints.card_facts(name, SPECIFICATIONS[name])
+    assert make_checkpoints.facts_text(facts) == (folder / "card.yaml").read_text(encoding="utf-8")
+    card = fill_card(AutoConfig.from_pretrained(folder), yaml.safe_load((folder / "card.yaml").read_text()))
+    assert card == (folder / "README.md").read_text(encoding="utf-8")
+
+
+@each
+def test_card_is_complete(name: str):
+    card = ModelCard.load(CARDS / name / "README.md")
+    assert (card.data.license, card.data.language, card.data.library_name) == ("cc0-1.0", "en", "transformers")
+    assert card.data.pipeline_tag == "text-generation" and "custom_code" in card.data.tags
+    for heading in ("Intended use", "Use", "Training data", "Training procedure", "Results", "Limits", "Citation"):
+        assert f"\n## {heading}\n" in card.content, heading
+    for words in ("CC0", "seed 0", "Convention gpst", "may not be used", "right 57.24", "Computed on", "thread(s)"):
+        assert words in card.content, words
+    training = json.loads((CARDS / name / "results" / "training.json").read_text())
+    commands = [training["command"], *make_checkpoints.evaluation_commands(name, SPECIFICATIONS[name]).values()]
+    assert all(command in card.content for command in commands)
+    for result in SPECIFICATIONS[name]["evaluations"]:
+        for row in card_rows(load_result(CARDS / name / "results" / f"{result}.json")):
+            assert f"| {row['value']:.4g} |" in card.content
+            assert row["num_beams"] is None or f"beam {row['num_beams']}" in str(card.data.to_dict())
+
+
+@each
+def test_configuration_is_the_one_trained(name: str):
+    """A changed configuration needs new checkpoints."""
+    trained = json.loads((CARDS / name / "results" / "training.json").read_text())
+    settings = yaml.safe_load((ROOT / trained["config"]).read_text(encoding="utf-8"))
+    assert settings == trained["settings"], f"{trained['config']} changed: run `make checkpoints`"
+
+
+@each
+def test_loads_parses_and_generates(name: str):
+    model, tokenizer = load(name)
+    assert type(model).__module__.startswith("hf_synlm.") and model.dtype == torch.float32
+    batch = tokenizer([SENTENCE], return_tensors="pt")
+    parsed = model.parse(**batch)
+    length = batch["input_ids"].shape[1]
+    assert parsed.spans[0][0][-1] == (0, length) and parsed.token_log_probs.isfinite().all()
+    generated = model.generate(**batch, max_new_tokens=4, return_dict_in_generate=True)
+    assert generated.sequences.shape[1] > length and generated.spans[0]
+    assert model(**batch).logits.exp().sum(-1).allclose(torch.tensor(1.0), atol=1e-3)
+    unknown = {tokenizer.unk_token_id} & set(batch["input_ids"][0].tolist())
+    assert not unknown, "the examples should be of words that the model knows"
+
+
+def evaluate(name: str, result: str, tmp_path: Path, *more: str) -> dict[str, float]:
+    command = make_checkpoints.evaluation_commands(name, SPECIFICATIONS[name])[result].split()[1:]
+    out = tmp_path / f"{result}.json"
+    assert main([*command, *more, "--out", str(out)]) == 0
+    return load_result(out).scores
+
+
+@pytest.mark.parametrize(("name", "result"), QUICK)
+def test_scores_of_all_sentences(name: str, result: str, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    now, stated = evaluate(name, result, tmp_path), load_result(CARDS / name / "results" / f"{result}.json").scores
+    # Products of matrices are rounded in another order on other machines, which may turn a tie between two trees.
+    assert now == pytest.approx(stated, rel=1e-3, abs=0.2)
+
+
+@pytest.mark.parametrize("name", ["gpst-tiny", "rnng-tiny"])
+def test_trees_of_searched_models(name: str, tmp_path: Path, monkeypatch):
+    """Better than random trees on the first sentences, as the results on all of them say."""
+    monkeypatch.chdir(ROOT)
+    result = next(iter(SPECIFICATIONS[name]["evaluations"]))
+    now = evaluate(name, result, tmp_path, "--limit", "8")
+    rows = load_result(tmp_path / f"{result}.json").tables["unlabeled F1 (%)"]
+    random = next(row["F1 by the convention"] for row in rows if row["trees"] == "random")
+    assert now["f1"] > random
+
+
+@each
+def test_export_computes_the_same(name: str, tmp_path: Path, capsys):
+    out = tmp_path / name
+    assert main(["export", str(CARDS / name), "--facts", str(CARDS / name / "card.yaml"), "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert (out / "README.md").read_bytes() == (CARDS / name / "README.md").read_bytes()
+    assert (out / "model.safetensors").read_bytes() == (CARDS / name / "model.safetensors").read_bytes()
+    assert any(out.glob("modeling_*.py"))
+
+
+def test_exported_folder_passes_verify(tmp_path: Path):
+    """One of the five; test_hub_roundtrip.py does it for every architecture."""
+    assert main(["export", str(CARDS / "prpn-syd-tiny"), "--out", str(tmp_path / "out")]) == 0
+    report = verify_export(tmp_path / "out")
+    assert report.passed, report.table()
+
+
+def test_remote_code_flag_changes_nothing_once_hf_synlm_is_imported():
+    assert hf_synlm.PRPNForCausalLM is type(
+        AutoModelForCausalLM.from_pretrained(CARDS / "prpn-syd-tiny", trust_remote_code=True)
+    )
+
+
+def test_archive_is_reproducible(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(make_checkpoints, "ARCHIVES", tmp_path)
+    first = make_checkpoints.pack("prpn-syd-tiny")
+    before = first.read_bytes()
+    assert make_checkpoints.pack("prpn-syd-tiny").read_bytes() == before
+    with tarfile.open(first) as tar:
+        tar.extractall(tmp_path / "unpacked", filter="data")
+    code = (
+        "import sys; sys.modules['hf_synlm'] = None\n"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        "model = AutoModelForCausalLM.from_pretrained('prpn-syd-tiny', trust_remote_code=True)\n"
+        "tok = AutoTokenizer.from_pretrained('prpn-syd-tiny', trust_remote_code=True)\n"
+        f"print(model.parse(**tok(['{SENTENCE}'], return_tensors='pt')).spans[0][0])\n"
+    )
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    run = subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path / "unpacked", capture_output=True, text=True)
+    model, tokenizer = load("prpn-syd-tiny")
+    expected = model.parse(**tokenizer([SENTENCE], return_tensors="pt")).spans[0][0]
+    assert run.returncode == 0 and run.stdout.strip() == str(expected), run.stderr
+
+
+# ------------------------------------------------------------------------------------------------ rows of cards
+def test_rows_name_what_numbers_depend_on():
+    row = card_rows(load_result(CARDS / "rnng-tiny" / "results" / "perplexity.json"))[0]
+    assert row["metric"] == "word_perplexity" and row["num_beams"] == 10
+    assert row["estimator"] == "beam marginal, action beam 100, fast track 1"
+    assert "words outside the vocabulary" in row["convention"] and row["seed"] == 0
+    row = card_rows(load_result(CARDS / "gpst-tiny" / "results" / "parsing-inside.json"), split="test")[0]
+    assert (row["num_beams"], row["estimator"], row["split"]) == (None, "inside", "test")
+    assert set(row["baselines"]) == {"left", "right", "balanced", "random", "binarized gold"}
+
+
+@pytest.mark.parametrize(
+    ("task", "scores", "message"),
+    [("glue", {"accuracy": 1.0}, "no place for results of 'glue'"), ("parsing", {}, "no number 'f1'")],
+)
+def test_unusable_results(task: str, scores: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        card_rows(EvaluationResult(task, scores, {}, {"convention": "gpst", "punctuation": ""}, {}))
+
+
+def test_export_states_results(tmp_path: Path):
+    results = CARDS / "palm-s-tiny" / "results"
+    command = ["export", str(CARDS / "palm-s-tiny"), "--out", str(tmp_path / "out")]
+    assert (
+        main([*command, "--results", str(results / "parsing.json"), "--results", str(results / "perplexity.json")]) == 0
+    )
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert [result.metric_type for result in card.data.eval_results] == ["f1", "word_perplexity"]
+    assert "| trees.test.txt | all |" in card.content
+
+
+def test_unknown_checkpoint_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        make_checkpoints.main(["gpt-tiny"])
+    assert "there is no checkpoint gpt-tiny" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------ citation
+def test_citation_file():
+    found = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= set(found)
+    assert found["cff-version"] == "1.2.0" and found["version"] == hf_synlm.__version__
+    assert found["license"] == "Apache-2.0" and found["authors"] == [{"name": "hf_synlm contributors"}]
+    assert len(found["references"]) == 5
+    papers = re.sub(r"\s+", " ", (ROOT / "README.md").read_text(encoding="utf-8"))
+    for reference in found["references"]:
+        assert {"type", "title", "authors", "year", "collection-title"} <= set(reference)
+        assert reference["title"] in papers
+        names = [f"{author['given-names']} {author['family-names']}" for author in reference["authors"]]
+        assert ", ".join(names) in papers
