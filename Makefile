@@ -1,5 +1,6 @@
 # make demo   pretrain a tiny GPST on the embedded text, save it, load it back as a user would, parse and generate
 # make test   the test suite            make lint   style, types and docstrings
+# make docs   the documentation site in site/; warnings are errors
 # make transformers_tests   fetch the tests of transformers that `make test` runs on our models
 # Everything runs in .venv, which is made and filled when needed. No GPU and no network beyond pip is used.
 PYTHON ?= python3
@@ -11,7 +12,7 @@ TRANSFORMERS := $(shell grep '^transformers==' constraints.txt)
 # Two workers with one thread each are faster on small tests than one worker with two threads.
 NUM_WORKERS ?= 2
 
-.PHONY: demo test lint clean transformers_tests
+.PHONY: demo test lint docs clean transformers_tests
 
 # torch goes first and alone: a pinned version that is already installed is kept by every later call.
 $(VENV)/.torch: constraints.txt
@@ -24,7 +25,7 @@ $(VENV)/.train: $(VENV)/.torch pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml constraints.txt
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[train,eval,test]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[train,eval,test,docs]'
 	touch $@
 
 # transformers' own tests of models, which ours pass too (tests/test_transformers_common.py), are only in its source
@@ -53,5 +54,9 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_docstrings.py
 
+# The variable silences a notice of the theme about later versions of mkdocs, which are not used.
+docs: $(VENV)/.test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build site *.egg-info .mypy_cache .ruff_cache .pytest_cache
