@@ -54,9 +54,9 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_docstrings.py
 
-# The variable silences a notice of the theme about later versions of mkdocs, which are not used.
+# Not --quiet, under which warnings do not count. The variable silences a notice of the theme about its successors.
 docs: $(VENV)/.test
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build site *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -6,11 +6,14 @@ after a comment `<!-- not run: REASON -->`. Commands of blocks marked `bash` mus
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 import shlex
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import typer
 
@@ -36,14 +39,9 @@ def blocks(page: Path, kind: str) -> list[re.Match[str]]:
     return [match for match in BLOCK.finditer(page.read_text(encoding="utf-8")) if match["kind"] == kind]
 
 
-def commands(page: Path, runnable: bool = False) -> list[str]:
-    """Lines of the blocks of commands; `runnable`: not those that are marked."""
-    return [
-        line
-        for block in blocks(page, "bash")
-        if not (runnable and block["marker"])
-        for line in block["code"].splitlines()
-    ]
+def commands(page: Path) -> list[str]:
+    """Lines of the blocks of commands."""
+    return [line for block in blocks(page, "bash") for line in block["code"].splitlines()]
 
 
 def run_python(page: Path, block: re.Match[str], namespace: dict[str, Any]) -> None:
@@ -52,8 +50,27 @@ def run_python(page: Path, block: re.Match[str], namespace: dict[str, Any]) -> N
     exec(compile("\n" * line + block["code"], str(page), "exec"), namespace)
 
 
+def run_command(line: str) -> str:
+    """Run a line of `echo` and `synlm`, with pipes and redirection; returns what it prints."""
+    text = ""
+    for part in line.split(" | "):
+        before, _, target = part.partition(" > ")
+        words = shlex.split(before, comments=True)
+        if words[0] == "echo":
+            text = " ".join(words[1:]) + "\n"
+        else:
+            printed = io.StringIO()
+            with mock.patch("sys.stdin", io.StringIO(text)), contextlib.redirect_stdout(printed):
+                assert main(words[1:]) == 0, line
+            text = printed.getvalue()
+        if target:
+            Path(target.strip()).write_text(text, encoding="utf-8")
+            text = ""
+    return text
+
+
 def run_page(page: Path) -> int:
-    """Run the Python blocks of a page and its commands of synlm, in order; returns how many ran."""
+    """Run the Python blocks of a page and its commands `echo` and `synlm`, in order; returns how many ran."""
     namespace: dict[str, Any] = {}
     ran = 0
     for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
@@ -63,15 +80,19 @@ def run_page(page: Path) -> int:
             run_python(page, block, namespace)
             ran += 1
         for line in block["code"].splitlines() if block["kind"] == "bash" else ():
-            if line.startswith("synlm "):
-                assert main(shlex.split(line, comments=True)[1:]) == 0, f"{page.name}: {line}"
+            if line.startswith(("echo ", "synlm ")):
+                print(run_command(line))
                 ran += 1
     return ran
 
 
 def check_command(line: str) -> None:
-    """A command names files of the repository, targets of the Makefile and options that exist."""
-    words = shlex.split(line, comments=True)
+    """A line names files of the repository, targets of the Makefile and options that exist."""
+    for part in line.split(" | "):
+        _check_words(shlex.split(part.partition(" > ")[0], comments=True), line)
+
+
+def _check_words(words: list[str], line: str) -> None:
     files = [word for word in words if word.endswith((".py", ".yaml", ".txt")) and "/" in word]
     assert all((ROOT / file).is_file() for file in files), line
     if words[0] == "make":
