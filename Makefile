@@ -1,6 +1,7 @@
 # make demo   pretrain a tiny GPST on the embedded text, save it, load it back as a user would, parse and generate
 # make test   the test suite            make lint   style, types and docstrings
 # make checkpoints   train the tiny models of model_cards/ anew, measure them, write cards, and archives in dist/checkpoints
+# make docs   the documentation site in site/; warnings are errors
 # make transformers_tests   fetch the tests of transformers that `make test` runs on our models
 # Everything runs in .venv, which is made and filled when needed. No GPU and no network beyond pip is used.
 PYTHON ?= python3
@@ -12,7 +13,7 @@ TRANSFORMERS := $(shell grep '^transformers==' constraints.txt)
 # Two workers with one thread each are faster on small tests than one worker with two threads.
 NUM_WORKERS ?= 2
 
-.PHONY: demo test lint clean checkpoints transformers_tests
+.PHONY: demo test lint docs clean checkpoints transformers_tests
 
 # torch goes first and alone: a pinned version that is already installed is kept by every later call.
 $(VENV)/.torch: constraints.txt
@@ -25,7 +26,7 @@ $(VENV)/.train: $(VENV)/.torch pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml constraints.txt
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[train,eval,test]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[train,eval,test,docs]'
 	touch $@
 
 # transformers' own tests of models, which ours pass too (tests/test_transformers_common.py), are only in its source
@@ -57,5 +58,9 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_docstrings.py
 
+# Not --quiet, under which warnings do not count. The variable silences a notice of the theme about its successors.
+docs: $(VENV)/.test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build site *.egg-info .mypy_cache .ruff_cache .pytest_cache

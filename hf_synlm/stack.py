@@ -7,7 +7,7 @@ its last node; the stack below it is a chain of ids. A node is written once and 
 Shapes: B sentences, N nodes, R new nodes of one step, K hypotheses, A actions, H heads, D features of a vector.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
@@ -58,7 +58,7 @@ class SlotLayer(DynamicLayer):
         self.is_initialized = True
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append R slots.
 

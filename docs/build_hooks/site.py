@@ -1,0 +1,81 @@
+"""What the site needs besides mkdocs: equations as MathML, modules of packages, pages that the navigation forgot."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+
+ROOT = Path(__file__).resolve().parents[2]
+EQUATION = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<latex>.*?)\\[)\]]</(?P=tag)>', re.S)
+MODULE = re.compile(r"^::: (?P<module>[\w.]+)$", re.M)
+PACKAGE = re.compile(r"^::: (?P<package>[\w.]+)\.\*$", re.M)
+
+
+def on_config(config: Any) -> Any:
+    """Put the pages that the navigation does not name behind the others.
+
+    Args:
+        config: of mkdocs.
+
+    Returns:
+        The configuration.
+    """
+    named = set(_pages(config.nav))
+    others = sorted(page.name for page in Path(config.docs_dir).glob("*.md") if page.name not in named)
+    if others:
+        config.nav.append({"More": others})
+    return config
+
+
+def _pages(nav: Any) -> Iterator[str]:
+    if isinstance(nav, str):
+        yield nav
+    for entry in nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else ():
+        yield from _pages(entry)
+
+
+def on_page_markdown(markdown: str, *, config: Any, **kwargs: Any) -> str:
+    """Replace `::: package.*` by the public modules directly in it that no page of the reference names.
+
+    Args:
+        markdown: the page.
+        config: of mkdocs.
+        **kwargs: not used.
+
+    Returns:
+        The page with one line per module.
+    """
+    pages = [page.read_text(encoding="utf-8") for page in Path(config.docs_dir, "api").glob("*.md")]
+    named = {match["module"] for page in pages for match in MODULE.finditer(page)}
+
+    def modules(match: re.Match[str]) -> str:
+        folder = ROOT.joinpath(*match["package"].split("."))
+        names = sorted(
+            f"{match['package']}.{file.stem}" for file in folder.glob("*.py") if not file.stem.startswith("_")
+        )
+        return "\n\n".join(f"::: {name}" for name in names if name not in named)
+
+    return PACKAGE.sub(modules, markdown)
+
+
+def on_page_content(content: str, **kwargs: Any) -> str:
+    """Replace the equations of a page by MathML.
+
+    Args:
+        content: the page's HTML.
+        **kwargs: not used.
+
+    Returns:
+        The HTML, which needs no script to show them.
+    """
+    return EQUATION.sub(_to_mathml, content)
+
+
+def _to_mathml(equation: re.Match[str]) -> str:
+    display = "block" if equation["tag"] == "div" else "inline"
+    return convert(html.unescape(equation["latex"].strip()), display=display)

@@ -1,0 +1,43 @@
+"""The documentation site: its code runs, its commands exist. `make docs` checks its links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.documentation import ROOT, blocks, check_command, commands, make_inputs, run_page
+
+DOCS = ROOT / "docs"
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "api" not in page.relative_to(DOCS).parts]
+WITH_CODE = [page for page in PAGES if blocks(page, "python") or commands(page)]
+
+
+def name(page: Path) -> str:
+    return page.relative_to(DOCS).as_posix()
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("docs")
+    make_inputs(folder)
+    return folder
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=name)
+def test_code_of_a_page_runs(
+    page: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(inputs)
+    run_page(page)
+    printed = capsys.readouterr().out
+    code = "".join(block["code"] for block in blocks(page, "python"))
+    for promised in re.findall(r"^print\(.*# (\[.*\])$", code, re.M):
+        assert promised in printed, f"{name(page)} promises {promised}"
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=name)
+def test_commands_of_a_page_exist(page: Path):
+    for line in commands(page):
+        check_command(line)
