@@ -1,7 +1,9 @@
 """Code blocks of Markdown pages: finding them, running them in order, checking commands.
 
-On a page every block marked `python` runs, and all of them in one session, as a reader would type them, but for those
-after a comment `<!-- not run: REASON -->`. Commands of blocks marked `bash` must name files and options that exist.
+On a page every block marked `python` runs, and all of them in one session, as a reader would type them, and every
+line of blocks marked `bash` that begins with `synlm` or `echo`; but for blocks after a comment
+`<!-- not run: REASON -->`. Commands must name files and options that exist. The models are the checkpoints that lie in
+the repository.
 """
 
 from __future__ import annotations
@@ -19,19 +21,9 @@ import typer
 
 from hf_synlm.cli.app import app, main
 from hf_synlm.data.samples import sample_path
-from hf_synlm.hub.export import export_model
-from tests.scoring_models import model_and_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"(?P<marker><!-- not run: [^\n]+ -->\n)?```(?P<kind>\w+)\n(?P<code>.*?)^```$", re.M | re.S)
-# Checkpoints that examples load, and the random models that stand where they do not exist.
-CHECKPOINTS = {
-    "gpst-tiny": "gpst",
-    "rnng-tiny": "rnng",
-    "on-lstm-syd-tiny": "on_lstm",
-    "prpn-syd-tiny": "prpn",
-    "palm-s-tiny": "palm",
-}
 
 
 def blocks(page: Path, kind: str) -> list[re.Match[str]]:
@@ -63,6 +55,8 @@ def run_command(line: str) -> str:
             with mock.patch("sys.stdin", io.StringIO(text)), contextlib.redirect_stdout(printed):
                 assert main(words[1:]) == 0, line
             text = printed.getvalue()
+            written = words[words.index("--out") + 1] if "--out" in words else None
+            assert text.strip() if written is None else Path(written).exists(), f"{line} gives nothing"
         if target:
             Path(target.strip()).write_text(text, encoding="utf-8")
             text = ""
@@ -114,13 +108,8 @@ def check_options(words: list[str]) -> None:
 
 def make_inputs(folder: Path) -> None:
     """What the examples read: checkpoints, texts, trees, pairs, suites and reading times."""
-    for name, stand_in in CHECKPOINTS.items():
-        trained, place = ROOT / "model_cards" / name, folder / "model_cards" / name
-        place.parent.mkdir(exist_ok=True)
-        if trained.is_dir():
-            place.symlink_to(trained)
-        else:
-            export_model(*model_and_tokenizer(stand_in), place)
+    for name in ("hf_synlm", "model_cards"):
+        (folder / name).symlink_to(ROOT / name)
     sentences = ["the people of this country agree .", "we agree ."]
     for name in ("in.txt", "stories.txt", "valid.txt"):
         (folder / name).write_text("\n".join(sentences) + "\n", encoding="utf-8")

@@ -7,7 +7,6 @@ import importlib
 import io
 import json
 import math
-import shlex
 import subprocess
 import sys
 import tomllib
@@ -238,18 +237,6 @@ def test_help_and_version(capsys):
         assert "Example: synlm evaluate" in " ".join(capsys.readouterr().out.split())
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == f"hf_synlm {__version__}"
-
-
-def test_commands_of_the_readme_exist(capsys):
-    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    commands = [shlex.split(line) for line in text.splitlines() if line.startswith("synlm ")]
-    assert len(commands) >= 6
-    for _, *words in commands:
-        names = words[: 2 if words[0] == "evaluate" else 1]
-        assert main([*names, "--help"]) == 0
-        shown = capsys.readouterr().out
-        # Long names are cut in the table.
-        assert all(word[:14] in shown for word in words if word.startswith("--")), words
 
 
 def test_module_and_script_are_the_command():
