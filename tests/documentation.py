@@ -52,7 +52,8 @@ def run_command(line: str) -> str:
             text = " ".join(words[1:]) + "\n"
         else:
             printed = io.StringIO()
-            with mock.patch("sys.stdin", io.StringIO(text)), contextlib.redirect_stdout(printed):
+            given = io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8")
+            with mock.patch("sys.stdin", given), contextlib.redirect_stdout(printed):
                 assert main(words[1:]) == 0, line
             text = printed.getvalue()
             written = words[words.index("--out") + 1] if "--out" in words else None
