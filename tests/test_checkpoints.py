@@ -122,6 +122,13 @@ def test_scores_of_all_sentences(name: str, result: str, tmp_path: Path, monkeyp
     assert now == pytest.approx(stated, rel=1e-3, abs=0.2)
 
 
+def test_punctuation_is_told_by_tags(tmp_path: Path, capsys):
+    (tmp_path / "in.txt").write_text(f"{SENTENCE}\n")
+    command = ["evaluate", "perplexity", str(tmp_path / "in.txt"), "--model", str(CARDS / "prpn-syd-tiny")]
+    assert main([*command, "--punctuation", "remove"]) == 2
+    assert "belongs to --format treebank" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["gpst-tiny", "rnng-tiny"])
 def test_trees_of_searched_models(name: str, tmp_path: Path, monkeypatch):
     """Better than random trees on the first sentences, as the results on all of them say."""

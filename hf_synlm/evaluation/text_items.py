@@ -175,7 +175,7 @@ def read_treebank_items(path: PathLike, punctuation: str = "keep") -> list[TextI
         punctuation: "keep", or "remove" it by its tags, as parsers that know none read the sentences.
 
     Returns:
-        The sentences in the order of the file, all of one document; without words that are left, none.
+        The sentences in the order of the file, all of one document; those of nothing but punctuation are left out.
 
     Raises:
         ValueError: the file cannot be read as a treebank, or holds no sentence.
