@@ -37,7 +37,7 @@ def weight_of(layer: Any, name: str = "weight") -> Tensor:
             active = [adapter for adapter in wrapper.active_adapters if adapter in wrapper.lora_A]
             added += [wrapper.get_delta_weight(adapter) for adapter in active]
         layer = wrapper.base_layer
-    weight = getattr(layer, name)
+    weight = _in_floating_point(getattr(layer, name), layer)
     for part in added:
         weight = weight + part.to(weight.dtype)
     return weight
@@ -91,6 +91,19 @@ def _wrappers(layer: Any) -> Iterator[Any]:
     while is_adapted(layer):
         yield layer
         layer = layer.base_layer
+
+
+def _in_floating_point(weight: Tensor, layer: Any) -> Tensor:
+    """The numbers that a weight stands for."""
+    if type(weight).__module__.startswith("torchao."):
+        return weight.dequantize()
+    if not weight.is_floating_point():
+        raise ValueError(
+            f"A weight of {type(layer).__name__} [{weight.shape}] is of type {weight.dtype}, but it is read directly, "
+            "where only the formats of torchao can be read. Leave this layer out of the quantization "
+            "(llm_int8_skip_modules), or use TorchAoConfig."
+        )
+    return weight
 
 
 def _check(wrapper: Any, layer: Any) -> None:
