@@ -95,7 +95,8 @@ def _wrappers(layer: Any) -> Iterator[Any]:
 
 def _in_floating_point(weight: Tensor, layer: Any) -> Tensor:
     """The numbers that a weight stands for."""
-    if type(weight).__module__.startswith("torchao."):
+    # The first part keeps names of modules out of compiled code.
+    if type(weight) is not nn.Parameter and type(weight).__module__.startswith("torchao."):
         return weight.dequantize()
     if not weight.is_floating_point():
         raise ValueError(

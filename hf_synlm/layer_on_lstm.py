@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from .adapted_weights import weight_of
-from .matrix_products import linear_map, weight_gradient
+from .matrix_products import linear_map, weight_gradient, without_autocast
 from .recurrent_dropout import weight_dropout
 
 
@@ -121,7 +121,7 @@ class _ONLSTM(torch.autograd.Function):
         device = inputs.device.type
         low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else inputs.dtype
         dtype = torch.promote_types(low, torch.float32)
-        with torch.autocast(device, enabled=False):
+        with without_autocast(device):
             rows = inputs.to(low).reshape(steps * batch, -1)
             from_inputs = linear_map(input_weight.to(low), len(rows))
             # In the end these are the scores of the master gates (2 N), and the activations of the others (4 H).

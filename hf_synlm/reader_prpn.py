@@ -24,7 +24,7 @@ from .layers_prpn import (
     normalize_backward,
     normalize_factors,
 )
-from .matrix_products import linear, linear_map, weight_gradient
+from .matrix_products import linear, linear_map, weight_gradient, without_autocast
 from .recurrent_dropout import keep_mask
 
 
@@ -99,7 +99,7 @@ class ReadingLayer(nn.Module):
         )
         tensors = (key_TBH, input_TBG, gate_TBN, tape_NBD, *masks, *weights)
         dtype = torch.promote_types(tape_NBD.dtype, torch.float32)
-        with torch.autocast(x_TBI.device.type, enabled=False):
+        with without_autocast(x_TBI.device.type):
             hidden_TBH, tape, attention_TBN = _Reading.apply(*(None if t is None else t.to(dtype) for t in tensors))
         return hidden_TBH.to(x_TBI.dtype), tape, attention_TBN
 
