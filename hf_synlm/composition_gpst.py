@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .adapted_weights import weight_of
 from .configuration_gpst import GPSTConfig
 
 LEFT, RIGHT, PARENT_OF_RIGHT = 0, 1, 2  # rows of the role tables; outside, row 0 is the parent
@@ -46,7 +47,7 @@ class GPSTPairLayer(nn.Module):
         """Bias of the q, k, v projection with the role terms of the given (nested) list of roles: [..., 3 d]."""
         size = self.out_proj.in_features
         index = torch.tensor(roles, device=self.in_proj.weight.device)
-        role = F.linear(self.role_embedding(index), self.in_proj.weight[: 2 * size])
+        role = F.linear(self.role_embedding(index), weight_of(self.in_proj)[: 2 * size])
         return self.in_proj.bias + F.pad(role, (0, size))
 
     def attend(self, pair: Tensor, qkv: Tensor, linear: Callable, name: str) -> Tensor:
@@ -70,10 +71,10 @@ class GPSTPairLayer(nn.Module):
 
     def maps(self, name: str, in_bias: Tensor | None) -> dict[str, tuple[Tensor, Tensor | None]]:
         """The layer's linear maps by name; `in_bias` replaces the bias of the q, k, v projection."""
-        maps = {f"{name}.in_proj": (self.in_proj.weight, in_bias)}
+        maps = {f"{name}.in_proj": (weight_of(self.in_proj), in_bias)}
         for part in ("out_proj", "linear1", "linear2"):
             module = getattr(self, part)
-            maps[f"{name}.{part}"] = (module.weight, module.bias)
+            maps[f"{name}.{part}"] = (weight_of(module), module.bias)
         return maps
 
 
@@ -86,7 +87,7 @@ class GPSTScore(nn.Sequential):
 
     def maps(self, name: str) -> dict[str, tuple[Tensor, Tensor | None]]:
         """The linear maps by name."""
-        return {f"{name}.{x}": (self[x].weight, self[x].bias) for x in (0, 2)}
+        return {f"{name}.{x}": (weight_of(self[x]), self[x].bias) for x in (0, 2)}
 
     @staticmethod
     def run(linear: Callable, name: str, vector: Tensor) -> Tensor:
@@ -175,8 +176,7 @@ class GPSTDecomposition(nn.Module):
 
     def cell_features(self, vector_ND: Tensor) -> Tensor:
         """[N, 4 d + 2 score size]: vector, its first projections, and its score projections as left / right sibling."""
-        # Modules of a list are plain modules to the type checker, so it takes their parameters for modules as well.
-        projections = F.linear(vector_ND, self.layers[0].in_proj.weight)  # type: ignore[arg-type]
+        projections = F.linear(vector_ND, weight_of(self.layers[0].in_proj))
         parts = [vector_ND, projections, self.left_score(vector_ND), self.right_score(vector_ND)]
         return torch.cat([part.to(vector_ND.dtype) for part in parts], -1)
 

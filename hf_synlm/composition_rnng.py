@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .adapted_weights import weight_of
 from .forest_lstm import forest_lstm
 from .matrix_products import batched_linear
 from .schedule_rnng import Chains
@@ -29,7 +30,7 @@ class BidirectionalLSTM(nn.Module):
         """States [2, S, w] of both directions after every step of `Chains`, from their inputs [2, S, w]."""
         names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
         weight_ih, weight_hh, bias_ih, bias_hh = (
-            torch.stack([getattr(self.lstm, name), getattr(self.lstm, name + "_reverse")]) for name in names
+            torch.stack([weight_of(self.lstm, name), weight_of(self.lstm, name + "_reverse")]) for name in names
         )
         dtype = _matmul_dtype(inputs)
         gates = batched_linear(inputs.to(dtype), weight_ih.to(dtype), (bias_ih + bias_hh).to(dtype))
@@ -121,7 +122,7 @@ class AttentionComposition(nn.Module):
         both = torch.cat([states[0][chains.position[0]], states[1][chains.position[1]]], 2)
         query = torch.cat([self.query_labels(label_R), top_R], 1)
         # (V H_i) . q = H_i . (V^T q): one multiplication per node instead of one per child
-        score = torch.einsum("rmd,rd->rm", both, (query @ self.key.weight.to(query.dtype)).to(both.dtype))
+        score = torch.einsum("rmd,rd->rm", both, (query @ weight_of(self.key).to(query.dtype)).to(both.dtype))
         column = torch.arange(both.shape[1], device=score.device)
         score = score.to(torch.promote_types(score.dtype, torch.float32))
         weight = score.masked_fill(column >= chains.length[:, None], float("-inf")).softmax(1).to(both.dtype)

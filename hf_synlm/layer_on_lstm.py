@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from .matrix_products import linear_map, weight_gradient
+from .adapted_weights import weight_of
+from .matrix_products import linear_map, weight_gradient, without_autocast
 from .recurrent_dropout import weight_dropout
 
 
@@ -53,14 +54,14 @@ class ONLSTMLayer(nn.Module):
             h [T + 1, B, H] and c [T + 1, B, H] before the first and after every step; the distances [T, B]; and those
             of the split head, if there is one.
         """
-        weight = weight_dropout(self.hh.weight, dropout, self.training, rescale=False)
+        weight = weight_dropout(weight_of(self.hh), dropout, self.training, rescale=False)
         bias = self.ih.bias + self.hh.bias
         states, cells, master_forget = on_lstm(
-            inputs_TBD, hidden_BH, cell_BH, self.ih.weight, weight, bias, self.num_chunks
+            inputs_TBD, hidden_BH, cell_BH, weight_of(self.ih), weight, bias, self.num_chunks
         )
         syd_distance = None
         if self.split_head is not None:
-            split = weight_dropout(self.split_head.weight, dropout, self.training, rescale=False)
+            split = weight_dropout(weight_of(self.split_head), dropout, self.training, rescale=False)
             syd_distance = split_distance(F.linear(master_forget.to(split.dtype), split, self.split_head.bias))
         return states.to(inputs_TBD.dtype), cells, split_distance(master_forget), syd_distance
 
@@ -120,7 +121,7 @@ class _ONLSTM(torch.autograd.Function):
         device = inputs.device.type
         low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else inputs.dtype
         dtype = torch.promote_types(low, torch.float32)
-        with torch.autocast(device, enabled=False):
+        with without_autocast(device):
             rows = inputs.to(low).reshape(steps * batch, -1)
             from_inputs = linear_map(input_weight.to(low), len(rows))
             # In the end these are the scores of the master gates (2 N), and the activations of the others (4 H).

@@ -11,6 +11,7 @@ Shapes: R rows, I inputs, O outputs.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -157,8 +158,31 @@ class _Linear(torch.autograd.Function):
         )
 
 
+def without_autocast(device_type: str) -> AbstractContextManager:
+    """A region without autocast; nothing at all where autocast is off, as regions stand in the way of exported code.
+
+    Args:
+        device_type: "cpu", "cuda", ...
+
+    Returns:
+        The context.
+    """
+    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
+
+
 def _uses_onednn(weight: Tensor) -> bool:
+    # The kernels cannot be traced, so that compiled and exported code has the ordinary products.
+    if torch.compiler.is_compiling():
+        return False
     return _HAS_ONEDNN and weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() > 0
 
 
-__all__ = ["OneDNNLinear", "batched_linear", "batched_map", "linear", "linear_map", "weight_gradient"]
+__all__ = [
+    "OneDNNLinear",
+    "batched_linear",
+    "batched_map",
+    "linear",
+    "linear_map",
+    "weight_gradient",
+    "without_autocast",
+]

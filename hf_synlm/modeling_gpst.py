@@ -23,6 +23,7 @@ from transformers import initialization as init
 from transformers.utils import can_return_tuple
 
 from .actions import COMP, GEN, PAD_ACTION, spans_to_actions
+from .adapted_weights import weight_of
 from .chart import ChartPlan, TreeNodes, best_splits, induced_trees, plan_chart, plan_trees
 from .composition_gpst import GPSTComposition, GPSTDecomposition, GPSTParser
 from .configuration_gpst import GPSTConfig
@@ -716,7 +717,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         )
         if labels is not None:
             result.loss, result.losses, result.joint_log_prob = self.heads.objective(
-                self.config, self.lm_head.weight, output, labels, loss_shares
+                self.config, weight_of(self.lm_head), output, labels, loss_shares
             )
             return result
         return self._given_tree(result, output)
@@ -925,7 +926,7 @@ class GPSTForSequenceClassification(GPSTPreTrainedModel):
         if labels is not None:
             classification = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
             classification = classification * share_of(loss_shares, "classification")
-            loss, losses, _ = self.heads.objective(self.config, self.lm_head.weight, output, input_ids, loss_shares)
+            loss, losses, _ = self.heads.objective(self.config, weight_of(self.lm_head), output, input_ids, loss_shares)
             result.loss = classification + loss
             result.losses = {"classification": classification.detach(), **losses}
         return result

@@ -25,6 +25,7 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
+from .adapted_weights import is_adapted, weight_of
 from .configuration_lstm import LSTMConfig
 from .layer_outputs import (
     HiddenStateChoice,
@@ -140,7 +141,7 @@ class LSTMModel(LSTMPreTrainedModel):
             ids = F.pad(ids, (1, 0), value=self.config.bos_token_id)
         keep_state = cache is not None or bool(use_cache)
         state = None if begins else cache.read(self._state_shapes(len(ids)), ids.device)
-        if wanted:
+        if wanted or is_adapted(self.lstm):  # `nn.LSTM` does not see what adapters change
             outputs, final = self._read_by_layer(ids, count_B + begins, state)
         else:
             outputs, final = self._read(ids, count_B + begins, state, keep_state)
@@ -197,7 +198,9 @@ class LSTMModel(LSTMPreTrainedModel):
         outputs, final = [self.dropout(self.embed_tokens(ids))], []
         if state is None:
             state = tuple(outputs[0].new_zeros(shape) for shape in self._state_shapes(len(ids)))
-        for layer, weights in enumerate(self.lstm.all_weights):
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        for layer in range(self.config.num_layers):
+            weights = [weight_of(self.lstm, f"{name}_l{layer}") for name in names]
             inputs = self.dropout(outputs[-1]) if layer else outputs[0]
             states, last = lstm_layer(inputs, (state[0][layer], state[1][layer]), weights, count_B)
             outputs.append(states)
@@ -332,7 +335,7 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
         wide = torch.promote_types(hidden_RE.dtype, torch.float32)
         coefficient = hidden_RE.new_full((len(row),), 1 / len(row), dtype=wide)
         loss, loss_R = linear_cross_entropy(
-            hidden_RE, self.lm_head.weight, labels[row, column].long(), coefficient, self.lm_head.bias
+            hidden_RE, weight_of(self.lm_head), labels[row, column].long(), coefficient, self.lm_head.bias
         )
         return loss, -loss_R.new_zeros(len(labels)).index_add(0, row, loss_R)
 

@@ -5,6 +5,7 @@ losses are in nats; spans are half-open `(i, j)` in token positions of the input
 """
 
 from dataclasses import dataclass, fields
+from html import escape
 from typing import Any
 
 from torch import Tensor
@@ -203,6 +204,24 @@ class ParseOutput(ModelOutput):
             spans = fold_tokens(spans, [position in last for position in range(length)])
             length = len(ends)
         return tree_to_brackets(spans_to_tree(spans, length), words)
+
+    def _repr_html_(self) -> str:
+        """A table of all trees for notebooks; tokens are numbered by their columns, as the output holds no words."""
+        rows = []
+        for sentence, hypotheses in enumerate(self.spans or []):
+            offset = self.offsets[sentence]
+            columns = [str(column) for column in range(offset, offset + self.lengths[sentence])]
+            for rank in range(len(hypotheses)):
+                value = "" if self.log_probs is None else f"{float(self.log_probs[sentence, rank]):.3f}"
+                tree = escape(self.brackets(columns, sentence, rank))
+                rows.append(f"<tr><td>{sentence}</td><td>{rank}</td><td>{value}</td><td><code>{tree}</code></td></tr>")
+            if not hypotheses:
+                rows.append(
+                    f"<tr><td>{sentence}</td><td/><td/><td>no complete tree: a wider beam may find one</td></tr>"
+                )
+        names = ("sentence", "hypothesis", "log-probability (nats)", "tree over columns")
+        head = "".join(f"<th>{name}</th>" for name in names)
+        return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
 
 
 __all__ = ["InFieldOrder", "ParseOutput", "SyntacticClassifierOutput", "SyntacticLMOutput", "SyntacticModelOutput"]

@@ -21,6 +21,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import can_return_tuple
 
+from .adapted_weights import weight_of
 from .composition_rnng import AttentionComposition, LSTMComposition, chain_inputs
 from .configuration_rnng import RNNGConfig
 from .device_placement import NoOffloading
@@ -28,7 +29,7 @@ from .evaluation_mode import evaluation_mode
 from .fast_track_decoding import FastTrackDecoder
 from .fast_track_search import FastTrackSearch
 from .incremental_parsing import parse_with_search
-from .layer_outputs import HiddenStateChoice, kept_states, refuse_layer_outputs, wanted_states
+from .layer_outputs import HiddenStateChoice, asked_of_layers, kept_states, refuse_layer_outputs, wanted_states
 from .linear_cross_entropy import linear_cross_entropy
 from .loss_shares import check_shares, share_of
 from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
@@ -383,6 +384,7 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         loss_shares: Mapping[str, float] | None = None,
         output_hidden_states: HiddenStateChoice = None,
         output_attentions: bool | None = None,
+        **kwargs: Any,
     ) -> SyntacticLMOutput:
         """Training objective and probability of given derivations with `actions`, next-token log-probabilities without.
 
@@ -408,6 +410,7 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             output_hidden_states: also return `hidden_states` of the given derivations (see `RNNGModel.forward`).
             output_attentions: refused: see `RNNGModel.forward`.
+            **kwargs: nothing; wrappers pass arguments of other models here, as None.
 
         Returns:
             `SyntacticLMOutput`; with `actions` its `joint_log_prob` [B] is log p(text, tree).
@@ -415,10 +418,12 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         Raises:
             ValueError: for bad shapes and ids, sequences that are no derivations of the tokens, labels without actions,
                 and options that do not go together.
+            TypeError: for other keyword arguments.
 
         Cost: objective: as many sequential steps as trees are high and stacks deep (LSTM composition). Logits: T
             words, each about ten steps of `config.action_beam_size` states.
         """
+        asked_of_layers(kwargs)  # nothing else is taken
         check_shares(loss_shares, ("action", "word"))
         wanted = self.model.wanted_states(output_hidden_states, output_attentions)
         if actions is None:
@@ -751,7 +756,7 @@ def _score_derivations(
         if labels.is_floating_point() or bool(((labels[place] != words) & (labels[place] != -100)).any()):
             raise ValueError("labels must be input_ids, or -100 where the word loss shall not count.")
         counted = (labels[place] != -100).float()
-    word_total, word_loss = linear_cross_entropy(before, model.lm_head.weight, words, counted, model.lm_head.bias)
+    word_total, word_loss = linear_cross_entropy(before, weight_of(model.lm_head), words, counted, model.lm_head.bias)
     joint = action_loss.new_zeros(len(mask)).index_add(0, schedule.action_row, -action_loss.detach())
     joint = joint.index_add(0, schedule.word_row, -word_loss.to(joint.dtype))
     return _Scores(states, action_logits, action_loss, action_loss.sum(), before, word_loss, word_total, joint)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from .adapted_weights import refuse_adapters, weight_of
 from .layers_prpn import TokenRows, drop
 from .matrix_products import linear
 
@@ -116,12 +117,12 @@ class LookbackFeatures(nn.Module):
         # Holds the parameters; it is applied as one multiplication of the rows that count.
         self.convolution = nn.Conv1d(input_size, hidden_size, lookback + 1)
         self.norm = nn.BatchNorm1d(hidden_size)
-        self.dropout = dropout
+        self.lookback, self.dropout = lookback, dropout
 
     def forward(self, inputs_SBE: Tensor, rows: TokenRows) -> Tensor:
         """Features [R, H] of inputs [L + T, B, E]."""
-        windows_TBEL = inputs_SBE.unfold(0, self.convolution.kernel_size[0], 1)
-        weight = self.convolution.weight.flatten(1)
+        windows_TBEL = inputs_SBE.unfold(0, self.lookback + 1, 1)
+        weight = weight_of(self.convolution).flatten(1)
         features = linear(rows.take(windows_TBEL).flatten(1), weight, self.convolution.bias)
         return drop(F.relu(self.norm(features)), self.dropout, self.training)
 
@@ -149,7 +150,7 @@ class ConvolutionalParsingNetwork(nn.Module):
 
     def start(self, like_BE: Tensor) -> tuple[Tensor, ...]:
         """State before the first token, of the type and the sentences of `like_BE`."""
-        return (like_BE.new_zeros(self.features.convolution.kernel_size[0] - 1, *like_BE.shape),)
+        return (like_BE.new_zeros(self.features.lookback, *like_BE.shape),)
 
     def forward(self, embeddings_TBE: Tensor, rows: TokenRows, state: tuple[Tensor, ...], count_B: Tensor) -> Distances:
         """Distances of all tokens.
@@ -168,7 +169,7 @@ class ConvolutionalParsingNetwork(nn.Module):
         embeddings_SBE = torch.cat([state[0].to(embeddings_TBE), embeddings_TBE])
         features_RH = self.features(drop(embeddings_SBE, self.dropout, self.training), rows)
         halves = features_RH.unflatten(1, (2, -1))
-        score_R2 = torch.einsum("rgh,gh->rg", halves, self.score.weight.squeeze(2)) + self.score.bias
+        score_R2 = torch.einsum("rgh,gh->rg", halves, weight_of(self.score).squeeze(2)) + self.score.bias
         own, following = rows.put(_at_least_float32(score_R2).sigmoid()).unbind(2)
         return Distances(own, following, None, (last_entries(embeddings_SBE, count_B, len(state[0])),))
 
@@ -205,8 +206,10 @@ class RecurrentParsingNetwork(nn.Module):
 
     def start(self, like_BE: Tensor) -> tuple[Tensor, ...]:
         """State before the first token, of the type and the sentences of `like_BE`."""
+        for name in ("word_lstm", "distance_lstm"):
+            refuse_adapters(getattr(self, name), name)
         size = self.word_lstm.hidden_size
-        lengths = (1, 1, self.features.convolution.kernel_size[0] - 1, 1, 1)
+        lengths = (1, 1, self.features.lookback, 1, 1)
         return tuple(like_BE.new_zeros(length, len(like_BE), size) for length in lengths)
 
     def forward(self, embeddings_TBE: Tensor, rows: TokenRows, state: tuple[Tensor, ...], count_B: Tensor) -> Distances:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from .adapted_weights import weight_of
 from .layers_prpn import (
     ATTENTION_EPSILON,
     UnbiasedLayerNorm,
@@ -23,7 +24,7 @@ from .layers_prpn import (
     normalize_backward,
     normalize_factors,
 )
-from .matrix_products import linear, linear_map, weight_gradient
+from .matrix_products import linear, linear_map, weight_gradient, without_autocast
 from .recurrent_dropout import keep_mask
 
 
@@ -77,17 +78,18 @@ class ReadingLayer(nn.Module):
         """
         size, training = self.key.out_features, self.training
         input_size = x_TBI.shape[-1]
+        key_weight = weight_of(self.key)
         x_key = drop(x_TBI, self.key_dropout, training)
-        key_TBH = linear(x_key, self.key.weight[:, :input_size], self.key.bias)
-        input_TBG = linear(drop(x_TBI, self.dropout, training), self.input.weight, self.input.bias)
+        key_TBH = linear(x_key, key_weight[:, :input_size], self.key.bias)
+        input_TBG = linear(drop(x_TBI, self.dropout, training), weight_of(self.input), self.input.bias)
         masks: list[Tensor | None] = [None, None, None]
         if training and self.key_dropout:
             masks[:2] = [keep_mask(key_TBH.shape, self.key_dropout, self.cell_norm.weight) for _ in range(2)]
         if training and self.recurrent_dropout:
             masks[2] = keep_mask((size,), self.recurrent_dropout, self.cell_norm.weight)
         weights = (
-            self.key.weight[:, input_size:],
-            self.recurrent.weight,
+            key_weight[:, input_size:],
+            weight_of(self.recurrent),
             self.recurrent.bias,
             self.input_norm.weight,
             self.recurrent_norm.weight,
@@ -97,7 +99,7 @@ class ReadingLayer(nn.Module):
         )
         tensors = (key_TBH, input_TBG, gate_TBN, tape_NBD, *masks, *weights)
         dtype = torch.promote_types(tape_NBD.dtype, torch.float32)
-        with torch.autocast(x_TBI.device.type, enabled=False):
+        with without_autocast(x_TBI.device.type):
             hidden_TBH, tape, attention_TBN = _Reading.apply(*(None if t is None else t.to(dtype) for t in tensors))
         return hidden_TBH.to(x_TBI.dtype), tape, attention_TBN
 

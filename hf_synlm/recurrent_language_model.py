@@ -28,6 +28,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
 from .actions import PAD_ACTION, spans_to_actions
+from .adapted_weights import weight_of
 from .device_placement import NoOffloading
 from .evaluation_mode import evaluation_mode
 from .framed_sentences import ends_of_words, frame_sentences, spread_spans
@@ -284,7 +285,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         weights = counts.to(torch.promote_types(features.dtype, torch.float32))
         loss, loss_R = linear_cross_entropy(
             features.flatten(0, 1),
-            self.lm_head.weight,
+            weight_of(self.lm_head),
             targets.flatten().long().clamp_min(0),
             weights / weights.sum().clamp_min(1),
             self.lm_head.bias,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from .adapted_weights import unwrapped, weight_of
 from .composition_rnng import chain_inputs
 from .forest_lstm import forest_lstm, lstm_step, lstm_step_backward
 from .matrix_products import linear, linear_map
@@ -47,10 +48,11 @@ class StackLSTM(nn.Module):
 
     def weights(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Of every layer: input weights, recurrent weights, and the sum of the two biases."""
-        return [
-            (cell.get_parameter("weight_ih"), cell.get_parameter("weight_hh"), cell.bias_ih + cell.bias_hh)
-            for cell in self.cells
-        ]
+        layers = []
+        for cell in self.cells:
+            plain = unwrapped(cell)
+            layers.append((weight_of(cell, "weight_ih"), weight_of(cell, "weight_hh"), plain.bias_ih + plain.bias_hh))
+        return layers
 
     def by_level(self, elements: Tensor, schedule: LevelSchedule, every_layer: bool = False) -> list[Tensor]:
         """Run all pushes, depth by depth.

@@ -120,6 +120,7 @@ class SyntacticGenerationMixin(GenerationMixin):
             self.word_search(config.num_beams, config._eos_token_tensor, renormalize),
         )
 
+    @torch.compiler.disable  # the search decides on the host what comes next: nothing would be gained by tracing it
     def _marginal_forward(
         self,
         input_ids: Tensor,
@@ -130,6 +131,11 @@ class SyntacticGenerationMixin(GenerationMixin):
         word_ends: Tensor | None = None,
     ) -> SyntacticLMOutput:
         """Next-token log-probabilities with the derivations summed out; see `incremental_parsing.marginal_logits`."""
+        if torch.compiler.is_exporting():
+            raise ValueError(
+                f"Next-token logits of {type(self).__name__} come from a search whose steps depend on the text: no "
+                "exported graph holds them. Export layers (see docs/ecosystem.md), or use the model itself."
+            )
         if past_key_values is not None and not hasattr(past_key_values, "begun"):
             raise ValueError(
                 f"past_key_values is a {type(past_key_values).__name__}; pass the SyntacticCache that an earlier call "

@@ -184,11 +184,11 @@ def check_tokens(config: PreTrainedConfig, input_ids: Tensor, attention_mask: Te
         attention_mask: [B, T], 1 = token; None = every column.
 
     Raises:
-        ValueError: for wrong shapes and types, or ids outside the vocabulary. (On a GPU the embedding lookup finds
-            these: a check would stall every step.)
+        ValueError: for wrong shapes and types, or ids outside the vocabulary. (On a GPU, and in compiled and exported
+            code, the embedding lookup finds these: a check would stall every step, and break the graph.)
     """
     _check_shapes(input_ids, attention_mask)
-    if not input_ids.is_cuda:
+    if not (input_ids.is_cuda or torch.compiler.is_compiling()):
         outside = (input_ids < 0) | (input_ids >= config.vocab_size)
         if attention_mask is not None:
             outside = outside & attention_mask.bool()
@@ -216,12 +216,12 @@ def check_labels(config: PreTrainedConfig, labels: Tensor, input_ids: Tensor) ->
         input_ids: [B, T].
 
     Raises:
-        ValueError: unless they are. (On a GPU ids are not checked: that would stall every step.)
+        ValueError: unless they are. (On a GPU and in compiled code ids are not checked: that would stall every step.)
     """
     if not isinstance(labels, Tensor) or labels.shape != input_ids.shape or labels.is_floating_point():
         given = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else f"a {type(labels).__name__}"
         raise ValueError(f"labels are {given}, input_ids {tuple(input_ids.shape)}. Give one integer per input id.")
-    if not labels.is_cuda:
+    if not (labels.is_cuda or torch.compiler.is_compiling()):
         outside = (labels != -100) & ((labels < 0) | (labels >= config.vocab_size))
         if outside.any():
             raise ValueError(

@@ -19,6 +19,7 @@ from hf_synlm import (
     RNNGForCausalLM,
 )
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
+from hf_synlm.modeling_outputs import ParseOutput
 from hf_synlm.trees import random_tree, right_branching
 from hf_synlm.viz import (
     bars_to_svg,
@@ -259,6 +260,7 @@ def test_views_of_parse_output(tiny_gpst_config, tiny_rnng_config):
     assert view.text().count("\n") == 4 and str(view) == view.text()
     assert texts(view.svg())[:5] == words
     assert ElementTree.fromstring(view._repr_html_()).attrib["class"] == "synlm"
+    assert ElementTree.fromstring(view._repr_svg_()).tag == SVG + "svg"
     assert "\\textless{}a\\textgreater{}" in view.latex(1)
     assert view.html("title").count("<svg") == 3
     with pytest.raises(ValueError, match="there is no tree 3"):
@@ -367,3 +369,22 @@ def test_bars():
     ):
         with pytest.raises(ValueError, match=message):
             bars_to_svg(names, values, title="t")
+
+
+def test_output_of_parse_in_a_notebook():
+    """The bare output knows no words: a table of its trees, with labels escaped."""
+    output = ParseOutput(
+        spans=[[[(1, 3), (1, 4)], [(2, 4), (1, 4)]], []],
+        labels=[[["<b>&", "S"], ["VP", "S"]], []],
+        log_probs=torch.tensor([[-1.5, -2.25], [-math.inf, -math.inf]]),
+        offsets=[1, 0],
+        lengths=[3, 2],
+    )
+    table = ElementTree.fromstring(output._repr_html_())
+    rows = [["".join(cell.itertext()) for cell in row] for row in table]
+    assert rows[1] == ["0", "0", "-1.500", "(S (<b>& 1 2) 3)"]
+    assert rows[2] == ["0", "1", "-2.250", "(S 1 (VP 2 3))"]
+    assert rows[3][0] == "1" and "no complete tree" in rows[3][3]
+    unlabeled = ParseOutput(spans=[[[(0, 2)]]], offsets=[0], lengths=[2])
+    assert "(0 1)" in unlabeled._repr_html_()
+    assert show(ParsedSentence(("a", "b")))._repr_svg_() is None

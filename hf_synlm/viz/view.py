@@ -51,6 +51,9 @@ class SentenceView:
     def _repr_html_(self) -> str:
         return sentence_to_html(self.sentence, self.pictures)
 
+    def _repr_svg_(self) -> str | None:
+        return self.svg() if self.sentence.hypotheses else None
+
     def __str__(self) -> str:
         return self.text() if self.sentence.hypotheses else " ".join(self.sentence.words)
 

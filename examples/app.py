@@ -1,0 +1,134 @@
+"""Demo in the browser: text in, trees with their alternatives and the surprisal of every word out.
+
+    pip install '.[demo]'
+    python examples/app.py runs/gpst_tiny/model
+
+Everything but the page itself works without gradio: `analyse` is an ordinary function.
+"""
+
+import argparse
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_synlm.data.parsed import ParsedSentence
+from hf_synlm.evaluation.treebank_parsing import parse_sentences
+from hf_synlm.hub.checkpoint import load_pretrained
+from hf_synlm.viz import posteriors, sentence_to_html, surprisals_in_bits
+
+EXAMPLE = "the people of this country agree"
+WORD_COLUMNS = ["word", "surprisal (bits)"]
+TREE_COLUMNS = ["tree", "log-probability (nats)", "share", "brackets"]
+
+
+def analyse(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, num_beams: int, num_trees: int
+) -> tuple[str, list[list[Any]], list[list[Any]]]:
+    """Parse one sentence.
+
+    Args:
+        model: a syntactic language model.
+        tokenizer: its tokenizer.
+        text: words, separated by white space.
+        num_beams: width of the search; only of use for models with a search.
+        num_trees: how many trees to show; models without a search have one.
+
+    Returns:
+        The drawings as HTML, rows of `WORD_COLUMNS`, and rows of `TREE_COLUMNS`.
+
+    Raises:
+        ValueError: there is no word, or the model cannot read them.
+    """
+    words = text.split()
+    if not words:
+        raise ValueError("there is no word: type a sentence")
+    options: dict[str, int] = {}
+    if hasattr(model, "word_search"):
+        options = {"num_beams": num_beams, "num_return_sequences": min(num_trees, num_beams)}
+    (sentence,) = parse_sentences(model, tokenizer, [words], **options)
+    return sentence_to_html(sentence), _word_rows(sentence), _tree_rows(sentence)
+
+
+def _word_rows(sentence: ParsedSentence) -> list[list[Any]]:
+    bits = surprisals_in_bits(sentence) or [None] * len(sentence.words)
+    return [
+        [word, None if value is None else round(value, 2)] for word, value in zip(sentence.words, bits, strict=True)
+    ]
+
+
+def _tree_rows(sentence: ParsedSentence) -> list[list[Any]]:
+    shares = posteriors(sentence) or [None] * len(sentence.hypotheses)
+    return [
+        [
+            rank + 1,
+            None if tree.log_prob is None else round(tree.log_prob, 3),
+            None if share is None else f"{100 * share:.1f} %",
+            sentence.brackets(rank),
+        ]
+        for rank, (tree, share) in enumerate(zip(sentence.hypotheses, shares, strict=True))
+    ]
+
+
+def build(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> Any:
+    """Make the page.
+
+    Args:
+        model: a syntactic language model.
+        tokenizer: its tokenizer.
+        name: of the model, for the title.
+
+    Returns:
+        The `gradio.Blocks`.
+    """
+    import gradio  # the only place that needs it
+
+    def show(text: str, num_beams: float, num_trees: float) -> tuple[str, list[list[Any]], list[list[Any]]]:
+        try:
+            return analyse(model, tokenizer, text, int(num_beams), int(num_trees))
+        except ValueError as error:
+            raise gradio.Error(str(error)) from error
+
+    with gradio.Blocks(title=f"hf_synlm: {name}", analytics_enabled=False) as page:
+        gradio.Markdown(f"# {name}\nA sentence, its trees, and how surprising its words are.")
+        text = gradio.Textbox(EXAMPLE, label="Sentence", max_length=1000)
+        searches = hasattr(model, "word_search")
+        with gradio.Row(visible=searches):
+            num_beams = gradio.Slider(1, 100, value=20, step=1, label="Beam")
+            num_trees = gradio.Slider(1, 20, value=5, step=1, label="Trees")
+        button = gradio.Button("Parse", variant="primary")
+        drawing = gradio.HTML(label="Trees")
+        words = gradio.Dataframe(headers=WORD_COLUMNS, label="Words", interactive=False)
+        trees = gradio.Dataframe(headers=TREE_COLUMNS, label="Alternatives", interactive=False)
+        outputs = [drawing, words, trees]
+        gradio.on([button.click, text.submit], show, [text, num_beams, num_trees], outputs, api_name="analyse")
+    return page
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Load a model and serve the page on this machine only.
+
+    Args:
+        arguments: of the command line; default: those of the process.
+    """
+    parser = argparse.ArgumentParser(description="Trees and surprisals in the browser.")
+    parser.add_argument("model", help="folder of a model, or its name on the Hub")
+    parser.add_argument("--revision", help="branch, tag or commit on the Hub")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run the code that comes with the model")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, ...")
+    parser.add_argument("--port", type=int, default=7860)
+    given = parser.parse_args(arguments)
+    try:
+        model, tokenizer = load_pretrained(
+            given.model, revision=given.revision, trust_remote_code=given.trust_remote_code or None
+        )
+        if not hasattr(model, "parse"):
+            raise ValueError(f"{given.model} is a {type(model).__name__}, which has no trees")
+    except ValueError as error:
+        parser.error(str(error))
+    page = build(model.to(torch.device(given.device)).eval(), tokenizer, given.model)
+    page.launch(server_name="127.0.0.1", server_port=given.port, share=False)
+
+
+if __name__ == "__main__":
+    main()

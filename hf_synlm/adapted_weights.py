@@ -1,0 +1,138 @@
+"""Weights that are read directly, as low-rank adapters change them.
+
+Charts, stacks and recurrences read the weights of their layers without calling these. An adapter of PEFT wraps a layer
+and adds its part when the layer is called, so that here it would be without effect. `weight_of` adds that part:
+
+    W' = W + s B A
+
+Adapters are known by their attributes: PEFT need not be installed.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def weight_of(layer: Any, name: str = "weight") -> Tensor:
+    """The weight with which a layer computes.
+
+    Args:
+        layer: a layer, or the wrapper that LoRA has put around it.
+        name: of the parameter.
+
+    Returns:
+        The parameter itself, or the sum with what the active adapters add to it; gradients reach both.
+
+    Raises:
+        ValueError: for wrappers of another kind, and for options of LoRA that are more than such a sum (dropout in
+            training, biases, DoRA).
+
+    Cost: nothing without adapters, else one product [O, r] x [r, I] per call.
+    """
+    added: list[Tensor] = []
+    for wrapper in _wrappers(layer):
+        _check(wrapper, layer)
+        if getattr(wrapper, "parameter_name", "weight") == name and not (wrapper.merged or wrapper.disable_adapters):
+            active = [adapter for adapter in wrapper.active_adapters if adapter in wrapper.lora_A]
+            added += [wrapper.get_delta_weight(adapter) for adapter in active]
+        layer = wrapper.base_layer
+    weight = _in_floating_point(getattr(layer, name), layer)
+    for part in added:
+        weight = weight + part.to(weight.dtype)
+    return weight
+
+
+def is_adapted(layer: Any) -> bool:
+    """Whether a layer is wrapped by an adapter.
+
+    Args:
+        layer: any module.
+
+    Returns:
+        True or False.
+    """
+    return getattr(layer, "base_layer", None) is not None
+
+
+def unwrapped(layer: Any) -> Any:
+    """The layer that adapters wrap, for what they do not change: sizes and biases.
+
+    Args:
+        layer: a layer or a wrapper.
+
+    Returns:
+        The layer itself.
+    """
+    for wrapper in _wrappers(layer):
+        layer = wrapper.base_layer
+    return layer
+
+
+def refuse_adapters(layer: Any, name: str) -> None:
+    """Raise ValueError if a layer is wrapped, where an adapter would be without effect.
+
+    Args:
+        layer: a layer or a wrapper.
+        name: of the layer, for the message.
+
+    Raises:
+        ValueError: if it is wrapped.
+    """
+    if is_adapted(layer):
+        raise ValueError(
+            f"{name} has an adapter, but {type(unwrapped(layer)).__name__} reads its weights where no adapter reaches "
+            "them. Leave it out of target_modules and target_parameters."
+        )
+
+
+def _wrappers(layer: Any) -> Iterator[Any]:
+    """Wrappers around a layer, the outermost first."""
+    while is_adapted(layer):
+        yield layer
+        layer = layer.base_layer
+
+
+def _in_floating_point(weight: Tensor, layer: Any) -> Tensor:
+    """The numbers that a weight stands for."""
+    # The first part keeps names of modules out of compiled code.
+    if type(weight) is not nn.Parameter and type(weight).__module__.startswith("torchao."):
+        return weight.dequantize()
+    if not weight.is_floating_point():
+        raise ValueError(
+            f"A weight of {type(layer).__name__} [{weight.shape}] is of type {weight.dtype}, but it is read directly, "
+            "where only the formats of torchao can be read. Leave this layer out of the quantization "
+            "(llm_int8_skip_modules), or use TorchAoConfig."
+        )
+    return weight
+
+
+def _check(wrapper: Any, layer: Any) -> None:
+    kind = type(unwrapped(layer)).__name__
+    if not (hasattr(wrapper, "lora_A") and hasattr(wrapper, "get_delta_weight")):
+        raise ValueError(
+            f"A layer ({kind}) is wrapped by {type(wrapper).__module__}.{type(wrapper).__name__}, but its weight is "
+            "read directly, where only LoRA can be added. Leave it out of target_modules, or take LoRA."
+        )
+    if getattr(unwrapped(layer), "groups", 1) != 1:
+        raise ValueError(
+            f"A grouped layer ({kind}) has an adapter, which PEFT cannot write as a sum of weights. Leave it out of "
+            "target_modules."
+        )
+    for adapter in wrapper.active_adapters:
+        dropout = wrapper.lora_dropout[adapter] if adapter in wrapper.lora_dropout else None
+        more = []
+        if isinstance(dropout, nn.Dropout) and dropout.p > 0 and wrapper.training:
+            more.append(f"lora_dropout={dropout.p}")
+        if wrapper.lora_bias.get(adapter):
+            more.append("lora_bias=True")
+        if adapter in wrapper.lora_variant:
+            more.append(type(wrapper.lora_variant[adapter]).__name__)
+        if more:
+            raise ValueError(
+                f"Adapter {adapter!r} of a layer ({kind}) has {', '.join(more)}, but the weight of this layer is read "
+                "directly, where LoRA is a sum of weights. Leave that out, or the layer out of target_modules."
+            )
+
+
+__all__ = ["is_adapted", "refuse_adapters", "unwrapped", "weight_of"]
