@@ -7,6 +7,7 @@ import importlib
 import io
 import json
 import math
+import shlex
 import subprocess
 import sys
 import tomllib
