@@ -93,7 +93,7 @@ def clean_environment(folder: Path) -> tuple[Path, set[str]]:
             if name in wanted and not target.exists() and source.exists():
                 target.symlink_to(source)
     strangers = {top for top in tops[False] - tops[True] if top.isidentifier()} | {"hf_synlm", "accelerate"}
-    return folder / "bin" / "python", strangers - {"easy_install", "pkg_resources"}
+    return folder / "bin" / "python", strangers - set(sys.stdlib_module_names) - {"test"}  # of Python itself
 
 
 def publish(hub: HubServer, folder: Path) -> dict[str, str]:
