@@ -93,6 +93,8 @@ def test_alternatives_of_the_beam(saved, files, capsys, monkeypatch):
     assert len(trees) == 3 and trees[0]["log_prob"] > trees[1]["log_prob"] > trees[2]["log_prob"]
     one = files / "one.txt"
     one.write_text("We ask for peace\n", encoding="utf-8")
+    assert main(["parse", str(one), "--model", str(saved / "gpst"), "--num-trees", "99"]) == 2
+    assert "--num-trees 99: the beam holds 4. Give --num-beams" in capsys.readouterr().err
     svg = run(capsys, "parse", one, "--model", saved / "gpst", "--method", "inside", "--format", "svg")
     assert ElementTree.fromstring(svg).tag.endswith("svg")
     biased = ("--parse-option", "decoder=biased", "--parse-option", "layer=0")
