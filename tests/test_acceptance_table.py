@@ -42,14 +42,14 @@ _HUB, _ECO, _RECURRENT = "test_hub_roundtrip::", "test_ecosystem::", "test_recur
 _GPST, _RNNG = "test_modeling_gpst::", "test_modeling_rnng::"
 _SEARCH_GPST, _SEARCH_RNNG = "test_word_beam_search::", "test_search_rnng::"
 _GEN_GPST, _GEN_RNNG, _GEN = "test_generation_gpst::", "test_generation_rnng::", "test_recurrent_models::TestGenerate::"
-_LAYERS = "test_layer_outputs::"
+_LAYERS, _COMPILE = "test_layer_outputs::", "test_compile_export::"
 _SHARED_CODE = "no: exported by the same code as GPST, which is tested; the folder is verified for this architecture"
 _STOCK = "no: the stock decoding loop on exact next-token log-probabilities; there is no search of its own"
 
 ROWS = (
     Row(
         "a repository of code and weights loads without the package",
-        (),
+        ("test_clean_environment::test_torch_and_transformers_are_enough",),
         (_HUB + "TestExport::test_same_without_the_package",),
         (_HUB + "TestExport::test_rnng_is_the_same_without_the_package",),
         (_HUB + "test_recurrent_models",),
@@ -64,9 +64,9 @@ ROWS = (
     Row(
         "works from the Hub, pinned to a revision",
         (
+            "test_clean_environment::test_torch_and_transformers_are_enough",
             _HUB + "test_incomplete_folder_is_not_pushed",
             "test_training_loop::test_checkpoints_on_the_hub",
-            "no: tests reach no Hub; what is uploaded is tested, and revisions are a matter of transformers",
         ),
     ),
     Row(
@@ -319,18 +319,30 @@ ROWS = (
     ),
     Row("evaluation is deterministic", ("transformers:test_determinism",)),
     Row(
-        "compiled models",
-        (),
-        (_GPST + "test_compiled_training_keeps_the_stopped_gradient",),
-        (_RNNG + "test_compiled_training_is_the_same",),
-        (_RECURRENT + "test_compiled_model_gives_the_same_numbers",),
+        "compiled and exported models",
+        (
+            _COMPILE + "test_compiled_scores_are_the_same",
+            _COMPILE + "test_one_graph_is_refused_by_torch",
+            "no: not in one graph, as searches, charts and recurrences run outside of compiled graphs; torch says so",
+        ),
+        (
+            _GPST + "test_compiled_training_keeps_the_stopped_gradient",
+            _COMPILE + "test_layers_of_gpst_are_one_graph_of_any_length",
+            _COMPILE + "test_a_search_cannot_be_exported",
+        ),
+        (_RNNG + "test_compiled_training_is_the_same", _COMPILE + "test_a_search_cannot_be_exported"),
+        (
+            _RECURRENT + "test_compiled_model_gives_the_same_numbers",
+            _COMPILE + "test_recurrent_models_are_exported_for_one_shape",
+        ),
     ),
     Row(
         "adapters (PEFT)",
-        (),
-        ("test_peft::test_lora_trains_saves_loads_and_merges",),
-        ("no: words, compositions and stack read their weights directly, so that wrappers would not be called",),
-        ("no: cells read their weights directly, so that wrappers would not be called",),
+        (
+            "test_peft::test_lora_trains_saves_loads_and_merges",
+            "test_peft::test_no_adapter_is_without_effect",
+            "test_peft::test_what_is_no_sum_of_weights_is_refused",
+        ),
     ),
     Row(
         "lm-eval and minicons agree with the own scores",

@@ -6,6 +6,7 @@ it is exported, so that an exported recurrent model reads texts of one shape.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from tests.test_layer_outputs import batch, build
 
 RECURRENT = ("on_lstm", "prpn", "palm", "awd_lstm", "lstm")
+UNROLLED = ("on_lstm", "prpn")  # operation by operation
 # Why `fullgraph=True` is refused, as torch says it.
 NO_FULL_GRAPH = {
     "gpst": "torch.compiler.disable",
@@ -53,8 +55,10 @@ def ids_of(name: str) -> Tensor:
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler() -> None:
+def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.compiler.reset()
+    # Where log records are captured, torch writes down every node of every graph.
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
 
 
 @pytest.mark.parametrize("name", NO_FULL_GRAPH)
@@ -73,7 +77,9 @@ def test_one_graph_is_refused_by_torch(name: str) -> None:
         compiled(ids_of(name))
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in UNROLLED else []) for name in RECURRENT]
+)
 def test_recurrent_models_are_exported_for_one_shape(name: str, tmp_path: Any) -> None:
     model, ids = build(name).requires_grad_(False), ids_of(name)
     with torch.no_grad():  # or the graph has regions that cannot be saved
