@@ -19,7 +19,6 @@ Shapes: B texts, T tokens, V vocabulary. Log-probabilities in nats, float64 once
 import dataclasses
 import inspect
 from collections.abc import Iterator, Sequence
-from itertools import islice, takewhile
 from typing import Any, Literal
 
 import torch
@@ -321,10 +320,10 @@ class TextScorer:
         vocab_size, start = self.model.config.get_text_config().vocab_size, 0
         while start < len(windows):
             # A search does as many steps for a short text as for the longest beside it.
-            alike = (window.num_tokens * 2 >= windows[start].num_tokens for window in windows[start:])
-            size = sum(takewhile(bool, islice(alike, self.batch_size)))
+            longest, candidates = windows[start].num_tokens, windows[start : start + self.batch_size]
+            size = sum(window.num_tokens * 2 >= longest for window in candidates)  # they are sorted
             if self.estimator != "beam_marginal":
-                size = max(1, min(size, _MAX_LOGITS // (vocab_size * (windows[start].num_tokens + 1))))
+                size = max(1, min(size, _MAX_LOGITS // (vocab_size * (longest + 1))))
             yield windows[start : start + size]
             start += size
 
