@@ -345,8 +345,8 @@ ROWS = (
         ),
     ),
     Row(
-        "lm-eval and minicons agree with the own scores",
-        (),
+        "lm-eval, minicons and surprisal agree with the own scores",
+        (_ECO + "test_the_package_surprisal_reads_the_own_logits",),
         (_ECO + "test_lm_eval_agrees_with_parse", _ECO + "test_minicons_agrees_with_parse"),
         (_ECO + "test_lm_eval_agrees_with_parse_of_rnng", _ECO + "test_minicons_agrees_with_parse_of_rnng"),
         (

@@ -1,4 +1,6 @@
-"""Tools that users bring: pipelines, lm-eval and minicons see the numbers that `parse` gives."""
+"""Tools that users bring: pipelines, lm-eval, minicons and surprisal see the numbers that `parse` gives."""
+
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from hf_synlm.data.tokenizers import special_token_ids, train_bpe_tokenizer
 from hf_synlm.data.vocabulary import subword_tokenizer, word_final_ids, word_tokenizer
 from tests.test_modeling_gpst import TINY
 
+CARDS = Path(__file__).parents[1] / "model_cards"
 SENTENCES = [
     "The state of our Union is strong.",
     "We ask for peace",
@@ -192,3 +195,20 @@ def test_text_generation_pipeline_of_rnng(rnng):
     together = generator(["The state", "We"], max_new_tokens=4, do_sample=False, batch_size=2, num_beams=3)
     alone = generator("We", max_new_tokens=4, do_sample=False, num_beams=3)
     assert together[1][0]["generated_text"] == alone[0]["generated_text"]
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(path.parent for path in CARDS.glob("*/model.safetensors")), ids=lambda x: x.name
+)
+def test_the_package_surprisal_reads_the_own_logits(folder):
+    from surprisal.model import CausalHuggingFaceModel
+
+    tool = CausalHuggingFaceModel(str(folder))
+    batch = tool.tokenizer(["the people of this country agree"], return_tensors="pt")
+    (found,) = tool.surprise(["the people of this country agree"])
+    ids = torch.cat([torch.tensor([[tool.tokenizer.bos_token_id]]), batch["input_ids"]], 1)
+    with torch.no_grad():
+        logits = tool.model(ids).logits
+    logits[..., tool.tokenizer.eos_token_id] = -torch.inf  # the tool takes it for padding, and leaves it out
+    expected = -logits.log_softmax(-1)[0, :-1].gather(1, batch["input_ids"][0, :, None])[:, 0]
+    assert found.surprisals == pytest.approx(expected.numpy(), abs=1e-4)
