@@ -26,7 +26,7 @@ def weight_of(layer: Any, name: str = "weight") -> Tensor:
 
     Raises:
         ValueError: for wrappers of another kind, and for options of LoRA that are more than such a sum (dropout in
-            training, biases, DoRA).
+            training, biases, DoRA, adapters by text), and for formats of quantization that cannot be read directly.
 
     Cost: nothing without adapters, else one product [O, r] x [r, I] per call.
     """
@@ -98,7 +98,8 @@ def _in_floating_point(weight: Tensor, layer: Any) -> Tensor:
     # The first part keeps names of modules out of compiled code.
     if type(weight) is not nn.Parameter and type(weight).__module__.startswith("torchao."):
         return weight.dequantize()
-    if not weight.is_floating_point():
+    # Floats of one byte come with scales elsewhere, as integers do.
+    if not weight.is_floating_point() or weight.dtype.itemsize < 2:
         raise ValueError(
             f"A weight of {type(layer).__name__} [{weight.shape}] is of type {weight.dtype}, but it is read directly, "
             "where only the formats of torchao can be read. Leave this layer out of the quantization "
@@ -118,6 +119,14 @@ def _check(wrapper: Any, layer: Any) -> None:
         raise ValueError(
             f"A grouped layer ({kind}) has an adapter, which PEFT cannot write as a sum of weights. Leave it out of "
             "target_modules."
+        )
+    # So PEFT tells its layers, when they are called, which adapter each text has; this one is not called.
+    told = sorted({key for hook in wrapper._forward_pre_hooks.values() for key in getattr(hook, "keywords", ())})
+    if told:
+        raise ValueError(
+            f"{', '.join(told)} was given, but the weight of a layer ({kind}) that has adapters is read directly, "
+            "where all texts have the same. Load the model anew (PEFT keeps the option after an error), and choose by "
+            "set_adapter, or leave the layer out of target_modules."
         )
     for adapter in wrapper.active_adapters:
         dropout = wrapper.lora_dropout[adapter] if adapter in wrapper.lora_dropout else None

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM, IA3Config, LoraConfig, PeftModel, get_peft_model
+from peft import AutoPeftModelForCausalLM, IA3Config, LoraConfig, PeftModel, TrainableTokensConfig, get_peft_model
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -171,7 +171,7 @@ def test_adapter_of_the_tied_head_is_seen_by_loss_and_logits() -> None:
 
 
 @every_architecture
-def test_trainable_tokens_and_saved_modules_are_seen(name: str) -> None:
+def test_saved_modules_are_seen(name: str) -> None:
     """What PEFT puts in the place of a whole head is read as well."""
     model = adapted(model_of(name), target_modules=["lm_head"]).merge_and_unload()
     model = adapted(model, **{**TARGETS[name], "modules_to_save": ["lm_head"]}).eval()
@@ -200,6 +200,24 @@ def test_what_is_no_sum_of_weights_is_refused(name: str) -> None:
     other = get_peft_model(model_of(name), IA3Config(target_modules=target, feedforward_modules=[]))
     with pytest.raises(ValueError, match="only LoRA can be added"):
         other(**inputs)
+
+
+@pytest.mark.parametrize("name", DIRECT)
+def test_adapters_by_text_are_refused(name: str) -> None:
+    """PEFT hands `adapter_names` to layers that are called."""
+    inputs = {key: value for key, value in batch(name).items() if key != "actions"}
+    names = ["__base__"] * len(inputs["input_ids"])
+    model = adapted(model_of(name), target_modules=[DIRECT[name]]).eval()
+    model(**inputs)
+    with pytest.raises(ValueError, match="adapter_names was given, but the weight of a layer"):
+        model(**inputs, adapter_names=names)
+
+
+@every_architecture
+def test_trainable_tokens_of_a_tied_head_are_refused(name: str) -> None:
+    tokens = TrainableTokensConfig(token_indices=[1, 2], target_modules=["embed_tokens"])
+    with pytest.raises(ValueError, match="TrainableTokensLayer, but its weight is read directly"):
+        get_peft_model(model_of(name, tie_word_embeddings=True), tokens)(**labeled(name))
 
 
 def test_layers_that_no_adapter_reaches() -> None:

@@ -64,8 +64,9 @@ def test_layers_of_gpt2_stay_as_they_are(tmp_path: Any) -> None:
             assert type(value) is nn.Parameter and value.is_floating_point()
 
 
-def test_other_integers_that_are_read_directly_are_refused() -> None:
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
+def test_other_small_numbers_that_are_read_directly_are_refused(dtype: torch.dtype) -> None:
     layer = nn.Linear(4, 3)
-    layer.weight = nn.Parameter(torch.ones(3, 4, dtype=torch.int8), requires_grad=False)
-    with pytest.raises(ValueError, match=r"Linear .*torch.int8, but it is read directly.*llm_int8_skip_modules"):
+    layer.weight = nn.Parameter(torch.ones(3, 4, dtype=dtype), requires_grad=False)
+    with pytest.raises(ValueError, match=rf"Linear .*{dtype}, but it is read directly.*llm_int8_skip_modules"):
         weight_of(layer)
