@@ -37,6 +37,14 @@ def test_code_of_a_page_runs(
         assert promised in printed, f"{name(page)} promises {promised}"
 
 
+@pytest.mark.parametrize("page", [*WITH_CODE, ROOT / "README.md"], ids=lambda page: page.name)
+def test_architectures_are_known_where_models_are_loaded(page: Path):
+    """In the tests hf_synlm is always imported; a reader begins with the page."""
+    code = "\n".join(block["code"] for block in blocks(page, "python") if not block["marker"])
+    before, loads, _ = code.partition("AutoModelForCausalLM.from_pretrained(")
+    assert not loads or re.search(r"^(import|from) hf_synlm\b", before, re.M)
+
+
 @pytest.mark.parametrize("page", WITH_CODE, ids=name)
 def test_commands_of_a_page_exist(page: Path):
     for line in commands(page):
