@@ -1,7 +1,7 @@
 """Demo in the browser: text in, trees with their alternatives and the surprisal of every word out.
 
     pip install '.[demo]'
-    python examples/app.py runs/gpst_tiny/model
+    python examples/app.py model_cards/gpst-tiny
 
 Everything but the page itself works without gradio: `analyse` is an ordinary function.
 """
