@@ -227,7 +227,7 @@ def test_citation_file():
     assert {"cff-version", "message", "title", "authors"} <= set(found)
     assert found["cff-version"] == "1.2.0" and found["version"] == hf_synlm.__version__
     assert found["license"] == "Apache-2.0" and found["authors"] == [{"name": "hf_synlm contributors"}]
-    assert len(found["references"]) == 5
+    assert len(found["references"]) == 6
     papers = re.sub(r"\s+", " ", (ROOT / "README.md").read_text(encoding="utf-8"))
     for reference in found["references"]:
         assert {"type", "title", "authors", "year", "collection-title"} <= set(reference)
