@@ -26,7 +26,7 @@ $(VENV)/.train: $(VENV)/.torch pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml constraints.txt
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[train,eval,test,docs]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[train,eval,test,docs,demo]'
 	touch $@
 
 # transformers' own tests of models, which ours pass too (tests/test_transformers_common.py), are only in its source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 from pathlib import Path
@@ -51,9 +52,8 @@ def test_a_model_without_trees_is_named(app: Any, tmp_path: Path, capsys: Any) -
 
 
 def test_page_answers(app: Any) -> None:
-    """Only where the extra [demo] is installed: the page as a program calls it."""
-    pytest.importorskip("gradio")
-    client = pytest.importorskip("gradio_client")
+    """As a program calls the page."""
+    client = importlib.import_module("gradio_client")
     model, tokenizer = model_and_tokenizer("gpst")
     page = app.build(model, tokenizer, "test")
     _, url, _ = page.launch(server_name="127.0.0.1", share=False, prevent_thread_lock=True, quiet=True)

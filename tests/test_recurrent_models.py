@@ -1,6 +1,7 @@
 """What all recurrent language models promise: padding, labels, cache, generation, saving, types, bad input, tools."""
 
 import copy
+import importlib
 import math
 import pickle
 from typing import Any
@@ -776,7 +777,6 @@ def own_scores(model, tokenizer):
 @every_architecture
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_lm_eval_gives_the_own_log_probabilities(name, tokenizer, batch_size):
-    pytest.importorskip("lm_eval")
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
@@ -792,7 +792,7 @@ def test_lm_eval_gives_the_own_log_probabilities(name, tokenizer, batch_size):
 @every_architecture
 def test_minicons_gives_the_own_log_probabilities(name, tokenizer):
     model = make_model(name)
-    scorer = pytest.importorskip("minicons.scorer").IncrementalLMScorer(model, "cpu", tokenizer=tokenizer)
+    scorer = importlib.import_module("minicons.scorer").IncrementalLMScorer(model, "cpu", tokenizer=tokenizer)
     scores = scorer.sequence_score(SENTENCES, reduction=lambda x: x.sum(0).item(), bos_token=True)
     assert scores == pytest.approx(own_scores(model, tokenizer), abs=1e-4)
     if name in WITH_TREES:
