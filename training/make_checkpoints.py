@@ -167,7 +167,9 @@ def evaluate(name: str, checkpoint: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory(prefix="hf_synlm_checkpoints_") as temporary:
         for result, command in evaluation_commands(name, checkpoint).items():
             run(command, "--out", str(Path(temporary) / f"{result}.json"))
-            shutil.copyfile(Path(temporary) / f"{result}.json", results / f"{result}.json")
+            found = json.loads((Path(temporary) / f"{result}.json").read_text(encoding="utf-8"))
+            # Where the file lay for a moment is no part of what readers repeat.
+            write_json(results / f"{result}.json", {**found, "command": command})
 
 
 def card_facts(name: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
