@@ -17,7 +17,7 @@ from .configuration_gpst import GPSTConfig
 from .linear_cross_entropy import linear_cross_entropy
 from .loss_shares import share_of
 from .modeling_outputs import SyntacticModelOutput
-from .token_batch import TokenBatch
+from .token_batch import TokenBatch, check_label_ids
 
 LOSS_PARTS = ("auto_encoding", "height", "parser", "token", "action")
 
@@ -137,13 +137,7 @@ def _checked_labels(config: GPSTConfig, labels: Tensor) -> Tensor:
     """The labels, if they are ids of the vocabulary or -100."""
     if labels.is_floating_point():
         raise ValueError(f"labels must be integers and are {labels.dtype}.")
-    if not labels.is_cuda:
-        outside = (labels != -100) & ((labels < 0) | (labels >= config.vocab_size))
-        if outside.any():
-            value = labels[outside][0].item()
-            raise ValueError(
-                f"Label {value} is outside the vocabulary ({config.vocab_size} ids). Use -100 to leave out."
-            )
+    check_label_ids(config, labels)
     return labels.long()
 
 

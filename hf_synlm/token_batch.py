@@ -221,6 +221,19 @@ def check_labels(config: PreTrainedConfig, labels: Tensor, input_ids: Tensor) ->
     if not isinstance(labels, Tensor) or labels.shape != input_ids.shape or labels.is_floating_point():
         given = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else f"a {type(labels).__name__}"
         raise ValueError(f"labels are {given}, input_ids {tuple(input_ids.shape)}. Give one integer per input id.")
+    check_label_ids(config, labels)
+
+
+def check_label_ids(config: PreTrainedConfig, labels: Tensor) -> None:
+    """Check that integers are ids of the vocabulary or -100.
+
+    Args:
+        config: for the vocabulary.
+        labels: integers of any shape.
+
+    Raises:
+        ValueError: unless they are. (Not on a GPU and not in compiled code, see `check_labels`.)
+    """
     if not (labels.is_cuda or torch.compiler.is_compiling()):
         outside = (labels != -100) & ((labels < 0) | (labels >= config.vocab_size))
         if outside.any():

@@ -251,6 +251,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
         }
         command(**given, **made)
 
+    # Functions are not declared to have this attribute, by which `inspect.signature`, and so typer, reads them.
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     del run.__wrapped__  # or typer reads the annotations of the command itself
