@@ -44,7 +44,9 @@ from hf_synlm.data.samples import sample_path  # noqa: E402
 from hf_synlm.data.tokenizers import special_token_ids, train_bpe_tokenizer, train_wordpiece_tokenizer  # noqa: E402
 from hf_synlm.data.vocabulary import word_tokenizer  # noqa: E402
 from hf_synlm.evaluation.glue import GLUE_TASKS, TextTask, glue_task, main_score, task_scores  # noqa: E402
+from hf_synlm.evaluation.results import load_result  # noqa: E402
 from hf_synlm.evaluation.rouge import rouge_scores, sentences_as_lines  # noqa: E402
+from hf_synlm.evaluation.summary import summarize  # noqa: E402
 
 SENTENCES = sample_path("raw.train.txt").read_text(encoding="utf-8").splitlines()[:300]
 SENTENCES = [line.strip() for line in SENTENCES if line.strip()]
@@ -405,6 +407,30 @@ def test_saved_classifier_gives_the_scores_of_the_run(models: Path, files: dict[
     assert np.mean(errors) == pytest.approx(best["classification_loss"]["validation"], rel=1e-4)
 
 
+def test_runs_with_several_seeds_have_a_mean(models: Path, files: dict[str, str], tmp_path: Path) -> None:
+    flags = ("--max_train_steps", "1", "--hub_token", "hf_secret")
+    accuracies = [
+        run("glue", models / "gpt2", files, tmp_path / f"out{seed}", *flags, "--seed", str(seed))["eval_accuracy"]
+        for seed in (0, 1)
+    ]
+    written = [tmp_path / f"out{seed}" / "evaluation.json" for seed in (0, 1)]
+    results = [load_result(path) for path in written]
+    assert [result.scores for result in results] == [{"accuracy": accuracy} for accuracy in accuracies]
+    assert (results[0].task, results[0].model["architecture"]) == ("glue/rte", "GPT2ForSequenceClassification")
+    assert [file["argument"] for file in results[0].data["files"]] == ["train_file", "validation_file"]
+    assert {"max_length": 32, "num_processes": 1, "mixed_precision": "no"}.items() <= results[0].options.items()
+    assert "output_dir" not in results[0].options and all("hf_secret" not in path.read_text() for path in written)
+    (row,) = summarize(results)
+    assert (row["score"], row["mean"], row["runs"]) == ("accuracy", pytest.approx(np.mean(accuracies)), 2)
+    results[1].options["learning_rate"] = 1.0
+    with pytest.raises(ValueError, match="learning_rate is 5e-05 and 1.0"):
+        summarize(results)
+    results[1].options["learning_rate"] = 5e-5
+    results[1].model["dtype"] = "bfloat16"
+    with pytest.raises(ValueError, match="different models, which would mix conventions: dtype"):
+        summarize(results)
+
+
 def test_mnli_has_two_parts_and_own_tasks_are_inferred(models: Path, files: dict[str, str], tmp_path: Path) -> None:
     three = ("--train_file", files["mnli"], "--validation_file", files["mnli"])
     flags = (*three, "--task_name", "mnli", "--validation_mismatched_file", files["mnli"], "--max_eval_samples", "5")
@@ -435,6 +461,7 @@ def test_summarization_runs(name: str, models: Path, files: dict[str, str], tmp_
     assert set(results["test"]["rouge"]) == {"rouge1", "rouge2", "rougeL", "rougeLsum", "rouge_average"}
     paper = {"do_sample": True, "num_beams": 2, "top_k": 0} if name == "gpst" else {"do_sample": True, "top_k": 2}
     assert paper.items() <= results["test"]["options"].items()
+    assert load_result(tmp_path / "out" / "evaluation.json").scores == results["test"]["rouge"]
     lines = (tmp_path / "out" / "summaries.jsonl").read_text(encoding="utf-8").splitlines()
     summaries = [json.loads(line) for line in lines]
     assert len(summaries) == 3 and len(summaries[0]["references"]) == 2
@@ -464,6 +491,9 @@ def test_grammar_induction_runs_with_ablations(models: Path, files: dict[str, st
         "left", "right", "balanced", "random", "binarized gold",
     }  # fmt: skip
     assert results["test"]["num_sentences"] == 6 and "lower case" in results["test"]["convention"]
+    saved = load_result(tmp_path / "out" / "evaluation.json")
+    assert saved.scores["sentence_f1 inside"] == results["test"]["trees"]["inside"]["sentence_f1"]
+    assert [file["argument"] for file in saved.data["files"]] == ["test_trees", "train_trees", "validation_trees"]
     scores = {item["step"]: item["trees"]["inside"]["sentence_f1"] for item in results["evaluations"][1:]}
     assert scores[results["best_step"]] == max(scores.values())
     config = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model").config

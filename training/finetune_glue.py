@@ -21,6 +21,7 @@ from accelerate.utils import set_seed
 from checkpoints import write_json
 from common import Run, end_run, make_accelerator, save_final_model, start_tracking
 from datasets import Dataset
+from evaluation_report import save_evaluation
 from example_tables import ExampleDataset, check_columns, check_texts, load_table
 from finetuning import (
     CourseArguments,
@@ -385,14 +386,16 @@ def make_model(
 
 
 def write_results(run: Run, task: TextTask, seconds: float, speed: dict[str, float]) -> None:
-    """Write `all_results.json` and print the closing line."""
+    """Write `evaluation.json` and `all_results.json`, and print the closing line."""
     before, best = run.state.notes["evaluations"][0], best_evaluation(run)
     several = len(best["scores"]) > 1
     flat = {
-        f"eval_{name}{f'_{part}' if several else ''}": value
+        f"{name}_{part}" if several else name: value
         for part, scores in best["scores"].items()
         for name, value in scores.items()
     }
+    save_evaluation(run, f"glue/{task.name}", flat, seconds)
+    flat = {f"eval_{name}": value for name, value in flat.items()}
     write_json(run.output_dir / RESULTS_FILE, {**run_results(run, seconds, speed), "task": task.name, **flat})
     text = "; ".join(
         f"{part} {name} {before['scores'][part][name]:.4f} -> {value:.4f}"

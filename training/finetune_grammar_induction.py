@@ -21,6 +21,7 @@ from accelerate.utils import set_seed
 from checkpoints import write_json
 from common import Run, end_run, make_accelerator, save_final_model, start_tracking
 from datasets import Dataset
+from evaluation_report import save_evaluation
 from example_tables import ExampleDataset
 from finetuning import (
     CourseArguments,
@@ -247,7 +248,7 @@ def make_model(arguments: ModelArguments) -> tuple[PreTrainedModel, PreTrainedTo
 def write_results(
     run: Run, seconds: float, speed: dict[str, float], evaluator: Evaluator, treebank: Treebank, scores: dict
 ) -> None:
-    """Write `all_results.json`, and print the final table and the closing line."""
+    """Write `evaluation.json` and `all_results.json`, and print the final table and the closing line."""
     every = {**scores, **score_baselines(treebank)}
     run.accelerator.print("test trees:\n" + score_table(every, treebank))
     test = {
@@ -255,6 +256,9 @@ def write_results(
         "num_sentences": len(treebank.words),
         "convention": f"{treebank.convention}; {next(iter(every.values())).convention}",
     }
+    kinds = ("sentence_f1", "corpus_f1")
+    flat = {f"{kind} {name}": numbers[kind] for name, numbers in test["trees"].items() for kind in kinds}
+    save_evaluation(run, "grammar_induction", flat, seconds)
     write_json(run.output_dir / RESULTS_FILE, {**run_results(run, seconds, speed), "test": test})
     label = evaluator.data.method(evaluator.data.selection_method)[0]
     before, best = run.state.notes["evaluations"][0], best_evaluation(run)

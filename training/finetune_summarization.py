@@ -20,6 +20,7 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from checkpoints import PARTIAL_SUFFIX, write_json
 from common import Run, end_run, make_accelerator, save_final_model, start_tracking
+from evaluation_report import save_evaluation
 from example_tables import ExampleDataset
 from finetuning import (
     CourseArguments,
@@ -212,7 +213,7 @@ def write_results(
     decoding: DecodingArguments,
     options: dict[str, Any],
 ) -> None:
-    """Write the summaries and `all_results.json`, and print the closing line."""
+    """Write the summaries, `evaluation.json` and `all_results.json`, and print the closing line."""
     file = run.output_dir / "summaries.jsonl"
     partial = file.with_name(file.name + PARTIAL_SUFFIX)
     with partial.open("w", encoding="utf-8") as stream:
@@ -222,6 +223,7 @@ def write_results(
     os.replace(partial, file)
     scores = rouge_scores(summaries, references, use_stemmer=decoding.use_stemmer)
     test = {"rouge": scores, "num_summaries": len(summaries), "options": options, "use_stemmer": decoding.use_stemmer}
+    save_evaluation(run, "summarization", scores, seconds)
     write_json(run.output_dir / RESULTS_FILE, {**run_results(run, seconds, speed), "test": test})
     before, best = run.state.notes["evaluations"][0]["losses"], best_evaluation(run)
     run.accelerator.print(

@@ -26,6 +26,7 @@ logger = get_logger(__name__)
 
 ARGUMENTS_FILE = "arguments.json"
 RESULTS_FILE = "all_results.json"
+EVALUATION_FILE = "evaluation.json"
 TOKENIZER_FOLDER = "tokenizer"
 LOCK_FILE = ".lock"
 # The previous run on its way to `REPLACED_FOLDER`.
@@ -95,7 +96,8 @@ def output_folder(accelerator: Accelerator, arguments: TrainingArguments) -> Ite
         if (output_dir / REPLACED_FOLDER).is_dir():
             os.replace(output_dir / REPLACED_FOLDER, output_dir / f"{REPLACED_FOLDER}{PARTIAL_SUFFIX}")
         remove_partial(output_dir)
-        (output_dir / RESULTS_FILE).unlink(missing_ok=True)  # those of a finished run that goes on
+        for name in (RESULTS_FILE, EVALUATION_FILE, str(Path(EVALUATION_FILE).with_suffix(".md"))):
+            (output_dir / name).unlink(missing_ok=True)  # those of a finished run that goes on
     accelerator.wait_for_everyone()
 
 

@@ -23,13 +23,15 @@ def summarize(results: Sequence[EvaluationResult]) -> list[Row]:
     The standard deviation is that of a sample (divided by n - 1), and missing for one run.
 
     Args:
-        results: runs; they must be of one task, with the same options but for `seed` and the same scores.
+        results: runs; they must be of one task and one architecture and precision, with the same options but for `seed`
+            and the same scores.
 
     Returns:
         One row per score: `score`, `mean`, `standard_deviation`, `minimum`, `maximum`, `runs`.
 
     Raises:
-        ValueError: there are none, or they differ in task, options or scores, so that a mean would mix conventions.
+        ValueError: there are none, or they differ in task, model, options, data or scores, so that a mean would mix
+            conventions.
     """
     if not results:
         raise ValueError("there are no results to summarize: give at least one file")
@@ -137,13 +139,22 @@ def scores_of_groups(
 def _check_comparable(first: EvaluationResult, other: EvaluationResult) -> None:
     if other.task != first.task:
         raise ValueError(f"results of different tasks, {first.task} and {other.task}: summarize each task by itself")
-    for what, ours, theirs in (("options", first.options, other.options), ("data", _content(first), _content(other))):
+    for what, ours, theirs in (
+        ("options", first.options, other.options),
+        ("data", _content(first), _content(other)),
+        ("models", _kind(first), _kind(other)),
+    ):
         differing = sorted(k for k in {*ours, *theirs} - {"seed"} if ours.get(k) != theirs.get(k))
         if differing:
             shown = "; ".join(f"{key} is {ours.get(key)!r} and {theirs.get(key)!r}" for key in differing)
             raise ValueError(f"results with different {what}, which would mix conventions: {shown}")
     if set(first.scores) != set(other.scores):
         raise ValueError(f"results with different scores: {', '.join(sorted(set(first.scores) ^ set(other.scores)))}")
+
+
+def _kind(result: EvaluationResult) -> dict[str, Any]:
+    """What runs of one model have in common."""
+    return {key: result.model.get(key) for key in ("architecture", "dtype")}
 
 
 def _content(result: EvaluationResult) -> dict[str, Any]:
