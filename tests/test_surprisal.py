@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import importlib
 import json
 import math
@@ -141,15 +142,23 @@ def test_batches_change_nothing_and_duplicates_are_scored_once(monkeypatch):
     model, _ = model_and_tokenizer("gpst")
     rows = []
     parse = type(model).parse
-    monkeypatch.setattr(
-        type(model), "parse", lambda self, ids, *a, **k: rows.append(len(ids)) or parse(self, ids, *a, **k)
-    )
+
+    @functools.wraps(parse)
+    def counted(self, ids, *arguments, **options):
+        rows.append(len(ids))
+        return parse(self, ids, *arguments, **options)
+
+    monkeypatch.setattr(type(model), "parse", counted)
     many = [*ITEMS, *reversed(ITEMS), TextItem("x", "We  ask\tfor peace ")]
     together = totals(score_words(scorer_of("gpst", batch_size=8), many))
     assert sum(rows) == len(ITEMS)
     alone = totals(score_words(scorer_of("gpst", batch_size=1), many))
     assert together == pytest.approx(alone, abs=1e-3)
     assert together[:3] == together[5:2:-1] and together[6] == together[1]
+    rows.clear()
+    wide = totals(score_words(scorer_of("gpst", batch_size=8, num_beams=300), many))
+    assert max(rows) == 1 and sum(rows) == len(ITEMS)  # on a CPU, fewer texts go together where beams are wide
+    assert wide == pytest.approx(totals(score_words(scorer_of("gpst", batch_size=1, num_beams=300), many)), abs=1e-3)
 
 
 # ------------------------------------------------------------------------------------------------------- context

@@ -34,6 +34,8 @@ from hf_synlm.incremental_parsing import marginal_logits
 Estimator = Literal["exact", "beam_marginal", "stepwise"]
 # Numbers in the logits of one call: 1 GiB in float32.
 _MAX_LOGITS = 1 << 28
+# Derivations that a call keeps on a CPU: beyond, larger calls take longer per text, because memory is the limit.
+_MAX_DERIVATIONS = 400
 # Models of this library that are not trained to predict the end of a sentence.
 _NO_END = frozenset({"lstm_lm"})
 
@@ -70,7 +72,7 @@ class TextScorer:
         estimator: see the top of this file; None = "exact", for GPST and RNNG "beam_marginal".
         num_beams: derivations kept after a word (GPST, RNNG); None = the model's `scoring_num_beams`.
         search_options: further options of `parse` (RNNG: `action_beam_size`, `fast_track_size`, `normalization`).
-        batch_size: texts per call of the model.
+        batch_size: texts per call of the model, at most: a call takes fewer where logits are large, or beams wide on a CPU.
         begin: predict the first token from a begin token. Without, it has no probability (models with a search and
             recurrent models always begin).
         begin_token: the begin token; None = the tokenizer's, or the one of the model's configuration. It matters: a
@@ -240,7 +242,7 @@ class TextScorer:
         """Everything in this object that changes numbers, for results."""
         beam = {}
         if self.searches:
-            width = self.model.config.scoring_num_beams if self.num_beams is None else self.num_beams
+            width = self._beam_width
             beam = {"num_beams": width, **self.search_options}
             if "action_beam_size" in inspect.signature(self.model.parse).parameters:
                 for name in ("action_beam_size", "fast_track_size", "normalization"):
@@ -315,12 +317,15 @@ class TextScorer:
         return windows
 
     def _batches(self, windows: list["_Window"]) -> Iterator[list["_Window"]]:
-        """Texts of about equal length, longest first: a lack of memory shows at once. Few where logits are large."""
+        """Texts of about equal length, longest first: a lack of memory shows at once."""
         windows.sort(key=lambda window: -window.num_tokens)
         vocab_size, start = self.model.config.get_text_config().vocab_size, 0
+        most = self.batch_size
+        if self.searches and self.model.device.type == "cpu":
+            most = max(1, min(most, _MAX_DERIVATIONS // max(1, self._beam_width)))
         while start < len(windows):
             # A search does as many steps for a short text as for the longest beside it.
-            longest, candidates = windows[start].num_tokens, windows[start : start + self.batch_size]
+            longest, candidates = windows[start].num_tokens, windows[start : start + most]
             size = sum(window.num_tokens * 2 >= longest for window in candidates)  # they are sorted
             if self.estimator != "beam_marginal":
                 size = max(1, min(size, _MAX_LOGITS // (vocab_size * (longest + 1))))
@@ -407,6 +412,10 @@ class TextScorer:
             row[begins + window.num_tokens - len(window.ids) : begins + window.num_tokens]
             for row, window in zip(rows, batch, strict=True)
         ]
+
+    @property
+    def _beam_width(self) -> int:
+        return self.model.config.scoring_num_beams if self.num_beams is None else self.num_beams
 
     @property
     def reads_context(self) -> bool:
