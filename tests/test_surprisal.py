@@ -161,6 +161,27 @@ def test_batches_change_nothing_and_duplicates_are_scored_once(monkeypatch):
     assert wide == pytest.approx(totals(score_words(scorer_of("gpst", batch_size=1, num_beams=300), many)), abs=1e-3)
 
 
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name not in SEARCHING])
+def test_long_texts_are_read_in_segments(architecture, monkeypatch):
+    model, _ = model_and_tokenizer(architecture)
+    scorer = scorer_of(architecture)
+    ends = scorer.end_of_text != "not modeled"
+    encoded = encode_words(scorer.tokenizer, [(" ".join(SENTENCES[:2])).split(), SENTENCES[2].split()[:2]])
+    whole = scorer.score(encoded, end=ends, starts=True)
+    monkeypatch.setattr("hf_synlm.evaluation.scoring._MAX_LOGITS", 3 * model.config.vocab_size + 1)
+    calls = []
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda ids, **k: calls.append(ids.shape) or forward(ids, **k))
+    parts = scorer.score(encoded, end=ends, starts=True)
+    assert max(rows * length for rows, length in calls) == 3 and len(calls) >= 5
+    for one, other in zip(whole, parts, strict=True):
+        assert torch.allclose(one.log_probs, other.log_probs, atol=1e-5, equal_nan=True)
+        assert (one.word_start is None) == (other.word_start is None) == (architecture != "gpt2")
+        if one.word_start is not None:
+            assert torch.allclose(one.word_start, other.word_start, atol=1e-5, equal_nan=True)
+        assert one.end == (pytest.approx(other.end, abs=1e-5) if ends else None)
+
+
 # ------------------------------------------------------------------------------------------------------- context
 def test_document_context_of_plain_models():
     documents = [TextItem("a", SENTENCES[0], 0), TextItem("b", SENTENCES[1], 0), TextItem("c", SENTENCES[1], 1)]

@@ -72,7 +72,7 @@ class TextScorer:
         estimator: see the top of this file; None = "exact", for GPST and RNNG "beam_marginal".
         num_beams: derivations kept after a word (GPST, RNNG); None = the model's `scoring_num_beams`.
         search_options: further options of `parse` (RNNG: `action_beam_size`, `fast_track_size`, `normalization`).
-        batch_size: texts per call of the model, at most: a call takes fewer where logits are large, or beams wide on a CPU.
+        batch_size: texts per call of the model, at most: fewer where logits are large, or beams wide on a CPU.
         begin: predict the first token from a begin token. Without, it has no probability (models with a search and
             recurrent models always begin).
         begin_token: the begin token; None = the tokenizer's, or the one of the model's configuration. It matters: a
@@ -341,35 +341,64 @@ class TextScorer:
         return ids.to(self.model.device), mask.to(self.model.device), len(begin)
 
     def _score_by_logits(self, batch: list["_Window"], end: bool, starting: Tensor | None) -> Iterator[TokenScores]:
-        """Scores from next-token logits that are exact."""
+        """Scores from next-token logits that are exact; a text whose logits are too many is read in segments."""
         ids, mask, begins = self._padded(batch)
+        step = max(1, _MAX_LOGITS // self.model.config.get_text_config().vocab_size)
+        if len(batch) == 1 and ids.shape[1] > step:
+            (window,) = batch
+            yield self._scores(self._read_segments(ids, step, starting), window, begins, end)
+            return
         logits = self.model(ids, attention_mask=mask).logits
         yield from self._read_logits(logits, batch, begins, end, starting)
+
+    def _read_segments(self, ids: Tensor, step: int, starting: Tensor | None) -> "_Reading":
+        """Read one text [1, T] by so many tokens, each segment after the model's cache of those before."""
+        following = torch.cat([ids[0, 1:], ids.new_zeros(1)])
+        cache, parts = None, []
+        for start in range(0, ids.shape[1], step):
+            part = slice(start, start + step)
+            output = self.model(ids[:, part], past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            parts.append(self._read(output.logits[0], following[part], starting))
+        return _Reading(
+            torch.cat([part.following for part in parts]),
+            torch.cat([part.ends for part in parts if part.ends is not None]) if self.end_ids else None,
+            torch.cat([part.starts for part in parts if part.starts is not None]) if starting is not None else None,
+        )
 
     def _read_logits(
         self, logits: Tensor, batch: list["_Window"], begins: int, end: bool, starting: Tensor | None
     ) -> Iterator[TokenScores]:
         for row, window in zip(logits, batch, strict=True):
-            length = len(window.ids)
-            row = row[: begins + length].float()
-            norm = row.logsumexp(-1)
-            targets = torch.tensor(window.ids[1 - begins :], dtype=torch.long, device=row.device)
-            seen = slice(0, len(targets))
-            log_probs = _on_host(row[seen].gather(1, targets[:, None]).squeeze(1) - norm[seen])
-            scores = TokenScores(_behind_nothing(log_probs, length))
-            if end and self.end_ids:
-                scores.end = float((row[-1, self.end_ids].logsumexp(0) - norm[-1]).double())
-            if starting is not None:
-                which = starting.nonzero().squeeze(1).to(row.device)
-                scores.word_start = _behind_nothing(
-                    _on_host(row.index_select(1, which).logsumexp(1) - norm), length + 1
-                )
-            if scores.log_probs[1 - begins :].isnan().any():
-                raise ValueError(
-                    f"{self.name} gives tokens probabilities that are not numbers: its weights are damaged, or its "
-                    f"numbers overflow in {self.model.dtype} (load it with dtype float32)"
-                )
-            yield scores
+            following = torch.tensor([*window.ids[1 - begins :], 0], device=row.device)  # nothing follows the last
+            yield self._scores(self._read(row[: len(following)], following, starting), window, begins, end)
+
+    def _read(self, logits: Tensor, following: Tensor, starting: Tensor | None) -> "_Reading":
+        """What scores need of logits [n, V], with the id that follows each."""
+        logits = logits.float()
+        norm = logits.logsumexp(-1)
+        reading = _Reading(_on_host(logits.gather(1, following[:, None]).squeeze(1) - norm), None, None)
+        if self.end_ids:
+            reading.ends = _on_host(logits[:, self.end_ids].logsumexp(1) - norm)
+        if starting is not None:
+            which = starting.nonzero().squeeze(1).to(logits.device)
+            reading.starts = _on_host(logits.index_select(1, which).logsumexp(1) - norm)
+        return reading
+
+    def _scores(self, reading: "_Reading", window: "_Window", begins: int, end: bool) -> TokenScores:
+        """Scores of a text that was read with its begin token, if it has one."""
+        length = len(window.ids)
+        scores = TokenScores(_behind_nothing(reading.following[:-1], length))
+        if end and reading.ends is not None:
+            scores.end = float(reading.ends[-1])
+        if reading.starts is not None:
+            scores.word_start = _behind_nothing(reading.starts, length + 1)
+        if scores.log_probs[1 - begins :].isnan().any():
+            raise ValueError(
+                f"{self.name} gives tokens probabilities that are not numbers: its weights are damaged, or its "
+                f"numbers overflow in {self.model.dtype} (load it with dtype float32)"
+            )
+        return scores
 
     def _score_by_search(self, batch: list["_Window"], end: bool, starting: Tensor | None) -> Iterator[TokenScores]:
         """Scores from a beam of derivations."""
@@ -421,6 +450,15 @@ class TextScorer:
     def reads_context(self) -> bool:
         """Whether the model reads complete sentences before the one that it parses."""
         return self.searches and "context_sentence_ids" in inspect.signature(self.model.parse).parameters
+
+
+@dataclasses.dataclass
+class _Reading:
+    """Log-probabilities [n] behind every token of a text: of the next token, of an end, of the beginning of a word."""
+
+    following: Tensor
+    ends: Tensor | None
+    starts: Tensor | None
 
 
 @dataclasses.dataclass(frozen=True)
