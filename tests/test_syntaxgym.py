@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import csv
 import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -239,6 +241,21 @@ def test_means_over_circuits():
     del by_suite["number_src"]
     assert set(summary(by_suite)) == {"mean_over_suites", *(f"circuit {c}" for c in CIRCUITS if c != "Agreement")}
     assert circuit_of("mvrr") == "Garden-Path Effects" and circuit_of("nn-nv-rpl") is None
+
+
+def test_published_accuracies_of_circuits():
+    folder = Path(__file__).parent / "goldens" / "syntaxgym"
+    suites, circuits = (
+        list(csv.DictReader((folder / f"published_{name}.csv").open(encoding="utf-8")))
+        for name in ("suites", "circuits")
+    )
+    models = [name for name in suites[0] if name != "suite"]
+    assert len(models) == 6 and len(suites) == 34 and [row["circuit"] for row in circuits][-1] == "ALL"
+    for model in models:
+        scores = summary({row["suite"]: float(row[model]) for row in suites})
+        for row in circuits:
+            name = "mean_31_suites" if row["circuit"] == "ALL" else f"circuit {row['circuit']}"
+            assert scores[name] == pytest.approx(float(row[model]), abs=1e-4), (model, name)
 
 
 # --------------------------------------------------------------------------------------------------------- files
