@@ -179,6 +179,34 @@ def start_state(
     return search.begin(len(input_ids), input_ids.device, **arguments), text
 
 
+def cache_after_context(
+    search: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    context_sentence_ids: Tensor,
+    bos_token_id: int | None = None,
+) -> SyntacticCache:
+    """Cache for `marginal_logits` of texts that have context: the context is read, the texts are not.
+
+    Args:
+        search: The search.
+        input_ids: [B, T] context and text.
+        attention_mask: [B, T], 1 = token.
+        context_sentence_ids: See `start_state`.
+        bos_token_id: See `start_state`.
+
+    Returns:
+        The cache; a begin token may still come before the text.
+
+    Raises:
+        ValueError: See `start_state`.
+    """
+    cache = SyntacticCache(search.num_beams, search.eos_token_ids)
+    cache.state, _ = start_state(search, input_ids, attention_mask, context_sentence_ids, bos_token_id)
+    cache.begun = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+    return cache
+
+
 def read_text(search: Any, state: SearchState, text: AlignedText) -> SearchState:
     """Read all words of a text.
 

@@ -161,24 +161,22 @@ def test_batches_change_nothing_and_duplicates_are_scored_once(monkeypatch):
     assert wide == pytest.approx(totals(score_words(scorer_of("gpst", batch_size=1, num_beams=300), many)), abs=1e-3)
 
 
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name not in SEARCHING])
+@pytest.mark.parametrize("architecture", ["on_lstm", "prpn", "palm", "lstm"])
 def test_long_texts_are_read_in_segments(architecture, monkeypatch):
     model, _ = model_and_tokenizer(architecture)
     scorer = scorer_of(architecture)
     ends = scorer.end_of_text != "not modeled"
     encoded = encode_words(scorer.tokenizer, [(" ".join(SENTENCES[:2])).split(), SENTENCES[2].split()[:2]])
-    whole = scorer.score(encoded, end=ends, starts=True)
+    assert word_starts(scorer.tokenizer, model.config.vocab_size, scorer.end_ids) is None  # words, not pieces
+    whole = scorer.score(encoded, end=ends)
     monkeypatch.setattr("hf_synlm.evaluation.scoring._MAX_LOGITS", 3 * model.config.vocab_size + 1)
     calls = []
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda ids, **k: calls.append(ids.shape) or forward(ids, **k))
-    parts = scorer.score(encoded, end=ends, starts=True)
+    parts = scorer.score(encoded, end=ends)
     assert max(rows * length for rows, length in calls) == 3 and len(calls) >= 5
     for one, other in zip(whole, parts, strict=True):
         assert torch.allclose(one.log_probs, other.log_probs, atol=1e-5, equal_nan=True)
-        assert (one.word_start is None) == (other.word_start is None) == (architecture != "gpt2")
-        if one.word_start is not None:
-            assert torch.allclose(one.word_start, other.word_start, atol=1e-5, equal_nan=True)
         assert one.end == (pytest.approx(other.end, abs=1e-5) if ends else None)
 
 
@@ -217,6 +215,20 @@ def test_document_context_of_gpst():
     expected = model.parse(ids, context_sentence_ids=context).token_log_probs[0, len(first) :]
     assert [p for _, p in scores[1].tokens] == pytest.approx(expected.tolist(), abs=1e-4)
     assert totals(scores)[0] == pytest.approx(totals(score_words(scorer_of("gpst"), documents))[0], abs=1e-3)
+
+
+def test_beginnings_of_words_after_context():
+    """`starts` reads logits, which have to be those behind the context."""
+    scorer = scorer_of("gpst", estimator="stepwise", num_beams=3)
+    texts = encode_words(scorer.tokenizer, [sentence.split() for sentence in SENTENCES[:3]])
+    texts[1].context, texts[2].context = [texts[0].ids], [texts[0].ids, texts[1].ids]
+    plain, found = scorer.score(texts), scorer.score(texts, starts=True)
+    for one, other in zip(plain, found, strict=True):
+        assert torch.allclose(one.log_probs, other.log_probs, atol=1e-4)
+        assert other.word_start.shape == (len(one.log_probs) + 1,) and (other.word_start <= 1e-6).all()
+    alone = scorer.score([type(texts[1])(texts[1].ids, texts[1].word_of_token, texts[1].num_words)], starts=True)[0]
+    assert not torch.allclose(alone.word_start, found[1].word_start, atol=1e-4)
+    assert not torch.allclose(alone.log_probs, found[1].log_probs, atol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ["rnng", "lstm"])

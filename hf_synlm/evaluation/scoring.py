@@ -29,7 +29,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from hf_synlm.evaluation.words import EncodedText, word_starts
 from hf_synlm.hub.checkpoint import load_pretrained
-from hf_synlm.incremental_parsing import marginal_logits
+from hf_synlm.incremental_parsing import cache_after_context, marginal_logits
 
 Estimator = Literal["exact", "beam_marginal", "stepwise"]
 # Numbers in the logits of one call: 1 GiB in float32.
@@ -341,23 +341,24 @@ class TextScorer:
         return ids.to(self.model.device), mask.to(self.model.device), len(begin)
 
     def _score_by_logits(self, batch: list["_Window"], end: bool, starting: Tensor | None) -> Iterator[TokenScores]:
-        """Scores from next-token logits that are exact; a text whose logits are too many is read in segments."""
+        """Scores from next-token logits that are exact; texts of any length are read in segments by models that can."""
         ids, mask, begins = self._padded(batch)
         step = max(1, _MAX_LOGITS // self.model.config.get_text_config().vocab_size)
-        if len(batch) == 1 and ids.shape[1] > step:
+        # Those of other models are at most as long as their positions; and not every cache takes several tokens.
+        if self._begins_itself and len(batch) == 1 and ids.shape[1] > step:
             (window,) = batch
-            yield self._scores(self._read_segments(ids, step, starting), window, begins, end)
+            yield self._scores(self._read_segments(ids, mask, step, starting), window, begins, end)
             return
         logits = self.model(ids, attention_mask=mask).logits
         yield from self._read_logits(logits, batch, begins, end, starting)
 
-    def _read_segments(self, ids: Tensor, step: int, starting: Tensor | None) -> "_Reading":
-        """Read one text [1, T] by so many tokens, each segment after the model's cache of those before."""
+    def _read_segments(self, ids: Tensor, mask: Tensor, step: int, starting: Tensor | None) -> "_Reading":
+        """Read one text [1, T] by so many tokens, each segment after the cache of a recurrent model of this library."""
         following = torch.cat([ids[0, 1:], ids.new_zeros(1)])
         cache, parts = None, []
         for start in range(0, ids.shape[1], step):
             part = slice(start, start + step)
-            output = self.model(ids[:, part], past_key_values=cache, use_cache=True)
+            output = self.model(ids[:, part], attention_mask=mask[:, part], past_key_values=cache, use_cache=True)
             cache = output.past_key_values
             parts.append(self._read(output.logits[0], following[part], starting))
         return _Reading(
@@ -416,7 +417,12 @@ class TextScorer:
             )
         if starting is not None:
             search = self.model.word_search(self.num_beams, **self.search_options)
-            logits, _ = marginal_logits(search, ids, mask, bos_token_id=self.model.config.bos_token_id)
+            begin_id = self.model.config.bos_token_id
+            cache = None
+            if any(lengths):
+                cache = cache_after_context(search, ids, mask, options["context_sentence_ids"], begin_id)
+                ids, mask, _ = self._padded([dataclasses.replace(window, context=()) for window in batch])
+            logits, _ = marginal_logits(search, ids, mask, cache=cache, bos_token_id=begin_id)
             found = list(self._read_logits(logits, batch, begins, False, starting))
         else:
             chosen = parsed.stepwise_log_probs if stepwise else parsed.token_log_probs
