@@ -417,7 +417,7 @@ def test_runs_with_several_seeds_have_a_mean(models: Path, files: dict[str, str]
     results = [load_result(path) for path in written]
     assert [result.scores for result in results] == [{"accuracy": accuracy} for accuracy in accuracies]
     assert (results[0].task, results[0].model["architecture"]) == ("glue/rte", "GPT2ForSequenceClassification")
-    assert [file["argument"] for file in results[0].data["files"]] == ["train_file", "validation_file"]
+    assert [(file["path"], file["rows"]) for file in results[0].data["files"]] == [(files["rte"], 14)] * 2
     assert {"max_length": 32, "num_processes": 1, "mixed_precision": "no"}.items() <= results[0].options.items()
     assert "output_dir" not in results[0].options and all("hf_secret" not in path.read_text() for path in written)
     (row,) = summarize(results)
@@ -426,8 +426,8 @@ def test_runs_with_several_seeds_have_a_mean(models: Path, files: dict[str, str]
     with pytest.raises(ValueError, match="learning_rate is 5e-05 and 1.0"):
         summarize(results)
     results[1].options["learning_rate"] = 5e-5
-    results[1].model["dtype"] = "bfloat16"
-    with pytest.raises(ValueError, match="different models, which would mix conventions: dtype"):
+    results[1].model["num_parameters"] += 1
+    with pytest.raises(ValueError, match="different models, which would mix conventions: num_parameters"):
         summarize(results)
 
 
@@ -461,7 +461,8 @@ def test_summarization_runs(name: str, models: Path, files: dict[str, str], tmp_
     assert set(results["test"]["rouge"]) == {"rouge1", "rouge2", "rougeL", "rougeLsum", "rouge_average"}
     paper = {"do_sample": True, "num_beams": 2, "top_k": 0} if name == "gpst" else {"do_sample": True, "top_k": 2}
     assert paper.items() <= results["test"]["options"].items()
-    assert load_result(tmp_path / "out" / "evaluation.json").scores == results["test"]["rouge"]
+    saved = load_result(tmp_path / "out" / "evaluation.json")
+    assert saved.scores == results["test"]["rouge"] and [file["rows"] for file in saved.data["files"]] == [14, 14, 3]
     lines = (tmp_path / "out" / "summaries.jsonl").read_text(encoding="utf-8").splitlines()
     summaries = [json.loads(line) for line in lines]
     assert len(summaries) == 3 and len(summaries[0]["references"]) == 2
@@ -493,7 +494,7 @@ def test_grammar_induction_runs_with_ablations(models: Path, files: dict[str, st
     assert results["test"]["num_sentences"] == 6 and "lower case" in results["test"]["convention"]
     saved = load_result(tmp_path / "out" / "evaluation.json")
     assert saved.scores["sentence_f1 inside"] == results["test"]["trees"]["inside"]["sentence_f1"]
-    assert [file["argument"] for file in saved.data["files"]] == ["test_trees", "train_trees", "validation_trees"]
+    assert [file["path"] for file in saved.data["files"]] == [files["train"], files["valid"], files["test"]]
     scores = {item["step"]: item["trees"]["inside"]["sentence_f1"] for item in results["evaluations"][1:]}
     assert scores[results["best_step"]] == max(scores.values())
     config = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model").config

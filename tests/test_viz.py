@@ -362,9 +362,13 @@ def test_bars():
     assert widths == pytest.approx([210, 420, 105, 0], abs=0.1)  # 420 pixels are the largest value
     whiskers = [path.get("d") for group in root.iter(f"{name}g") for path in group.iter(f"{name}path")]
     assert len(whiskers) == 1
+    # Below 0, bars go to the left: 420 pixels from -0.5 - 0.25 to 1.0 + 0.25.
+    svg = bars_to_svg(["x", "y"], {"a": [-0.5, 1.0]}, deviations={"a": [0.25, 0.25]}, title="t")
+    bars = [bar for group in ElementTree.fromstring(svg).iter(f"{name}g") for bar in group.iter(f"{name}rect")]
+    assert [float(bar.get("width")) for bar in bars] == pytest.approx([105, 210], abs=0.1)
+    assert float(bars[1].get("x")) - float(bars[0].get("x")) == pytest.approx(105, abs=0.2)
     for names, values, message in (
         (["x"], {"a": [1.0, 2.0]}, "2 values for 1 names"),
-        (["x"], {"a": [-1.0]}, "negative"),
         (["x"], {"a": [None]}, "no finite value"),
     ):
         with pytest.raises(ValueError, match=message):

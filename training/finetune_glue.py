@@ -22,7 +22,7 @@ from checkpoints import write_json
 from common import Run, end_run, make_accelerator, save_final_model, start_tracking
 from datasets import Dataset
 from evaluation_report import save_evaluation
-from example_tables import ExampleDataset, check_columns, check_texts, load_table
+from example_tables import ExampleDataset, check_columns, check_texts, describe_table, load_table
 from finetuning import (
     CourseArguments,
     ModelArguments,
@@ -123,6 +123,7 @@ class Tables:
     train_labels: np.ndarray
     validation: dict[str, Dataset]
     validation_labels: dict[str, np.ndarray]
+    sources: list[dict[str, Any]]
 
 
 def read_tables(accelerator: Accelerator, data: GlueArguments) -> Tables:
@@ -145,7 +146,13 @@ def read_tables(accelerator: Accelerator, data: GlueArguments) -> Tables:
     for part, table in sources.items():
         for column in task.text_columns:
             check_texts(table, column, f"{part} data")
-    return Tables(task, train_table, labels.pop("training"), parts, labels)
+    places = [data.train_file or f"{name} {config} train"]
+    places += [file or f"{name} {config} {split}" for (_, split), file in zip(splits, files, strict=False)]
+    described = [
+        describe_table(place, table, [*task.text_columns, LABEL])
+        for place, table in zip(places, sources.values(), strict=True)
+    ]
+    return Tables(task, train_table, labels.pop("training"), parts, labels, described)
 
 
 def infer_task(table: Dataset, source: str) -> TextTask:
@@ -385,7 +392,9 @@ def make_model(
     return load_model(AutoModelForSequenceClassification, arguments, config, tokenizer), tokenizer
 
 
-def write_results(run: Run, task: TextTask, seconds: float, speed: dict[str, float]) -> None:
+def write_results(
+    run: Run, task: TextTask, sources: list[dict[str, Any]], seconds: float, speed: dict[str, float]
+) -> None:
     """Write `evaluation.json` and `all_results.json`, and print the closing line."""
     before, best = run.state.notes["evaluations"][0], best_evaluation(run)
     several = len(best["scores"]) > 1
@@ -394,7 +403,7 @@ def write_results(run: Run, task: TextTask, seconds: float, speed: dict[str, flo
         for part, scores in best["scores"].items()
         for name, value in scores.items()
     }
-    save_evaluation(run, f"glue/{task.name}", flat, seconds)
+    save_evaluation(run, f"glue/{task.name}", flat, sources, seconds)
     flat = {f"eval_{name}": value for name, value in flat.items()}
     write_json(run.output_dir / RESULTS_FILE, {**run_results(run, seconds, speed), "task": task.name, **flat})
     text = "; ".join(
@@ -443,7 +452,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     save_final_model(run, tokenizer, facts())
     if accelerator.is_main_process:
-        write_results(run, task, time.monotonic() - started, speed)
+        write_results(run, task, tables.sources, time.monotonic() - started, speed)
     end_run(run)
     push_final_model(run)
 

@@ -52,6 +52,7 @@ from hf_synlm.data.samples import sample_path
 from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.parsing import ParsingScores
 from hf_synlm.evaluation.parsing_conventions import PUNCTUATION_WORDS, resolve_convention
+from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.treebank_parsing import (
     PUNCTUATION,
     Treebank,
@@ -246,7 +247,13 @@ def make_model(arguments: ModelArguments) -> tuple[PreTrainedModel, PreTrainedTo
 
 
 def write_results(
-    run: Run, seconds: float, speed: dict[str, float], evaluator: Evaluator, treebank: Treebank, scores: dict
+    run: Run,
+    seconds: float,
+    speed: dict[str, float],
+    evaluator: Evaluator,
+    treebank: Treebank,
+    scores: dict,
+    sources: list[dict[str, Any]],
 ) -> None:
     """Write `evaluation.json` and `all_results.json`, and print the final table and the closing line."""
     every = {**scores, **score_baselines(treebank)}
@@ -258,7 +265,7 @@ def write_results(
     }
     kinds = ("sentence_f1", "corpus_f1")
     flat = {f"{kind} {name}": numbers[kind] for name, numbers in test["trees"].items() for kind in kinds}
-    save_evaluation(run, "grammar_induction", flat, seconds)
+    save_evaluation(run, "grammar_induction", flat, sources, seconds)
     write_json(run.output_dir / RESULTS_FILE, {**run_results(run, seconds, speed), "test": test})
     label = evaluator.data.method(evaluator.data.selection_method)[0]
     before, best = run.state.notes["evaluations"][0], best_evaluation(run)
@@ -280,6 +287,7 @@ def main(argv: list[str] | None = None) -> None:
     check_run(accelerator, arguments)
     with output_folder(accelerator, arguments) as checkpoint:
         validation, test = data.treebank(data.validation_trees), data.treebank(data.test_trees)
+        sources = describe_files([*data.train_trees, *data.train_files, data.validation_trees, data.test_trees])
 
         set_seed(arguments.seed)
         model, tokenizer = make_model(model_arguments)
@@ -313,7 +321,7 @@ def main(argv: list[str] | None = None) -> None:
     save_final_model(run, tokenizer, facts())
     scores = evaluator.score(run.model, test, data.methods)
     if accelerator.is_main_process:
-        write_results(run, time.monotonic() - started, speed, evaluator, test, scores)
+        write_results(run, time.monotonic() - started, speed, evaluator, test, scores, sources)
     end_run(run)
     push_final_model(run)
 

@@ -21,7 +21,7 @@ from accelerate.utils import set_seed
 from checkpoints import PARTIAL_SUFFIX, write_json
 from common import Run, end_run, make_accelerator, save_final_model, start_tracking
 from evaluation_report import save_evaluation
-from example_tables import ExampleDataset
+from example_tables import ExampleDataset, describe_table
 from finetuning import (
     CourseArguments,
     ModelArguments,
@@ -212,6 +212,7 @@ def write_results(
     references: list[list[str]],
     decoding: DecodingArguments,
     options: dict[str, Any],
+    sources: list[dict[str, Any]],
 ) -> None:
     """Write the summaries, `evaluation.json` and `all_results.json`, and print the closing line."""
     file = run.output_dir / "summaries.jsonl"
@@ -223,7 +224,7 @@ def write_results(
     os.replace(partial, file)
     scores = rouge_scores(summaries, references, use_stemmer=decoding.use_stemmer)
     test = {"rouge": scores, "num_summaries": len(summaries), "options": options, "use_stemmer": decoding.use_stemmer}
-    save_evaluation(run, "summarization", scores, seconds)
+    save_evaluation(run, "summarization", scores, sources, seconds)
     write_json(run.output_dir / RESULTS_FILE, {**run_results(run, seconds, speed), "test": test})
     before, best = run.state.notes["evaluations"][0]["losses"], best_evaluation(run)
     run.accelerator.print(
@@ -244,6 +245,7 @@ def main(argv: list[str] | None = None) -> None:
     check_run(accelerator, arguments)
     with output_folder(accelerator, arguments) as checkpoint:
         tables = read_tables(accelerator, data)
+        sources = [describe_table(data.source(part), table, ["text", "references"]) for part, table in tables.items()]
 
         set_seed(arguments.seed)
         model, tokenizer = make_model(model_arguments, data.end_token)
@@ -285,7 +287,9 @@ def main(argv: list[str] | None = None) -> None:
     summaries = summarizer.write(run.model, examples["test"], len(examples["test"]))
     if accelerator.is_main_process:
         references = list(tables["test"]["references"])
-        write_results(run, time.monotonic() - started, speed, summaries, references, decoding, summarizer.options)
+        write_results(
+            run, time.monotonic() - started, speed, summaries, references, decoding, summarizer.options, sources
+        )
     end_run(run)
     push_final_model(run)
 

@@ -72,6 +72,12 @@ class SummaryArguments:
         if not self.prompt.strip():
             raise ValueError("prompt is empty. The model needs a mark where the summary begins.")
 
+    def source(self, part: str) -> str:
+        """File or data set of `train`, `validation` or `test`."""
+        files = {"train": self.train_file, "validation": self.validation_file}
+        files["test"] = self.test_file or self.validation_file
+        return files[part] or " ".join(filter(None, [self.dataset_name, self.dataset_config_name, part]))
+
     def describe(self) -> str:
         """One sentence for the model card."""
         return f"{self.dataset_name or Path(self.train_file).name}, documents with summaries."

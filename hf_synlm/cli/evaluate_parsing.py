@@ -71,7 +71,7 @@ class CountingOptions:
         if isinstance(rule, ParsingConvention):
             convention = rule.describe()
         else:
-            convention = f"evalb, {self.parameters or 'COLLINS.prm'}"
+            convention = f"evalb, {'COLLINS.prm' if self.parameters is None else self.parameters.name}"
             punctuation = "left out as the parameters say" if self.punctuation in (None, "keep") else punctuation
         return {
             "convention": convention,

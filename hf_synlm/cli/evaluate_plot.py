@@ -17,7 +17,7 @@ def command(
         list[str] | None,
         typer.Option(
             help="Name of a file in the picture, one for each file in order; files with the same name are runs of one "
-            "model, drawn as mean with standard deviation. Default: the file's name."
+            "model, drawn as mean with standard deviation. Default: the file's name; its folder's where names repeat."
         ),
     ] = None,
     score: Annotated[
@@ -33,7 +33,8 @@ def command(
     Example: synlm evaluate plot sg.gpst.json sg.rnng.json --out sg.svg --score 'circuit '
     """
     loaded = [load_result(path) for path in results]
-    labels = label or [path.stem for path in results]
+    stems = [path.stem for path in results]
+    labels = label or (stems if len(set(stems)) == len(stems) else [path.absolute().parent.name for path in results])
     if len(labels) != len(results):
         raise ValueError(f"{len(labels)} labels for {len(results)} files: give one for each, or none")
     names, means, deviations = scores_of_groups(loaded, labels, score or [])

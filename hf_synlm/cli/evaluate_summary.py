@@ -20,6 +20,9 @@ def command(
 
     Example: synlm evaluate summary sg.seed0.json sg.seed1.json sg.seed2.json --out sg.json
     """
+    twice = sorted({str(path) for path in results if results.count(path) > 1})
+    if twice:
+        raise ValueError(f"{', '.join(twice)} is given more than once: a run counts once")
     loaded = [load_result(path) for path in results]
     names = "\n".join(f"- {path}: {result.model['name']}" for path, result in zip(results, loaded, strict=True))
     rows = summarize(loaded)

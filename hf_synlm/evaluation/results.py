@@ -211,10 +211,17 @@ def write_text(path: PathLike, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def library_versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that compute."""
+def library_versions(*more: str) -> dict[str, str]:
+    """Versions of Python and of the libraries that compute.
+
+    Args:
+        *more: names of further packages, of which those that are installed count.
+
+    Returns:
+        Versions by name.
+    """
     versions = {"python": platform.python_version()}
-    for name in _LIBRARIES:
+    for name in (*_LIBRARIES, *more):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:  # a checkout on the path that was not installed

@@ -7,6 +7,8 @@ from typing import Any
 
 from hf_synlm.evaluation.results import EvaluationResult, PathLike, Row, json_text
 
+# How many texts did not fit the positions of the model.
+_CUTS = ("texts_in_windows", "contexts_cut")
 # Scores that a picture shows where none are named, by task: names, or their beginnings.
 _SHOWN = {
     "syntaxgym": ("mean_", "circuit "),
@@ -23,8 +25,8 @@ def summarize(results: Sequence[EvaluationResult]) -> list[Row]:
     The standard deviation is that of a sample (divided by n - 1), and missing for one run.
 
     Args:
-        results: runs; they must be of one task and one architecture and precision, with the same options but for `seed`
-            and the same scores.
+        results: runs; they must be of one task, of models of one architecture, size and precision, with the same
+            options but for `seed` and the same scores.
 
     Returns:
         One row per score: `score`, `mean`, `standard_deviation`, `minimum`, `maximum`, `runs`.
@@ -154,10 +156,10 @@ def _check_comparable(first: EvaluationResult, other: EvaluationResult) -> None:
 
 def _kind(result: EvaluationResult) -> dict[str, Any]:
     """What runs of one model have in common."""
-    return {key: result.model.get(key) for key in ("architecture", "dtype")}
+    return {key: result.model.get(key) for key in ("architecture", "num_parameters", "dtype")}
 
 
 def _content(result: EvaluationResult) -> dict[str, Any]:
-    """The data without the places where files lie."""
+    """The data without the places where files lie, and without what a tokenizer makes of them."""
     files = [{k: v for k, v in file.items() if k != "path"} for file in result.data.get("files", [])]
-    return {**{k: v for k, v in result.data.items() if k != "files"}, "files": files}
+    return {**{k: v for k, v in result.data.items() if k not in ("files", *_CUTS)}, "files": files}

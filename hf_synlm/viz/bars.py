@@ -24,7 +24,7 @@ def bars_to_svg(
 
     Args:
         names: of the groups, from top to bottom.
-        series: by name one value per group, 0 or more; None or NaN = no bar.
+        series: by name one value per group; None or NaN = no bar. Bars of negative values go to the left of 0.
         deviations: of some series, one per group, drawn as a whisker of one standard deviation to each side.
         title: shown below.
         largest: value at the right end of the scale; default: the largest value with its deviation.
@@ -34,7 +34,7 @@ def bars_to_svg(
         One `<svg>` element.
 
     Raises:
-        ValueError: a series or its deviations do not fit the names, a value is negative, or there is none at all.
+        ValueError: a series or its deviations do not fit the names, or there is no value at all.
 
     Cost: O(number of values).
     """
@@ -42,36 +42,38 @@ def bars_to_svg(
     for name, values in series.items():
         if len(values) != len(names) or len(spread[name]) != len(names):
             raise ValueError(f"{name!r} has {len(values)} values for {len(names)} names: give one each")
-        if any(_is_number(value) and value < 0 for value in values):
-            raise ValueError(f"{name!r} has a negative value: bars begin at 0")
-    ends = [
-        value + (deviation if _is_number(deviation) else 0.0)
+    found = [
+        (value, deviation if _is_number(deviation) else 0.0)
         for name, values in series.items()
         for value, deviation in zip(values, spread[name], strict=True)
         if _is_number(value)
     ]
-    if not ends:
+    if not found:
         raise ValueError("there is no finite value: nothing to draw")
-    scale = _PLOT / (largest or max(ends) or 1.0)
-    left = max(text_width(name, SMALL) for name in names) + _MARGIN
+    # A whisker is cut at 0, unless a value is below.
+    lowest = min(0.0, *(value - deviation for value, deviation in found if value < 0), 0.0)
+    highest = max(0.0, *(value + deviation for value, deviation in found)) if largest is None else largest
+    scale = _PLOT / (highest - lowest or 1.0)
+    label_end = max(text_width(name, SMALL) for name in names) + _MARGIN
+    left = label_end - lowest * scale
     parts, y = [], float(_MARGIN)
     for place, group in enumerate(names):
         height = _BAR * len(series)
-        parts.append(_text(group, left - 6, y + height / 2 + SMALL / 3, "end"))
+        parts.append(_text(group, label_end - 6, y + height / 2 + SMALL / 3, "end"))
         for color, (name, values) in enumerate(series.items()):
-            bar = _bar(left, y, values[place], spread[name][place], scale, _COLORS[color % len(_COLORS)])
+            bar = _bar(left, y, values[place], spread[name][place], scale, lowest, _COLORS[color % len(_COLORS)])
             parts += [f"<g><title>{escape_xml(_said(group, name, values[place], spread[name][place], digits))}</title>"]
             parts += [*bar, _value(left, y, values[place], spread[name][place], scale, digits), "</g>"]
             y += _BAR
         y += _GROUP_GAP
     parts.insert(0, f'<path d="M{left:.1f} 0V{y - _GROUP_GAP / 2:.1f}" stroke="currentColor" stroke-opacity="0.4"/>')
-    x, below = left, y + SMALL
+    x, below = label_end, y + SMALL
     for color, name in enumerate(series):
         parts.append(f'<rect x="{x:.1f}" y="{below - 9:.1f}" width="10" height="10" fill="{_COLORS[color % 8]}"/>')
         parts.append(_text(name, x + 14, below, "start"))
         x += text_width(name, SMALL) + 30
     parts.append(_text(title, 0, below + 2 * SMALL, "start"))
-    width = max(left + _PLOT + 90, x, text_width(title, SMALL))
+    width = max(label_end + _PLOT + 90, x, text_width(title, SMALL))
     return svg_element(parts, width + 2 * _MARGIN, below + 3 * SMALL, title)
 
 
@@ -83,12 +85,20 @@ def _text(text: str, x: float, y: float, anchor: str) -> str:
     return text_element(text, x, y, font_size=SMALL).replace('"middle"', f'"{anchor}"', 1)
 
 
-def _bar(left: float, y: float, value: float | None, deviation: float | None, scale: float, color: str) -> list[str]:
+def _bar(
+    left: float, y: float, value: float | None, deviation: float | None, scale: float, lowest: float, color: str
+) -> list[str]:
+    """A bar from the line of 0 at `left`, with its whisker."""
     if value is None or not math.isfinite(value):
         return []
-    parts = [f'<rect x="{left:.1f}" y="{y + 1:.1f}" width="{value * scale:.1f}" height="{_BAR - 2}" fill="{color}"/>']
+    start, width = left + min(0.0, value) * scale, abs(value) * scale
+    parts = [f'<rect x="{start:.1f}" y="{y + 1:.1f}" width="{width:.1f}" height="{_BAR - 2}" fill="{color}"/>']
     if deviation is not None and deviation > 0:
-        middle, low, high = y + _BAR / 2, left + max(0.0, value - deviation) * scale, left + (value + deviation) * scale
+        middle, low, high = (
+            y + _BAR / 2,
+            left + max(lowest, value - deviation) * scale,
+            left + (value + deviation) * scale,
+        )
         ends = f"M{low:.1f} {middle - 3:.1f}v6M{high:.1f} {middle - 3:.1f}v6"
         parts.append(f'<path d="M{low:.1f} {middle:.1f}H{high:.1f}{ends}" stroke="currentColor" fill="none"/>')
     return parts
@@ -97,7 +107,7 @@ def _bar(left: float, y: float, value: float | None, deviation: float | None, sc
 def _value(left: float, y: float, value: float | None, deviation: float | None, scale: float, digits: int) -> str:
     if value is None or not math.isfinite(value):
         return _text("none", left + 4, y + _BAR - 3, "start")
-    end = left + (value + (deviation or 0.0)) * scale
+    end = left + max(0.0, value + (deviation or 0.0)) * scale
     return _text(f"{value:.{digits}f}", end + 4, y + _BAR - 3, "start")
 
 
