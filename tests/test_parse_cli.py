@@ -1,5 +1,6 @@
 """`synlm parse`, `synlm draw` and `synlm evaluate parsing`, from files to files."""
 
+import functools
 import io
 import json
 import math
@@ -16,10 +17,16 @@ from hf_synlm.data.treebank import read_treebank
 from hf_synlm.evaluation.evalb import evaluate_files
 from hf_synlm.evaluation.parsing_report import report_parsing
 from hf_synlm.evaluation.results import load_result
-from hf_synlm.evaluation.treebank_parsing import load_treebank, make_treebank, parse_sentences, score_baselines
+from hf_synlm.evaluation.treebank_parsing import (
+    best_trees,
+    load_treebank,
+    make_treebank,
+    parse_sentences,
+    score_baselines,
+)
 from hf_synlm.trees import left_branching, right_branching, spans_to_tree, tree_to_brackets
 from hf_synlm.viz import posteriors
-from tests.scoring_models import model_and_tokenizer
+from tests.scoring_models import SENTENCES, model_and_tokenizer
 
 TEXT = "We ask for peace\n\nThe state of our Union is strong\n"
 GOLD = """(S (NP (PRP We)) (VP (VBP ask) (PP (IN for) (NP (NN peace)))) (. .))
@@ -151,6 +158,24 @@ def test_styles_of_trees(files, capsys):
 
 
 # ---------------------------------------------------------------------------------------------------------- evaluation
+def test_wide_beams_take_fewer_sentences_at_once(monkeypatch):
+    model, tokenizer = model_and_tokenizer("gpst")
+    sentences = [sentence.split() for sentence in SENTENCES[:3]]
+    parse, sizes = type(model).parse, []
+
+    @functools.wraps(parse)
+    def counted(self, input_ids, *arguments, **options):
+        sizes.append(len(input_ids))
+        return parse(self, input_ids, *arguments, **options)
+
+    monkeypatch.setattr(type(model), "parse", counted)
+    together = parse_sentences(model, tokenizer, sentences, num_beams=150)
+    alone = parse_sentences(model, tokenizer, sentences, num_beams=150, batch_size=1)
+    parse_sentences(model, tokenizer, sentences, method="inside")
+    assert sizes == [2, 1, 1, 1, 1, 3]  # on a CPU
+    assert best_trees(together) == best_trees(alone)
+
+
 def test_a_model_on_a_treebank(saved, files, capsys):
     out = files / "result.json"
     command = ("evaluate", "parsing", "--treebank", files / "gold.mrg", "--model", saved / "gpst", "--num-beams", 3)

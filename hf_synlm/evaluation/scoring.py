@@ -242,7 +242,7 @@ class TextScorer:
         """Everything in this object that changes numbers, for results."""
         beam = {}
         if self.searches:
-            width = self._beam_width
+            width = self.model.config.scoring_num_beams if self.num_beams is None else self.num_beams
             beam = {"num_beams": width, **self.search_options}
             if "action_beam_size" in inspect.signature(self.model.parse).parameters:
                 for name in ("action_beam_size", "fast_track_size", "normalization"):
@@ -320,9 +320,7 @@ class TextScorer:
         """Texts of about equal length, longest first: a lack of memory shows at once."""
         windows.sort(key=lambda window: -window.num_tokens)
         vocab_size, start = self.model.config.get_text_config().vocab_size, 0
-        most = self.batch_size
-        if self.searches and self.model.device.type == "cpu":
-            most = max(1, min(most, _MAX_DERIVATIONS // max(1, self._beam_width)))
+        most = texts_per_search(self.model, self.batch_size, self.num_beams) if self.searches else self.batch_size
         while start < len(windows):
             # A search does as many steps for a short text as for the longest beside it.
             longest, candidates = windows[start].num_tokens, windows[start : start + most]
@@ -449,10 +447,6 @@ class TextScorer:
         ]
 
     @property
-    def _beam_width(self) -> int:
-        return self.model.config.scoring_num_beams if self.num_beams is None else self.num_beams
-
-    @property
     def reads_context(self) -> bool:
         """Whether the model reads complete sentences before the one that it parses."""
         return self.searches and "context_sentence_ids" in inspect.signature(self.model.parse).parameters
@@ -478,6 +472,23 @@ class _Window:
     @property
     def num_tokens(self) -> int:
         return len(self.ids) + sum(map(len, self.context))
+
+
+def texts_per_search(model: PreTrainedModel, batch_size: int, num_beams: int | None) -> int:
+    """How many texts a search takes at once: `batch_size`, but fewer where beams are wide on a CPU.
+
+    Args:
+        model: that searches.
+        batch_size: what the user allows.
+        num_beams: derivations kept after a word; None = the model's `scoring_num_beams`.
+
+    Returns:
+        At least 1.
+    """
+    if model.device.type != "cpu":
+        return batch_size
+    width = model.config.scoring_num_beams if num_beams is None else num_beams
+    return max(1, min(batch_size, _MAX_DERIVATIONS // max(1, width)))
 
 
 def _checked_device(name: str | None) -> torch.device:

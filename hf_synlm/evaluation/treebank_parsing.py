@@ -20,6 +20,7 @@ from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.evaluation.parsing import ParsingScores, branching_baselines, keep_words, unlabeled_f1
 from hf_synlm.evaluation.parsing_conventions import ParsingConvention, Punctuation
+from hf_synlm.evaluation.scoring import texts_per_search
 from hf_synlm.trees import Span, escape_word
 
 PUNCTUATION = {
@@ -174,7 +175,7 @@ def parse_sentences(
         model: a model with `parse`.
         tokenizer: its tokenizer.
         sentences: per sentence its words, at least one.
-        batch_size: sentences per call; they are sorted by length.
+        batch_size: sentences per call, at most (see `texts_per_search`); they are sorted by length.
         progress: name of a progress bar; None = no bar.
         **options: for `model.parse`, such as `method="inside"`, `num_beams=20` or `num_return_sequences=5`.
 
@@ -198,9 +199,11 @@ def parse_sentences(
     _check_lengths(model, sentences, encoded)
     order = sorted(range(len(encoded)), key=lambda index: len(encoded[index][0]))
     parsed: dict[int, ParsedSentence] = {}
-    starts = range(0, len(order), batch_size)
+    searches = hasattr(model, "word_search") and options.get("method", "search") == "search"
+    size = texts_per_search(model, batch_size, options.get("num_beams")) if searches else batch_size
+    starts = range(0, len(order), size)
     for start in tqdm(starts, desc=progress, unit="batch", disable=progress is None):
-        rows = order[start : start + batch_size]
+        rows = order[start : start + size]
         batch = collate_contexts(
             [{"input_ids": encoded[row][0], "word_ends": encoded[row][1]} for row in rows], tokenizer.pad_token_id
         )
