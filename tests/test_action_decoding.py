@@ -12,7 +12,6 @@ from hf_synlm import GPSTForCausalLM
 from tests.reference import exhaustive_search as reference
 
 # Two of these are fixtures: pytest finds them by their names in this module, and arguments of tests repeat the names.
-# Fixtures are among these: pytest finds them by name, so that they look unused.
 from tests.test_generation_gpst import (
     EOS,
     ListStreamer,
