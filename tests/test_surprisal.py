@@ -15,7 +15,7 @@ import torch
 from hf_synlm.evaluation.scoring import TextScorer
 from hf_synlm.evaluation.surprisal import columns, score_words, token_table, word_table, write_table
 from hf_synlm.evaluation.text_items import TextItem, read_items
-from hf_synlm.evaluation.words import encode_words, split_words, word_starts
+from hf_synlm.evaluation.words import encode_sentences, split_words, word_starts
 from tests.scoring_models import ARCHITECTURES, SEARCHING, SENTENCES, model_and_tokenizer, scorer_of, tokenizer_of
 
 ITEMS = [TextItem(str(number), text) for number, text in enumerate(SENTENCES)]
@@ -86,7 +86,7 @@ def test_word_correction_is_that_of_minicons():
 def test_word_correction_makes_a_distribution_over_words(architecture):
     """The sum of the corrections telescopes: what a word gets, the next one pays."""
     scorer = scorer_of(architecture, **({"estimator": "stepwise"} if architecture == "gpst" else {}))
-    (text,) = encode_words(scorer.tokenizer, [SENTENCES[0].split()])
+    (text,) = encode_sentences(scorer.tokenizer, [SENTENCES[0].split()])
     (raw,) = scorer.score([text], starts=True)
     corrected = score_words(scorer, ITEMS[:1], word_correction=True)[0]
     assert corrected.log_probs.sum().item() == pytest.approx(
@@ -166,17 +166,21 @@ def test_long_texts_are_read_in_segments(architecture, monkeypatch):
     model, _ = model_and_tokenizer(architecture)
     scorer = scorer_of(architecture)
     ends = scorer.end_of_text != "not modeled"
-    encoded = encode_words(scorer.tokenizer, [(" ".join(SENTENCES[:2])).split(), SENTENCES[2].split()[:2]])
+    encoded = encode_sentences(scorer.tokenizer, [(" ".join(SENTENCES[:2])).split(), SENTENCES[2].split()[:2]])
     assert word_starts(scorer.tokenizer, model.config.vocab_size, scorer.end_ids) is None  # words, not pieces
-    whole = scorer.score(encoded, end=ends)
+    beginnings = torch.arange(model.config.vocab_size) % 3 == 0  # as if these were pieces that begin words
+    monkeypatch.setattr("hf_synlm.evaluation.scoring.word_starts", lambda *_: beginnings)
+    whole = scorer.score(encoded, end=ends, starts=True)
     monkeypatch.setattr("hf_synlm.evaluation.scoring._MAX_LOGITS", 3 * model.config.vocab_size + 1)
     calls = []
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda ids, **k: calls.append(ids.shape) or forward(ids, **k))
-    parts = scorer.score(encoded, end=ends)
+    parts = scorer.score(encoded, end=ends, starts=True)
     assert max(rows * length for rows, length in calls) == 3 and len(calls) >= 5
     for one, other in zip(whole, parts, strict=True):
         assert torch.allclose(one.log_probs, other.log_probs, atol=1e-5, equal_nan=True)
+        assert torch.allclose(one.word_start, other.word_start, atol=1e-5, equal_nan=True)
+        assert len(one.word_start) == len(one.log_probs) + 1 and one.word_start[1:].isfinite().all()
         assert one.end == (pytest.approx(other.end, abs=1e-5) if ends else None)
 
 
@@ -220,7 +224,7 @@ def test_document_context_of_gpst():
 def test_beginnings_of_words_after_context():
     """`starts` reads logits, which have to be those behind the context."""
     scorer = scorer_of("gpst", estimator="stepwise", num_beams=3)
-    texts = encode_words(scorer.tokenizer, [sentence.split() for sentence in SENTENCES[:3]])
+    texts = encode_sentences(scorer.tokenizer, [sentence.split() for sentence in SENTENCES[:3]])
     texts[1].context, texts[2].context = [texts[0].ids], [texts[0].ids, texts[1].ids]
     plain, found = scorer.score(texts), scorer.score(texts, starts=True)
     for one, other in zip(plain, found, strict=True):
@@ -251,7 +255,9 @@ def test_long_texts_are_read_in_windows(architecture):
     assert scorer.cuts == {"texts_in_windows": 1, "contexts_cut": 0}
     # The second window begins in the middle of the first and is scored from where that ends.
     start = limit - (limit - limit // 2)
-    (window,) = scorer.score([type(encode_words(tokenizer, [["a"]])[0])(ids[start : start + limit], [0] * limit, 1)])
+    (window,) = scorer.score(
+        [type(encode_sentences(tokenizer, [["a"]])[0])(ids[start : start + limit], [0] * limit, 1)]
+    )
     assert found.tokens[limit][1] == pytest.approx(window.log_probs[limit - start].item(), abs=1e-4)
 
 
@@ -293,16 +299,16 @@ def test_one_row_per_word_of_messy_text(architecture, tmp_path):
 
 def test_text_that_looks_like_special_tokens_is_text():
     tokenizer = tokenizer_of("bpe")
-    (text,) = encode_words(tokenizer, [["<|endoftext|>", "we"]])
+    (text,) = encode_sentences(tokenizer, [["<|endoftext|>", "we"]])
     assert tokenizer.eos_token_id not in text.ids and not text.unknown
 
 
 def test_unknown_words_are_flagged():
-    (text,) = encode_words(tokenizer_of("words"), [["We", "zzzzing", "the", "</s>", "<pad>"]])
+    (text,) = encode_sentences(tokenizer_of("words"), [["We", "zzzzing", "the", "</s>", "<pad>"]])
     assert text.unknown == {1, 3, 4} and text.word_of_token == [0, 1, 2, 3, 4] and 0 not in text.ids
-    (text,) = encode_words(tokenizer_of("pieces"), [["We", "中文"]])
+    (text,) = encode_sentences(tokenizer_of("pieces"), [["We", "中文"]])
     assert text.unknown == {1}
-    (text,) = encode_words(tokenizer_of("bpe"), [["We", "中文"]])
+    (text,) = encode_sentences(tokenizer_of("bpe"), [["We", "中文"]])
     assert not text.unknown and set(text.word_of_token) == {0, 1}
 
 
@@ -310,7 +316,7 @@ def test_words_are_what_split_gives():
     line = " a\u2003b\x1cc \x85 d\u200be "
     assert [word.text for word in split_words(line)] == line.split()
     with pytest.raises(ValueError, match="hold no white space"):
-        encode_words(tokenizer_of("words"), [["two words"]])
+        encode_sentences(tokenizer_of("words"), [["two words"]])
 
 
 def test_tokens_across_words_are_refused():
@@ -321,7 +327,7 @@ def test_tokens_across_words_are_refused():
     vocabulary = {token: k for k, token in enumerate(["o", "f", " ", "t", "of", " t", "of t"])}
     crossing = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocabulary, merges)))
     with pytest.raises(ValueError, match="covers the words 'of' and 't'"):
-        encode_words(crossing, [["of", "t"]])
+        encode_sentences(crossing, [["of", "t"]])
 
 
 def test_which_tokens_begin_words():

@@ -16,7 +16,7 @@ from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.evaluation.scoring import TextScorer
 from hf_synlm.evaluation.treebank_parsing import parse_sentences
-from hf_synlm.evaluation.words import encode_words
+from hf_synlm.evaluation.words import encode_sentences
 from hf_synlm.hub.checkpoint import load_pretrained
 
 NUM_SENTENCES = 32
@@ -62,7 +62,7 @@ def _rows(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sentences: list[list[str]]
 ) -> Iterator[tuple[str, Callable[[int], Step]]]:
     """Name of a row -> what makes its step for a batch size."""
-    texts = encode_words(tokenizer, sentences)
+    texts = encode_sentences(tokenizer, sentences)
 
     def score(num_beams: int | None, estimator: str | None, batch_size: int) -> Step:
         scorer = TextScorer(model, tokenizer, num_beams=num_beams, estimator=estimator, batch_size=batch_size)

@@ -22,7 +22,7 @@ from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files
 from hf_synlm.evaluation.scoring import TextScorer
 from hf_synlm.evaluation.surprisal import NATS
 from hf_synlm.evaluation.text_items import file_format, need_columns, read_table
-from hf_synlm.evaluation.words import encode_words
+from hf_synlm.evaluation.words import encode_sentences
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _score_sentences(
     scorer: TextScorer, sentences: Sequence[str], end: bool, progress: str | None
 ) -> list[tuple[float, bool]]:
     """Log-probability of each sentence in nats, and whether it has a word outside the vocabulary."""
-    texts = encode_words(scorer.tokenizer, [sentence.split() for sentence in sentences])
+    texts = encode_sentences(scorer.tokenizer, [sentence.split() for sentence in sentences])
     for sentence, text in zip(sentences, texts, strict=True):
         if not text.ids:
             raise ValueError(f"the sentence {sentence!r} has no tokens: leave it out")

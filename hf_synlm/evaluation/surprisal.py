@@ -30,7 +30,7 @@ from hf_synlm.data.text import PathLike
 from hf_synlm.evaluation.results import write_text
 from hf_synlm.evaluation.scoring import TextScorer, TokenScores
 from hf_synlm.evaluation.text_items import TextItem
-from hf_synlm.evaluation.words import EncodedText, Word, encode_words, split_words, word_starts
+from hf_synlm.evaluation.words import EncodedText, Word, encode_sentences, split_words, word_starts
 
 Unit = Literal["bits", "nats"]
 Context = Literal["sentence", "document"]
@@ -134,14 +134,14 @@ def _encode(
     """One text per group of items."""
     sentences = [[word.text for word in words] for words in split]
     if context == "sentence":
-        return encode_words(scorer.tokenizer, sentences)
+        return encode_sentences(scorer.tokenizer, sentences)
     if scorer.searches and not scorer.reads_context:
         raise ValueError(f"{type(scorer.model).__name__} reads one sentence: choose context='sentence'")
     if scorer.end_of_text == "not modeled":
         raise ValueError(f"{type(scorer.model).__name__} is trained on single sentences: choose context='sentence'")
     if not scorer.reads_context and not hasattr(scorer.model, "parse"):
-        return encode_words(scorer.tokenizer, [[word for k in group for word in sentences[k]] for group in groups])
-    texts = encode_words(scorer.tokenizer, sentences)
+        return encode_sentences(scorer.tokenizer, [[word for k in group for word in sentences[k]] for group in groups])
+    texts = encode_sentences(scorer.tokenizer, sentences)
     if scorer.reads_context:
         for group in _documents(items):
             for place, k in enumerate(group):

@@ -60,7 +60,7 @@ def split_words(text: str) -> list[Word]:
     return [Word(match.group(), *match.span()) for match in _WORD.finditer(text)]
 
 
-def encode_words(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]]) -> list[EncodedText]:
+def encode_sentences(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]]) -> list[EncodedText]:
     """Encode sentences given as words, and assign every token to a word.
 
     Text that looks like a special token is text; in a vocabulary of words, such a word is an unknown one. No token is
