@@ -8,6 +8,7 @@ import io
 import json
 import math
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -185,6 +186,24 @@ def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
     assert "blimp: GPT-2 (2 runs)" in drawn and "mean_over_groups, GPT-2" in drawn and "± 0.000" in drawn
     assert main(["evaluate", "plot", *runs, "--label", "GPT-2", "--out", str(picture)]) == 2
     assert main(["evaluate", "plot", runs[0], str(tmp_path / "sg.json"), "--out", str(picture)]) == 2
+    # A file counts once, by whatever name; and only labels make runs of one model.
+    again = tmp_path / "again.json"
+    again.symlink_to(runs[0])
+    capsys.readouterr()
+    for twice in ([runs[0], runs[0]], [runs[0], str(again)]):
+        for command in (["summary"], ["plot", "--out", str(picture)]):
+            assert main(["evaluate", *command, *twice]) == 2
+            assert "given more than once" in capsys.readouterr().err
+    for place in ("one/a.json", "two/a.json", "two/b.json"):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        shutil.copy(runs[0], tmp_path / place)
+    copies = [str(tmp_path / place) for place in ("one/a.json", "two/a.json", "two/b.json")]
+    for chosen, names in ((copies[:2], "blimp: one, two"), (copies[::2], "blimp: a, b")):
+        assert main(["evaluate", "plot", *chosen, "--out", str(picture)]) == 0
+        assert names in "".join(ElementTree.parse(picture).getroot().itertext())
+    capsys.readouterr()
+    assert main(["evaluate", "plot", *copies, "--out", str(picture)]) == 2
+    assert "--label" in capsys.readouterr().err
 
 
 # -------------------------------------------------------------------------------------------------------- errors

@@ -31,6 +31,7 @@ from transformers import (
 
 sys.path.insert(0, str(TRAINING))
 
+import example_tables  # noqa: E402
 import finetune_glue  # noqa: E402
 import finetune_grammar_induction  # noqa: E402
 import finetune_summarization  # noqa: E402
@@ -417,7 +418,11 @@ def test_runs_with_several_seeds_have_a_mean(models: Path, files: dict[str, str]
     results = [load_result(path) for path in written]
     assert [result.scores for result in results] == [{"accuracy": accuracy} for accuracy in accuracies]
     assert (results[0].task, results[0].model["architecture"]) == ("glue/rte", "GPT2ForSequenceClassification")
-    assert [(file["path"], file["rows"]) for file in results[0].data["files"]] == [(files["rte"], 14)] * 2
+    rte = results[0].data["files"]
+    assert [(file["role"], file["path"], file["rows"]) for file in rte] == [
+        ("training", files["rte"], 14),
+        ("validation", files["rte"], 14),
+    ]
     assert {"max_length": 32, "num_processes": 1, "mixed_precision": "no"}.items() <= results[0].options.items()
     assert "output_dir" not in results[0].options and all("hf_secret" not in path.read_text() for path in written)
     (row,) = summarize(results)
@@ -429,6 +434,23 @@ def test_runs_with_several_seeds_have_a_mean(models: Path, files: dict[str, str]
     results[1].model["num_parameters"] += 1
     with pytest.raises(ValueError, match="different models, which would mix conventions: num_parameters"):
         summarize(results)
+
+
+def test_tables_are_known_by_their_content() -> None:
+    texts = ["one", "ö"]
+    numbers = datasets.Dataset.from_dict({"sentence": texts, "label": [0, 1]})
+    names = datasets.Dataset.from_dict({"label": ["no", "yes"], "sentence": texts, "more": [1, 2]})
+
+    def described(
+        table: datasets.Dataset, labels: list[int], place: tuple[str | None, ...] = ("a.csv",)
+    ) -> dict[str, Any]:
+        return example_tables.describe_table("train", place, table, ["sentence"], np.array(labels))
+
+    first = described(numbers, [0, 1])
+    assert {**first, "sha256_of_rows": ""} == {"role": "train", "path": "a.csv", "rows": 2, "sha256_of_rows": ""}
+    assert described(names, [0, 1], ("glue", None, "train")) == {**first, "path": "glue train"}
+    others = [described(numbers, [1, 0]), described(numbers.select([1, 0]), [0, 1]), described(numbers.take(1), [0])]
+    assert len({item["sha256_of_rows"] for item in (first, *others)}) == 4
 
 
 def test_mnli_has_two_parts_and_own_tasks_are_inferred(models: Path, files: dict[str, str], tmp_path: Path) -> None:
@@ -462,7 +484,9 @@ def test_summarization_runs(name: str, models: Path, files: dict[str, str], tmp_
     paper = {"do_sample": True, "num_beams": 2, "top_k": 0} if name == "gpst" else {"do_sample": True, "top_k": 2}
     assert paper.items() <= results["test"]["options"].items()
     saved = load_result(tmp_path / "out" / "evaluation.json")
-    assert saved.scores == results["test"]["rouge"] and [file["rows"] for file in saved.data["files"]] == [14, 14, 3]
+    assert saved.scores == results["test"]["rouge"]
+    expected = [("train", 14), ("validation", 14), ("test", 3)]
+    assert [(file["role"], file["rows"]) for file in saved.data["files"]] == expected
     lines = (tmp_path / "out" / "summaries.jsonl").read_text(encoding="utf-8").splitlines()
     summaries = [json.loads(line) for line in lines]
     assert len(summaries) == 3 and len(summaries[0]["references"]) == 2
@@ -494,7 +518,8 @@ def test_grammar_induction_runs_with_ablations(models: Path, files: dict[str, st
     assert results["test"]["num_sentences"] == 6 and "lower case" in results["test"]["convention"]
     saved = load_result(tmp_path / "out" / "evaluation.json")
     assert saved.scores["sentence_f1 inside"] == results["test"]["trees"]["inside"]["sentence_f1"]
-    assert [file["path"] for file in saved.data["files"]] == [files["train"], files["valid"], files["test"]]
+    expected = [("train_trees", "train"), ("validation_trees", "valid"), ("test_trees", "test")]
+    assert [(file["role"], file["path"]) for file in saved.data["files"]] == [(r, files[name]) for r, name in expected]
     scores = {item["step"]: item["trees"]["inside"]["sentence_f1"] for item in results["evaluations"][1:]}
     assert scores[results["best_step"]] == max(scores.values())
     config = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model").config

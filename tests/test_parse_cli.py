@@ -26,7 +26,7 @@ from hf_synlm.evaluation.treebank_parsing import (
 )
 from hf_synlm.trees import left_branching, right_branching, spans_to_tree, tree_to_brackets
 from hf_synlm.viz import posteriors
-from tests.scoring_models import SENTENCES, model_and_tokenizer
+from tests.scoring_models import model_and_tokenizer
 
 TEXT = "We ask for peace\n\nThe state of our Union is strong\n"
 GOLD = """(S (NP (PRP We)) (VP (VBP ask) (PP (IN for) (NP (NN peace)))) (. .))
@@ -158,9 +158,9 @@ def test_styles_of_trees(files, capsys):
 
 
 # ---------------------------------------------------------------------------------------------------------- evaluation
-def test_wide_beams_take_fewer_sentences_at_once(monkeypatch):
+def test_a_search_takes_sentences_of_about_the_same_length(monkeypatch):
     model, tokenizer = model_and_tokenizer("gpst")
-    sentences = [sentence.split() for sentence in SENTENCES[:3]]
+    sentences = [["We"] * count for count in (3, 20, 18, 19, 3)]
     parse, sizes = type(model).parse, []
 
     @functools.wraps(parse)
@@ -169,10 +169,13 @@ def test_wide_beams_take_fewer_sentences_at_once(monkeypatch):
         return parse(self, input_ids, *arguments, **options)
 
     monkeypatch.setattr(type(model), "parse", counted)
-    together = parse_sentences(model, tokenizer, sentences, num_beams=150)
-    alone = parse_sentences(model, tokenizer, sentences, num_beams=150, batch_size=1)
-    parse_sentences(model, tokenizer, sentences, method="inside")
-    assert sizes == [2, 1, 1, 1, 1, 3]  # on a CPU
+    together = parse_sentences(model, tokenizer, sentences, num_beams=5)
+    alone = parse_sentences(model, tokenizer, sentences, num_beams=5, batch_size=1)
+    parse_sentences(model, tokenizer, sentences, method="inside", batch_size=2)
+    assert sizes[:7] == [3, 2, 1, 1, 1, 1, 1] and sum(sizes[7:]) == 5
+    for size in (0, -3):
+        with pytest.raises(ValueError, match=f"batch_size is {size}"):
+            parse_sentences(model, tokenizer, sentences, batch_size=size)
     assert best_trees(together) == best_trees(alone)
 
 

@@ -197,6 +197,25 @@ def test_punctuation_by_tag_or_form():
             make_treebank(gold, **arguments)
 
 
+def test_tags_that_are_not_those_of_the_penn_treebank(caplog):
+    chinese = list(parse_treebank(["(S (NP (Nab 他)) (VP (VC2 看) (NP (Nab 書)) (PERIOD .)))"]))
+    for punctuation in ("remove", "ignore"):
+        with pytest.raises(ValueError, match="4 of 4 words have tags .*Nab, VC2, PERIOD, so .*punctuation_by 'form'"):
+            make_treebank(chinese, punctuation)
+        with pytest.raises(ValueError, match="punctuation_by 'form'"):
+            unlabeled_f1_of_sentences([[(0, 4)]], chinese, punctuation="tag")
+    assert make_treebank(chinese, "keep").words == [["他", "看", "書", "."]]
+    assert make_treebank(chinese, punctuation_by="form").words == [["他", "看", "書"]]
+    # With a tag or two that is not known, the white list of the authors' scorers counts, but not in silence.
+    mostly = list(parse_treebank(["(S (NP (DT the) (AFX ex) (HYPH -) (NN cat)) (VP (VBZ sleeps)) (. .))"]))
+    assert not caplog.records
+    assert make_treebank(mostly).words == [["the", "cat", "sleeps"]]
+    assert "1 of 6 words count as punctuation" in caplog.text and "Penn Treebank: AFX." in caplog.text
+    with pytest.raises(ValueError, match="no sentence has words"):
+        make_treebank(parse_treebank(["(X (. .) (. .))"]))
+    assert len(make_treebank(parse_treebank(["(X (. .) (. .))"]), "keep").sentences) == 1
+
+
 def test_trees_that_do_not_match_their_text():
     treebank = make_treebank(parse_treebank([TREE, TREE]))
     words = ("The", "cat", "sat", "on", "a", "mat")

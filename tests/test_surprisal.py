@@ -12,7 +12,7 @@ import random
 import pytest
 import torch
 
-from hf_synlm.evaluation.scoring import TextScorer
+from hf_synlm.evaluation.scoring import TextScorer, num_alike
 from hf_synlm.evaluation.surprisal import columns, score_words, token_table, word_table, write_table
 from hf_synlm.evaluation.text_items import TextItem, read_items
 from hf_synlm.evaluation.words import encode_sentences, split_words, word_starts
@@ -155,10 +155,27 @@ def test_batches_change_nothing_and_duplicates_are_scored_once(monkeypatch):
     alone = totals(score_words(scorer_of("gpst", batch_size=1), many))
     assert together == pytest.approx(alone, abs=1e-3)
     assert together[:3] == together[5:2:-1] and together[6] == together[1]
-    rows.clear()
-    wide = totals(score_words(scorer_of("gpst", batch_size=8, num_beams=300), many))
-    assert max(rows) == 1 and sum(rows) == len(ITEMS)  # on a CPU, fewer texts go together where beams are wide
-    assert wide == pytest.approx(totals(score_words(scorer_of("gpst", batch_size=1, num_beams=300), many)), abs=1e-3)
+
+
+def test_options_are_those_of_the_search():
+    """A word beam that is not asked for is at most the beam of actions, which is at least the word beam asked for."""
+    widths = {"num_beams", "action_beam_size"}
+    for given, expected in (
+        ({"search_options": {"action_beam_size": 3}}, (3, 3)),
+        ({"num_beams": 4, "search_options": {"action_beam_size": 9}}, (4, 9)),
+        ({"num_beams": 400}, (400, 400)),
+    ):
+        options = scorer_of("rnng", **given).options()
+        assert (options["num_beams"], options["action_beam_size"]) == expected
+        assert {"fast_track_size", "normalization", *widths} <= set(options)
+    alone, both = ({"action_beam_size": 3}, None), ({"action_beam_size": 3}, 3)
+    scores = [totals(score_words(scorer_of("rnng", num_beams=k, search_options=o), ITEMS)) for o, k in (alone, both)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-6)
+
+
+def test_texts_of_one_call_are_about_equally_long():
+    assert num_alike([10, 9, 8, 7, 2], True) == 3 and num_alike([10, 9, 8, 7, 5, 4], False) == 5
+    assert num_alike([3, 2, 1], True) == 2 and num_alike([1, 1, 0], True) == 3 and num_alike([50], True) == 1
 
 
 @pytest.mark.parametrize("architecture", ["on_lstm", "prpn", "palm", "lstm"])

@@ -173,6 +173,20 @@ def test_search_and_report_of_the_saved_model(system: str, corpus: dict[str, str
     assert {"config.json", "model.safetensors", "modeling_rnng.py", "tokenizer.json", "README.md"} <= saved
 
 
+def test_treebanks_with_other_tags(corpus: dict[str, str], tmp_path: Path) -> None:
+    """Their tags tell no punctuation: the report says so before training, and what goes on without."""
+    trees = tmp_path / "trees.txt"
+    trees.write_text("(S (NP (Nab 他)) (VP (VC2 看) (NP (Nab 書))))\n" * 8)
+    other = {**dict.fromkeys(corpus, str(trees)), "cache": corpus["cache"]}
+    flags = ("--config_overrides", SMALL, "--num_train_epochs", "1", "--num_beams", "2", "--action_beam_size", "4")
+    with pytest.raises(AssertionError, match="punctuation_by 'form'"):
+        run(other, tmp_path / "refused", "rnng", *flags)
+    assert not list((tmp_path / "refused").glob("step_*")) and not (tmp_path / "refused/model").exists()
+    results = run(other, tmp_path / "out", "rnng", *flags, "--report_punctuation", "keep")
+    assert set(results["test"]["saved_model"]["trees"]) == {"keep"}
+    assert 0 <= results["test"]["search"]["induction_sentence_f1"] <= 100
+
+
 def test_early_stopping_keeps_and_saves_the_best_model(corpus: dict[str, str], tmp_path: Path) -> None:
     # A learning rate that ruins the model at once: the untrained model stays the best.
     flags = (
@@ -272,6 +286,7 @@ def test_sentences_are_spread(count: int, limit: int | None, expected: list[int]
         (("--num_beams", "0"), "num_beams must be at least 1"),
         (("--num_train_epochs", "-1"), "num_train_epochs must not be negative"),
         (("--early_stopping_patience", "-1"), "early_stopping_patience must not be negative"),
+        (("--report_punctuation", "none"), "punctuation 'none' is unknown"),
     ],
 )
 def test_bad_values_are_refused_before_work(flags: tuple[str, ...], message: str) -> None:

@@ -367,6 +367,17 @@ def test_bars():
     bars = [bar for group in ElementTree.fromstring(svg).iter(f"{name}g") for bar in group.iter(f"{name}rect")]
     assert [float(bar.get("width")) for bar in bars] == pytest.approx([105, 210], abs=0.1)
     assert float(bars[1].get("x")) - float(bars[0].get("x")) == pytest.approx(105, abs=0.2)
+    # Whiskers are drawn in full where a value is negative; else they are cut at 0, with no tick there.
+    ends = []
+    for values in ([0.1, -0.05], [0.1, 0.05]):
+        svg = bars_to_svg(["x", "y"], {"a": values}, deviations={"a": [0.5, 0.01]}, title="t", largest=0.5)
+        root = ElementTree.fromstring(svg)
+        whisker = next(path for group in root.iter(f"{name}g") for path in group.iter(f"{name}path")).get("d")
+        bar = next(bar for group in root.iter(f"{name}g") for bar in group.iter(f"{name}rect"))
+        start, end = map(float, re.match(r"M([\d.]+) [\d.]+H([\d.]+)", whisker).groups())
+        ends.append((start - float(bar.get("x")), end - start, whisker.count("v6")))
+    # 420 pixels are 1.0, from -0.4 to 0.6; and 0.6, from 0.
+    assert ends == [pytest.approx((-168, 420, 2), abs=0.2), pytest.approx((0, 420, 1), abs=0.2)]
     for names, values, message in (
         (["x"], {"a": [1.0, 2.0]}, "2 values for 1 names"),
         (["x"], {"a": [None]}, "no finite value"),

@@ -9,11 +9,11 @@ from output_folder import ARGUMENTS_FILE, EVALUATION_FILE
 
 from hf_synlm.evaluation.results import EvaluationResult, describe_hardware, library_versions
 
-# Arguments that decide where a run works and what it tells, not what comes out.
+# Arguments that decide where a run works and what it tells, or whose content is described elsewhere in the result.
 _PLACES = frozenset(
     """output_dir overwrite_output_dir resume_from_checkpoint with_tracking report_to push_to_hub hub_strategy
     hub_model_id logging_steps checkpointing_steps checkpoints_total_limit dataloader_num_workers
-    preprocessing_num_workers peak_flops model_name_or_path tokenizer_name trust_remote_code dataset_name
+    preprocessing_num_workers peak_flops model_name_or_path trust_remote_code dataset_name
     dataset_config_name""".split()
 )
 # Names of the arguments that name files end so.
@@ -26,13 +26,14 @@ def save_evaluation(
     """Write `evaluation.json` and `evaluation.md`, which `synlm evaluate summary` and `plot` read.
 
     Options are the arguments that change the scores (those of `arguments.json`), number of processes and precision
-    among them. So runs that differ in them, in the data, or in architecture and size of the model have no mean.
+    among them. So runs that differ in them, in the data, or in architecture and size of the model have no mean; they
+    may begin with different weights, for the seed of pretraining counts, too.
 
     Args:
         run: a finished one.
         task: such as "glue/rte".
         scores: flat mapping from names to numbers.
-        sources: what was read: `path`, and a checksum of the content.
+        sources: what was read: `role` (an argument), `path`, and a checksum of the content.
         seconds: wall time of this process.
     """
     arguments = json.loads((run.output_dir / ARGUMENTS_FILE).read_text(encoding="utf-8"))

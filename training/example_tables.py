@@ -47,22 +47,32 @@ def load_table(
     return table if max_samples is None else table.select(range(min(max_samples, len(table))))
 
 
-def describe_table(path: str, table: Dataset, columns: Sequence[str]) -> dict[str, Any]:
+def describe_table(
+    role: str, place: Sequence[str | None], table: Dataset, columns: Sequence[str], labels: np.ndarray | None = None
+) -> dict[str, Any]:
     """Where a table comes from, and what it holds.
 
     Args:
-        path: its file, or its data set.
+        role: what it is for.
+        place: its file, or data set, configuration and split.
         table: as it is used.
-        columns: that are read.
+        columns: of texts that are read.
+        labels: [n] as they are used.
 
     Returns:
-        `path`, `rows`, and `sha256` of the content, the same for equal rows wherever they come from.
+        `role`, `path`, `rows`, and `sha256_of_rows`, the same for equal texts and labels in the same order, in
+        whatever format they come.
+
+    Cost: O(characters).
     """
     digest = hashlib.sha256()
     for batch in table.select_columns(list(columns)).iter(1000):
         for row in zip(*(batch[name] for name in columns), strict=True):
-            digest.update(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-    return {"path": path, "rows": len(table), "sha256": digest.hexdigest()}
+            digest.update(json.dumps(row).encode() + b"\n")
+    if labels is not None:
+        digest.update(json.dumps(labels.tolist()).encode())
+    path = " ".join(filter(None, place))
+    return {"role": role, "path": path, "rows": len(table), "sha256_of_rows": digest.hexdigest()}
 
 
 def check_columns(table: Dataset, names: Iterable[str], source: str) -> None:

@@ -146,11 +146,10 @@ def read_tables(accelerator: Accelerator, data: GlueArguments) -> Tables:
     for part, table in sources.items():
         for column in task.text_columns:
             check_texts(table, column, f"{part} data")
-    places = [data.train_file or f"{name} {config} train"]
-    places += [file or f"{name} {config} {split}" for (_, split), file in zip(splits, files, strict=False)]
+    places = [(data.train_file, "train"), *zip(files, (split for _, split in splits), strict=False)]
     described = [
-        describe_table(place, table, [*task.text_columns, LABEL])
-        for place, table in zip(places, sources.values(), strict=True)
+        describe_table(part, [file] if file else [name, config, split], table, task.text_columns, labels[part])
+        for (part, table), (file, split) in zip(sources.items(), places, strict=True)
     ]
     return Tables(task, train_table, labels.pop("training"), parts, labels, described)
 
@@ -403,9 +402,9 @@ def write_results(
         for part, scores in best["scores"].items()
         for name, value in scores.items()
     }
+    evaluated = {f"eval_{name}": value for name, value in flat.items()}
+    write_json(run.output_dir / RESULTS_FILE, {**run_results(run, seconds, speed), "task": task.name, **evaluated})
     save_evaluation(run, f"glue/{task.name}", flat, sources, seconds)
-    flat = {f"eval_{name}": value for name, value in flat.items()}
-    write_json(run.output_dir / RESULTS_FILE, {**run_results(run, seconds, speed), "task": task.name, **flat})
     text = "; ".join(
         f"{part} {name} {before['scores'][part][name]:.4f} -> {value:.4f}"
         for part, scores in best["scores"].items()

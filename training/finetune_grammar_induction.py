@@ -158,6 +158,12 @@ class InductionArguments:
                 if words:
                     yield words
 
+    def describe_sources(self) -> list[dict[str, Any]]:
+        """Role, path, size and checksum of every file."""
+        files = {name: getattr(self, name) for name in ("train_trees", "train_files")}
+        files |= {name: [getattr(self, name)] for name in ("validation_trees", "test_trees")}
+        return [{"role": role, **found} for role, paths in files.items() for found in describe_files(paths)]
+
     def describe(self) -> str:
         """One sentence for the model card."""
         names = [*(f"the words of {Path(path).name}" for path in self.train_trees), *map(str, self.train_files)]
@@ -265,8 +271,8 @@ def write_results(
     }
     kinds = ("sentence_f1", "corpus_f1")
     flat = {f"{kind} {name}": numbers[kind] for name, numbers in test["trees"].items() for kind in kinds}
-    save_evaluation(run, "grammar_induction", flat, sources, seconds)
     write_json(run.output_dir / RESULTS_FILE, {**run_results(run, seconds, speed), "test": test})
+    save_evaluation(run, "grammar_induction", flat, sources, seconds)
     label = evaluator.data.method(evaluator.data.selection_method)[0]
     before, best = run.state.notes["evaluations"][0], best_evaluation(run)
     found = "; ".join(f"{name} {100 * score.sentence_f1:.2f}" for name, score in scores.items())
@@ -287,7 +293,7 @@ def main(argv: list[str] | None = None) -> None:
     check_run(accelerator, arguments)
     with output_folder(accelerator, arguments) as checkpoint:
         validation, test = data.treebank(data.validation_trees), data.treebank(data.test_trees)
-        sources = describe_files([*data.train_trees, *data.train_files, data.validation_trees, data.test_trees])
+        sources = data.describe_sources()
 
         set_seed(arguments.seed)
         model, tokenizer = make_model(model_arguments)

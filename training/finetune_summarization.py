@@ -224,8 +224,8 @@ def write_results(
     os.replace(partial, file)
     scores = rouge_scores(summaries, references, use_stemmer=decoding.use_stemmer)
     test = {"rouge": scores, "num_summaries": len(summaries), "options": options, "use_stemmer": decoding.use_stemmer}
-    save_evaluation(run, "summarization", scores, sources, seconds)
     write_json(run.output_dir / RESULTS_FILE, {**run_results(run, seconds, speed), "test": test})
+    save_evaluation(run, "summarization", scores, sources, seconds)
     before, best = run.state.notes["evaluations"][0]["losses"], best_evaluation(run)
     run.accelerator.print(
         f"validation loss {before['loss']:.4f} -> {best['losses']['loss']:.4f} (best at step {best['step']}); "
@@ -245,7 +245,9 @@ def main(argv: list[str] | None = None) -> None:
     check_run(accelerator, arguments)
     with output_folder(accelerator, arguments) as checkpoint:
         tables = read_tables(accelerator, data)
-        sources = [describe_table(data.source(part), table, ["text", "references"]) for part, table in tables.items()]
+        sources = [
+            describe_table(part, data.place(part), table, ["text", "references"]) for part, table in tables.items()
+        ]
 
         set_seed(arguments.seed)
         model, tokenizer = make_model(model_arguments, data.end_token)

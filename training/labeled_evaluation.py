@@ -5,6 +5,7 @@ over trees, and its word perplexity is the one that compares with a model withou
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,8 @@ from tree_batches import TreeCollator, TreeDataset, padded_batches
 
 from hf_synlm.data.parsed import word_brackets
 from hf_synlm.evaluation.evalb import EvalbParameters, EvalbScores, labeled_f1
-from hf_synlm.evaluation.parsing import ParsingScores, branching_baselines, keep_by_tag, unlabeled_f1_of_sentences
+from hf_synlm.evaluation.parsing import ParsingScores, branching_baselines, keep_words, unlabeled_f1_of_sentences
+from hf_synlm.evaluation.parsing_conventions import Punctuation, has_penn_tags
 from hf_synlm.loss_shares import share_of
 from hf_synlm.trees import Span
 
@@ -136,7 +138,8 @@ class SearchScores:
     Fields:
         labeled: EVALB's scores (COLLINS.prm).
         unlabeled: the same brackets without their labels.
-        induction: unlabeled F1 as for models that induce their trees (convention "gpst", punctuation not counted).
+        induction: unlabeled F1 as for models that induce their trees (convention "gpst", punctuation not counted;
+            treebanks with tags that are not the Penn Treebank's tell it by its form).
         right_branching: the same for right-branching trees.
         word_perplexity: exp(- sum of the words' log prefix-probability ratios / number of words).
         num_sentences: sentences parsed.
@@ -258,12 +261,14 @@ def _score(dataset: TreeDataset, results: Sequence[tuple[int, Any, float]], beam
     gold = [dataset.sentence(row) for row, _, _ in results]
     trees: list[tuple[list[str], list[Span]]] = [([], []) if tree is None else tree for _, tree, _ in results]
     spans = [[tuple(span) for span in tree[1]] for tree in trees]
-    lengths, keep = [len(sentence.words) for sentence in gold], [keep_by_tag(sentence.tags) for sentence in gold]
+    lengths = [len(sentence.words) for sentence in gold]
+    by: Punctuation = "tag" if has_penn_tags(Counter(tag for sentence in gold for tag in sentence.tags)) else "form"
+    keep = [keep_words(sentence.words, sentence.tags, by) for sentence in gold]
     baselines = branching_baselines([sentence.spans for sentence in gold], lengths, keep=keep)
     return SearchScores(
         labeled=labeled_f1(trees, gold),
         unlabeled=labeled_f1(trees, gold, EvalbParameters(labeled=False)),
-        induction=unlabeled_f1_of_sentences(spans, gold, punctuation="tag"),
+        induction=unlabeled_f1_of_sentences(spans, gold, punctuation=by),
         right_branching=baselines["right"],
         word_perplexity=_exp(-sum(log_prob for _, _, log_prob in results) / sum(lengths)),
         num_sentences=len(results),

@@ -72,11 +72,11 @@ class SummaryArguments:
         if not self.prompt.strip():
             raise ValueError("prompt is empty. The model needs a mark where the summary begins.")
 
-    def source(self, part: str) -> str:
-        """File or data set of `train`, `validation` or `test`."""
+    def place(self, part: str) -> list[str | None]:
+        """File, or data set, configuration and split of `train`, `validation` or `test`."""
         files = {"train": self.train_file, "validation": self.validation_file}
         files["test"] = self.test_file or self.validation_file
-        return files[part] or " ".join(filter(None, [self.dataset_name, self.dataset_config_name, part]))
+        return [files[part]] if files[part] else [self.dataset_name, self.dataset_config_name, part]
 
     def describe(self) -> str:
         """One sentence for the model card."""

@@ -53,7 +53,7 @@ from tree_batches import (
 
 from hf_synlm import LSTMConfig, LSTMForCausalLM, RNNGConfig, RNNGForCausalLM
 from hf_synlm.data.vocabulary import word_final_ids
-from hf_synlm.evaluation.treebank_parsing import load_treebank
+from hf_synlm.evaluation.treebank_parsing import PUNCTUATION, Treebank, load_treebank
 
 CONFIGS = {"rnng": RNNGConfig, "lstm": LSTMConfig}
 REPORT_SENTENCES = 20
@@ -122,6 +122,13 @@ class CourseArguments:
             "and generate one there. RNNG only."
         },
     )
+    report_punctuation: list[str] = field(
+        default_factory=lambda: ["ignore"],
+        metadata={
+            "help": "Treatments of punctuation that the final report scores, each with its own baselines: 'remove', "
+            "'ignore', 'keep' (for tags that are not the Penn Treebank's)."
+        },
+    )
 
     def __post_init__(self):
         """Check the values."""
@@ -134,6 +141,9 @@ class CourseArguments:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name} must not be negative and is {value}.")
+        for treatment in self.report_punctuation:
+            if treatment not in PUNCTUATION:
+                raise ValueError(f"punctuation {treatment!r} is unknown. Choose among {', '.join(PUNCTUATION)}.")
 
     def check_architecture(self, architecture: str) -> None:
         """Refuse options of the search for a model that has none."""
@@ -143,6 +153,15 @@ class CourseArguments:
         given = [name for name in names if getattr(self, name)]
         if architecture == "lstm" and given:
             raise ValueError(f"{given[0]} is {getattr(self, given[0])}, but an LSTM has no trees. Leave it out.")
+
+    def report_treebanks(self, data: TreeDataArguments) -> dict[str, Treebank]:
+        """Trees of the final report by treatment of punctuation; empty without a report."""
+        if not self.final_report or not data.test_files:
+            return {}
+        path = data.test_files[0]
+        return {
+            name: load_treebank(path, name, REPORT_SENTENCES, data.split_leaves) for name in self.report_punctuation
+        }
 
     def beam(self, config: PreTrainedConfig) -> dict[str, int]:
         """Widths of the search, the model's where none are given."""
@@ -375,14 +394,11 @@ def write_results(
 def report(
     folder: Path,
     tokenizer: PreTrainedTokenizerBase,
-    data: TreeDataArguments,
-    course: CourseArguments,
-    config: PreTrainedConfig,
+    treebanks: dict[str, Treebank],
+    beam: dict[str, int],
     seed: int,
 ) -> dict[str, Any]:
     """Load the saved model as its users will, parse the first test sentences and generate one; for JSON."""
-    beam = course.beam(config)
-    treebanks = {"ignore": load_treebank(data.test_files[0], "ignore", REPORT_SENTENCES, data.split_leaves)}
     methods = {f"search (beams {beam['num_beams']} and {beam['action_beam_size']})": beam}
     return report_saved_model(folder, tokenizer, treebanks, methods, seed).numbers()
 
@@ -398,6 +414,7 @@ def main(argv: list[str] | None = None) -> None:
     if accelerator.distributed_type == DistributedType.FSDP:
         raise ValueError("These models are small, and FSDP would shard what the search needs whole. Use DDP.")
     with output_folder(accelerator, arguments) as checkpoint:
+        report_treebanks = course.report_treebanks(data)
         set_seed(arguments.seed)
         trees, tokenizer, model = load_data(accelerator, model_arguments, data, Path(arguments.output_dir))
         accelerator.print(f"training trees: {trees.train.describe()}\nvalidation trees: {trees.validation.describe()}")
@@ -422,7 +439,7 @@ def main(argv: list[str] | None = None) -> None:
         run = Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
     start_tracking(accelerator, "train_rnng", model_arguments, data, course, arguments)
     from_scratch = model_arguments.model_name_or_path is None
-    run_training(run, checkpoint, settings, trees, data, course, tokenizer, started, from_scratch)
+    run_training(run, checkpoint, settings, trees, report_treebanks, data, course, tokenizer, started, from_scratch)
     end_run(run)
     push_final_model(run)
 
@@ -432,6 +449,7 @@ def run_training(
     checkpoint: Path | None,
     settings: dict[str, Any],
     trees: Data,
+    report_treebanks: dict[str, Treebank],
     data: TreeDataArguments,
     course: CourseArguments,
     tokenizer: PreTrainedTokenizerBase,
@@ -474,8 +492,8 @@ def run_training(
     if trees.test is not None:
         test = evaluator("test", trees.test, course.final_search_sentences).run(run.model, step)
     if accelerator.is_main_process:
-        if course.final_report and data.test_files:
-            test["saved_model"] = report(folder, tokenizer, data, course, config, arguments.seed)
+        if report_treebanks:
+            test["saved_model"] = report(folder, tokenizer, report_treebanks, course.beam(config), arguments.seed)
         num_sentences = sampler.num_samples(run.state.consumed)
         write_results(run, time.monotonic() - started, speed, num_sentences, test)
 

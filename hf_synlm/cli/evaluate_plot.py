@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from hf_synlm.evaluation.results import check_writable, load_result, write_text
-from hf_synlm.evaluation.summary import scores_of_groups
+from hf_synlm.evaluation.results import check_writable, write_text
+from hf_synlm.evaluation.summary import load_runs, scores_of_groups
 from hf_synlm.viz import bars_to_svg
 
 
@@ -17,7 +17,7 @@ def command(
         list[str] | None,
         typer.Option(
             help="Name of a file in the picture, one for each file in order; files with the same name are runs of one "
-            "model, drawn as mean with standard deviation. Default: the file's name; its folder's where names repeat."
+            "model, drawn as mean with standard deviation. Default: names of the files, or of their folders."
         ),
     ] = None,
     score: Annotated[
@@ -32,9 +32,8 @@ def command(
 
     Example: synlm evaluate plot sg.gpst.json sg.rnng.json --out sg.svg --score 'circuit '
     """
-    loaded = [load_result(path) for path in results]
-    stems = [path.stem for path in results]
-    labels = label or (stems if len(set(stems)) == len(stems) else [path.absolute().parent.name for path in results])
+    loaded = load_runs(results)
+    labels = label or _names(results)
     if len(labels) != len(results):
         raise ValueError(f"{len(labels)} labels for {len(results)} files: give one for each, or none")
     names, means, deviations = scores_of_groups(loaded, labels, score or [])
@@ -44,3 +43,11 @@ def command(
     title = f"{loaded[0].task}: {named}"
     write_text(out, bars_to_svg(names, means, deviations=deviations, title=title, largest=unit) + "\n")
     typer.echo(f"wrote {out}", err=True)
+
+
+def _names(paths: list[Path]) -> list[str]:
+    """A name for each file: its own, or that of its folder."""
+    for names in ([path.stem for path in paths], [path.absolute().parent.name for path in paths]):
+        if len(set(names)) == len(names):
+            return names
+    raise ValueError("files and folders have the same names: name each file by --label (runs of one model alike)")

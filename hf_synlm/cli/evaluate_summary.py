@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.evaluation.results import load_result, markdown_table, write_report
-from hf_synlm.evaluation.summary import summarize, summary_to_json
+from hf_synlm.evaluation.results import markdown_table, write_report
+from hf_synlm.evaluation.summary import load_runs, summarize, summary_to_json
 
 
 def command(
@@ -16,14 +16,12 @@ def command(
 ) -> None:
     """Mean and standard deviation of results over seeds.
 
-    Results of different tasks, options or data are refused: their mean would mix conventions.
+    Results of different tasks, options or data, or of models of different architecture, size or precision are refused:
+    their mean would mix conventions.
 
     Example: synlm evaluate summary sg.seed0.json sg.seed1.json sg.seed2.json --out sg.json
     """
-    twice = sorted({str(path) for path in results if results.count(path) > 1})
-    if twice:
-        raise ValueError(f"{', '.join(twice)} is given more than once: a run counts once")
-    loaded = [load_result(path) for path in results]
+    loaded = load_runs(results)
     names = "\n".join(f"- {path}: {result.model['name']}" for path, result in zip(results, loaded, strict=True))
     rows = summarize(loaded)
     text = f"# {loaded[0].task}\n\n{names}\n\n{markdown_table(rows)}\n"

@@ -23,6 +23,8 @@ WORD_TAGS = frozenset(
     "VBZ WDT WP WP$ WRB".split()
 )
 PUNCTUATION_TAGS = frozenset((",", ".", ":", "``", "''", "-LRB-", "-RRB-"))
+# What else is no word: in the Penn Treebank, and in the later OntoNotes and English Web Treebank.
+SYMBOL_TAGS = frozenset(("$", "#", "HYPH", "NFP"))
 TRACE_TAG = "-NONE-"
 ROOT_LABELS = frozenset(("", "ROOT", "TOP", "S1", "VROOT"))
 
@@ -124,8 +126,8 @@ def read_treebank(
         One `TreebankSentence` per tree that has words left; trees without any are left out.
 
     Raises:
-        ValueError: the brackets are malformed, the file holds no tree, or it is not text in this encoding; the
-            message names file and line.
+        ValueError: the brackets are malformed, the file holds no tree, or none with a tag of `keep_tags`, or it is
+            not text in this encoding; the message names file and line.
 
     Cost: O(file size) time, memory for one tree.
     """
@@ -164,14 +166,20 @@ def parse_treebank(
     Raises:
         ValueError: as `read_treebank`.
     """
-    is_empty = True
+    num_trees = num_kept = 0
     for root in _read_brackets(lines, source, split_leaves):
-        is_empty = False
+        num_trees += 1
         sentence = _flatten(root, source, frozenset(drop_tags) | {TRACE_TAG}, keep_tags, keep_functions)
         if sentence.words:
+            num_kept += 1
             yield sentence
-    if is_empty:
+    if not num_trees:
         raise ValueError(f"{source} holds no tree: is it a file of bracketed trees?")
+    if keep_tags is not None and not num_kept:
+        raise ValueError(
+            f"{source}: no word of {num_trees} trees has one of the tags to keep ({', '.join(sorted(keep_tags)[:5])} "
+            "...): the treebank has others, so read it with all its words (in training, without 'words-only')"
+        )
 
 
 def _read_brackets(lines: Iterable[str], source: str, split_leaves: bool) -> Iterator[_Node]:

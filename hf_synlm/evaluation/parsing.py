@@ -18,6 +18,7 @@ from hf_synlm.evaluation.parsing_conventions import (
     ParsingConvention,
     Punctuation,
     check_spans,
+    check_tags,
     drop_tokens,
     keep_by_tag,
     keep_by_word,
@@ -312,6 +313,8 @@ def unlabeled_f1_of_sentences(
     Raises:
         ValueError: as `unlabeled_f1`.
     """
+    if punctuation == "tag":
+        check_tags(Counter(tag for sentence in gold for tag in sentence.tags))
     return unlabeled_f1(
         predicted,
         [[(i, j) for _, i, j in sentence.labeled_spans] for sentence in gold],

@@ -6,11 +6,12 @@ is `hf_synlm.evaluation.parsing`; the conventions of the program EVALB are in `h
 """
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal, get_args
 
-from hf_synlm.data.treebank import WORD_TAGS
+from hf_synlm.data.treebank import PUNCTUATION_TAGS, SYMBOL_TAGS, WORD_TAGS
 from hf_synlm.trees import Span
 
 # The single ' is not among them: in treebanks it is a possessive as often as a quotation mark.
@@ -163,6 +164,45 @@ def keep_words(words: Sequence[str], tags: Sequence[str], punctuation: Punctuati
     if punctuation not in get_args(Punctuation):
         raise ValueError(f"punctuation is told by {punctuation!r}: choose one of {', '.join(get_args(Punctuation))}")
     return keep_by_tag(tags) if punctuation == "tag" else keep_by_word(words)
+
+
+def has_penn_tags(tags: Mapping[str, int]) -> bool:
+    """Whether at least half of the words of a treebank have tags of the Penn Treebank.
+
+    Args:
+        tags: how often each tag occurs.
+
+    Returns:
+        True also for no words.
+    """
+    return 2 * _unknown_tags(tags).total() <= sum(tags.values())
+
+
+def _unknown_tags(tags: Mapping[str, int]) -> Counter[str]:
+    known = WORD_TAGS | PUNCTUATION_TAGS | SYMBOL_TAGS
+    return Counter({tag: count for tag, count in tags.items() if tag not in known})
+
+
+def check_tags(tags: Mapping[str, int]) -> Counter[str]:
+    """Check that tags tell punctuation (`has_penn_tags`).
+
+    Args:
+        tags: how often each tag occurs in a treebank.
+
+    Returns:
+        The others, which `keep_by_tag` takes for punctuation too.
+
+    Raises:
+        ValueError: most words have other tags.
+    """
+    unknown, total = _unknown_tags(tags), sum(tags.values())
+    if not has_penn_tags(tags):
+        raise ValueError(
+            f"{unknown.total()} of {total} words have tags that are not the Penn Treebank's, such as "
+            f"{', '.join(tag for tag, _ in unknown.most_common(5))}, so tags do not tell punctuation here: tell it by "
+            "form (punctuation_by 'form'), or keep it (punctuation 'keep')"
+        )
+    return unknown
 
 
 def drop_tokens(spans: Sequence[Span], keep: Sequence[bool]) -> list[Span]:

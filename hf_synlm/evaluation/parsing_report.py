@@ -146,7 +146,8 @@ def report_evalb(
         Scores by name in percent, means where there are several runs; and tables by title.
 
     Raises:
-        ValueError: trees that are not over the words of the treebank, or trees without labels where labels count.
+        ValueError: trees that are not over the words of the treebank, trees without labels where labels count, or no
+            sentence that EVALB scores.
     """
     if not runs:
         raise ValueError("there are no trees to score: give at least one run")
@@ -155,6 +156,11 @@ def report_evalb(
     for name, parsed in runs.items():
         match_treebank(parsed, treebank, name)
         scores[name] = labeled_f1([_brackets(sentence, name, parameters) for sentence in parsed], gold, parameters)
+        if not scores[name].overall.num_valid:
+            raise ValueError(
+                f"{name}: EVALB scores none of the {len(gold)} sentences, because they have no tree, or are words that "
+                "its parameters delete"
+            )
     rows = [
         {
             "trees": name,

@@ -6,11 +6,13 @@ A result is a JSON object:
     task      what was measured: "perplexity", "syntaxgym", "blimp", "pairs", ...
     model     name or folder, revision, architecture, number of parameters, dtype
     options   all options that change numbers, seeds included
-    data      what was read: paths, sizes, SHA-256 of files; how many texts were longer than the model's positions
+    data      what was read: paths, sizes, SHA-256 of files or of the rows of tables; how many texts were longer than
+              the positions of the model
     versions  of Python and the libraries
     hardware  device and number of threads
-    seconds   wall time of the scoring
-    command   the command line that made it, null for results made in Python
+    seconds   wall time of the scoring (of fine-tuning: of the whole process)
+    command   the command line that made it, null for results made in Python, or by fine-tuning, whose arguments are
+              among the options
     scores    flat mapping from names to numbers; what summaries are about
     tables    name -> list of rows (mappings with equal keys), for the Markdown
 """
@@ -46,7 +48,7 @@ class EvaluationResult:
         options: all options that change numbers.
         data: what was read.
         tables: by name lists of rows with equal keys.
-        seconds: wall time of the scoring.
+        seconds: wall time of the scoring, or of training and scoring.
         versions: of the libraries.
         hardware: device and threads.
         command: the command line that made it, or None.

@@ -34,8 +34,9 @@ from hf_synlm.incremental_parsing import cache_after_context, marginal_logits
 Estimator = Literal["exact", "beam_marginal", "stepwise"]
 # Numbers in the logits of one call: 1 GiB in float32.
 _MAX_LOGITS = 1 << 28
-# Derivations that a call keeps on a CPU: beyond, larger calls take longer per text, because memory is the limit.
-_MAX_DERIVATIONS = 400
+# How much shorter than the longest a text beside it may be: in a search it costs as much, elsewhere only padding.
+_ALIKE_IN_SEARCH = 0.8
+_ALIKE = 0.5
 # Models of this library that are not trained to predict the end of a sentence.
 _NO_END = frozenset({"lstm_lm"})
 
@@ -72,7 +73,7 @@ class TextScorer:
         estimator: see the top of this file; None = "exact", for GPST and RNNG "beam_marginal".
         num_beams: derivations kept after a word (GPST, RNNG); None = the model's `scoring_num_beams`.
         search_options: further options of `parse` (RNNG: `action_beam_size`, `fast_track_size`, `normalization`).
-        batch_size: texts per call of the model, at most: fewer where logits are large, or beams wide on a CPU.
+        batch_size: texts per call of the model, at most: fewer where logits are large, or lengths differ.
         begin: predict the first token from a begin token. Without, it has no probability (models with a search and
             recurrent models always begin).
         begin_token: the begin token; None = the tokenizer's, or the one of the model's configuration. It matters: a
@@ -242,12 +243,11 @@ class TextScorer:
         """Everything in this object that changes numbers, for results."""
         beam = {}
         if self.searches:
-            width = self.model.config.scoring_num_beams if self.num_beams is None else self.num_beams
-            beam = {"num_beams": width, **self.search_options}
+            search = self.model.word_search(self.num_beams, **self.search_options)
+            beam = {"num_beams": search.num_beams, **self.search_options}
             if "action_beam_size" in inspect.signature(self.model.parse).parameters:
-                for name in ("action_beam_size", "fast_track_size", "normalization"):
-                    beam.setdefault(name, getattr(self.model.config, name))
-                beam["action_beam_size"] = max(beam["action_beam_size"], width)
+                beam["action_beam_size"], beam["fast_track_size"] = search.action_beam_size, search.fast_track_size
+                beam.setdefault("normalization", self.model.config.normalization)
         begin = None if self.begin_id is None else self.tokenizer.convert_ids_to_tokens(self.begin_id)
         return {"estimator": self.estimator, **beam, "begin_token": begin, "max_tokens": self.max_tokens}
 
@@ -320,11 +320,9 @@ class TextScorer:
         """Texts of about equal length, longest first: a lack of memory shows at once."""
         windows.sort(key=lambda window: -window.num_tokens)
         vocab_size, start = self.model.config.get_text_config().vocab_size, 0
-        most = texts_per_search(self.model, self.batch_size, self.num_beams) if self.searches else self.batch_size
         while start < len(windows):
-            # A search does as many steps for a short text as for the longest beside it.
-            longest, candidates = windows[start].num_tokens, windows[start : start + most]
-            size = sum(window.num_tokens * 2 >= longest for window in candidates)  # they are sorted
+            longest, candidates = windows[start].num_tokens, windows[start : start + self.batch_size]
+            size = num_alike([window.num_tokens for window in candidates], self.searches)
             if self.estimator != "beam_marginal":
                 size = max(1, min(size, _MAX_LOGITS // (vocab_size * (longest + 1))))
             yield windows[start : start + size]
@@ -474,21 +472,18 @@ class _Window:
         return len(self.ids) + sum(map(len, self.context))
 
 
-def texts_per_search(model: PreTrainedModel, batch_size: int, num_beams: int | None) -> int:
-    """How many texts a search takes at once: `batch_size`, but fewer where beams are wide on a CPU.
+def num_alike(lengths: Sequence[int], searches: bool) -> int:
+    """How many texts are about as long as the first, so that one call should take them.
 
     Args:
-        model: that searches.
-        batch_size: what the user allows.
-        num_beams: derivations kept after a word; None = the model's `scoring_num_beams`.
+        lengths: from the longest to the shortest, at least one. One token less is alike in any case.
+        searches: whether they are read by a search, which does for a text that is over what it does for the longest.
 
     Returns:
         At least 1.
     """
-    if model.device.type != "cpu":
-        return batch_size
-    width = model.config.scoring_num_beams if num_beams is None else num_beams
-    return max(1, min(batch_size, _MAX_DERIVATIONS // max(1, width)))
+    ratio = _ALIKE_IN_SEARCH if searches else _ALIKE
+    return sum(length >= min(ratio * lengths[0], lengths[0] - 1) for length in lengths)
 
 
 def _checked_device(name: str | None) -> torch.device:

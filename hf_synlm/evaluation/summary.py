@@ -2,10 +2,12 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from hf_synlm.evaluation.results import EvaluationResult, PathLike, Row, json_text
+from hf_synlm.evaluation.results import EvaluationResult, PathLike, Row, json_text, load_result
 
 # How many texts did not fit the positions of the model.
 _CUTS = ("texts_in_windows", "contexts_cut")
@@ -17,6 +19,25 @@ _SHOWN = {
     "perplexity": ("word_perplexity",),
     "pairs": ("accuracy", "mean_"),
 }
+
+
+def load_runs(paths: Sequence[PathLike]) -> list[EvaluationResult]:
+    """Read the results of several runs.
+
+    Args:
+        paths: their JSON files.
+
+    Returns:
+        The results.
+
+    Raises:
+        ValueError: a file is given twice, by this name or another, or is no result.
+    """
+    counts = Counter(Path(path).resolve() for path in paths)
+    twice = [str(path) for path in paths if counts[Path(path).resolve()] > 1]
+    if twice:
+        raise ValueError(f"{', '.join(twice)} is one file, given more than once: a run counts once")
+    return [load_result(path) for path in paths]
 
 
 def summarize(results: Sequence[EvaluationResult]) -> list[Row]:
@@ -72,15 +93,15 @@ def summary_to_json(paths: Sequence[PathLike], results: Sequence[EvaluationResul
         rows: what `summarize` gives for them.
 
     Returns:
-        The document: `format` "hf_synlm.summary", `format_version`, `task`, `options` and `data` (common to the runs),
-        `runs` (file, model, seed) and `scores` (the rows).
+        The document: `format` "hf_synlm.summary", `format_version`, `task`, `options` and `data` (what is common to the
+        runs), `runs` (file, model, seed) and `scores` (the rows).
     """
     fields = {
         "format": "hf_synlm.summary",
         "format_version": 1,
         "task": results[0].task,
         "options": {key: value for key, value in results[0].options.items() if key != "seed"},
-        "data": results[0].data,
+        "data": _content(results[0]),
         "runs": [
             {"file": str(path), "model": result.model, "seed": result.options.get("seed")}
             for path, result in zip(paths, results, strict=True)
@@ -160,6 +181,7 @@ def _kind(result: EvaluationResult) -> dict[str, Any]:
 
 
 def _content(result: EvaluationResult) -> dict[str, Any]:
-    """The data without the places where files lie, and without what a tokenizer makes of them."""
+    """The data without the places and the order of the files, and without what a tokenizer makes of them."""
     files = [{k: v for k, v in file.items() if k != "path"} for file in result.data.get("files", [])]
+    files.sort(key=json_text)
     return {**{k: v for k, v in result.data.items() if k not in ("files", *_CUTS)}, "files": files}

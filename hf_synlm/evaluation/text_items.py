@@ -175,12 +175,10 @@ def read_treebank_items(path: PathLike, punctuation: str = "keep") -> list[TextI
         punctuation: "keep", or "remove" it by its tags, as parsers that know none read the sentences.
 
     Returns:
-        The sentences in the order of the file, all of one document; those of nothing but punctuation are left out.
+        The sentences in the order of the file, all of one document; without those of which nothing is left.
 
     Raises:
         ValueError: the file cannot be read as a treebank, or holds no sentence.
     """
     sentences = load_treebank(Path(path), punctuation).words
-    if not sentences:
-        raise ValueError(f"{path} holds no sentence")
     return [TextItem(str(number), " ".join(words)) for number, words in enumerate(sentences, 1)]

@@ -6,6 +6,8 @@ folded back to words before they are scored.
 
 import dataclasses
 import inspect
+import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +21,11 @@ from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.evaluation.parsing import ParsingScores, branching_baselines, keep_words, unlabeled_f1
-from hf_synlm.evaluation.parsing_conventions import ParsingConvention, Punctuation
-from hf_synlm.evaluation.scoring import texts_per_search
+from hf_synlm.evaluation.parsing_conventions import ParsingConvention, Punctuation, check_tags
+from hf_synlm.evaluation.scoring import num_alike
 from hf_synlm.trees import Span, escape_word
+
+logger = logging.getLogger(__name__)
 
 PUNCTUATION = {
     "remove": "punctuation removed before parsing",
@@ -120,7 +124,11 @@ def load_treebank(
     Raises:
         ValueError: as `read_treebank` and `make_treebank`.
     """
-    return make_treebank(read_treebank(path, split_leaves=split_leaves), punctuation, max_sentences, punctuation_by)
+    trees = read_treebank(path, split_leaves=split_leaves)
+    try:
+        return make_treebank(trees, punctuation, max_sentences, punctuation_by)
+    except ValueError as error:
+        raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
 
 
 def make_treebank(
@@ -129,32 +137,47 @@ def make_treebank(
     max_sentences: int | None = None,
     punctuation_by: Punctuation = "tag",
 ) -> Treebank:
-    """Prepare gold trees for evaluation; sentences of nothing but punctuation are left out.
+    """Prepare gold trees for evaluation.
 
     Args:
         trees: the sentences.
         punctuation: "remove" deletes punctuation before parsing (Kim et al. 2019), "ignore" parses it but deletes it
-            from both trees before scoring, "keep" treats it as words.
+            from both trees before scoring; both leave out sentences of nothing else. "keep" treats it as words.
         max_sentences: read only so many of the first sentences.
-        punctuation_by: what tells punctuation, "tag" or "form"; see `keep_words`.
+        punctuation_by: what tells punctuation, "tag" or "form"; see `keep_words`. By tag, all words count as
+            punctuation whose tag is not among the 36 of the Penn Treebank for words; a warning says which tags that it
+            does not know were taken so.
 
     Returns:
         The treebank.
 
     Raises:
-        ValueError: for another value of `punctuation` or `punctuation_by`.
+        ValueError: for another value of `punctuation` or `punctuation_by`, trees with other tags than the Penn
+            Treebank's where these tell punctuation, or no sentence at all.
     """
     if punctuation not in PUNCTUATION:
         raise ValueError(f"punctuation {punctuation!r} is unknown. Choose one of {sorted(PUNCTUATION)}.")
     sentences: list[TreebankSentence] = []
     keep: list[list[bool]] = []
+    tags: Counter[str] = Counter()
     for sentence in trees:
         kept = keep_words(sentence.words, sentence.tags, punctuation_by)
-        if any(kept):
+        tags.update(sentence.tags)
+        if punctuation == "keep" or any(kept):
             sentences.append(sentence if punctuation != "remove" else sentence.select_words(kept))
             keep.append(kept)
         if max_sentences is not None and len(sentences) == max_sentences:
             break
+    if punctuation != "keep" and punctuation_by == "tag":
+        unknown = check_tags(tags)
+        if unknown:
+            logger.warning(
+                f"{unknown.total()} of {tags.total()} words count as punctuation, because their tags are not among "
+                f"those of words in the Penn Treebank: {', '.join(unknown)}. To tell punctuation by form, "
+                "set punctuation_by to 'form'."
+            )
+    if not sentences:
+        raise ValueError("no sentence has words that are not punctuation: check the treebank and how it is filtered")
     told = "" if punctuation == "keep" or punctuation_by == "tag" else f" (told by {punctuation_by})"
     return Treebank(sentences, keep if punctuation == "ignore" else None, PUNCTUATION[punctuation] + told)
 
@@ -175,7 +198,7 @@ def parse_sentences(
         model: a model with `parse`.
         tokenizer: its tokenizer.
         sentences: per sentence its words, at least one.
-        batch_size: sentences per call, at most (see `texts_per_search`); they are sorted by length.
+        batch_size: sentences per call, at most: those of one call are about equally long.
         progress: name of a progress bar; None = no bar.
         **options: for `model.parse`, such as `method="inside"`, `num_beams=20` or `num_return_sequences=5`.
 
@@ -183,8 +206,8 @@ def parse_sentences(
         The sentences with their trees and the log-probabilities of their words.
 
     Raises:
-        ValueError: the model cannot parse, a word is empty, has white space, no token, or shares one, or a sentence is
-            longer than the model's positions. Nothing is parsed then.
+        ValueError: the model cannot parse, `batch_size` is not positive, a word is empty, has white space, no token,
+            or shares one, or a sentence is longer than the model's positions. Nothing is parsed then.
     """
     name = type(model).__name__
     if not hasattr(model, "parse"):
@@ -193,17 +216,19 @@ def parse_sentences(
     unknown = sorted(set(options) - (set(inspect.signature(model.parse).parameters) - own))
     if unknown:
         raise ValueError(f"{', '.join(unknown)}: not an option of {name}.parse. Leave it out.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
     training = model.training
     model.eval()
     encoded = [encode_words(tokenizer, words) for words in sentences]
     _check_lengths(model, sentences, encoded)
-    order = sorted(range(len(encoded)), key=lambda index: len(encoded[index][0]))
+    order = sorted(range(len(encoded)), key=lambda index: -len(encoded[index][0]))
     parsed: dict[int, ParsedSentence] = {}
     searches = hasattr(model, "word_search") and options.get("method", "search") == "search"
-    size = texts_per_search(model, batch_size, options.get("num_beams")) if searches else batch_size
-    starts = range(0, len(order), size)
-    for start in tqdm(starts, desc=progress, unit="batch", disable=progress is None):
-        rows = order[start : start + size]
+    bar = tqdm(total=len(order), desc=progress, unit="sent", disable=progress is None)
+    while len(parsed) < len(order):
+        candidates = order[len(parsed) : len(parsed) + batch_size]
+        rows = candidates[: num_alike([len(encoded[row][0]) for row in candidates], searches)]
         batch = collate_contexts(
             [{"input_ids": encoded[row][0], "word_ends": encoded[row][1]} for row in rows], tokenizer.pad_token_id
         )
@@ -211,6 +236,8 @@ def parse_sentences(
         output = model.parse(**inputs, **options)
         for place, row in enumerate(rows):
             parsed[row] = ParsedSentence.from_output(output, sentences[row], place)
+        bar.update(len(rows))
+    bar.close()
     model.train(training)
     return [parsed[row] for row in range(len(encoded))]
 

@@ -25,9 +25,10 @@ def bars_to_svg(
     Args:
         names: of the groups, from top to bottom.
         series: by name one value per group; None or NaN = no bar. Bars of negative values go to the left of 0.
-        deviations: of some series, one per group, drawn as a whisker of one standard deviation to each side.
+        deviations: of some series, one per group, drawn as a whisker of one standard deviation to each side;
+            where no value is negative, it ends at 0.
         title: shown below.
-        largest: value at the right end of the scale; default: the largest value with its deviation.
+        largest: value at the right end of the scale, if no value with its deviation is larger.
         digits: after the point, of the values that are named.
 
     Returns:
@@ -50,9 +51,9 @@ def bars_to_svg(
     ]
     if not found:
         raise ValueError("there is no finite value: nothing to draw")
-    # A whisker is cut at 0, unless a value is below.
-    lowest = min(0.0, *(value - deviation for value, deviation in found if value < 0), 0.0)
-    highest = max(0.0, *(value + deviation for value, deviation in found)) if largest is None else largest
+    # Whiskers end at 0, unless a value is below: most scores cannot be negative.
+    lowest = min(value - deviation for value, deviation in found) if min(found)[0] < 0 else 0.0
+    highest = max(largest or 0.0, *(value + deviation for value, deviation in found), 0.0)
     scale = _PLOT / (highest - lowest or 1.0)
     label_end = max(text_width(name, SMALL) for name in names) + _MARGIN
     left = label_end - lowest * scale
@@ -99,7 +100,9 @@ def _bar(
             left + max(lowest, value - deviation) * scale,
             left + (value + deviation) * scale,
         )
-        ends = f"M{low:.1f} {middle - 3:.1f}v6M{high:.1f} {middle - 3:.1f}v6"
+        ends = f"M{high:.1f} {middle - 3:.1f}v6"
+        if value - deviation >= lowest:  # it is not cut
+            ends += f"M{low:.1f} {middle - 3:.1f}v6"
         parts.append(f'<path d="M{low:.1f} {middle:.1f}H{high:.1f}{ends}" stroke="currentColor" fill="none"/>')
     return parts
 
