@@ -13,9 +13,11 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 from hf_synlm import __version__
 from hf_synlm.cli import main
@@ -246,6 +248,22 @@ def test_wrong_options_are_exit_code_2(capsys):
     assert main(["surprisal", "a.txt", "--unit", "bytes", "--model", "m", "--out", "o"]) == 2
     assert main(["evaluate", "everything"]) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_lack_of_memory_is_one_line_and_other_mistakes_keep_their_traceback(models, texts, monkeypatch, capsys):
+    command = ["evaluate", "perplexity", str(texts), "--model", models["gpt2"]]
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ):
+        monkeypatch.setattr("hf_synlm.cli.evaluate_perplexity.evaluate_perplexity", Mock(side_effect=error))
+        assert main(command) == 2
+        assert "out of memory: lower --batch-size" in capsys.readouterr().err
+    monkeypatch.setattr(
+        "hf_synlm.cli.evaluate_perplexity.evaluate_perplexity", Mock(side_effect=RuntimeError("shapes"))
+    )
+    with pytest.raises(RuntimeError, match="shapes"):
+        main(command)
 
 
 def test_help_and_version(capsys):

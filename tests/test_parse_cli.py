@@ -158,6 +158,12 @@ def test_styles_of_trees(files, capsys):
 
 
 # ---------------------------------------------------------------------------------------------------------- evaluation
+def test_words_that_cannot_be_encoded_are_named_with_their_sentence():
+    model, tokenizer = model_and_tokenizer("gpst")
+    with pytest.raises(ValueError, match=r"sentence 2 \('We a b'\): word 1 is 'a b'"):
+        parse_sentences(model, tokenizer, [["We", "ask"], ["We", "a b"]])
+
+
 def test_a_search_takes_sentences_of_about_the_same_length(monkeypatch):
     model, tokenizer = model_and_tokenizer("gpst")
     sentences = [["We"] * count for count in (3, 20, 18, 19, 3)]

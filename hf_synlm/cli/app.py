@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
+import torch
 import typer
 from typer.core import TyperGroup
 
@@ -46,6 +47,12 @@ class _Commands(TyperGroup):
             # Messages of the Hub are spread over paragraphs; those of this library break lines where they mean it.
             message = " ".join(str(error).split()) if isinstance(error, OSError) else str(error)
             typer.echo(f"error: {message}", err=True)
+            raise typer.Exit(2) from error
+        except RuntimeError as error:
+            # On a CPU, a lack of memory is a RuntimeError like any other.
+            if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+                raise
+            typer.echo("error: out of memory: lower --batch-size, or the widths of the beam", err=True)
             raise typer.Exit(2) from error
 
 

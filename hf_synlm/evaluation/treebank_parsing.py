@@ -220,7 +220,7 @@ def parse_sentences(
         raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
     training = model.training
     model.eval()
-    encoded = [encode_words(tokenizer, words) for words in sentences]
+    encoded = [_encode(tokenizer, words, number) for number, words in enumerate(sentences, 1)]
     _check_lengths(model, sentences, encoded)
     order = sorted(range(len(encoded)), key=lambda index: -len(encoded[index][0]))
     parsed: dict[int, ParsedSentence] = {}
@@ -240,6 +240,14 @@ def parse_sentences(
     bar.close()
     model.train(training)
     return [parsed[row] for row in range(len(encoded))]
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, words: Sequence[str], number: int) -> tuple[list[int], list[bool]]:
+    try:
+        return encode_words(tokenizer, words)
+    except ValueError as error:
+        shown = " ".join(words[:8]) + (" ..." if len(words) > 8 else "")
+        raise ValueError(f"sentence {number} ({shown!r}): {error}") from error
 
 
 def _check_lengths(
