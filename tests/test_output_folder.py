@@ -6,15 +6,19 @@ from pathlib import Path
 
 import checkpoints
 import common
+import finetune_glue
+import finetune_grammar_induction
+import finetuning
 import output_folder as folders
 import pytest
 import run_arguments
 
 
-def prepare(folder: Path, **options: object) -> object:
+def prepare(folder: Path, read_by: object = None, **options: object) -> object:
     """The block in which a run is prepared."""
     arguments = run_arguments.TrainingArguments(output_dir=str(folder), **options)
-    return folders.output_folder(common.make_accelerator(arguments), arguments)
+    others = [] if read_by is None else [read_by]
+    return folders.output_folder(common.make_accelerator(arguments), arguments, *others)
 
 
 def finished_run(folder: Path) -> dict[str, str]:
@@ -38,8 +42,11 @@ def names(folder: Path) -> set[str]:
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "something").touch()
-    with pytest.raises(ValueError, match="not empty and holds no run.*--overwrite_output_dir"), prepare(tmp_path):
-        pass
+    for options in ({}, {"overwrite_output_dir": True}, {"resume_from_checkpoint": "latest"}):
+        message = r"not empty and holds no run .*choose another --output_dir \(or empty this folder yourself\)"
+        with pytest.raises(ValueError, match=message), prepare(tmp_path, **options):
+            pass
+        assert [path.name for path in tmp_path.iterdir()] == ["something"]
     before = finished_run(tmp_path / "done")
     with pytest.raises(ValueError, match="holds a finished run.*--overwrite_output_dir"), prepare(tmp_path / "done"):
         pass
@@ -121,10 +128,33 @@ def test_where_more_than_a_run_would_be_deleted_it_is_refused(tmp_path: Path, mo
     (tmp_path / ".git").mkdir()
     with pytest.raises(ValueError, match="would delete the repository"), prepare(tmp_path, overwrite_output_dir=True):
         pass
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="Choose a folder for runs only"), prepare(Path(), overwrite_output_dir=True):
-        pass
     assert [path.name for path in tmp_path.iterdir()] == [".git"]
+    before = finished_run(tmp_path / "run")
+    monkeypatch.chdir(tmp_path / "run" / "model")
+    for folder in (tmp_path / "run", Path(), Path("..")):
+        message = "would delete .*, in which the current folder .*model' lies. Choose a folder for runs only"
+        with pytest.raises(ValueError, match=message), prepare(folder, overwrite_output_dir=True):
+            pass
+    assert files(tmp_path / "run") == before
+
+
+def test_a_run_is_not_replaced_by_one_that_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = finished_run(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    model = finetuning.ModelArguments(model_name_or_path="run/model")
+    induction = finetune_grammar_induction.InductionArguments(train_trees=["embedded", "run/all_results.json"])
+    inputs = {"model_name_or_path 'run/model' lies": model, "train_trees 'run/all_results.json' lies": induction}
+    for message, given in inputs.items():
+        with pytest.raises(ValueError, match=f"would delete 'run', in which {message}"):
+            with prepare(Path("run"), overwrite_output_dir=True, read_by=given):
+                pass
+        assert files(tmp_path / "run") == before
+        with prepare(Path("new"), overwrite_output_dir=True, read_by=given):
+            pass
+    # A repository may have the name of a folder, and a data set that of the output folder.
+    glue = finetune_glue.GlueArguments(dataset_name="run")
+    with prepare(Path("run"), overwrite_output_dir=True, hub_model_id="run/model", read_by=glue):
+        pass
 
 
 def test_a_refused_start_does_not_stand_in_the_way(tmp_path: Path) -> None:

@@ -421,7 +421,7 @@ def main(argv: list[str] | None = None) -> None:
     started = time.monotonic()
     accelerator = make_accelerator(arguments)
     check_run(accelerator, arguments)
-    with output_folder(accelerator, arguments) as checkpoint:
+    with output_folder(accelerator, arguments, model_arguments, data, course) as checkpoint:
         tables = read_tables(accelerator, data)
         task = tables.task
 

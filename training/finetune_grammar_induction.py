@@ -291,7 +291,7 @@ def main(argv: list[str] | None = None) -> None:
     started = time.monotonic()
     accelerator = make_accelerator(arguments)
     check_run(accelerator, arguments)
-    with output_folder(accelerator, arguments) as checkpoint:
+    with output_folder(accelerator, arguments, model_arguments, data, course) as checkpoint:
         validation, test = data.treebank(data.validation_trees), data.treebank(data.test_trees)
         sources = data.describe_sources()
 

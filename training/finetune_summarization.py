@@ -243,7 +243,7 @@ def main(argv: list[str] | None = None) -> None:
     started = time.monotonic()
     accelerator = make_accelerator(arguments)
     check_run(accelerator, arguments)
-    with output_folder(accelerator, arguments) as checkpoint:
+    with output_folder(accelerator, arguments, model_arguments, data, decoding, course) as checkpoint:
         tables = read_tables(accelerator, data)
         sources = [
             describe_table(part, data.place(part), table, ["text", "references"]) for part, table in tables.items()

@@ -29,6 +29,8 @@ RESULTS_FILE = "all_results.json"
 EVALUATION_FILE = "evaluation.json"
 TOKENIZER_FOLDER = "tokenizer"
 LOCK_FILE = ".lock"
+# Arguments that name a place to write to: an owner and a folder may have the same name.
+NO_INPUTS = ("output_dir", "hub_model_id")
 # The previous run on its way to `REPLACED_FOLDER`.
 MOVING_FOLDER = f"{REPLACED_FOLDER}.moving"
 # Folders that this process trains in, until it ends or `release` is called.
@@ -36,25 +38,28 @@ _locks: dict[Path, FileLock] = {}
 
 
 @contextmanager
-def output_folder(accelerator: Accelerator, arguments: TrainingArguments) -> Iterator[Path | None]:
+def output_folder(accelerator: Accelerator, arguments: TrainingArguments, *others: Any) -> Iterator[Path | None]:
     """Check the output folder, create it, and find the checkpoint to resume from; a run is prepared inside the block.
 
     An unfinished run in the folder is resumed, so that a job that is started again by the same command goes on. With
     `overwrite_output_dir` the previous run is set aside, and deleted when the block ends. If the block is left by an
-    exception, or the process is killed inside of it, the previous run is put back (by the next one, if need be).
-    Without a checkpoint there is nothing to go on with, and the tokenizer is made anew. While a run has the folder, no
-    other one can begin there; the lock is the operating system's, which takes it back from a process that is killed.
+    exception, or the process is killed inside of it, the previous run is put back (by the next one, if need be). What
+    is no run is never deleted, nor is a run that holds what this one reads. Without a checkpoint there is nothing to go
+    on with, and the tokenizer is made anew. While a run has the folder, no other one can begin there; the lock is the
+    operating system's, which takes it back from a process that is killed.
 
     Args:
         accelerator: of the run. Every process has to call.
         arguments: of the run.
+        *others: the script's other arguments, which may name files and folders that the run reads.
 
     Yields:
         The checkpoint to resume from, or `None` for a fresh start.
 
     Raises:
-        ValueError: when the folder holds something else or a finished run and is not to be overwritten, when it cannot
-            be written to or another process trains there, or when the named checkpoint is missing or half-written.
+        ValueError: when the folder holds something else, a finished run that is not to be overwritten, or one to be
+            overwritten in which inputs of this run lie; when it cannot be written to or another process trains there;
+            or when the named checkpoint is missing or half-written.
     """
     output_dir = Path(arguments.output_dir)
     is_main, checkpoint = accelerator.is_main_process, None
@@ -63,6 +68,7 @@ def output_folder(accelerator: Accelerator, arguments: TrainingArguments) -> Ite
     if is_main:
         if replaces:
             _check_replaceable(output_dir)
+            _check_inputs(output_dir, arguments, *others)
         check_writable(output_dir)
         is_new = _lock(output_dir)
     try:
@@ -71,6 +77,7 @@ def output_folder(accelerator: Accelerator, arguments: TrainingArguments) -> Ite
         accelerator.wait_for_everyone()
         if replaces:
             if is_main:
+                _check_content(output_dir)
                 _set_aside(output_dir)
         else:
             checkpoint = _find_start(output_dir, arguments.resume_from_checkpoint)
@@ -127,6 +134,11 @@ def _content(output_dir: Path) -> list[Path]:
     return [item for item in output_dir.iterdir() if item.name != LOCK_FILE]
 
 
+def _in_use(output_dir: Path) -> bool:
+    """Whether an output folder holds more than what a killed process had begun to write."""
+    return any(not item.name.endswith(PARTIAL_SUFFIX) for item in _content(output_dir))
+
+
 def without_token(settings: dict[str, Any]) -> dict[str, Any]:
     """Arguments as they may be written to files."""
     return {name: value for name, value in settings.items() if name != "hub_token"}
@@ -134,15 +146,17 @@ def without_token(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _find_start(output_dir: Path, wanted: str | None) -> Path | None:
     """The checkpoint to resume from; an unfinished run is resumed without being asked for."""
-    in_use = any(not item.name.endswith(PARTIAL_SUFFIX) for item in _content(output_dir))
-    advice = "Choose another --output_dir, or delete its content with --overwrite_output_dir."
-    if wanted is None and in_use:
-        if not (output_dir / ARGUMENTS_FILE).is_file():
-            raise ValueError(f"Output folder {str(output_dir)!r} is not empty and holds no run. {advice}")
+    if wanted is None:
+        _check_content(output_dir)
         if (output_dir / RESULTS_FILE).is_file():
-            raise ValueError(f"Output folder {str(output_dir)!r} holds a finished run. {advice}")
+            raise ValueError(
+                f"Output folder {str(output_dir)!r} holds a finished run. Choose another --output_dir, or replace the "
+                "run by this one with --overwrite_output_dir."
+            )
     checkpoint = find_checkpoint(output_dir, wanted or "latest")
     own = checkpoint is None or checkpoint.resolve().parent == output_dir.resolve()
+    if checkpoint is None or not own:  # a checkpoint that is named may have been copied there alone
+        _check_content(output_dir)
     if not own and ((output_dir / RESULTS_FILE).is_file() or list_checkpoints(output_dir)):
         raise ValueError(
             f"{checkpoint} is to be resumed from, and {str(output_dir)!r} holds another run. Choose another "
@@ -153,19 +167,46 @@ def _find_start(output_dir: Path, wanted: str | None) -> Path | None:
             f"The run resumes from {checkpoint}. To start afresh, choose another --output_dir or pass "
             "--overwrite_output_dir."
         )
-    elif in_use or wanted:
+    elif wanted or _in_use(output_dir):
         logger.warning(f"{output_dir} holds no complete checkpoint: training starts from step 0.")
     return checkpoint
 
 
 def _check_replaceable(output_dir: Path) -> None:
     """Refuse to replace what is more than a run."""
-    if output_dir.resolve() in (Path.home().resolve(), Path.cwd().resolve(), Path(output_dir.resolve().anchor)):
-        raise ValueError(f"--overwrite_output_dir would delete {str(output_dir)!r}. Choose a folder for runs only.")
+    for what, folder in (("home", Path.home().resolve()), ("current", Path.cwd())):
+        if output_dir.resolve() in (folder, *folder.parents):
+            raise ValueError(
+                f"--overwrite_output_dir would delete {str(output_dir)!r}, in which the {what} folder {str(folder)!r} "
+                "lies. Choose a folder for runs only."
+            )
     if (output_dir / ".git").exists():
         raise ValueError(
             f"--overwrite_output_dir would delete the repository {str(output_dir)!r}. Choose another folder."
         )
+
+
+def _check_content(output_dir: Path) -> None:
+    """Refuse a folder that holds something else than a run: it might be lost, now or when the run is replaced."""
+    if _in_use(output_dir) and not (output_dir / ARGUMENTS_FILE).is_file():
+        raise ValueError(
+            f"Output folder {str(output_dir)!r} is not empty and holds no run (no {ARGUMENTS_FILE}): choose another "
+            "--output_dir (or empty this folder yourself)."
+        )
+
+
+def _check_inputs(output_dir: Path, *arguments: Any) -> None:
+    """Refuse to replace a run that holds files or folders which the new run reads: models, tokenizers, data."""
+    given = {name: value for item in arguments for name, value in dataclasses.asdict(item).items()}
+    for name, value in given.items():
+        for path in value if isinstance(value, list) else [value]:
+            if name in NO_INPUTS or not isinstance(path, str) or not os.path.exists(path):
+                continue
+            if output_dir.resolve() in Path(path).resolve().parents:
+                raise ValueError(
+                    f"--overwrite_output_dir would delete {str(output_dir)!r}, in which {name} {path!r} lies. Choose "
+                    "another --output_dir, or copy the input out of this one."
+                )
 
 
 def _set_aside(output_dir: Path) -> None:

@@ -402,7 +402,7 @@ def main(argv: list[str] | None = None) -> None:
     accelerator = make_accelerator(arguments)
     if model_arguments.is_baseline:
         evaluation.without_trees()
-    with output_folder(accelerator, arguments) as checkpoint:
+    with output_folder(accelerator, arguments, model_arguments, data, evaluation) as checkpoint:
         set_seed(arguments.seed)
         text = load_text(data, Path(arguments.output_dir), model_arguments.model_name_or_path)
         tokenizer = text.tokenizer

@@ -23,7 +23,11 @@ class TrainingArguments:
 
     output_dir: str = field(default="", metadata={"help": "Folder for checkpoints, logs and the final model."})
     overwrite_output_dir: bool = field(
-        default=False, metadata={"help": "Delete what a previous run left in the output folder."}
+        default=False,
+        metadata={
+            "help": "Replace the run in the output folder, which is deleted. A folder that holds something else than a "
+            "run, or what this run reads, is refused."
+        },
     )
     seed: int = field(default=404, metadata={"help": "Seed of initialization, data order, dropout and noise."})
     per_device_train_batch_size: int = field(

@@ -320,7 +320,7 @@ def main(argv: list[str] | None = None) -> None:
     started = time.monotonic()
     accelerator = make_accelerator(arguments)
     check_course(accelerator, arguments, data)
-    with output_folder(accelerator, arguments) as checkpoint:
+    with output_folder(accelerator, arguments, model_arguments, data, parsing, schedule) as checkpoint:
         set_seed(arguments.seed)
         streams, tokenizer, model = load_data(accelerator, model_arguments, data, Path(arguments.output_dir))
         accelerator.print(

@@ -413,7 +413,7 @@ def main(argv: list[str] | None = None) -> None:
     accelerator = make_accelerator(arguments)
     if accelerator.distributed_type == DistributedType.FSDP:
         raise ValueError("These models are small, and FSDP would shard what the search needs whole. Use DDP.")
-    with output_folder(accelerator, arguments) as checkpoint:
+    with output_folder(accelerator, arguments, model_arguments, data, course) as checkpoint:
         report_treebanks = course.report_treebanks(data)
         set_seed(arguments.seed)
         trees, tokenizer, model = load_data(accelerator, model_arguments, data, Path(arguments.output_dir))

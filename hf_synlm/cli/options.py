@@ -68,14 +68,43 @@ DType = Annotated[
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Sentences per call of the model.", rich_help_panel=_COMPUTE)]
 Seed = Annotated[int, typer.Option(help="Of everything random; scoring itself is not.", rich_help_panel=_COMPUTE)]
+
+
+def output_check(check: Callable[[Path], object]) -> Callable[..., Path | None]:
+    """A callback of --out: its file is checked before anything is computed.
+
+    Args:
+        check: raises ValueError where the file cannot be written.
+
+    Returns:
+        What typer calls with the option and its value.
+    """
+
+    def checked(option: typer.CallbackParam, path: Path | None) -> Path | None:
+        if str(path) == "-":
+            raise ValueError(f"--out -: {'name a file' if option.required else 'leave out --out to print'}")
+        if path is not None:
+            check(path)
+        return path
+
+    return checked
+
+
+@dataclasses.dataclass(frozen=True)
+class Beside:
+    """Metadata of --out: what else is written, so that it overwrites nothing that is read."""
+
+    name: Callable[[Path], Path]
+
+
 Output = Annotated[
     Path | None,
     typer.Option(
         "--out",
-        help="JSON file with everything needed to repeat it; a Markdown table is written beside it.",
-        # Before anything is computed.
-        callback=lambda path: None if path is None else check_report(path),
+        help="JSON file (.json) with everything needed to repeat it; a Markdown table is written beside it.",
+        callback=output_check(check_report),
     ),
+    Beside(lambda path: path.with_suffix(".md")),
 ]
 
 ParseMethod = Annotated[

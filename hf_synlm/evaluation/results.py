@@ -23,6 +23,7 @@ import json
 import math
 import os
 import platform
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -127,7 +128,7 @@ class EvaluationResult:
             The two paths.
 
         Raises:
-            ValueError: the path ends in .md, where the table goes.
+            ValueError: see `check_report`.
         """
         return write_report(path, self.to_json(), self.to_markdown())
 
@@ -163,11 +164,11 @@ def check_report(path: PathLike) -> Path:
         The path.
 
     Raises:
-        ValueError: it ends in .md, where the table goes, or one of the two files cannot be written.
+        ValueError: it does not end in .json, or one of the two files cannot be written.
     """
     path = Path(path)
-    if path.suffix == ".md":
-        raise ValueError(f"{path}: the JSON is written there, the table beside it with .md. Choose a name in .json")
+    if path.suffix != ".json":
+        raise ValueError(f"{path}: results are JSON, with a table beside it in .md. Choose a name in .json")
     check_writable(path.with_suffix(".md"))
     return check_writable(path)
 
@@ -182,16 +183,19 @@ def check_writable(path: PathLike) -> Path:
         The path.
 
     Raises:
-        ValueError: it is a folder, or lies where nothing can be written.
+        ValueError: it is a folder, a device or a pipe, or lies where nothing can be written.
     """
     path = Path(path)
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder: name a file to write")
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    target = _target(path)
+    folder = next(parent for parent in target.parents if parent.exists())
     if not folder.is_dir():
         raise ValueError(f"{path} cannot be written: {folder} is a file, not a folder")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ValueError(f"{path} cannot be written: no permission to write in {folder}")
+    try:  # permissions do not tell everything: the user may be root, the file system read-only
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be written: nothing can be written in {folder} ({error.strerror}). Choose another folder"
+        ) from error
     return path
 
 
@@ -199,10 +203,13 @@ def write_text(path: PathLike, text: str) -> None:
     """Write a text file in one step: under a temporary name first, renamed when complete.
 
     Args:
-        path: the file; missing folders are made.
+        path: the file; missing folders are made. A link stays, what it leads to is written.
         text: its content, written as UTF-8 with line ends as they are.
+
+    Raises:
+        ValueError: there is a folder, a device or a pipe of this name.
     """
-    path = Path(path)
+    path = _target(Path(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -211,6 +218,18 @@ def write_text(path: PathLike, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _target(path: Path) -> Path:
+    """The file to write, all links followed; what is there must be a regular file, because it is replaced."""
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise ValueError(f"{path} is a folder: name a file to write")
+    if target.is_symlink():
+        raise ValueError(f"{path} is a link that leads back to itself: name a file to write")
+    if target.exists() and not target.is_file():
+        raise ValueError(f"{path} is a device or a pipe, which cannot be replaced: name a file to write")
+    return target
 
 
 def library_versions(*more: str) -> dict[str, str]:
