@@ -149,6 +149,8 @@ def test_lm_eval_continuations_and_greedy():
     from hf_synlm.evaluation.lm_harness import SyntacticLM
 
     model, tokenizer = model_and_tokenizer("gpst")
+    with pytest.raises(ValueError, match="there is no folder './nowhere'"):
+        SyntacticLM(pretrained="./nowhere")
     lm = SyntacticLM(pretrained=model, tokenizer=tokenizer, batch_size=2, greedy=True)
     context = "We ask"
     ids = torch.tensor([tokenizer(context)["input_ids"]])

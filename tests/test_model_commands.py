@@ -141,7 +141,7 @@ def test_generate_options(saved: Path, capsys):
     assert "not used by the model: ['typo']" in fail(capsys, *gpt2, "--generate-option", "typo=1")
     assert "leave one of the two out" in fail(capsys, *gpt2, "prompts.txt")
     assert "name a file to write" in fail(capsys, *gpt2, "--out", saved)
-    assert "cannot be loaded" in fail(capsys, *common, "--model", saved)
+    assert "holds no config.json" in fail(capsys, *common, "--model", saved)
 
 
 @pytest.mark.parametrize("name", ["gpst", "gpt2"])
@@ -164,7 +164,7 @@ def test_convert(tmp_path: Path, capsys):
     # A tokenizer that does not fit is found before anything is written.
     model_and_tokenizer("gpst")[1].save_pretrained(tmp_path / "tokenizer")
     assert "tokens and the model" in fail(capsys, *words, "--tokenizer", tmp_path / "tokenizer")
-    assert "cannot be loaded as a tokenizer" in fail(capsys, *words, "--tokenizer", tmp_path)
+    assert "holds no tokenizer" in fail(capsys, *words, "--tokenizer", tmp_path)
     assert not (tmp_path / "out").exists()
     run(capsys, *words)
     assert check_complete(tmp_path / "out") == GPSTConfig().auto_map
@@ -233,7 +233,7 @@ def test_verify_and_push_stop_at_what_differs(small: Path, tmp_path: Path, capsy
     captured = capsys.readouterr()
     # Nothing was sent: the tests have no Hub.
     assert code == 1 and "was not pushed" in captured.err and "broken" in captured.out
-    assert "There is no folder" in fail(capsys, "verify", small / "config.json")
+    assert "there is no folder" in fail(capsys, "verify", small / "config.json")
     assert "--trust-remote-code" in fail(capsys, "verify", "org/model")
     assert "revisions are of the Hub" in fail(capsys, "verify", small, "--revision", "v1")
     assert "There is no folder" in fail(capsys, "push", tmp_path / "nowhere", "org/model")

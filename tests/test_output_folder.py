@@ -141,7 +141,7 @@ def test_where_more_than_a_run_would_be_deleted_it_is_refused(tmp_path: Path, mo
 def test_a_run_is_not_replaced_by_one_that_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = finished_run(tmp_path / "run")
     monkeypatch.chdir(tmp_path)
-    model = finetuning.ModelArguments(model_name_or_path="run/model")
+    model = finetuning.ModelArguments(model_name_or_path="run/model", tokenizer_name="elsewhere")
     induction = finetune_grammar_induction.InductionArguments(train_trees=["embedded", "run/all_results.json"])
     inputs = {"model_name_or_path 'run/model' lies": model, "train_trees 'run/all_results.json' lies": induction}
     for message, given in inputs.items():

@@ -15,7 +15,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import hf_synlm
 from hf_synlm.actions import TransitionSystem, actions_to_spans, spans_to_actions
@@ -25,8 +25,17 @@ from hf_synlm.data.treebank import parse_treebank
 from hf_synlm.evaluation.formulas import Formula
 from hf_synlm.evaluation.syntaxgym import load_suite
 from hf_synlm.hub.card import fill_card
-from hf_synlm.hub.checkpoint import check_checkpoint, load_pretrained, saved_auto_class
+from hf_synlm.hub.checkpoint import (
+    check_checkpoint,
+    check_model_source,
+    check_tokenizer_source,
+    is_folder,
+    load_pretrained,
+    load_tokenizer,
+    saved_auto_class,
+)
 from hf_synlm.hub.export import check_complete, export_model, push_to_hub
+from hf_synlm.hub.info import describe_model
 from hf_synlm.trees import brackets_to_labeled_spans, brackets_to_tree, spans_to_tree, tree_to_spans
 from tests.scoring_models import model_and_tokenizer
 from tests.test_syntaxgym import suite_data
@@ -235,6 +244,57 @@ class TestMaliciousCheckpoints:
         load_pretrained(str(checkpoint))
         assert main(["info", str(checkpoint)]) == 0
         assert not target.exists()
+
+
+# ---------------------------------------------------------------------------------------------------------- names
+class TestNames:
+    """What is no model is told before the Hub is asked."""
+
+    @pytest.fixture(autouse=True)
+    def offline(self, monkeypatch, tmp_path: Path):
+        """Fail at once where the Hub would be asked, and stand in an empty folder but for `cards`."""
+        for kind in (AutoConfig, AutoTokenizer, AutoModelForCausalLM):
+            monkeypatch.setattr(kind, "from_pretrained", lambda name, **options: pytest.fail(f"{name} is loaded"))
+        (tmp_path / "cards").mkdir()
+        monkeypatch.chdir(tmp_path)
+
+    @pytest.mark.parametrize("name", ["./no", "../no", ".", "/no", "/tmp/no/x", "~/no", "a/b/c", "cards/no", "cards/"])
+    def test_folders_that_are_none(self, name: str, capsys):
+        message = "there is no folder" if not Path(name).is_dir() else "holds no config.json: it is no model"
+        for load in (load_pretrained, saved_auto_class, describe_model, check_model_source):
+            with pytest.raises(ValueError, match=message):
+                load(name)
+        assert main(["generate", "--prompt", "We", "--model", name]) == 2 and message in capsys.readouterr().err
+
+    @pytest.mark.parametrize("name", ["gpt2", "org/name", "cards-2/no"])
+    def test_names_on_the_hub(self, name: str):
+        assert not is_folder(name)
+        with pytest.raises(pytest.fail.Exception, match=f"{name} is loaded"):
+            load_pretrained(name, revision="v1")
+
+    def test_folders_without_a_tokenizer(self, checkpoint: Path, tmp_path: Path):
+        for file in checkpoint.glob("tokenizer*"):
+            file.unlink()
+        message = "model' holds no tokenizer .tokenizer.json, tokenizer_config.json.. Save it there by"
+        for load in (load_pretrained, load_tokenizer, check_tokenizer_source):
+            with pytest.raises(ValueError, match=message):
+                load(str(checkpoint))
+        (checkpoint / "vocab.txt").touch()  # of an older tokenizer
+        check_tokenizer_source(checkpoint)
+        check_tokenizer_source(tmp_path, subfolder=checkpoint.name)
+
+    def test_other_folders_of_models(self, checkpoint: Path, tmp_path: Path):
+        check_model_source(tmp_path, subfolder=checkpoint.name)
+        check_model_source(tmp_path, gguf_file="model.gguf")
+        (tmp_path / "adapter_config.json").touch()
+        check_model_source(tmp_path)
+
+    def test_folders_have_no_revisions(self, checkpoint: Path, capsys):
+        for load in (load_pretrained, saved_auto_class, describe_model):
+            with pytest.raises(ValueError, match="revision 'v1': .* revisions are of the Hub. Leave it out"):
+                load(str(checkpoint), revision="v1")
+        assert main(["generate", "--prompt", "We", "--model", str(checkpoint), "--revision", "v1"]) == 2
+        assert "revisions are of the Hub" in capsys.readouterr().err
 
 
 # -------------------------------------------------------------------------------------------------------- secrets

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import checkpoints
 import common
+import finetuning
 import loop
 import optimizers
 import pretrain_gpst
@@ -15,6 +16,8 @@ import pytest
 import run_arguments
 import samplers
 import torch
+import train_recurrent
+import train_rnng
 import yaml
 from baseline_model import collate_plain
 from safetensors.torch import load_file, save_file
@@ -185,6 +188,11 @@ def test_the_model_to_continue_from_must_be_of_the_kind_and_complete(tmp_path: P
         common.load_pretrained(GPSTForCausalLM, str(tmp_path / "lstm"), None, tokenizer)
     with pytest.raises(ValueError, match="is no folder of a model and no model of the Hub"):
         common.load_pretrained(LSTMForCausalLM, str(tmp_path / "nowhere"), None, tokenizer)
+    for script in (pretrain_gpst, train_rnng, train_recurrent, finetuning):
+        with pytest.raises(ValueError, match="there is no folder '.*nowhere'"):
+            script.ModelArguments(model_name_or_path=str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match="lstm' holds no tokenizer .* or name a folder that holds one"):
+        finetuning.ModelArguments(model_name_or_path=str(tmp_path / "lstm"))
     weights = load_file(tmp_path / "lstm" / "model.safetensors")
     name = sorted(weights)[-1]
     del weights[name]

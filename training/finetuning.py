@@ -31,6 +31,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from hf_synlm.data.collate import LABEL_PADDING
 from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, load_tokenizer
 from hf_synlm.evaluation.results import describe_hardware, library_versions
+from hf_synlm.hub.checkpoint import check_model_source, check_tokenizer_source
 
 
 # ---------------------------------------------------------------------------------------------- arguments
@@ -58,9 +59,11 @@ class ModelArguments:
     )
 
     def __post_init__(self):
-        """Check that there is a model."""
+        """Check that there is a model, and a tokenizer."""
         if not self.model_name_or_path:
             raise ValueError("model_name_or_path is not set. Fine-tuning begins with a pretrained model.")
+        check_model_source(self.model_name_or_path)
+        check_tokenizer_source(self.tokenizer_name or self.model_name_or_path)
 
 
 @dataclass

@@ -63,6 +63,7 @@ from hf_synlm.evaluation.treebank_parsing import (
     score_table,
     score_trees,
 )
+from hf_synlm.hub.checkpoint import check_model_source
 from hf_synlm.loss_shares import to_shares
 from hf_synlm.trees import Span
 
@@ -100,12 +101,14 @@ class ModelArguments:
     )
 
     def __post_init__(self):
-        """Check that a baseline begins afresh."""
+        """Check that a baseline begins afresh, and that there is the model to continue from."""
         if self.is_baseline and self.model_name_or_path is not None:
             raise ValueError(
                 f"model_name_or_path {self.model_name_or_path!r} is for GPST; a {self.architecture} is trained from "
                 "the beginning. Leave one of them out."
             )
+        if self.model_name_or_path is not None:
+            check_model_source(self.model_name_or_path)
 
     @property
     def is_baseline(self) -> bool:

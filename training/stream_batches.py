@@ -27,6 +27,7 @@ from hf_synlm.data.streams import SentenceCode, StreamRows, TokenStream, collate
 from hf_synlm.data.text import read_lines
 from hf_synlm.data.treebank import WORD_TAGS, TreebankSentence, parse_treebank, read_treebank
 from hf_synlm.data.vocabulary import UNKNOWN_RULES, word_tokenizer
+from hf_synlm.hub.checkpoint import check_tokenizer_source
 
 SHORTEST_SEGMENT = 5
 LINES_OF_A_TREE = 200  # that are looked at to tell trees from text
@@ -265,6 +266,7 @@ def make_stream_tokenizer(
         made_from = {name: getattr(data, name) for name in TOKENIZER_OPTIONS}
         made_from["training_words"] = words_fingerprint(read_words(data.train_files, data, data.max_sentence_words))
         save_tokenizer_once(accelerator, folder, make, made_from)
+    check_tokenizer_source(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for kind in ("pad_token", "eos_token"):
         if getattr(tokenizer, kind) is None:

@@ -70,6 +70,7 @@ from hf_synlm import (
 )
 from hf_synlm.data.streams import TokenStream
 from hf_synlm.evaluation.treebank_parsing import score_numbers, score_table
+from hf_synlm.hub.checkpoint import check_model_source
 
 CONFIGS = {"on_lstm": ONLSTMConfig, "prpn": PRPNConfig, "palm": PaLMConfig, "awd_lstm": PaLMConfig}
 MODELS: dict[str, Any] = {
@@ -114,6 +115,8 @@ class ModelArguments:
             raise ValueError(f"architecture is {self.architecture!r}. Choose among {', '.join(CONFIGS)}.")
         if self.model_preset is None:
             self.model_preset = DEFAULT_PRESETS[self.architecture]
+        if self.model_name_or_path is not None:
+            check_model_source(self.model_name_or_path)
 
 
 # ---------------------------------------------------------------------------------------------- model

@@ -54,6 +54,7 @@ from tree_batches import (
 from hf_synlm import LSTMConfig, LSTMForCausalLM, RNNGConfig, RNNGForCausalLM
 from hf_synlm.data.vocabulary import word_final_ids
 from hf_synlm.evaluation.treebank_parsing import PUNCTUATION, Treebank, load_treebank
+from hf_synlm.hub.checkpoint import check_model_source
 
 CONFIGS = {"rnng": RNNGConfig, "lstm": LSTMConfig}
 REPORT_SENTENCES = 20
@@ -85,6 +86,8 @@ class ModelArguments:
             raise ValueError(f"architecture is {self.architecture!r}. Choose 'rnng' or 'lstm'.")
         if self.model_preset is None:
             self.model_preset = f"{self.architecture}-15m"
+        if self.model_name_or_path is not None:
+            check_model_source(self.model_name_or_path)
 
 
 @dataclass

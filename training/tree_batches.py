@@ -27,6 +27,7 @@ from hf_synlm.data.oracle import encode_trees
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import UNKNOWN_RULES, subword_tokenizer, word_tokenizer
+from hf_synlm.hub.checkpoint import check_tokenizer_source
 from hf_synlm.schedule_rnng import make_schedule
 
 TOKENIZER_TYPES = ("words", "bpe", "unigram")
@@ -219,6 +220,7 @@ def make_tree_tokenizer(
         made_from = {name: getattr(data, name) for name in (*names, "replace_numbers", "split_leaves")}
         made_from["training_words"] = words_fingerprint(row["words"] for row in trees.select_columns("words"))
         save_tokenizer_once(accelerator, folder, make, made_from)
+    check_tokenizer_source(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if tokenizer.pad_token_id is None:
         raise ValueError(f"The tokenizer {name!r} has no padding token. Set its pad_token.")

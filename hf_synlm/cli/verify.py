@@ -8,6 +8,7 @@ import typer
 from huggingface_hub import snapshot_download
 
 from hf_synlm.cli import options
+from hf_synlm.hub.checkpoint import check_model_source
 from hf_synlm.hub.verify import VerificationReport, encode_texts, verify_export
 
 Format = Literal["table", "json"]
@@ -34,16 +35,15 @@ def command(
         synlm verify gpst-tiny
         synlm verify your-name/gpst-tiny --revision v1.0 --trust-remote-code --text "fruit flies like a banana"
     """
+    check_model_source(model, revision)
     folder = Path(model)
-    if not folder.exists() and not trust_remote_code:
+    if not folder.is_dir() and not trust_remote_code:
         raise ValueError(
             f"{model!r} is no folder, and verifying a model on the Hub runs its code: read it, then pass "
             "--trust-remote-code"
         )
-    if not folder.exists():
+    if not folder.is_dir():
         folder = Path(snapshot_download(model, revision=revision))
-    elif revision is not None:
-        raise ValueError(f"--revision {revision}: {model} is a folder, and revisions are of the Hub")
     typer.echo(f"loading {model} with and without hf_synlm ...", err=True)
     if not report_passed(folder, style, text, num_beams, max_new_tokens, tolerance):
         raise typer.Exit(1)

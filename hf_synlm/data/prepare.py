@@ -57,6 +57,7 @@ from hf_synlm.data.sources import (
 )
 from hf_synlm.data.text import PathLike
 from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
+from hf_synlm.hub.checkpoint import check_tokenizer_source
 
 _TABLES = {".parquet": ParquetFiles, ".pq": ParquetFiles, ".csv": CSVFiles, ".tsv": TSVFiles}
 _TABLES |= dict.fromkeys((".json", ".jsonl", ".ndjson"), JSONFiles)
@@ -301,6 +302,7 @@ def _check_given(arguments: CorpusArguments, folder: Path) -> None:
 def _prepare_tokenizer(arguments: CorpusArguments, folder: Path) -> None:
     """Save the tokenizer that is named, or train one on the training text; check one that is there already."""
     if arguments.tokenizer_name is not None:
+        check_tokenizer_source(arguments.tokenizer_name)
         tokenizer = load_tokenizer(arguments.tokenizer_name)
         made_from: dict[str, Any] = _describe_tokenizer(tokenizer)
         if folder.is_dir():

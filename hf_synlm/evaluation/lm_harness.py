@@ -20,6 +20,7 @@ from lm_eval.models.huggingface import HFLM
 
 from hf_synlm.evaluation.scoring import Estimator, TextScorer
 from hf_synlm.evaluation.words import EncodedText
+from hf_synlm.hub.checkpoint import check_model_source
 from hf_synlm.incremental_parsing import marginal_logits
 
 _logger = logging.getLogger(__name__)
@@ -55,6 +56,9 @@ class SyntacticLM(HFLM):
         greedy: bool = False,
         **options: Any,
     ) -> None:
+        if isinstance(pretrained, str):
+            names = ("revision", "gguf_file", "subfolder")
+            check_model_source(pretrained, **{name: options[name] for name in names if options.get(name)})
         super().__init__(pretrained=pretrained, **{"backend": "causal", **options})
         self.greedy = greedy
         search = {"action_beam_size": action_beam_size, "fast_track_size": fast_track_size}

@@ -28,6 +28,9 @@ from transformers import (
 import hf_synlm  # registers the architectures
 
 CONFIG_FILE, INDEX_FILE = "config.json", "model.safetensors.index.json"
+ADAPTER_FILE = "adapter_config.json"  # of PEFT: the model itself lies elsewhere
+# One of them is in every folder that a tokenizer loads from; the later ones are older than the first two.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
 # What `from_pretrained` raises for files that are damaged, or something else than they claim to be.
 _UNUSABLE = (
@@ -170,6 +173,72 @@ def check_checkpoint(folder: str | os.PathLike) -> None:
         )
 
 
+def is_folder(name: str | os.PathLike) -> bool:
+    """Tell a folder from a name on the Hub, without asking the Hub.
+
+    Args:
+        name: either of them.
+
+    Returns:
+        Whether it is a folder.
+
+    Raises:
+        ValueError: it is written like a folder, or its parent folder exists, but there is no such folder.
+    """
+    text = os.fspath(name)
+    if os.path.isdir(text):
+        return True
+    if text.startswith((".", "/", "~")) or text.count("/") > 1 or ("/" in text and Path(text).parent.is_dir()):
+        raise ValueError(
+            f"there is no folder {text!r}. Name one that exists, or owner/name on the Hub; where a folder is called "
+            "like the owner, the model is looked for in there only."
+        )
+    return False
+
+
+def check_model_source(
+    name: str | os.PathLike, revision: str | None = None, gguf_file: str | None = None, subfolder: str = ""
+) -> None:
+    """Refuse what can be no model, before the Hub is asked for it and before anything is loaded.
+
+    Args:
+        name: a folder, or a name on the Hub, which is not looked up.
+        revision: branch, tag or commit on the Hub.
+        gguf_file: name of a GGUF file in the folder, which holds configuration and tokenizer.
+        subfolder: of the folder, where the model lies.
+
+    Raises:
+        ValueError: there is no such folder, it holds no model, or a revision of a folder is asked for.
+    """
+    if not is_folder(name):
+        return
+    if revision is not None:
+        raise ValueError(
+            f"revision {revision!r}: {str(name)!r} is a folder, and revisions are of the Hub. Leave it out."
+        )
+    folder = Path(name) / subfolder
+    if gguf_file is None and not any((folder / file).is_file() for file in (CONFIG_FILE, ADAPTER_FILE)):
+        raise ValueError(f"{str(folder)!r} holds no {CONFIG_FILE}: it is no model. Name the folder that holds one.")
+
+
+def check_tokenizer_source(name: str | os.PathLike, subfolder: str = "") -> None:
+    """Refuse what can be no tokenizer; transformers would take an empty vocabulary, or ask for unrelated packages.
+
+    Args:
+        name: a folder, or a name on the Hub, which is not looked up.
+        subfolder: of the folder, where the tokenizer lies.
+
+    Raises:
+        ValueError: there is no such folder, or it holds no tokenizer.
+    """
+    folder = Path(name) / subfolder
+    if is_folder(name) and not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+        raise ValueError(
+            f"{str(folder)!r} holds no tokenizer ({TOKENIZER_FILES[0]}, {TOKENIZER_FILES[1]}). Save it there by "
+            "tokenizer.save_pretrained, or name a folder that holds one."
+        )
+
+
 def load_pretrained(
     name: str, auto_class: Any = AutoModelForCausalLM, *, dtype: str = "auto", **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -185,10 +254,14 @@ def load_pretrained(
         Model and tokenizer.
 
     Raises:
-        ValueError: there is no such model, its files are damaged or do not fit together, or its weights are pickled and
-            hold more than tensors.
+        ValueError: there is no such model, its tokenizer is missing, its files are damaged or do not fit together, its
+            weights are pickled and hold more than tensors, or a revision of a folder is asked for.
     """
     given: Mapping[str, Any] = {key: value for key, value in options.items() if value is not None}
+    subfolder = given.get("subfolder", "")
+    check_model_source(name, given.get("revision"), given.get("gguf_file"), subfolder)
+    if "gguf_file" not in given:
+        check_tokenizer_source(name, subfolder)
     if (Path(name) / CONFIG_FILE).is_file():
         check_checkpoint(name)
     try:
@@ -215,6 +288,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     Raises:
         ValueError: there is no such tokenizer, or its files are damaged.
     """
+    check_tokenizer_source(name)
     try:
         return AutoTokenizer.from_pretrained(name)
     except _UNUSABLE as error:
@@ -233,8 +307,9 @@ def saved_auto_class(name: str, revision: str | None = None, trust_remote_code: 
         The Auto class; that of causal language models if the configuration does not tell.
 
     Raises:
-        ValueError: there is no such model.
+        ValueError: there is no such model, or a revision of a folder is asked for.
     """
+    check_model_source(name, revision)
     try:
         config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
     except _UNUSABLE as error:
@@ -254,6 +329,9 @@ def _one_line(error: Exception) -> str:
 __all__ = [
     "StoredTensor",
     "check_checkpoint",
+    "check_model_source",
+    "check_tokenizer_source",
+    "is_folder",
     "load_pretrained",
     "load_tokenizer",
     "pickled_files",

@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub import ModelCard, get_safetensors_metadata, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, NotASafetensorsRepoError
 
-from hf_synlm.hub.checkpoint import CONFIG_FILE, pickled_files, read_json, stored_tensors
+from hf_synlm.hub.checkpoint import CONFIG_FILE, check_model_source, pickled_files, read_json, stored_tensors
 from hf_synlm.hub.export import SPECIAL_IDS, check_code
 
 _SIZES = ("vocab_size", "max_position_embeddings", "scoring_num_beams", "action_beam_size", "num_labels")
@@ -32,10 +32,9 @@ def describe_model(name: str | os.PathLike, revision: str | None = None) -> dict
         ValueError: there is no such model, or its files are damaged.
         OSError: the Hub cannot be reached.
     """
+    check_model_source(name, revision)
     folder = Path(name)
     if folder.is_dir():
-        if revision is not None:
-            raise ValueError(f"revision {revision!r}: {str(name)!r} is a folder, and revisions are of the Hub")
         weights = {tensor: (part.shape, part.dtype) for tensor, part in stored_tensors(folder).items()}
     else:
         folder = Path(
