@@ -36,6 +36,7 @@ import finetune_glue  # noqa: E402
 import finetune_grammar_induction  # noqa: E402
 import finetune_summarization  # noqa: E402
 from checkpoints import TrainingState  # noqa: E402
+from example_tables import load_table  # noqa: E402
 from finetuning import CourseArguments, ModelArguments, learning_rates, map_rows, set_steps  # noqa: E402
 from run_arguments import TrainingArguments, parse_arguments  # noqa: E402
 from summary_contexts import ContextLayout, SummaryArguments  # noqa: E402
@@ -137,9 +138,9 @@ def test_glue_tasks_are_the_nine_of_the_benchmark() -> None:
 def test_bad_predictions_are_refused() -> None:
     with pytest.raises(ValueError, match="shape"):
         task_scores(CLASSES, [0, 1], [0])
-    with pytest.raises(ValueError, match="label 2 of row 1 is not an id from 0 to 1"):
+    with pytest.raises(ValueError, match="label 2 of row 1 .counted from 0. is not an id from 0 to 1"):
         task_scores(CLASSES, [0, 2], [0, 1])
-    with pytest.raises(ValueError, match="label nan of row 0 is not a finite number"):
+    with pytest.raises(ValueError, match="label nan of row 0 .counted from 0. is not a finite number"):
         task_scores(NUMBERS, [float("nan"), 1.0], [0.0, 1.0])
 
 
@@ -441,14 +442,13 @@ def test_tables_are_known_by_their_content() -> None:
     numbers = datasets.Dataset.from_dict({"sentence": texts, "label": [0, 1]})
     names = datasets.Dataset.from_dict({"label": ["no", "yes"], "sentence": texts, "more": [1, 2]})
 
-    def described(
-        table: datasets.Dataset, labels: list[int], place: tuple[str | None, ...] = ("a.csv",)
-    ) -> dict[str, Any]:
-        return example_tables.describe_table("train", place, table, ["sentence"], np.array(labels))
+    def described(table: datasets.Dataset, labels: list[int], path: str = "a.csv") -> dict[str, Any]:
+        return example_tables.describe_table("train", path, table, ["sentence"], np.array(labels))
 
     first = described(numbers, [0, 1])
     assert {**first, "sha256_of_rows": ""} == {"role": "train", "path": "a.csv", "rows": 2, "sha256_of_rows": ""}
-    assert described(names, [0, 1], ("glue", None, "train")) == {**first, "path": "glue train"}
+    assert described(names, [0, 1], "b.csv") == {**first, "path": "b.csv"}
+    assert example_tables.name_split("glue", None, "train") == "glue train"
     others = [described(numbers, [1, 0]), described(numbers.select([1, 0]), [0, 1]), described(numbers.take(1), [0])]
     assert len({item["sha256_of_rows"] for item in (first, *others)}) == 4
 
@@ -592,15 +592,33 @@ def test_bad_tables_of_glue_are_refused(models: Path, files: dict[str, str], tmp
         flags = ("--task_name", task, "--train_file", path, "--validation_file", path, "--overwrite_output_dir")
         glue_fails(models, files, tmp_path, *flags, match=match)
 
-    fails([{"text": "a", "label": 1}], "training data has no column 'sentence'. Its columns are text, label")
+    fails(
+        [{"text": "a", "label": 1}], "training data .*bad.jsonl. has no column 'sentence'. Its columns are text, label"
+    )
     fails([{"sentence": "a"}], "no column 'label'")
-    fails([{"sentence": "a", "label": 1}, {"sentence": "b", "label": None}], "training data: row 1 has no label")
-    fails([{"sentence": "a", "label": -1}], "row 0 has no label .-1.")
-    fails([{"sentence": "a", "label": 1}, {"sentence": "b", "label": 2}], "label 2 of row 1 is not an id from 0 to 1")
-    fails([{"sentence": "a", "label": "fine"}], "label 'fine' of row 0 is none of .*unacceptable")
-    fails([{"sentence": " ", "label": 1}], "sentence of row 0 is ' '")
+    where, good = r"training data \(.*bad.jsonl\): ", {"sentence": "a", "label": 1}
+    fails([good, {"sentence": "b", "label": None}], where + r"row 1 \(counted from 0\) has no label")
+    fails([{"sentence": "a", "label": -1}], where + "row 0 .* has no label .-1.")
+    fails([good, {"sentence": "b", "label": 2}], where + "label 2 of row 1 .* is not an id from 0 to 1")
+    fails([{"sentence": "a", "label": "fine"}], where + "label 'fine' of row 0 .* is none of .*unacceptable")
+    fails([{"sentence": " ", "label": 1}], where + "sentence of row 0 .* is ' '")
     pair = {"sentence1": "a", "sentence2": "b"}
-    fails([{**pair, "label": 5.5}], r"label 5.5 of row 0 is outside \[0.0, 5.0\]", task="stsb")
+    fails([{**pair, "label": 5.5}], r"label 5.5 of row 0 .* is outside \[0.0, 5.0\]", task="stsb")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "cause"),
+    [
+        ("cut.jsonl", b'{"sentence": "a", "label": 1}\n{"sentence": "b", "la', "JSON parse error"),
+        ("latin.csv", "sentence,label\ncaf\u00e9,1\n".encode("latin-1"), "can't decode byte 0xe9"),
+        ("ragged.csv", b"sentence,label\na,1\nb,1,2\n", "Expected 2 fields in line 3"),
+        ("no.parquet", b"PAR1", "Parquet file size"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(name: str, content: bytes, cause: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name}' cannot be read as .*: .*{cause}.* Correct the file"):
+        load_table(str(tmp_path / name), None)
 
 
 @pytest.mark.parametrize("label", [10**9, -3, [1]])
@@ -641,7 +659,7 @@ def test_bad_flags_of_glue_are_refused(models: Path, files: dict[str, str], tmp_
     ("name", "flags", "match"),
     [
         ("gpst", ("--text_column", "body"), "no column 'body'"),
-        ("gpst", ("--summary_column", "other"), "other of row 0"),
+        ("gpst", ("--summary_column", "other"), "train data .*: other of row 0 .counted from 0. is"),
         ("gpst", ("--max_source_length", "60"), "model has 64 positions"),
         ("gpst", ("--generation_options", "num_beams=2,num_beam_groups=2"), "num_beam_groups"),
         ("gpst", ("--prompt", " "), "prompt is empty"),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset, load_dataset
+from datasets.exceptions import DatasetGenerationError
 
 _FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 
@@ -28,7 +29,7 @@ def load_table(
         The table, at least one row.
 
     Raises:
-        ValueError: for a missing or empty file, or another format.
+        ValueError: for a missing, empty or damaged file, or another format.
     """
     if path is not None:
         if not Path(path).is_file():
@@ -38,7 +39,13 @@ def load_table(
             raise ValueError(f"{path!r} has the ending {Path(path).suffix!r}. Pass one of {', '.join(_FORMATS)}.")
         if not os.path.getsize(path):
             raise ValueError(f"{path!r} is empty.")
-        table = load_dataset(kind, data_files=path, split="train")
+        try:
+            table = load_dataset(kind, data_files=path, split="train")
+        except (DatasetGenerationError, ValueError) as error:  # the former says nothing, its cause what is wrong
+            cause = " ".join(str(error.__cause__ or error).split())
+            raise ValueError(
+                f"{path!r} cannot be read as {kind}: {cause}. Correct the file (text is in UTF-8), or get it again."
+            ) from error
     else:
         name, config, split = dataset
         table = load_dataset(name, config, split=split)
@@ -47,14 +54,19 @@ def load_table(
     return table if max_samples is None else table.select(range(min(max_samples, len(table))))
 
 
+def name_split(name: str | None, config: str | None, split: str) -> str:
+    """A split of a data set in words."""
+    return " ".join(filter(None, (name, config, split)))
+
+
 def describe_table(
-    role: str, place: Sequence[str | None], table: Dataset, columns: Sequence[str], labels: np.ndarray | None = None
+    role: str, path: str, table: Dataset, columns: Sequence[str], labels: np.ndarray | None = None
 ) -> dict[str, Any]:
     """Where a table comes from, and what it holds.
 
     Args:
         role: what it is for.
-        place: its file, or data set, configuration and split.
+        path: its file, or data set (`name_split`).
         table: as it is used.
         columns: of texts that are read.
         labels: [n] as they are used.
@@ -71,7 +83,6 @@ def describe_table(
             digest.update(json.dumps(row).encode() + b"\n")
     if labels is not None:
         digest.update(json.dumps(labels.tolist()).encode())
-    path = " ".join(filter(None, place))
     return {"role": role, "path": path, "rows": len(table), "sha256_of_rows": digest.hexdigest()}
 
 
@@ -86,7 +97,7 @@ def check_texts(table: Dataset, name: str, source: str) -> None:
     """Raise ValueError unless every row of a column holds a text with something in it."""
     for row, text in enumerate(table[name]):
         if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"{source}: {name} of row {row} is {text!r}. Remove the row or fill it in.")
+            raise ValueError(f"{source}: {name} of row {row} (counted from 0) is {text!r}. Remove it or fill it in.")
 
 
 class ExampleDataset(torch.utils.data.Dataset):

@@ -22,7 +22,7 @@ from checkpoints import write_json
 from common import Run, end_run, make_accelerator, save_final_model, start_tracking
 from datasets import Dataset
 from evaluation_report import save_evaluation
-from example_tables import ExampleDataset, check_columns, check_texts, describe_table, load_table
+from example_tables import ExampleDataset, check_columns, check_texts, describe_table, load_table, name_split
 from finetuning import (
     CourseArguments,
     ModelArguments,
@@ -139,17 +139,19 @@ def read_tables(accelerator: Accelerator, data: GlueArguments) -> Tables:
             part: load_table(file, (name, config, split), data.max_eval_samples)
             for (part, split), file in zip(splits, files, strict=False)
         }
+    places = {"training": data.train_file or name_split(name, config, "train")}
+    for (part, split), file in zip(splits, files, strict=False):
+        places[part] = file or name_split(name, config, split)
+    sources = {part: f"{part} data ({place})" for part, place in places.items()}
     if task is None:
-        task = infer_task(train_table, "the training data")
-    sources = {"training": train_table, **parts}
-    labels = {part: read_labels(task, table, f"{part} data") for part, table in sources.items()}
-    for part, table in sources.items():
+        task = infer_task(train_table, sources["training"])
+    tables = {"training": train_table, **parts}
+    labels = {part: read_labels(task, table, sources[part]) for part, table in tables.items()}
+    for part, table in tables.items():
         for column in task.text_columns:
-            check_texts(table, column, f"{part} data")
-    places = [(data.train_file, "train"), *zip(files, (split for _, split in splits), strict=False)]
+            check_texts(table, column, sources[part])
     described = [
-        describe_table(part, [file] if file else [name, config, split], table, task.text_columns, labels[part])
-        for (part, table), (file, split) in zip(sources.items(), places, strict=True)
+        describe_table(part, places[part], table, task.text_columns, labels[part]) for part, table in tables.items()
     ]
     return Tables(task, train_table, labels.pop("training"), parts, labels, described)
 
@@ -196,9 +198,15 @@ def read_labels(task: TextTask, table: Dataset, source: str) -> np.ndarray:
     values = list(table[LABEL])
     for row, value in enumerate(values):
         if value is None or (value == -1 and not task.is_regression):
-            raise ValueError(f"{source}: row {row} has no label ({value}). Test files without labels cannot be used.")
+            raise ValueError(
+                f"{source}: row {row} (counted from 0) has no label ({value}). Test files without labels cannot be "
+                "used."
+            )
         if isinstance(value, str) and value not in task.labels:
-            raise ValueError(f"{source}: label {value!r} of row {row} is none of {list(task.labels)}.")
+            raise ValueError(
+                f"{source}: label {value!r} of row {row} (counted from 0) is none of {list(task.labels)}. Correct or "
+                "remove the row."
+            )
     numbers = np.array([task.labels.index(value) if isinstance(value, str) else value for value in values])
     check_labels(task, numbers, source)
     if task.target_range is not None:
@@ -206,7 +214,10 @@ def read_labels(task: TextTask, table: Dataset, source: str) -> np.ndarray:
         outside = np.flatnonzero((numbers < low) | (numbers > high))
         if len(outside):
             row = int(outside[0])
-            raise ValueError(f"{source}: label {numbers[row]} of row {row} is outside [{low}, {high}].")
+            raise ValueError(
+                f"{source}: label {numbers[row]} of row {row} (counted from 0) is outside [{low}, {high}]. Correct or "
+                "remove the row."
+            )
     return numbers.astype(np.float32 if task.is_regression else np.int64)
 
 

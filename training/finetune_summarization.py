@@ -246,7 +246,7 @@ def main(argv: list[str] | None = None) -> None:
     with output_folder(accelerator, arguments, model_arguments, data, decoding, course) as checkpoint:
         tables = read_tables(accelerator, data)
         sources = [
-            describe_table(part, data.place(part), table, ["text", "references"]) for part, table in tables.items()
+            describe_table(part, data.source(part), table, ["text", "references"]) for part, table in tables.items()
         ]
 
         set_seed(arguments.seed)

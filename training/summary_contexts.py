@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
-from example_tables import ExampleDataset, check_columns, check_texts, load_table
+from example_tables import ExampleDataset, check_columns, check_texts, load_table, name_split
 from finetuning import check_length, takes
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -72,11 +72,11 @@ class SummaryArguments:
         if not self.prompt.strip():
             raise ValueError("prompt is empty. The model needs a mark where the summary begins.")
 
-    def place(self, part: str) -> list[str | None]:
+    def source(self, part: str) -> str:
         """File, or data set, configuration and split of `train`, `validation` or `test`."""
         files = {"train": self.train_file, "validation": self.validation_file}
         files["test"] = self.test_file or self.validation_file
-        return [files[part]] if files[part] else [self.dataset_name, self.dataset_config_name, part]
+        return files[part] or name_split(self.dataset_name, self.dataset_config_name, part)
 
     def describe(self) -> str:
         """One sentence for the model card."""
@@ -100,9 +100,9 @@ def read_tables(accelerator: Accelerator, data: SummaryArguments) -> dict[str, D
                 file, source = data.validation_file, "validation"
             dataset = (data.dataset_name, data.dataset_config_name, source)
             table = load_table(file, dataset, limits[part])
-            tables[part] = _select_columns(table, data, f"{part} data")
+            tables[part] = _select_columns(table, data, f"{part} data ({data.source(part)})")
     for part, table in tables.items():
-        check_texts(table, "text", f"{part} data")
+        check_texts(table, "text", f"{part} data ({data.source(part)})")
     return tables
 
 
@@ -131,7 +131,9 @@ def _rename_batch(batch: dict, rows: list[int], text_column: str, summary_column
     references = [value if isinstance(value, list) else [value] for value in batch[summary_column]]
     for row, several in zip(rows, references, strict=True):
         if not several or not all(isinstance(text, str) and text.strip() for text in several):
-            raise ValueError(f"{source}: {summary_column} of row {row} is {several}. Give texts, or remove the row.")
+            raise ValueError(
+                f"{source}: {summary_column} of row {row} (counted from 0) is {several}. Give texts, or remove the row."
+            )
     return {"text": batch[text_column], "references": references}
 
 

@@ -156,7 +156,9 @@ def check_labels(task: TextTask, labels: np.ndarray, name: str) -> None:
         allowed = f"an id from 0 to {task.num_labels - 1} ({', '.join(task.labels)})"
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
-        raise ValueError(f"{name}: label {labels[row]} of row {row} is not {allowed}. Correct or remove the row.")
+        raise ValueError(
+            f"{name}: label {labels[row]} of row {row} (counted from 0) is not {allowed}. Correct or remove the row."
+        )
 
 
 def main_score(task: TextTask, scores: dict[str, float]) -> float:
