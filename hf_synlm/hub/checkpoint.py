@@ -183,16 +183,13 @@ def is_folder(name: str | os.PathLike) -> bool:
         Whether it is a folder.
 
     Raises:
-        ValueError: it is written like a folder, or its parent folder exists, but there is no such folder.
+        ValueError: it is written like a folder, but there is none.
     """
     text = os.fspath(name)
     if os.path.isdir(text):
         return True
-    if text.startswith((".", "/", "~")) or text.count("/") > 1 or ("/" in text and Path(text).parent.is_dir()):
-        raise ValueError(
-            f"there is no folder {text!r}. Name one that exists, or owner/name on the Hub; where a folder is called "
-            "like the owner, the model is looked for in there only."
-        )
+    if text.startswith((".", "/", "~")) or text.count("/") > 1:
+        raise ValueError(f"there is no folder {text!r}. Name one that exists, or owner/name on the Hub.")
     return False
 
 
