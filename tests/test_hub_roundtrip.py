@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -164,6 +165,15 @@ class TestExport:
         assert not (exported / "stale.txt").exists()
         assert (exported / "README.md").read_text() == "# New\n"
         assert [path.name for path in exported.parent.iterdir()] == [exported.name]
+
+    def test_links_stay_and_pipes_are_refused(self, exported: Path, model, tokenizer):
+        (link := exported.with_name("link")).symlink_to(exported)
+        assert export_model(model, tokenizer, link, card="# New\n", overwrite=True) == link
+        assert link.is_symlink() and (exported / "README.md").read_text() == "# New\n"
+        os.mkfifo(exported.with_name("pipe"))
+        with pytest.raises(ValueError, match="is a file"):
+            export_model(model, tokenizer, exported.with_name("pipe"), overwrite=True)
+        assert sorted(path.name for path in exported.parent.iterdir()) == sorted([exported.name, "link", "pipe"])
 
     @pytest.mark.parametrize("step", ["model", "tokenizer", "check"])
     @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])

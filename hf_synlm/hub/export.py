@@ -196,7 +196,7 @@ def _code_files(folder: Path, reference: str) -> set[Path]:
 
 
 def _check_target(output_dir: Path, overwrite: bool) -> None:
-    if output_dir.is_file():
+    if output_dir.exists() and not output_dir.is_dir():
         raise ValueError(f"{str(output_dir)!r} is a file. Choose another name for the folder.")
     if output_dir.exists() and not overwrite:
         raise ValueError(f"{str(output_dir)!r} exists. Choose another folder, or pass overwrite=True to replace it.")
@@ -226,7 +226,8 @@ def _check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
 
 
 def _write_then_rename(target: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a hidden sibling folder of `target`, then give it its name."""
+    """Let `write` fill a hidden sibling folder of `target`, then give it its name; a link stays one to it."""
+    target = Path(os.path.realpath(target))
     target.parent.mkdir(parents=True, exist_ok=True)
     mark = secrets.token_hex(4)
     new, old = (target.with_name(f".{target.name}.{mark}.{kind}") for kind in ("new", "old"))
