@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import errno
 import importlib
 import io
 import json
 import math
+import os
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tomllib
@@ -23,6 +26,7 @@ from hf_synlm import __version__
 from hf_synlm.cli import main
 from hf_synlm.evaluation.blimp import evaluate_pairs, read_pairs
 from hf_synlm.evaluation.perplexity import evaluate_perplexity
+from hf_synlm.evaluation.results import write_text
 from hf_synlm.evaluation.surprisal import columns, score_words
 from hf_synlm.evaluation.text_items import TextItem, read_items
 from hf_synlm.hub.export import export_model
@@ -187,6 +191,8 @@ def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
     drawn = "".join(ElementTree.parse(picture).getroot().itertext())
     assert "blimp: GPT-2 (2 runs)" in drawn and "mean_over_groups, GPT-2" in drawn and "± 0.000" in drawn
     assert main(["evaluate", "plot", *runs, "--label", "GPT-2", "--out", str(picture)]) == 2
+    assert main(["evaluate", "plot", *runs, "--out", str(picture.with_suffix(".png"))]) == 2
+    assert "Choose a name in .svg" in capsys.readouterr().err
     assert main(["evaluate", "plot", runs[0], str(tmp_path / "sg.json"), "--out", str(picture)]) == 2
     # A file counts once, by whatever name; and only labels make runs of one model.
     again = tmp_path / "again.json"
@@ -224,9 +230,14 @@ def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
         (["surprisal", "texts.txt", "--lmzoo", "--unit", "nats"], "lm-zoo are in bits"),
         (["surprisal", "texts.txt", "--out", "."], "is a folder: name a file"),
         (["surprisal", "texts.txt", "--out", "texts.txt"], "would overwrite what is read"),
-        (["evaluate", "perplexity", "texts.txt", "--out", "./texts.txt"], "would overwrite what is read"),
+        (["surprisal", "texts.txt", "--out", "./texts.txt"], "would overwrite what is read"),
         (["surprisal", "texts.txt", "--device", "abacus"], "device 'abacus' cannot be used"),
         (["evaluate", "perplexity", "texts.txt", "--out", "a.md"], "Choose a name in .json"),
+        (["evaluate", "perplexity", "texts.txt", "--out", "a.tsv"], "Choose a name in .json"),
+        (["surprisal", "texts.txt", "--out", "a.csv"], "Choose a name in .tsv"),
+        (["surprisal", "texts.txt", "--out", "-"], "--out -: name what to write"),
+        (["evaluate", "perplexity", "texts.txt", "--out", "-"], "--out -: leave out --out to print"),
+        (["parse", "texts.txt", "--out", "-"], "--out -: leave out --out to print"),
         (["evaluate", "perplexity", "texts.txt", "--out", "texts.txt/a.json"], "is a file, not a folder"),
     ],
 )
@@ -241,6 +252,66 @@ def test_wrong_input_is_one_line_and_exit_code_2(models, texts, monkeypatch, cap
     assert message in error
     assert "Traceback" not in error and error.count("error: ") == 1
     assert not Path("out.tsv").exists() and not Path("out.tsv.meta.json").exists()
+
+
+def test_no_file_that_is_read_is_overwritten(texts, tmp_path, capsys):
+    def refused(*arguments: str | Path) -> bool:
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        assert main([*map(str, arguments)]) == 2
+        assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        return "would overwrite what is read" in capsys.readouterr().err
+
+    model = ("--model", "missing")
+    notes = texts.rename(tmp_path / "notes.md")
+    assert refused("evaluate", "perplexity", notes, *model, "--out", tmp_path / "notes.json")
+    meta = notes.rename(tmp_path / "out.tsv.meta.json")
+    assert refused("surprisal", meta, *model, "--format", "txt", "--out", tmp_path / "out.tsv")
+    (link := tmp_path / "link.tsv").symlink_to(meta)
+    assert refused("surprisal", meta, *model, "--format", "txt", "--out", link)
+    write_blimp(tmp_path / "blimp")
+    (tmp_path / "blimp" / "more.json").write_text("{}")
+    assert refused("evaluate", "blimp", tmp_path / "blimp", *model, "--out", tmp_path / "blimp" / "more.json")
+    # A table may lie beside a text of the same name, and a new file in a folder that is read.
+    notes = meta.rename(tmp_path / "out.json.md")
+    assert not refused("surprisal", notes, *model, "--out", tmp_path / "out.json.tsv")
+    assert not refused("evaluate", "blimp", tmp_path / "blimp", *model, "--out", tmp_path / "blimp" / "new.json")
+
+
+def test_devices_are_refused_and_links_stay(models, texts, tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "pipe.md").symlink_to(tmp_path / "pipe.json")
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    for name, message in (
+        ("pipe.json", "a device or a pipe"),
+        ("pipe.md", "a device or a pipe"),
+        ("loop.json", "link"),
+    ):
+        assert main(["generate", "--model", models["gpt2"], "--out", str(tmp_path / name)]) == 2
+        assert message in capsys.readouterr().err
+        with pytest.raises(ValueError, match=message):
+            write_text(tmp_path / name, "text")
+    assert stat.S_ISFIFO((tmp_path / "pipe.json").lstat().st_mode)
+    (tmp_path / "pictures").mkdir()
+    os.mkfifo(tmp_path / "pictures" / "1.svg")
+    (tmp_path / "trees.txt").write_text("(a b)\n(c d)\n")
+    draw = ["draw", str(tmp_path / "trees.txt"), "--format", "svg", "--out", str(tmp_path / "pictures")]
+    assert main(draw) == 2 and "a device or a pipe" in capsys.readouterr().err
+    target = tmp_path / "results" / "ppl.json"
+    (tmp_path / "link.json").symlink_to(target)  # to a file and a folder that are not there yet
+    score = ["evaluate", "perplexity", str(texts), "--model", models["gpt2"], "--device", "cpu", "--out"]
+    for _ in range(2):
+        assert main([*score, str(tmp_path / "link.json")]) == 0
+        assert (tmp_path / "link.json").is_symlink() and "word_perplexity" in target.read_text(encoding="utf-8")
+
+
+def test_folders_that_cannot_be_written_are_told_before_scoring(texts, monkeypatch, capsys):
+    def refuse(**options: Path) -> None:
+        raise PermissionError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("hf_synlm.evaluation.results.tempfile.TemporaryFile", refuse)
+    out = texts.with_name("out.tsv")
+    assert main(["surprisal", str(texts), "--model", "missing", "--out", str(out)]) == 2
+    assert f"nothing can be written in {out.parent} (Read-only file system)" in capsys.readouterr().err
 
 
 def test_wrong_options_are_exit_code_2(capsys):

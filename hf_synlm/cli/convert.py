@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from hf_synlm.cli import options
 from hf_synlm.conversion.files import convert_files
 from hf_synlm.hub.checkpoint import load_tokenizer
 
@@ -18,7 +19,9 @@ def command(
         list[Path],
         typer.Option(help="The authors' configuration in JSON; for gpst twice: first r2d2_config, then gpt_config."),
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder to write; it must not exist.")],
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder to write; it must not exist.", callback=options.output_check())
+    ],
     tokenizer: Annotated[
         str | None,
         typer.Option(

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import typer
 
+from hf_synlm.cli import options
 from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.evaluation.results import check_writable, write_text
 from hf_synlm.viz import SentenceView, sentences_to_page
@@ -21,7 +22,13 @@ FormatOption = Annotated[
     ),
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", help="File to write (svg of several sentences: folder); default: print.")
+    Path | None,
+    typer.Option(
+        "--out",
+        help="File to write (svg of several sentences: folder); default: print.",
+        # What can be written depends on the sentences, see `check_output`.
+        callback=options.output_check(),
+    ),
 ]
 
 

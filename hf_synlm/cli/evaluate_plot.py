@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from hf_synlm.cli import options
 from hf_synlm.evaluation.results import check_writable, write_text
 from hf_synlm.evaluation.summary import load_runs, scores_of_groups
 from hf_synlm.viz import bars_to_svg
@@ -12,7 +13,12 @@ from hf_synlm.viz import bars_to_svg
 
 def command(
     results: Annotated[list[Path], typer.Argument(help="JSON files of one evaluation: several models, or seeds.")],
-    out: Annotated[Path, typer.Option("--out", help="SVG file to write.", callback=lambda path: check_writable(path))],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", help="SVG file to write.", callback=options.output_check(lambda path: _check_picture(path))
+        ),
+    ],
     label: Annotated[
         list[str] | None,
         typer.Option(
@@ -51,3 +57,9 @@ def _names(paths: list[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     raise ValueError("files and folders have the same names: name each file by --label (runs of one model alike)")
+
+
+def _check_picture(out: Path) -> None:
+    if out.suffix.lower() != ".svg":
+        raise ValueError(f"--out {out}: the picture is SVG. Choose a name in .svg")
+    check_writable(out)

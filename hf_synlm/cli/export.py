@@ -16,7 +16,7 @@ from hf_synlm.hub.export import export_model
 
 def command(
     model: Annotated[str, typer.Argument(help="Folder of a trained model, or its name on the Hub.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder to write.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write.", callback=options.output_check())],
     facts: Annotated[
         Path | None,
         typer.Option(

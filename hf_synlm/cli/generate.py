@@ -97,7 +97,10 @@ def command(
             "line per text; json: everything, one line per text.",
         ),
     ] = "text",
-    out: Annotated[Path | None, typer.Option("--out", help="File to write; default: print.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="File to write; default: print.", callback=options.output_check(check_writable)),
+    ] = None,
     choosing: ChoosingOptions,
     loading: options.Loading,
     gguf_file: options.GGUFFile = None,
@@ -113,8 +116,6 @@ def command(
         synlm generate --model runs/rnng_tiny/model --sample --format brackets | synlm draw - --tree-style labeled
     """
     texts = _prompts(prompts, prompt)
-    if out is not None:
-        check_writable(out)
     chosen = choosing.chosen()
     scorer = loading.scorer(model, gguf_file=gguf_file)
     if style in ("tree", "brackets") and (

@@ -7,11 +7,11 @@ parameter, and `with_groups` shows typer its fields instead.
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import typer
 
@@ -70,11 +70,11 @@ BatchSize = Annotated[int, typer.Option(min=1, help="Sentences per call of the m
 Seed = Annotated[int, typer.Option(help="Of everything random; scoring itself is not.", rich_help_panel=_COMPUTE)]
 
 
-def output_check(check: Callable[[Path], object]) -> Callable[..., Path | None]:
-    """A callback of --out: its file is checked before anything is computed.
+def output_check(check: Callable[[Path], object] | None = None) -> Callable[..., Path | None]:
+    """A callback of --out, which is checked before anything is computed.
 
     Args:
-        check: raises ValueError where the file cannot be written.
+        check: raises ValueError where nothing can be written there; None = the command checks.
 
     Returns:
         What typer calls with the option and its value.
@@ -82,8 +82,8 @@ def output_check(check: Callable[[Path], object]) -> Callable[..., Path | None]:
 
     def checked(option: typer.CallbackParam, path: Path | None) -> Path | None:
         if str(path) == "-":
-            raise ValueError(f"--out -: {'name a file' if option.required else 'leave out --out to print'}")
-        if path is not None:
+            raise ValueError(f"--out -: {'name what to write' if option.required else 'leave out --out to print'}")
+        if path is not None and check is not None:
             check(path)
         return path
 
@@ -256,6 +256,11 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
         A function of all the options, which calls the command with the groups.
     """
     hints = get_type_hints(command)
+    beside = [
+        extra.name
+        for extra in get_args(get_type_hints(command, include_extras=True).get("out"))
+        if isinstance(extra, Beside)
+    ]
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
@@ -273,7 +278,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(**given: Any) -> None:
-        _check_overwriting(given)
+        _check_overwriting(given, beside)
         made = {
             name: kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
             for name, kind in groups.items()
@@ -287,17 +292,20 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _check_overwriting(given: dict[str, Any]) -> None:
-    """Raise ValueError where `out` is one of the files that are read."""
+def _check_overwriting(given: Mapping[str, Any], beside: Sequence[Callable[[Path], Path]]) -> None:
+    """Raise ValueError where `out`, or what is written beside it, is a file that is read, or lies in such a folder."""
     out = given.get("out")
-    read = [
-        path
-        for name, value in given.items()
-        if name != "out"
+    values = [value for name, value in given.items() if name != "out"]
+    read = {
+        path.resolve()
+        for value in values
         for path in (value if isinstance(value, list) else [value])
-    ]
-    if out is not None and any(isinstance(path, Path) and path.resolve() == out.resolve() for path in read):
-        raise ValueError(f"--out {out} would overwrite what is read: choose another name")
+        if isinstance(path, Path)
+    }
+    for path in [] if out is None else [out, *(name(out) for name in beside)]:
+        written = path.resolve()
+        if written in read or (written.exists() and not read.isdisjoint(written.parents)):
+            raise ValueError(f"--out {out} would overwrite what is read, {path}: choose another name")
 
 
 # --------------------------------------------------------------------------------------------------------- results

@@ -25,7 +25,15 @@ def command(
     texts: options.Texts,
     model: options.Model,
     scoring: options.Scoring,
-    out: Annotated[Path, typer.Option("--out", help="TSV file to write; what it holds is told in OUT.meta.json.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            help="TSV file to write; what it holds is told in OUT.meta.json.",
+            callback=options.output_check(lambda path: _check_output(path)),
+        ),
+        options.Beside(lambda path: _meta(path)),
+    ],
     unit: Annotated[
         Literal["bits", "nats"], typer.Option(help="Of surprisal; it is part of the column's name.")
     ] = "bits",
@@ -59,9 +67,6 @@ def command(
     """
     if lmzoo and unit != "bits":
         raise ValueError(f"--unit {unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
-    meta = Path(f"{out}.meta.json")
-    for path in (out, meta):
-        check_writable(path)
     items = read_items(texts, kind=file_format, text_column=text_column, item_column=item_column)
     scorer = scoring.scorer(model, begin=first_word, details=not lmzoo)
     bar = f"surprisal: {scorer.name}"
@@ -78,9 +83,21 @@ def command(
     result = EvaluationResult.of(scorer, "surprisal", _counts(scores), settings, data=data, seconds=seconds)
     result.command = options.command_line.get()
     write_table(out, names, rows)
-    write_text(meta, result.to_json())
+    write_text(_meta(out), result.to_json())
     _warn(result.scores)
-    typer.echo(f"wrote {len(rows)} rows to {out}, and {meta}", err=True)
+    typer.echo(f"wrote {len(rows)} rows to {out}, and {_meta(out)}", err=True)
+
+
+def _meta(out: Path) -> Path:
+    return Path(f"{out}.meta.json")
+
+
+def _check_output(out: Path) -> None:
+    """Raise ValueError where one of the two files cannot be written, or is named as what it is not."""
+    if out.suffix.lower() in (".csv", ".json", ".jsonl", ".xlsx", ".parquet"):
+        raise ValueError(f"--out {out}: the table is tab-separated. Choose a name in .tsv")
+    check_writable(out)
+    check_writable(_meta(out))
 
 
 def _counts(scores: Sequence[WordScores]) -> dict[str, float]:
