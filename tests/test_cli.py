@@ -132,6 +132,22 @@ def test_surprisal_options(models, tmp_path):
     assert "".join(row["token"] for row in rows) == "WeĠaskforĠpeace"
 
 
+def test_surprisal_tells_of_items_with_several_texts(models, tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("sentence,item\nWe ask,1\nShe asks,1\nHe asks,2\n")
+    command = ["surprisal", str(tmp_path / "a.csv"), "--model", models["gpt2"], "--out", str(tmp_path / "a.tsv")]
+    assert main(command) == 0
+    assert "items with several texts: 1. Join other tables by sentence_id" in capsys.readouterr().err
+    places = [(row["item"], row["sentence_id"], row["word_id"]) for row in read_tsv(tmp_path / "a.tsv")]
+    assert places == [
+        ("1", "1", "1"),
+        ("1", "1", "2"),
+        ("1", "2", "1"),
+        ("1", "2", "2"),
+        ("2", "3", "1"),
+        ("2", "3", "2"),
+    ]
+
+
 def test_surprisal_tells_how_many_words_are_unknown(models, tmp_path, capsys):
     path = tmp_path / "texts.txt"
     path.write_text("of xyzzy plugh\n", encoding="utf-8")

@@ -422,6 +422,8 @@ def test_tables_of_all_formats(tmp_path):
     ]  # fmt: skip
     (tmp_path / "b.jsonl").write_text('{"item": 7, "sentence": "a"}\n{"item": null, "sentence": "b"}\n')
     assert [item.item for item in read_items(tmp_path / "b.jsonl")] == ["7", "2"]
+    (tmp_path / "c.json").write_text('{"sentence": "pair \\ud83d\\ude42", "document": 2.5}\n')
+    assert [item.text for item in read_items(tmp_path / "c.json", kind="jsonl")] == ["pair \U0001f642"]
 
 
 @pytest.mark.parametrize(
@@ -434,6 +436,14 @@ def test_tables_of_all_formats(tmp_path):
         ("a.csv", b"", "is empty"),
         ("a.jsonl", b'{"sentence": 3}\n', "3 in the column 'sentence'"),
         ("a.jsonl", b"{sentence}\n", "a.jsonl:1: not JSON"),
+        ("a.jsonl", b'\n{"sentence": "x \\ud800 y"}\n', "a.jsonl:2: half of a character"),
+        ("a.jsonl", b'{"sentence": "a", "document": [1]}\n', r"row 1 has \[1\] in the column 'document'"),
+        ("a.jsonl", b'{"sentence": "a", "item": {"id": 1}}\n', r"row 1 has {'id': 1} in the column 'item'"),
+        ("a.json", b'{"sentence": "a"}\n', "one object per line into a .jsonl file"),
+        ("a.xlsx", b"PK", "save it as .csv or .tsv"),
+        ("a.parquet", b"PAR1", "save it as .csv or .tsv"),
+        ("a.txt.gz", b"", "unpack it first"),
+        ("a.pdf", b"", "save its text as .txt"),
         ("a.txt", b"\n \n", "holds no text"),
         ("a.txt", b"abc\n\xff\n", "a.txt:2: byte 0xff"),
     ],
@@ -442,6 +452,18 @@ def test_bad_files_are_named(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_items(tmp_path / name)
+
+
+def test_columns_that_are_named_must_be_there(tmp_path):
+    (tmp_path / "a.csv").write_text("sentence,id\nWe ask,x\n")
+    assert read_items(tmp_path / "a.csv")[0].item == "1"
+    assert read_items(tmp_path / "a.csv", item_column="id")[0].item == "x"
+    with pytest.raises(ValueError, match=r"row 1 has no 'nope' \(it has sentence, id\)"):
+        read_items(tmp_path / "a.csv", item_column="nope")
+    (tmp_path / "a.txt").write_text("We ask\n")
+    for column in ("text_column", "item_column"):
+        with pytest.raises(ValueError, match="plain text, which has no column 'id'"):
+            read_items(tmp_path / "a.txt", **{column: "id"})
 
 
 def test_tables_of_tokens_have_the_columns_of_lmzoo():

@@ -25,7 +25,7 @@ def command(
         Literal["remove", "keep"] | None,
         typer.Option(help="Of a treebank: keep it (default), or remove it by its tags before scoring."),
     ] = None,
-    text_column: options.TextColumn = "sentence",
+    text_column: options.TextColumn = None,
 ) -> None:
     """Perplexity over tokens and over words, without and with the ends of sentences.
 
@@ -36,6 +36,8 @@ def command(
     """
     settings: dict[str, object] = {"seed": scoring.seed}
     if file_format == "treebank":
+        if text_column is not None:
+            raise ValueError("--text-column: a treebank has no columns, leave it out")
         items = read_treebank_items(texts, punctuation or "keep")
         settings["punctuation"] = PUNCTUATION[punctuation or "keep"]
     elif punctuation is not None:

@@ -167,7 +167,7 @@ FileFormat = Annotated[
     Literal["txt", "tsv", "csv", "jsonl"] | None,
     typer.Option("--format", help="Of the input; default: by its name."),
 ]
-TextColumn = Annotated[str, typer.Option(help="Column of the texts in a table.")]
+TextColumn = Annotated[str | None, typer.Option(help="Column of the texts in a table; default: sentence.")]
 
 
 # --------------------------------------------------------------------------------------------- groups of options

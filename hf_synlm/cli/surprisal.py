@@ -1,6 +1,7 @@
 """`synlm surprisal`: one row per word."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,7 +19,7 @@ from hf_synlm.evaluation.surprisal import (
     word_table,
     write_table,
 )
-from hf_synlm.evaluation.text_items import read_items
+from hf_synlm.evaluation.text_items import TextItem, read_items
 
 
 def command(
@@ -53,8 +54,11 @@ def command(
         bool, typer.Option(help="Score the first word, from a begin token; otherwise it has no value.")
     ] = True,
     file_format: options.FileFormat = None,
-    text_column: options.TextColumn = "sentence",
-    item_column: Annotated[str, typer.Option(help="Column of the items' ids in a table.")] = "item",
+    text_column: options.TextColumn = None,
+    item_column: Annotated[
+        str | None,
+        typer.Option(help="Column of the items' ids in a table; default: item, or the number of the row."),
+    ] = None,
 ) -> None:
     """Surprisal of every word of a text, one row per word of yours.
 
@@ -68,6 +72,8 @@ def command(
     if lmzoo and unit != "bits":
         raise ValueError(f"--unit {unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
     items = read_items(texts, kind=file_format, text_column=text_column, item_column=item_column)
+    if not lmzoo:
+        _warn_of_duplicates(items)
     scorer = scoring.scorer(model, begin=first_word, details=not lmzoo)
     bar = f"surprisal: {scorer.name}"
     start = time.perf_counter()
@@ -86,6 +92,17 @@ def command(
     write_text(_meta(out), result.to_json())
     _warn(result.scores)
     typer.echo(f"wrote {len(rows)} rows to {out}, and {_meta(out)}", err=True)
+
+
+def _warn_of_duplicates(items: Sequence[TextItem]) -> None:
+    """Say how to join tables of items that have several texts, such as several conditions."""
+    repeated = sum(count > 1 for count in Counter(item.item for item in items).values())
+    if repeated:
+        typer.echo(
+            f"items with several texts: {repeated}. Join other tables by sentence_id, which counts the rows of the "
+            "input, and word_id, not by item",
+            err=True,
+        )
 
 
 def _meta(out: Path) -> Path:

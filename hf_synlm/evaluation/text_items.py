@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,10 @@ from hf_synlm.data.text import PathLike, read_lines
 from hf_synlm.evaluation.treebank_parsing import load_treebank
 
 FORMATS = ("txt", "tsv", "csv", "jsonl")
-_COMPRESSED = frozenset({"gz", "bz2", "xz", "zst", "zip", "7z"})
+_COMPRESSED = frozenset({"gz", "bz2", "xz", "zst", "zip", "7z", "rar", "tar", "tgz"})
+_OTHER_TABLES = frozenset({"xls", "xlsx", "ods", "parquet", "feather", "arrow", "pkl", "rds", "rda", "sav", "dta"})
+_DOCUMENTS = frozenset({"pdf", "doc", "docx", "odt", "rtf"})
+_SURROGATE = re.compile("[\\ud800-\\udfff]")
 
 
 @dataclass(frozen=True)
@@ -40,13 +44,21 @@ def file_format(path: PathLike, given: str | None = None) -> str:
         One of `FORMATS`.
 
     Raises:
-        ValueError: `given` is none of them, or the file is compressed.
+        ValueError: `given` is none of them, or the file is of a format that cannot be read.
     """
     if given is not None and given not in FORMATS:
         raise ValueError(f"format {given!r} is unknown: choose one of {', '.join(FORMATS)}")
     suffix = Path(path).suffix.lower().removeprefix(".")
     if suffix in _COMPRESSED:
         raise ValueError(f"{path} is compressed: unpack it first")
+    if suffix in _OTHER_TABLES:
+        raise ValueError(f"{path} is a table in a format that is not read: save it as .csv or .tsv")
+    if suffix in _DOCUMENTS:
+        raise ValueError(f"{path} is a document with a layout: save its text as .txt")
+    if suffix == "json" and given is None:
+        raise ValueError(
+            f"{path} is JSON: write one object per line into a .jsonl file, or give the format if it is so"
+        )
     return given or (suffix if suffix in FORMATS else "txt")
 
 
@@ -74,6 +86,10 @@ def read_table(path: PathLike, kind: str) -> list[dict[str, Any]]:
                 raise ValueError(f"{path}:{number}: not JSON ({error})") from error
             if not isinstance(rows[-1], dict):
                 raise ValueError(f"{path}:{number}: not a JSON object with columns as keys: {line[:60]!r}")
+            if "\\ud" in line.lower() and _SURROGATE.search(json.dumps(rows[-1], ensure_ascii=False)):
+                raise ValueError(
+                    f"{path}:{number}: half of a character (a lone surrogate such as \\ud800): mend the text"
+                )
     else:
         rows = list(_separated(path, "\t" if kind == "tsv" else ","))
     if not rows:
@@ -128,7 +144,7 @@ def need_columns(path: PathLike, rows: Sequence[dict[str, Any]], names: Sequence
 
 
 def read_items(
-    path: PathLike, *, kind: str | None = None, text_column: str = "sentence", item_column: str = "item"
+    path: PathLike, *, kind: str | None = None, text_column: str | None = None, item_column: str | None = None
 ) -> list[TextItem]:
     """Read texts.
 
@@ -138,33 +154,49 @@ def read_items(
     Args:
         path: the file.
         kind: one of `FORMATS`; None = by the file's ending.
-        text_column: column of the texts.
-        item_column: column of the ids; without one the number of the row.
+        text_column: column of the texts; None = "sentence".
+        item_column: column of the ids, numbers or text; None = "item" if there is one, and for rows without an id the
+            number of the row.
 
     Returns:
         The texts in the order of the file.
 
     Raises:
-        ValueError: the file is not UTF-8, a table without the column of the texts, or no text at all.
+        ValueError: the file is not UTF-8, a column that was named or that of the texts is missing or holds something
+            else, or there is no text at all.
     """
     kind = file_format(path, kind)
     items = []
     if kind == "txt":
+        named = text_column if item_column is None else item_column
+        if named is not None:
+            raise ValueError(f"{path} is read as plain text, which has no column {named!r}: give the format of a table")
         document = 0
         for number, line in enumerate(read_lines(path), 1):
             items.append(TextItem(str(number), line, document))
             document += not line.strip()
     else:
         rows = read_table(path, kind)
-        need_columns(path, rows, [text_column])
+        need_columns(path, rows, [text_column or "sentence"])
         documents: dict[Any, int] = {}
         for number, row in enumerate(rows, 1):
-            document = documents.setdefault(row.get("document"), len(documents))
-            item = row.get(item_column)
-            items.append(TextItem(str(number if item is None else item), row[text_column], document))
+            where = f"{path}: row {number}"
+            document = documents.setdefault(_label(row, "document", where), len(documents))
+            item = _label(row, item_column or "item", where, needed=item_column is not None)
+            items.append(TextItem(str(number if item is None else item), row[text_column or "sentence"], document))
     if not any(item.text.strip() for item in items):
         raise ValueError(f"{path} holds no text")
     return items
+
+
+def _label(row: dict[str, Any], column: str, where: str, needed: bool = False) -> str | float | None:
+    """Text or number by which rows are told apart, None where a column is not `needed` and has no value."""
+    value = row.get(column)
+    if needed and value is None:
+        raise ValueError(f"{where} has no {column!r} (it has {', '.join(map(str, row))}): name the column of the ids")
+    if isinstance(value, (dict, list)):
+        raise ValueError(f"{where} has {value!r} in the column {column!r}: write a number or text")
+    return value
 
 
 def read_treebank_items(path: PathLike, punctuation: str = "keep") -> list[TextItem]:
