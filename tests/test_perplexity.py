@@ -133,6 +133,18 @@ def test_results_that_are_none(tmp_path):
         with pytest.raises(ValueError, match=message):
             load_result(tmp_path / "bad.json")
     fields = json.loads(path.read_text())
+    for field, value, message in (
+        ("scores", {"accuracy": "high"}, "the score 'accuracy' is 'high'"),
+        ("scores", {"accuracy": True}, "the score 'accuracy' is True"),
+        ("scores", [0.5], r"scores is \[0.5\]"),
+        ("data", [], r"data is \[\]: it must be a JSON object"),
+        ("data", {"files": ["a.txt"]}, "files in data"),
+        ("model", {}, "task and the name of the model must be text"),
+        ("task", None, "task and"),
+    ):
+        (tmp_path / "bad.json").write_text(json.dumps({**fields, field: value}))
+        with pytest.raises(ValueError, match=f"bad.json: {message}"):
+            load_result(tmp_path / "bad.json")
     del fields["options"]
     path.write_text(json.dumps(fields))
     with pytest.raises(ValueError, match="options"):

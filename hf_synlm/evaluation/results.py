@@ -27,6 +27,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from types import NoneType
 from typing import Any, Self, TypeAlias
 
 import torch
@@ -303,7 +304,7 @@ def load_result(path: PathLike) -> EvaluationResult:
         The result; numbers that were not finite are NaN in `scores`.
 
     Raises:
-        ValueError: it is no result of this version.
+        ValueError: it is no result of this version, or a field holds something else than it should.
     """
     path = Path(path)
     try:
@@ -318,8 +319,24 @@ def load_result(path: PathLike) -> EvaluationResult:
     known = {field.name for field in dataclasses.fields(EvaluationResult)}
     if set(fields) != known:
         raise ValueError(f"{path} lacks or has too many fields: {', '.join(sorted(set(fields) ^ known))}")
+    _check_fields(path, fields)
     fields["scores"] = {key: math.nan if value is None else value for key, value in fields["scores"].items()}
     return EvaluationResult(**fields)
+
+
+def _check_fields(path: Path, fields: Mapping[str, Any]) -> None:
+    """Raise ValueError where a file that was written by hand would fail later."""
+    for name in ("scores", "model", "options", "data", "tables", "versions", "hardware"):
+        if not isinstance(fields[name], dict):
+            raise ValueError(f"{path}: {name} is {fields[name]!r}: it must be a JSON object")
+    files = fields["data"].get("files", [])
+    if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
+        raise ValueError(f"{path}: files in data is {files!r}: it must be a list of JSON objects")
+    if not isinstance(fields["task"], str) or not isinstance(fields["model"].get("name"), str):
+        raise ValueError(f"{path}: task and the name of the model must be text")
+    for name, value in fields["scores"].items():
+        if isinstance(value, bool) or not isinstance(value, (int, float, NoneType)):
+            raise ValueError(f"{path}: the score {name!r} is {value!r}: it must be a number, or null for none")
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
