@@ -196,6 +196,23 @@ def test_bad_input_is_named(load, name, predictions, options, message):
         load(name).compute(predictions=predictions, references=GOLD[:1], **options)
 
 
+def test_lists_are_lists(load, models, tmp_path):
+    for name, inputs in (
+        ("surprisal", {"predictions": "the dog"}),
+        ("syntaxgym", {"suites": "suite.json"}),
+        ("labeled_parsing_f1", {"predictions": GOLD, "references": GOLD[0]}),
+        ("unlabeled_parsing_f1", {"predictions": "(a b)", "references": GOLD}),
+    ):
+        with pytest.raises(ValueError, match=r"a single text: give a list, \w+=\[...\]"):
+            load(name).compute(**inputs, **({} if "f1" in name else {"model_id": str(models / "gpt2")}))
+    for suites, message in (
+        ([], "there are no suites"),
+        ([str(tmp_path)], "is a folder: give the files of the suites"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load("syntaxgym").compute(suites=suites, model_id=str(models / "gpt2"))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_folders_are_spaces(name):
     folder = Path(metric_path(name))

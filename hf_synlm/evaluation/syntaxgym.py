@@ -104,6 +104,8 @@ def load_suite(path: PathLike) -> Suite:
         ValueError: what is wrong, and where.
     """
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: give the files of the suites in it, as find_suites lists them")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -289,10 +291,12 @@ def evaluate_syntaxgym(
         what a model prefers there says little about syntax.
 
     Raises:
-        ValueError: two suites of one name, and what `load_suite` finds wrong.
+        ValueError: no suites, two suites of one name, and what `load_suite` finds wrong.
 
     Cost: one pass over every different sentence; all suites are batched together.
     """
+    if not paths:
+        raise ValueError("there are no suites to score: give the files of some")
     suites = [load_suite(path) for path in paths]
     names = [suite.name for suite in suites]
     if len(set(names)) < len(names):

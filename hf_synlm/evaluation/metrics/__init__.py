@@ -5,8 +5,27 @@ without a network.
 """
 
 from pathlib import Path
+from typing import Any
 
 NAMES = ("labeled_parsing_f1", "surprisal", "syntaxgym", "unlabeled_parsing_f1")
+
+
+class ListInputs:
+    """Mixin of the modules: a single text where they take a list is an error, not a list of characters."""
+
+    def add_batch(self, **inputs: Any) -> None:
+        """Add inputs.
+
+        Args:
+            **inputs: lists by name.
+
+        Raises:
+            ValueError: an input is a text, not a list.
+        """
+        for name, value in inputs.items():
+            if isinstance(value, (str, bytes)):
+                raise ValueError(f"{name} is {value[:40]!r}, a single text: give a list, {name}=[...]")
+        super().add_batch(**inputs)  # type: ignore[misc]  # of evaluate.Metric, which a module names second
 
 
 def metric_path(name: str) -> str:

@@ -7,6 +7,7 @@ import datasets
 import evaluate
 
 from hf_synlm.evaluation.evalb import COLLINS, EvalbParameters, EvalbTree, labeled_f1
+from hf_synlm.evaluation.metrics import ListInputs
 
 _DESCRIPTION = """
 Labeled bracketing precision, recall and F1 of constituency trees as the program EVALB (Sekine and Collins) computes
@@ -43,7 +44,7 @@ _CITATION = """
 
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
-class LabeledParsingF1(evaluate.Metric):
+class LabeledParsingF1(ListInputs, evaluate.Metric):
     """Labeled parsing F1; see `hf_synlm.evaluation.evalb`."""
 
     def _info(self) -> evaluate.MetricInfo:

@@ -6,6 +6,7 @@ from typing import Any
 import datasets
 import evaluate
 
+from hf_synlm.evaluation.metrics import ListInputs
 from hf_synlm.evaluation.perplexity import perplexities
 from hf_synlm.evaluation.scoring import TextScorer
 from hf_synlm.evaluation.surprisal import NATS, Context, Unit, score_words
@@ -52,7 +53,7 @@ _CITATION = """
 
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
-class Surprisal(evaluate.Metric):
+class Surprisal(ListInputs, evaluate.Metric):
     """Surprisal of words; see `hf_synlm.evaluation.surprisal`."""
 
     def _info(self) -> evaluate.MetricInfo:

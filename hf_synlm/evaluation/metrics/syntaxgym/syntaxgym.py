@@ -5,6 +5,7 @@ from typing import Any
 import datasets
 import evaluate
 
+from hf_synlm.evaluation.metrics import ListInputs
 from hf_synlm.evaluation.scoring import TextScorer
 from hf_synlm.evaluation.syntaxgym import evaluate_syntaxgym
 
@@ -42,7 +43,7 @@ _CITATION = """
 
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
-class SyntaxGym(evaluate.Metric):
+class SyntaxGym(ListInputs, evaluate.Metric):
     """Accuracy on suites; see `hf_synlm.evaluation.syntaxgym`."""
 
     def _info(self) -> evaluate.MetricInfo:

@@ -7,6 +7,7 @@ import evaluate
 
 from hf_synlm.data.parsed import TreeStyle, read_parse
 from hf_synlm.data.treebank import TreebankSentence, parse_treebank
+from hf_synlm.evaluation.metrics import ListInputs
 from hf_synlm.evaluation.parsing_conventions import Punctuation
 from hf_synlm.evaluation.treebank_parsing import best_trees, make_treebank, match_treebank, score_trees
 
@@ -51,7 +52,7 @@ _CITATION = """
 
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
-class UnlabeledParsingF1(evaluate.Metric):
+class UnlabeledParsingF1(ListInputs, evaluate.Metric):
     """Unlabeled parsing F1; see `hf_synlm.evaluation.parsing`."""
 
     def _info(self) -> evaluate.MetricInfo:
