@@ -118,6 +118,7 @@ def test_surprisal_options(models, tmp_path):
     reading = ["--text-column", "text", "--item-column", "id"]
     common = ["surprisal", str(table), "--model", models["gpt2"], "--out", str(out), "--device", "cpu", *reading]
     assert main([*common, "--unit", "nats", "--context", "document", "--word-correction"]) == 0
+    assert json.loads(Path(f"{out}.meta.json").read_text())["options"]["word_correction"] is True
     rows = read_tsv(out)
     items = [TextItem("x1", "We ask"), TextItem("x2", "for peace")]
     expected = score_words(scorer_of("gpt2"), items, context="document", word_correction=True)
@@ -130,6 +131,16 @@ def test_surprisal_options(models, tmp_path):
     rows = read_tsv(out)
     assert list(rows[0]) == ["sentence_id", "token_id", "token", "surprisal"]
     assert "".join(row["token"] for row in rows) == "WeĠaskforĠpeace"
+
+
+def test_word_correction_is_recorded_only_where_it_applies(models, texts, capsys):
+    out = texts.with_name("out.tsv")
+    command = ["surprisal", str(texts), "--model", models["rnng"], "--estimator", "stepwise", "--out", str(out)]
+    assert main(command) == 0
+    plain = out.read_bytes()
+    assert main([*command, "--word-correction"]) == 0
+    assert "--word-correction does not apply" in capsys.readouterr().err and out.read_bytes() == plain
+    assert json.loads(Path(f"{out}.meta.json").read_text())["options"]["word_correction"] is False
 
 
 def test_surprisal_tells_of_items_with_several_texts(models, tmp_path, capsys):

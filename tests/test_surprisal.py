@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hf_synlm.evaluation.scoring import TextScorer, num_alike
-from hf_synlm.evaluation.surprisal import columns, score_words, token_table, word_table, write_table
+from hf_synlm.evaluation.surprisal import can_correct_words, columns, score_words, token_table, word_table, write_table
 from hf_synlm.evaluation.text_items import TextItem, read_items
 from hf_synlm.evaluation.words import encode_sentences, split_words, word_starts
 from tests.scoring_models import ARCHITECTURES, SEARCHING, SENTENCES, model_and_tokenizer, scorer_of, tokenizer_of
@@ -97,7 +97,9 @@ def test_word_correction_makes_a_distribution_over_words(architecture):
 def test_word_correction_of_whole_words_changes_nothing():
     scorer = scorer_of("rnng", estimator="stepwise")
     assert totals(score_words(scorer, ITEMS, word_correction=True)) == totals(score_words(scorer, ITEMS))
-    with pytest.raises(ValueError, match="estimator='stepwise'"):
+    assert not can_correct_words(scorer) and not can_correct_words(scorer_of("rnng_pieces"))
+    assert can_correct_words(scorer_of("gpst")) and can_correct_words(scorer_of("gpt2"))
+    with pytest.raises(ValueError, match="the estimator 'stepwise'"):
         score_words(scorer_of("gpst"), ITEMS, word_correction=True)
 
 
@@ -254,7 +256,7 @@ def test_beginnings_of_words_after_context():
 
 @pytest.mark.parametrize("architecture", ["rnng", "lstm"])
 def test_models_of_single_sentences_refuse_context(architecture):
-    with pytest.raises(ValueError, match="context='sentence'"):
+    with pytest.raises(ValueError, match="the context 'sentence'"):
         score_words(scorer_of(architecture), ITEMS, context="document")
 
 

@@ -13,6 +13,7 @@ from hf_synlm.evaluation.results import EvaluationResult, check_writable, descri
 from hf_synlm.evaluation.surprisal import (
     LMZOO_COLUMNS,
     WordScores,
+    can_correct_words,
     columns,
     score_words,
     token_table,
@@ -44,7 +45,8 @@ def command(
         typer.Option(
             "--word-correction",
             help="Probability of words instead of that of their tokens: the space after a word, which tells that it is "
-            "over, belongs to it and not to the next word. Only where tokens begin with the space.",
+            "over, belongs to it and not to the next word. Where tokens do not mark the beginning of words it does not "
+            "apply, and OUT.meta.json says so.",
         ),
     ] = False,
     lmzoo: Annotated[
@@ -75,6 +77,9 @@ def command(
     if not lmzoo:
         _warn_of_duplicates(items)
     scorer = scoring.scorer(model, begin=first_word, details=not lmzoo)
+    if word_correction and not can_correct_words(scorer):
+        word_correction = False
+        typer.echo("--word-correction does not apply: tokens of this model tell where a word ends", err=True)
     bar = f"surprisal: {scorer.name}"
     start = time.perf_counter()
     scores = score_words(scorer, items, context=context, word_correction=word_correction, progress=bar)

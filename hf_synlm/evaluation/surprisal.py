@@ -84,7 +84,8 @@ def score_words(
         context: "sentence" reads every text alone. "document" reads it after the texts of its document before it: a
             GPST with their trees, a recurrent model with an end token between texts, other models as running text,
             joined by spaces, in windows where it is long.
-        word_correction: give the probability of words instead of that of their tokens, see the top of this file.
+        word_correction: give the probability of words instead of that of their tokens, see the top of this file; it
+            changes nothing where `can_correct_words` is false.
         end: also score the end of every text ("sentence" only).
         progress: name of a progress bar; None = no bar.
 
@@ -99,15 +100,16 @@ def score_words(
         raise ValueError(f"context {context!r} is unknown: choose 'sentence' or 'document'")
     if word_correction and scorer.estimator == "beam_marginal":
         raise ValueError(
-            "word_correction needs the distribution over all next tokens: choose estimator='stepwise', or leave it out"
+            "word correction needs the distribution over all next tokens: choose the estimator 'stepwise', or leave it "
+            "out"
         )
     split = [split_words(item.text) for item in items]
     groups = (
         _documents(items) if context == "document" and not scorer.reads_context else [[k] for k in range(len(items))]
     )
     encoded = _encode(scorer, split, items, groups, context)
-    marks = word_correction and word_starts(scorer.tokenizer, scorer.model.config.vocab_size, []) is not None
-    scores = scorer.score(encoded, end=end, starts=bool(marks), progress=progress)
+    starts = word_correction and can_correct_words(scorer)
+    scores = scorer.score(encoded, end=end, starts=starts, progress=progress)
     results: dict[int, WordScores] = {}
     for group, text, found in zip(groups, encoded, scores, strict=True):
         words = [word for k in group for word in split[k]]
@@ -119,6 +121,18 @@ def score_words(
             if [word.text for word in results[k].words] != items[k].text.split():
                 raise RuntimeError(f"the words of item {items[k].item!r} were lost: please report this")
     return [results[k] for k in range(len(items))]
+
+
+def can_correct_words(scorer: TextScorer) -> bool:
+    """Whether tokens mark the beginning of words, so that word correction has something to correct.
+
+    Args:
+        scorer: the model.
+
+    Returns:
+        False where tokens are words or mark the end of words: there a word's tokens tell that it is over.
+    """
+    return word_starts(scorer.tokenizer, scorer.model.config.vocab_size, []) is not None
 
 
 def _documents(items: Sequence[TextItem]) -> list[list[int]]:
@@ -136,9 +150,9 @@ def _encode(
     if context == "sentence":
         return encode_sentences(scorer.tokenizer, sentences)
     if scorer.searches and not scorer.reads_context:
-        raise ValueError(f"{type(scorer.model).__name__} reads one sentence: choose context='sentence'")
+        raise ValueError(f"{type(scorer.model).__name__} reads one sentence: choose the context 'sentence'")
     if scorer.end_of_text == "not modeled":
-        raise ValueError(f"{type(scorer.model).__name__} is trained on single sentences: choose context='sentence'")
+        raise ValueError(f"{type(scorer.model).__name__} is trained on single sentences: choose the context 'sentence'")
     if not scorer.reads_context and not hasattr(scorer.model, "parse"):
         return encode_sentences(scorer.tokenizer, [[word for k in group for word in sentences[k]] for group in groups])
     texts = encode_sentences(scorer.tokenizer, sentences)

@@ -9,7 +9,7 @@ import evaluate
 from hf_synlm.evaluation.metrics import ListInputs
 from hf_synlm.evaluation.perplexity import perplexities
 from hf_synlm.evaluation.scoring import TextScorer
-from hf_synlm.evaluation.surprisal import NATS, Context, Unit, score_words
+from hf_synlm.evaluation.surprisal import NATS, Context, Unit, can_correct_words, score_words
 from hf_synlm.evaluation.text_items import TextItem
 
 _DESCRIPTION = """
@@ -24,7 +24,8 @@ Args:
     unit: "bits" (default) or "nats".
     context: "sentence" (default) reads every text alone; "document" reads all texts as one document, in order.
     word_correction: give the space after a word, which tells that it is over, to the word and not to the next one;
-        default: False.
+        default: False. In the returned options it is False where tokens do not mark the beginning of words, so that it
+        changes nothing.
     **options: of `hf_synlm.evaluation.scoring.TextScorer.from_pretrained`, such as estimator="stepwise", num_beams=100,
         batch_size=16, device="cuda", trust_remote_code=True.
 Returns:
@@ -77,6 +78,7 @@ class Surprisal(ListInputs, evaluate.Metric):
             raise ValueError(f"unit is {unit!r}: choose {' or '.join(map(repr, NATS))}")
         scorer = TextScorer.from_pretrained(model_id, details=True, **options)
         items = [TextItem(str(number), text) for number, text in enumerate(predictions)]
+        word_correction = word_correction and can_correct_words(scorer)
         scores = score_words(scorer, items, context=context, word_correction=word_correction)
         means = perplexities(scores)
         in_unit = [[-value / NATS[unit] for value in found.log_probs.tolist()] for found in scores]
