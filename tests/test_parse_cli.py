@@ -138,6 +138,8 @@ def test_sentences_that_do_not_fit_are_named_before_parsing(saved, files, capsys
 def test_wrong_input_of_parse_and_draw(saved, files, capsys):
     command = ("parse", files / "in.txt", "--model", saved / "gpst")
     assert "foo: not an option of GPSTForCausalLM.parse" in fail(capsys, *command, "--parse-option", "foo=1")
+    other = ("parse", files / "in.txt", "--model", saved / "on_lstm", "--num-trees", 2)
+    assert "--num-trees 2: ONLSTMForCausalLM gives one tree. Leave it out" in fail(capsys, *other)
     assert "word_ends: not an option of" in fail(capsys, *command, "--parse-option", "word_ends=1")
     assert "would overwrite what is read" in fail(capsys, *command, "--out", files / "in.txt")
     assert "--parse-option foo: write NAME=VALUE" in fail(capsys, *command, "--parse-option", "foo")
@@ -260,7 +262,10 @@ def test_wrong_input_of_evaluate_parsing(saved, files, capsys):
     assert "1 sentences, but the treebank has 2" in fail(capsys, *command, "--trees", trees)
     assert "give either --model" in fail(capsys, *command)
     assert "give either --model" in fail(capsys, *command, "--trees", trees, "--model", saved / "gpst")
-    assert "there is no convention 'wsj'" in fail(capsys, *command, "--trees", trees, "--convention", "wsj")
+    assert "there is no convention 'wsj': choose one of gpst, prpn" in fail(
+        capsys, *command, "--trees", trees, "--convention", "wsj"
+    )
+    assert "palm, evalb" in fail(capsys, *command, "--trees", trees, "--convention", "wsj")
     assert "belong to --convention evalb" in fail(capsys, *command, "--trees", trees, "--unlabeled")
     assert "CUTOFF_LEN" in fail(capsys, *command, "--trees", trees, "--convention", "evalb", "--max-length", 9)
     message = fail(capsys, *command, "--trees", trees, "--num-beams", 3, "--seed", 1)

@@ -49,6 +49,10 @@ class CountingOptions:
         Raises:
             ValueError: there is none of this name, or options that belong to another one.
         """
+        if self.convention not in (*CONVENTIONS, "evalb"):
+            raise ValueError(
+                f"there is no convention {self.convention!r}: choose one of {', '.join(CONVENTIONS)}, evalb"
+            )
         lengths = {"max_length": self.max_length, "min_length": self.min_length}
         changes = {name: value for name, value in lengths.items() if value is not None}
         if self.convention == "evalb":

@@ -40,6 +40,8 @@ def command(
     chosen = parsing.chosen(num_return_sequences=None if num_trees == 1 else num_trees)
     scorer = parsing.scorer(model)
     width = parsing.num_beams or getattr(scorer.model.config, "scoring_num_beams", None)
+    if width is None and num_trees > 1 and hasattr(scorer.model, "parse"):
+        raise ValueError(f"--num-trees {num_trees}: {type(scorer.model).__name__} gives one tree. Leave it out.")
     if width is not None and num_trees > width:
         raise ValueError(f"--num-trees {num_trees}: the beam holds {width}. Give --num-beams of at least as many.")
     numbers = [number for number, words in enumerate(sentences) if words]

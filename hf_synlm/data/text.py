@@ -62,9 +62,9 @@ def _describe_bad_byte(path: PathLike, encoding: str) -> str:
         line = data.count(b"\n", 0, error.start) + 1
         return (
             f"{path}:{line}: byte 0x{data[error.start]:02x} at position {error.start} is not {encoding} "
-            f"({error.reason}): convert the file or name its encoding"
+            f"({error.reason}): convert it to {encoding.upper()}"
         )
-    return f"{path}: not {encoding} text: convert the file or name its encoding"
+    return f"{path}: not {encoding} text: convert it to {encoding.upper()}"
 
 
 def split_sentences(text: str, *, language: str = "en") -> list[str]:

@@ -281,7 +281,7 @@ class TextScorer:
                 f"{type(self.model).__name__} is not trained to predict the end of a sentence; leave it out"
             )
         if starts and self.estimator == "beam_marginal":
-            raise ValueError("probabilities of the beginning of words need estimator='stepwise'")
+            raise ValueError("probabilities of the beginning of words need the estimator 'stepwise'")
         starting = word_starts(self.tokenizer, self.model.config.vocab_size, self.end_ids) if starts else None
         windows = [self._windows(text) for text in texts]
         unique: dict[_Window, _Window] = {}

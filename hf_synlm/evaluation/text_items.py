@@ -138,8 +138,8 @@ def need_columns(path: PathLike, rows: Sequence[dict[str, Any]], names: Sequence
             if not isinstance(row.get(name), str):
                 problem = "no column" if name not in row else f"{row[name]!r} in the column"
                 raise ValueError(
-                    f"{path}: row {number} has {problem} {name!r} (it has {', '.join(map(str, row))}): name the column "
-                    "that holds the text"
+                    f"{path}: row {number} has {problem} {name!r} (it has {', '.join(map(str, row))}): every row needs "
+                    "text there. Rename yours, or name it where there is an option for this column"
                 )
 
 
