@@ -14,6 +14,7 @@ from hf_synlm.evaluation.blimp import (
     evaluate_blimp,
     evaluate_pairs,
     find_blimp,
+    first_pairs,
     read_blimp,
     read_pairs,
     sentence_log_probs,
@@ -90,6 +91,13 @@ def test_means_over_paradigms_and_phenomena(tmp_path):
     assert evaluate_blimp(scorer_of("gpt2"), paths, limit=1).data["pairs"] == 2
 
 
+def test_one_paradigm_and_the_first_pairs(tmp_path):
+    path, other = write_blimp(tmp_path / "data")
+    assert find_blimp(path) == [path]
+    pairs = read_blimp(path) + read_blimp(other)
+    assert first_pairs(pairs, 1) == [pairs[0], pairs[4]] and first_pairs(pairs, None) == pairs
+
+
 def test_pairs_of_tables(tmp_path):
     path = tmp_path / "pairs.tsv"
     path.write_text("good\tbad\tkind\nWe ask\tWe asks\tnumber\nShe is\tShe are\tperson\n", encoding="utf-8")
@@ -107,14 +115,17 @@ def test_bad_files_are_named(tmp_path):
     with pytest.raises(ValueError, match="row 1 has an empty sentence"):
         read_pairs(path, good_column="good", bad_column="bad")
     (tmp_path / "pairs.txt").write_text("We ask\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="name the format"):
+    with pytest.raises(ValueError, match="save them as one of these"):
         read_pairs(tmp_path / "pairs.txt")
     (tmp_path / "no_term.jsonl").write_text('{"sentence_good": "a", "sentence_bad": "b", "UID": "x"}\n')
-    with pytest.raises(ValueError, match="no column 'linguistics_term'"):
+    with pytest.raises(ValueError, match="no column 'linguistics_term' .*Rename yours"):
         read_blimp(tmp_path / "no_term.jsonl")
     with pytest.raises(ValueError, match="no paradigm nothing"):
         find_blimp(tmp_path, ["nothing"])
+    (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="holds no paradigms"):
+        find_blimp(tmp_path / "empty")
+    with pytest.raises(ValueError, match="missing does not exist"):
         find_blimp(tmp_path / "missing")
     with pytest.raises(ValueError, match="no pairs"):
         evaluate_pairs(scorer_of("gpt2"), [])

@@ -97,7 +97,9 @@ def test_texts_can_come_from_standard_input(models, texts, monkeypatch, capsys):
     assert "| words | 2 |" in " ".join(capsys.readouterr().out.split())
     give(b"We\n\xff\n")
     assert main(["evaluate", "perplexity", "-", *model]) == 2
-    assert "-:2: byte 0xff at position 3 is not utf-8" in capsys.readouterr().err
+    assert (
+        "-:2: byte 0xff at position 3 is not utf-8 (invalid start byte): convert it to UTF-8" in capsys.readouterr().err
+    )
 
 
 def test_surprisal_can_be_read_by_pandas(models, texts):
@@ -200,7 +202,13 @@ def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
     found = json.loads((tmp_path / "pairs.json").read_text())
     expected = evaluate_pairs(scorer_of("gpt2"), read_pairs(pairs, group_column="kind"), end=True)
     assert found["scores"] == pytest.approx(expected.scores)
-    assert found["options"]["end_of_text"] == "end token"
+    assert found["options"]["end_of_text"] == "end token" and found["options"]["pairs_per_group"] == "all"
+    assert main(["evaluate", "pairs", str(pairs), *common, *options[2:], "--limit", "1"]) == 0
+    found = json.loads((tmp_path / "pairs.json").read_text())
+    assert found["data"]["pairs"] == found["options"]["pairs_per_group"] == 1
+    file = str(tmp_path / "blimp" / "agreement_1.jsonl")
+    assert main(["evaluate", "blimp", file, *common, "--out", str(tmp_path / "one.json")]) == 0
+    assert json.loads((tmp_path / "one.json").read_text())["options"]["paradigms"] == 1
     capsys.readouterr()
     runs = []
     for seed in (0, 1):
@@ -252,7 +260,9 @@ def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
         (["surprisal", "texts.txt", "--format", "tsv"], "no column 'sentence'"),
         (["evaluate", "syntaxgym", "."], "holds no suites"),
         (["evaluate", "blimp", "."], "holds no paradigms"),
-        (["evaluate", "pairs", "texts.txt"], "name the format"),
+        (["evaluate", "blimp", "nowhere"], "nowhere does not exist"),
+        (["evaluate", "syntaxgym", "nowhere"], "nowhere does not exist"),
+        (["evaluate", "pairs", "texts.txt"], "save them as one of these"),
         (["surprisal", "texts.jsonl.gz"], "texts.jsonl.gz is compressed: unpack it first"),
         (["surprisal", "texts.txt", "--lmzoo", "--unit", "nats"], "lm-zoo are in bits"),
         (["surprisal", "texts.txt", "--out", "."], "is a folder: name a file"),

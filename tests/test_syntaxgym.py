@@ -297,7 +297,10 @@ def test_suites_that_are_not_there(suite_file, tmp_path):
         find_suites(tmp_path, ["nothing"])
     with pytest.raises(ValueError, match="no suite nothing in"):
         find_suites(suite_file, ["nothing"])
+    (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="holds no suites"):
+        find_suites(tmp_path / "empty")
+    with pytest.raises(ValueError, match="missing does not exist"):
         find_suites(tmp_path / "missing")
     with pytest.raises(ValueError, match="cannot be read"):
         load_suite(tmp_path / "missing.json")

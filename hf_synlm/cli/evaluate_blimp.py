@@ -10,7 +10,7 @@ from hf_synlm.evaluation.blimp import evaluate_blimp, find_blimp
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="Folder of BLiMP's 67 .jsonl files.")],
+    paradigms: Annotated[Path, typer.Argument(help="Folder of BLiMP's 67 .jsonl files, or one of them.")],
     model: options.Model,
     scoring: options.Scoring,
     out: options.Output = None,
@@ -26,7 +26,7 @@ def command(
 
     Example: synlm evaluate blimp blimp/data --model runs/gpst_tiny/model --limit 100 --out blimp.json
     """
-    paths = find_blimp(folder, paradigm or [])
+    paths = find_blimp(paradigms, paradigm or [])
     scorer = scoring.scorer(model)
     result = evaluate_blimp(scorer, paths, limit=limit, end=end_of_sentence, options={"seed": scoring.seed})
     options.report(result, out)

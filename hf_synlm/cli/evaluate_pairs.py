@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.evaluation.blimp import evaluate_pairs, read_pairs
+from hf_synlm.evaluation.blimp import evaluate_pairs, first_pairs, read_pairs
 from hf_synlm.evaluation.results import describe_files
 
 
@@ -18,6 +18,7 @@ def command(
     good_column: Annotated[str, typer.Option(help="Column of the better sentences.")] = "sentence_good",
     bad_column: Annotated[str, typer.Option(help="Column of the other sentences.")] = "sentence_bad",
     group_column: Annotated[str | None, typer.Option(help="Column of what the pairs test, for one score each.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Take the first so many pairs of each group.")] = None,
     end_of_sentence: Annotated[
         bool, typer.Option("--end-of-sentence", help="Count the end of the sentences in their probability.")
     ] = False,
@@ -31,5 +32,6 @@ def command(
     read = read_pairs(pairs, good_column=good_column, bad_column=bad_column, group_column=group_column)
     scorer = scoring.scorer(model)
     data = {"files": describe_files([pairs])}
-    result = evaluate_pairs(scorer, read, end=end_of_sentence, data=data, options={"seed": scoring.seed})
+    settings = {"pairs_per_group": limit or "all", "seed": scoring.seed}
+    result = evaluate_pairs(scorer, first_pairs(read, limit), end=end_of_sentence, data=data, options=settings)
     options.report(result, out)

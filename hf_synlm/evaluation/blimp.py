@@ -10,6 +10,7 @@ Language Models, EMNLP 2018.
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,7 +70,7 @@ def read_pairs(
     """
     kind = file_format(path, kind)
     if kind == "txt":
-        raise ValueError(f"{path}: pairs are read from .tsv, .csv or .jsonl files; name the format")
+        raise ValueError(f"{path}: pairs are read from .tsv, .csv or .jsonl files: save them as one of these")
     rows = read_table(path, kind)
     groups = [name for name in (group_column, phenomenon_column) if name]
     for row in rows:  # numbers may name groups
@@ -85,25 +86,48 @@ def read_pairs(
     return pairs
 
 
-def find_blimp(folder: PathLike, paradigms: Sequence[str] = ()) -> list[Path]:
+def first_pairs(pairs: Sequence[MinimalPair], limit: int | None) -> list[MinimalPair]:
+    """The first pairs of each group.
+
+    Args:
+        pairs: the pairs.
+        limit: so many of each group; None = all.
+
+    Returns:
+        The pairs that are left, in order.
+    """
+    seen: Counter[tuple[str | None, str]] = Counter()
+    taken = []
+    for pair in pairs:
+        group = pair.phenomenon, pair.group
+        seen[group] += 1
+        if limit is None or seen[group] <= limit:
+            taken.append(pair)
+    return taken
+
+
+def find_blimp(place: PathLike, paradigms: Sequence[str] = ()) -> list[Path]:
     """Files of BLiMP's paradigms.
 
     Args:
-        folder: the folder of .jsonl files.
+        place: the folder of .jsonl files, or one file.
         paradigms: file names without .jsonl; empty = all.
 
     Returns:
         The files in alphabetical order.
 
     Raises:
-        ValueError: there is no such paradigm, or none at all.
+        ValueError: the place does not exist, or there is no such paradigm, or none at all.
     """
-    found = {file.stem: file for file in sorted(Path(folder).glob("*.jsonl"))}
+    place = Path(place)
+    if not place.exists():
+        raise ValueError(f"{place} does not exist: name the folder of BLiMP's .jsonl files, or one of them")
+    found = {file.stem: file for file in ([place] if place.is_file() else sorted(place.glob("*.jsonl")))}
     if not found:
-        raise ValueError(f"{folder} holds no paradigms (.jsonl files): get them from alexwarstadt/blimp, folder data")
+        raise ValueError(f"{place} holds no paradigms (.jsonl files): get them from alexwarstadt/blimp, folder data")
     unknown = [name for name in paradigms if name not in found]
     if unknown:
-        raise ValueError(f"no paradigm {', '.join(unknown)} in {folder}: there are {', '.join(found)}")
+        raise ValueError(f"no paradigm {', '.join(unknown)} in {place}: there are {', '.join(found)}")
     return [found[name] for name in sorted(paradigms or found)]
 
 

@@ -173,9 +173,11 @@ def find_suites(place: PathLike, names: Sequence[str] = ()) -> list[Path]:
         The files in alphabetical order.
 
     Raises:
-        ValueError: there is no such suite, or none at all.
+        ValueError: the place does not exist, or there is no such suite, or none at all.
     """
     place = Path(place)
+    if not place.exists():
+        raise ValueError(f"{place} does not exist: name the folder of the suites' .json files, or one of them")
     found = {file.stem: file for file in ([place] if place.is_file() else sorted(place.glob("*.json")))}
     if not found:
         raise ValueError(f"{place} holds no suites (.json files): get them from cpllab/syntactic-generalization")
