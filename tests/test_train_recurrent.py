@@ -583,7 +583,7 @@ def test_bad_values_are_refused_before_work(flags: tuple[str, ...], message: str
         ),
         ("on_lstm", ("--parse_options", "decoder=foo"), "decoder"),
         ("on_lstm", ("--parse_options", "layer=7"), "Layer 7 has no"),
-        ("prpn", ("--parsing_max_words", "1"), "No sentence to parse is left"),
+        ("prpn", ("--parsing_max_words", "1"), "no sentence has words .* how it is filtered"),
         ("prpn", ("--final_parsing_files", "{words}"), "stands outside of all trees"),
         ("prpn", ("--test_batch_size", "999"), "test text: .*cannot be cut into 999 rows"),
         (

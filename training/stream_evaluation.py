@@ -123,9 +123,6 @@ class TreeScorer:
         options: for `model.parse`.
         batch_size: sentences per call.
         max_sentences: parse only so many, spread evenly; `None`: all.
-
-    Raises:
-        ValueError: when there is no sentence.
     """
 
     treebank: Treebank
@@ -134,10 +131,6 @@ class TreeScorer:
     options: dict[str, Any]
     batch_size: int
     max_sentences: int | None = None
-
-    def __post_init__(self):
-        if not self.treebank.words:
-            raise ValueError("No sentence to parse is left. Check the files, the preprocessing and parsing_max_words.")
 
     def rehearse(self, model: PreTrainedModel) -> None:
         """Parse and score one sentence.

@@ -213,7 +213,7 @@ def _read_brackets(lines: Iterable[str], source: str, split_leaves: bool) -> Ite
             elif path[-1].children or (path[-1].words and not split_leaves):
                 raise ValueError(
                     f"{where}: the word {symbol!r} has no bracket of its own: write it as (TAG {symbol}), "
-                    "or pass split_leaves=True if it belongs to the leaf before it"
+                    "or read it with split_leaves=True if it belongs to the leaf before it"
                 )
             else:
                 path[-1].words.append(symbol)

@@ -262,7 +262,7 @@ def _check_lengths(
         raise ValueError(
             f"sentence {long[0] + 1} of {len(words)} words ({' '.join(words[:5])} ...) has {len(encoded[long[0]][0])} "
             f"tokens, but the model has positions for {int(limit)} ({len(long)} of {len(encoded)} sentences are too "
-            "long): cut them or leave them out, of a treebank by max_length (in words)"
+            "long): cut them or leave them out, of a treebank by a largest number of words"
         )
 
 
