@@ -118,7 +118,7 @@ def test_bad_files_are_named(tmp_path):
     with pytest.raises(ValueError, match="save them as one of these"):
         read_pairs(tmp_path / "pairs.txt")
     (tmp_path / "no_term.jsonl").write_text('{"sentence_good": "a", "sentence_bad": "b", "UID": "x"}\n')
-    with pytest.raises(ValueError, match="no column 'linguistics_term' .*Rename yours"):
+    with pytest.raises(ValueError, match="no column 'linguistics_term' .*Name the column that has it"):
         read_blimp(tmp_path / "no_term.jsonl")
     with pytest.raises(ValueError, match="no paradigm nothing"):
         find_blimp(tmp_path, ["nothing"])

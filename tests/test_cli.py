@@ -306,12 +306,16 @@ def test_no_file_that_is_read_is_overwritten(texts, tmp_path, capsys):
     (link := tmp_path / "link.tsv").symlink_to(meta)
     assert refused("surprisal", meta, *model, "--format", "txt", "--out", link)
     write_blimp(tmp_path / "blimp")
-    (tmp_path / "blimp" / "more.json").write_text("{}")
-    assert refused("evaluate", "blimp", tmp_path / "blimp", *model, "--out", tmp_path / "blimp" / "more.json")
-    # A table may lie beside a text of the same name, and a new file in a folder that is read.
+    for name in ("more.json", "other.json"):
+        (tmp_path / "blimp" / name).write_text("{}")
+    for name in ("more.json", "new.json"):
+        assert refused("evaluate", "blimp", tmp_path / "blimp", *model, "--out", tmp_path / "blimp" / name)
+    (tmp_path / "blimp" / "other.json").unlink()
+    # A table may lie beside a text of the same name, and a result in a folder of files with another ending.
     notes = meta.rename(tmp_path / "out.json.md")
     assert not refused("surprisal", notes, *model, "--out", tmp_path / "out.json.tsv")
-    assert not refused("evaluate", "blimp", tmp_path / "blimp", *model, "--out", tmp_path / "blimp" / "new.json")
+    # The same command works twice.
+    assert not refused("evaluate", "blimp", tmp_path / "blimp", *model, "--out", tmp_path / "blimp" / "more.json")
 
 
 def test_devices_are_refused_and_links_stay(models, texts, tmp_path, capsys):

@@ -43,7 +43,9 @@ def names(folder: Path) -> set[str]:
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "something").touch()
     for options in ({}, {"overwrite_output_dir": True}, {"resume_from_checkpoint": "latest"}):
-        message = r"not empty and holds no run .*choose another --output_dir \(or empty this folder yourself\)"
+        message = (
+            r"not empty \(something\) and holds no run .*choose another --output_dir \(or empty this folder yourself\)"
+        )
         with pytest.raises(ValueError, match=message), prepare(tmp_path, **options):
             pass
         assert [path.name for path in tmp_path.iterdir()] == ["something"]
@@ -58,6 +60,22 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     assert files(tmp_path / "done") == before
     with pytest.raises(ValueError, match="cannot be written to .*exists"), prepare(tmp_path / "something"):
         pass
+
+
+def test_logs_of_others_stay_where_they_are(tmp_path: Path) -> None:
+    kept = {"slurm-1.out": "a", "train.log": "b"}
+    tmp_path.mkdir(exist_ok=True)
+    for name, text in kept.items():
+        (tmp_path / name).write_text(text)
+    for options in ({}, {"overwrite_output_dir": True}):
+        with prepare(tmp_path, **options) as checkpoint:
+            assert checkpoint is None
+        assert kept.items() <= files(tmp_path).items()
+        folders.release(tmp_path)
+    finished_run(tmp_path)
+    with pytest.raises(KeyError), prepare(tmp_path, overwrite_output_dir=True):
+        raise KeyError
+    assert kept.items() <= files(tmp_path).items()
 
 
 def test_a_run_is_replaced_when_the_new_one_is_prepared(tmp_path: Path) -> None:

@@ -293,6 +293,7 @@ class TestNames:
         for load in (load_pretrained, saved_auto_class, describe_model):
             with pytest.raises(ValueError, match="revision 'v1': .* revisions are of the Hub. Leave it out"):
                 load(str(checkpoint), revision="v1")
+        check_model_source(str(checkpoint), revision="main")  # as if nothing were asked for
         assert main(["generate", "--prompt", "We", "--model", str(checkpoint), "--revision", "v1"]) == 2
         assert "revisions are of the Hub" in capsys.readouterr().err
 

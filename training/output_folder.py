@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ TOKENIZER_FOLDER = "tokenizer"
 LOCK_FILE = ".lock"
 # Arguments that name a place to write to: an owner and a folder may have the same name.
 NO_INPUTS = ("output_dir", "hub_model_id")
+# What schedulers, `tee` and file systems write into the output folder of a job.
+_OF_OTHERS = ("*.out", "*.err", "*.log", ".nfs*", "lost+found")
 # The previous run on its way to `REPLACED_FOLDER`.
 MOVING_FOLDER = f"{REPLACED_FOLDER}.moving"
 # Folders that this process trains in, until it ends or `release` is called.
@@ -44,9 +47,10 @@ def output_folder(accelerator: Accelerator, arguments: TrainingArguments, *other
     An unfinished run in the folder is resumed, so that a job that is started again by the same command goes on. With
     `overwrite_output_dir` the previous run is set aside, and deleted when the block ends. If the block is left by an
     exception, or the process is killed inside of it, the previous run is put back (by the next one, if need be). What
-    is no run is never deleted, nor is a run that holds what this one reads. Without a checkpoint there is nothing to go
-    on with, and the tokenizer is made anew. While a run has the folder, no other one can begin there; the lock is the
-    operating system's, which takes it back from a process that is killed.
+    is no run is never deleted (but for names in .partial), nor is a run that holds what this one reads; logs of
+    schedulers stay where they are. Without a checkpoint there is nothing to go on with, and the tokenizer is made anew.
+    While a run has the folder, no other one can begin there; the lock is the operating system's, which takes it back
+    from a process that is killed.
 
     Args:
         accelerator: of the run. Every process has to call.
@@ -130,8 +134,9 @@ def _lock(output_dir: Path) -> bool:
 
 
 def _content(output_dir: Path) -> list[Path]:
-    """What lies in an output folder, besides its lock."""
-    return [item for item in output_dir.iterdir() if item.name != LOCK_FILE]
+    """What lies in an output folder, besides its lock and what others keep there: it stays where it is."""
+    kept = (LOCK_FILE, *_OF_OTHERS)
+    return [item for item in output_dir.iterdir() if not any(fnmatch(item.name, pattern) for pattern in kept)]
 
 
 def _in_use(output_dir: Path) -> bool:
@@ -189,9 +194,10 @@ def _check_replaceable(output_dir: Path) -> None:
 def _check_content(output_dir: Path) -> None:
     """Refuse a folder that holds something else than a run: it might be lost, now or when the run is replaced."""
     if _in_use(output_dir) and not (output_dir / ARGUMENTS_FILE).is_file():
+        found = ", ".join(sorted(item.name for item in _content(output_dir))[:5])
         raise ValueError(
-            f"Output folder {str(output_dir)!r} is not empty and holds no run (no {ARGUMENTS_FILE}): choose another "
-            "--output_dir (or empty this folder yourself)."
+            f"Output folder {str(output_dir)!r} is not empty ({found}) and holds no run (no {ARGUMENTS_FILE}): "
+            "choose another --output_dir (or empty this folder yourself)."
         )
 
 

@@ -5,6 +5,7 @@ single sentences between boundary tokens. Order and lengths of the batches are a
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -27,6 +28,7 @@ from hf_synlm.data.streams import SentenceCode, StreamRows, TokenStream, collate
 from hf_synlm.data.text import read_lines
 from hf_synlm.data.treebank import WORD_TAGS, TreebankSentence, parse_treebank, read_treebank
 from hf_synlm.data.vocabulary import UNKNOWN_RULES, word_tokenizer
+from hf_synlm.evaluation.parsing_conventions import check_tags
 from hf_synlm.hub.checkpoint import check_tokenizer_source
 
 SHORTEST_SEGMENT = 5
@@ -198,9 +200,14 @@ def read_trees(
 
     Yields:
         The sentences.
+
+    Raises:
+        ValueError: see `read_treebank`; or "words-only" where tags do not tell words.
     """
     keep_tags = WORD_TAGS if preprocessing == "words-only" else None
     for path in paths:
+        if preprocessing == "words-only":
+            check_tags(Counter(tag for tree in read_treebank(path, split_leaves=split_leaves) for tag in tree.tags))
         for sentence in read_treebank(path, keep_tags=keep_tags, split_leaves=split_leaves):
             prepared = to_ptb_concat(sentence) if preprocessing == "ptb-concat" else sentence
             if prepared is not None:

@@ -161,10 +161,13 @@ class CourseArguments:
         """Trees of the final report by treatment of punctuation; empty without a report."""
         if not self.final_report or not data.test_files:
             return {}
-        path = data.test_files[0]
-        return {
-            name: load_treebank(path, name, REPORT_SENTENCES, data.split_leaves) for name in self.report_punctuation
-        }
+        treebanks = {}
+        for name in self.report_punctuation:
+            try:
+                treebanks[name] = load_treebank(data.test_files[0], name, REPORT_SENTENCES, data.split_leaves)
+            except ValueError as error:
+                raise ValueError(f"report_punctuation {name!r}: {error}") from error
+        return treebanks
 
     def beam(self, config: PreTrainedConfig) -> dict[str, int]:
         """Widths of the search, the model's where none are given."""

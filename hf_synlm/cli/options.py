@@ -293,7 +293,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _check_overwriting(given: Mapping[str, Any], beside: Sequence[Callable[[Path], Path]]) -> None:
-    """Raise ValueError where `out`, or what is written beside it, is a file that is read, or lies in such a folder."""
+    """Raise ValueError where `out`, or what is written beside it, is read, or lies in a folder of such files."""
     out = given.get("out")
     values = [value for name, value in given.items() if name != "out"]
     read = {
@@ -304,8 +304,11 @@ def _check_overwriting(given: Mapping[str, Any], beside: Sequence[Callable[[Path
     }
     for path in [] if out is None else [out, *(name(out) for name in beside)]:
         written = path.resolve()
-        if written in read or (written.exists() and not read.isdisjoint(written.parents)):
-            raise ValueError(f"--out {out} would overwrite what is read, {path}: choose another name")
+        joins = written.parent in read and any(
+            file.name != written.name for file in written.parent.glob(f"*{written.suffix}")
+        )
+        if written in read or joins:
+            raise ValueError(f"--out {out} would overwrite what is read, or join it ({path}): choose another name")
 
 
 # --------------------------------------------------------------------------------------------------------- results

@@ -23,8 +23,8 @@ WORD_TAGS = frozenset(
     "VBZ WDT WP WP$ WRB".split()
 )
 PUNCTUATION_TAGS = frozenset((",", ".", ":", "``", "''", "-LRB-", "-RRB-"))
-# What else is no word: in the Penn Treebank, and in the later OntoNotes and English Web Treebank.
-SYMBOL_TAGS = frozenset(("$", "#", "HYPH", "NFP"))
+# What else is no word: in the Penn Treebank, in the later OntoNotes and English Web Treebank, and in GENIA.
+SYMBOL_TAGS = frozenset(("$", "#", "HYPH", "NFP", "LRB", "RRB", "-LSB-", "-RSB-", "-LCB-", "-RCB-", "PERIOD", "COMMA"))
 TRACE_TAG = "-NONE-"
 ROOT_LABELS = frozenset(("", "ROOT", "TOP", "S1", "VROOT"))
 

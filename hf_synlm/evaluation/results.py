@@ -168,7 +168,7 @@ def check_report(path: PathLike) -> Path:
         ValueError: it does not end in .json, or one of the two files cannot be written.
     """
     path = Path(path)
-    if path.suffix != ".json":
+    if path.suffix.lower() != ".json":
         raise ValueError(f"{path}: results are JSON, with a table beside it in .md. Choose a name in .json")
     check_writable(path.with_suffix(".md"))
     return check_writable(path)
@@ -224,12 +224,12 @@ def write_text(path: PathLike, text: str) -> None:
 def _target(path: Path) -> Path:
     """The file to write, all links followed; what is there must be a regular file, because it is replaced."""
     target = Path(os.path.realpath(path))
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ValueError(f"{path} is a device or a pipe, which cannot be replaced: name a file to write")
     if target.is_dir():
         raise ValueError(f"{path} is a folder: name a file to write")
     if target.is_symlink():
         raise ValueError(f"{path} is a link that leads back to itself: name a file to write")
-    if target.exists() and not target.is_file():
-        raise ValueError(f"{path} is a device or a pipe, which cannot be replaced: name a file to write")
     return target
 
 

@@ -51,15 +51,15 @@ def file_format(path: PathLike, given: str | None = None) -> str:
     suffix = Path(path).suffix.lower().removeprefix(".")
     if suffix in _COMPRESSED:
         raise ValueError(f"{path} is compressed: unpack it first")
+    if given is not None:
+        return given
     if suffix in _OTHER_TABLES:
         raise ValueError(f"{path} is a table in a format that is not read: save it as .csv or .tsv")
     if suffix in _DOCUMENTS:
         raise ValueError(f"{path} is a document with a layout: save its text as .txt")
-    if suffix == "json" and given is None:
-        raise ValueError(
-            f"{path} is JSON: write one object per line into a .jsonl file, or give the format if it is so"
-        )
-    return given or (suffix if suffix in FORMATS else "txt")
+    if suffix == "json":
+        raise ValueError(f"{path} is JSON: write one object per line, into a file that ends in .jsonl")
+    return suffix if suffix in FORMATS else "txt"
 
 
 def read_table(path: PathLike, kind: str) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ def need_columns(path: PathLike, rows: Sequence[dict[str, Any]], names: Sequence
                 problem = "no column" if name not in row else f"{row[name]!r} in the column"
                 raise ValueError(
                     f"{path}: row {number} has {problem} {name!r} (it has {', '.join(map(str, row))}): every row needs "
-                    "text there. Rename yours, or name it where there is an option for this column"
+                    "text there. Name the column that has it, or give it this name"
                 )
 
 

@@ -168,17 +168,20 @@ def make_treebank(
             keep.append(kept)
         if max_sentences is not None and len(sentences) == max_sentences:
             break
+    unknown: Counter[str] = Counter()
     if punctuation != "keep" and punctuation_by == "tag":
         unknown = check_tags(tags)
         if unknown:
+            shown = ", ".join(tag for tag, _ in unknown.most_common(5))
             logger.warning(
                 f"{unknown.total()} of {tags.total()} words count as punctuation, because their tags are not among "
-                f"those of words in the Penn Treebank: {', '.join(unknown)}. To tell punctuation by form, "
-                "set punctuation_by to 'form'."
+                f"those of words in the Penn Treebank: {shown}. To tell it by form, set punctuation_by to 'form'."
             )
     if not sentences:
         raise ValueError("no sentence has words that are not punctuation: check the treebank and how it is filtered")
     told = "" if punctuation == "keep" or punctuation_by == "tag" else f" (told by {punctuation_by})"
+    if unknown:
+        told += f", with {unknown.total()} words of unknown tags"
     return Treebank(sentences, keep if punctuation == "ignore" else None, PUNCTUATION[punctuation] + told)
 
 

@@ -29,8 +29,9 @@ import hf_synlm  # registers the architectures
 
 CONFIG_FILE, INDEX_FILE = "config.json", "model.safetensors.index.json"
 ADAPTER_FILE = "adapter_config.json"  # of PEFT: the model itself lies elsewhere
-# One of them is in every folder that a tokenizer loads from; the later ones are older than the first two.
+# Tokenizers load from one of them; all but the first two are older, or of other libraries.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab*", "*.model", "*.tiktoken", "tekken.json")
+TOKENIZER_FILES += ("*.spm", "*.tokenizer", "dict.txt")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
 # What `from_pretrained` raises for files that are damaged, or something else than they claim to be.
 _UNUSABLE = (
@@ -188,6 +189,8 @@ def is_folder(name: str | os.PathLike) -> bool:
     text = os.fspath(name)
     if os.path.isdir(text):
         return True
+    if os.path.exists(text):
+        raise ValueError(f"{text!r} is a file: name the folder of the model.")
     if text.startswith((".", "/", "~")) or text.count("/") > 1:
         raise ValueError(f"there is no folder {text!r}. Name one that exists, or owner/name on the Hub.")
     return False
@@ -209,7 +212,7 @@ def check_model_source(
     """
     if not is_folder(name):
         return
-    if revision is not None:
+    if revision not in (None, "main"):  # what is asked for by default
         raise ValueError(
             f"revision {revision!r}: {str(name)!r} is a folder, and revisions are of the Hub. Leave it out."
         )
