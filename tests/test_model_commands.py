@@ -233,7 +233,7 @@ def test_verify_and_push_stop_at_what_differs(small: Path, tmp_path: Path, capsy
     captured = capsys.readouterr()
     # Nothing was sent: the tests have no Hub.
     assert code == 1 and "was not pushed" in captured.err and "broken" in captured.out
-    assert "there is no folder" in fail(capsys, "verify", small / "config.json")
+    assert "is a file: name the folder" in fail(capsys, "verify", small / "config.json")
     assert "--trust-remote-code" in fail(capsys, "verify", "org/model")
     assert "revisions are of the Hub" in fail(capsys, "verify", small, "--revision", "v1")
     assert "There is no folder" in fail(capsys, "push", tmp_path / "nowhere", "org/model")

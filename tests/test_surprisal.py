@@ -441,7 +441,7 @@ def test_tables_of_all_formats(tmp_path):
         ("a.jsonl", b'\n{"sentence": "x \\ud800 y"}\n', "a.jsonl:2: half of a character"),
         ("a.jsonl", b'{"sentence": "a", "document": [1]}\n', r"row 1 has \[1\] in the column 'document'"),
         ("a.jsonl", b'{"sentence": "a", "item": {"id": 1}}\n', r"row 1 has {'id': 1} in the column 'item'"),
-        ("a.json", b'{"sentence": "a"}\n', "one object per line into a .jsonl file"),
+        ("a.json", b'{"sentence": "a"}\n', "into a file that ends in .jsonl"),
         ("a.xlsx", b"PK", "save it as .csv or .tsv"),
         ("a.parquet", b"PAR1", "save it as .csv or .tsv"),
         ("a.txt.gz", b"", "unpack it first"),
