@@ -157,6 +157,10 @@ def test_batches_change_nothing_and_duplicates_are_scored_once(monkeypatch):
     alone = totals(score_words(scorer_of("gpst", batch_size=1), many))
     assert together == pytest.approx(alone, abs=1e-3)
     assert together[:3] == together[5:2:-1] and together[6] == together[1]
+    rows.clear()
+    wide = totals(score_words(scorer_of("gpst", batch_size=8, num_beams=300), many))
+    assert max(rows) == 1 and sum(rows) == len(ITEMS)  # on a CPU, fewer texts go together where beams are wide
+    assert wide == pytest.approx(totals(score_words(scorer_of("gpst", batch_size=1, num_beams=300), many)), abs=1e-3)
 
 
 def test_options_are_those_of_the_search():

@@ -37,6 +37,8 @@ _MAX_LOGITS = 1 << 28
 # How much shorter than the longest a text beside it may be: in a search it costs as much, elsewhere only padding.
 _ALIKE_IN_SEARCH = 0.8
 _ALIKE = 0.5
+# Derivations that a call keeps on a CPU: with many more, GPST takes longer per text.
+_MAX_DERIVATIONS = 400
 # Models of this library that are not trained to predict the end of a sentence.
 _NO_END = frozenset({"lstm_lm"})
 
@@ -73,7 +75,8 @@ class TextScorer:
         estimator: see the top of this file; None = "exact", for GPST and RNNG "beam_marginal".
         num_beams: derivations kept after a word (GPST, RNNG); None = the model's `scoring_num_beams`.
         search_options: further options of `parse` (RNNG: `action_beam_size`, `fast_track_size`, `normalization`).
-        batch_size: texts per call of the model, at most: fewer where logits are large, or lengths differ.
+        batch_size: texts per call of the model, at most: fewer where logits are large, lengths differ, or beams are
+            wide on a CPU.
         begin: predict the first token from a begin token. Without, it has no probability (models with a search and
             recurrent models always begin).
         begin_token: the begin token; None = the tokenizer's, or the one of the model's configuration. It matters: a
@@ -320,8 +323,9 @@ class TextScorer:
         """Texts of about equal length, longest first: a lack of memory shows at once."""
         windows.sort(key=lambda window: -window.num_tokens)
         vocab_size, start = self.model.config.get_text_config().vocab_size, 0
+        most = texts_per_search(self.model, self.batch_size, self.num_beams) if self.searches else self.batch_size
         while start < len(windows):
-            longest, candidates = windows[start].num_tokens, windows[start : start + self.batch_size]
+            longest, candidates = windows[start].num_tokens, windows[start : start + most]
             size = num_alike([window.num_tokens for window in candidates], self.searches)
             if self.estimator != "beam_marginal":
                 size = max(1, min(size, _MAX_LOGITS // (vocab_size * (longest + 1))))
@@ -470,6 +474,22 @@ class _Window:
     @property
     def num_tokens(self) -> int:
         return len(self.ids) + sum(map(len, self.context))
+
+
+def texts_per_search(model: PreTrainedModel, batch_size: int, num_beams: int | None) -> int:
+    """How many texts a search takes at once: `batch_size`, but fewer where beams are wide on a CPU.
+
+    Args:
+        model: that searches.
+        batch_size: what the user allows.
+        num_beams: derivations kept after a word; None = the model's `scoring_num_beams`.
+
+    Returns:
+        At least 1.
+    """
+    if model.device.type != "cpu":
+        return batch_size
+    return max(1, min(batch_size, _MAX_DERIVATIONS // model.word_search(num_beams).num_beams))
 
 
 def num_alike(lengths: Sequence[int], searches: bool) -> int:

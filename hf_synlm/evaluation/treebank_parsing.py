@@ -22,7 +22,7 @@ from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.evaluation.parsing import ParsingScores, branching_baselines, keep_words, unlabeled_f1
 from hf_synlm.evaluation.parsing_conventions import ParsingConvention, Punctuation, check_tags
-from hf_synlm.evaluation.scoring import num_alike
+from hf_synlm.evaluation.scoring import num_alike, texts_per_search
 from hf_synlm.trees import Span, escape_word
 
 logger = logging.getLogger(__name__)
@@ -228,9 +228,10 @@ def parse_sentences(
     order = sorted(range(len(encoded)), key=lambda index: -len(encoded[index][0]))
     parsed: dict[int, ParsedSentence] = {}
     searches = hasattr(model, "word_search") and options.get("method", "search") == "search"
+    most = texts_per_search(model, batch_size, options.get("num_beams")) if searches else batch_size
     bar = tqdm(total=len(order), desc=progress, unit="sent", disable=progress is None)
     while len(parsed) < len(order):
-        candidates = order[len(parsed) : len(parsed) + batch_size]
+        candidates = order[len(parsed) : len(parsed) + most]
         rows = candidates[: num_alike([len(encoded[row][0]) for row in candidates], searches)]
         batch = collate_contexts(
             [{"input_ids": encoded[row][0], "word_ends": encoded[row][1]} for row in rows], tokenizer.pad_token_id
