@@ -258,7 +258,7 @@ class TestNames:
         (tmp_path / "cards").mkdir()
         monkeypatch.chdir(tmp_path)
 
-    @pytest.mark.parametrize("name", ["./no", "../no", ".", "/no", "/tmp/no/x", "~/no", "a/b/c", "cards/"])
+    @pytest.mark.parametrize("name", ["./no", "../no", ".", "/no", "/no/no/x", "~/no", "a/b/c", "cards/"])
     def test_folders_that_are_none(self, name: str, capsys):
         message = "there is no folder" if not Path(name).is_dir() else "holds no config.json: it is no model"
         for load in (load_pretrained, saved_auto_class, describe_model, check_model_source):

@@ -30,8 +30,9 @@ import hf_synlm  # registers the architectures
 CONFIG_FILE, INDEX_FILE = "config.json", "model.safetensors.index.json"
 ADAPTER_FILE = "adapter_config.json"  # of PEFT: the model itself lies elsewhere
 # Tokenizers load from one of them; all but the first two are older, or of other libraries.
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab*", "*.model", "*.tiktoken", "tekken.json")
-TOKENIZER_FILES += ("*.spm", "*.tokenizer", "dict.txt")
+TOKENIZER_FILES = tuple(
+    "tokenizer.json tokenizer_config.json vocab* *.model *.tiktoken tekken.json *.spm *.tokenizer dict.txt".split()
+)
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
 # What `from_pretrained` raises for files that are damaged, or something else than they claim to be.
 _UNUSABLE = (
