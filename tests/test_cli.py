@@ -24,6 +24,7 @@ import torch
 
 from hf_synlm import __version__
 from hf_synlm.cli import main
+from hf_synlm.evaluation import results
 from hf_synlm.evaluation.blimp import evaluate_pairs, read_pairs
 from hf_synlm.evaluation.perplexity import evaluate_perplexity
 from hf_synlm.evaluation.results import write_text
@@ -300,22 +301,45 @@ def test_no_file_that_is_read_is_overwritten(texts, tmp_path, capsys):
 
     model = ("--model", "missing")
     notes = texts.rename(tmp_path / "notes.md")
+    (tmp_path / "notes.json").touch()
     assert refused("evaluate", "perplexity", notes, *model, "--out", tmp_path / "notes.json")
     meta = notes.rename(tmp_path / "out.tsv.meta.json")
     assert refused("surprisal", meta, *model, "--format", "txt", "--out", tmp_path / "out.tsv")
     (link := tmp_path / "link.tsv").symlink_to(meta)
     assert refused("surprisal", meta, *model, "--format", "txt", "--out", link)
-    write_blimp(tmp_path / "blimp")
-    for name in ("more.json", "other.json"):
-        (tmp_path / "blimp" / name).write_text("{}")
-    for name in ("more.json", "new.json"):
-        assert refused("evaluate", "blimp", tmp_path / "blimp", *model, "--out", tmp_path / "blimp" / name)
-    (tmp_path / "blimp" / "other.json").unlink()
-    # A table may lie beside a text of the same name, and a result in a folder of files with another ending.
+    # A table may lie beside a text of the same name.
     notes = meta.rename(tmp_path / "out.json.md")
     assert not refused("surprisal", notes, *model, "--out", tmp_path / "out.json.tsv")
-    # The same command works twice.
-    assert not refused("evaluate", "blimp", tmp_path / "blimp", *model, "--out", tmp_path / "blimp" / "more.json")
+
+
+def test_results_replace_results_only(texts, tmp_path, capsys):
+    def outcome(*arguments: str | Path) -> str:
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        assert main([*map(str, arguments), "--model", "missing/model/here"]) == 2
+        assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        return capsys.readouterr().err
+
+    (suites := tmp_path / "suites").mkdir()
+    (suites / "number.json").write_text(json.dumps(suite_data()))
+    # Neither the only suite nor a new file that would be read as one, but what lies elsewhere may link to suites.
+    assert "is no result" in outcome("evaluate", "syntaxgym", suites, "--out", suites / "number.json")
+    assert "would be read as one" in outcome("evaluate", "syntaxgym", suites, "--out", suites / "new.json")
+    (linked := tmp_path / "linked").mkdir()
+    (linked / "number.json").symlink_to(suites / "number.json")
+    assert "is no result" in outcome("evaluate", "syntaxgym", linked, "--out", suites / "number.json")
+    assert "no folder 'missing" in outcome("evaluate", "syntaxgym", linked, "--out", suites / "new.json")
+    # In the folder of BLiMP's .jsonl files: results of several models, but no other JSON, nor the README.
+    write_blimp(blimp := tmp_path / "blimp")
+    for name, content in {"meta.json": '{"name": 1}', "list.json": "[]", "text.json": "{", "README.md": "#"}.items():
+        (blimp / name).write_text(content)
+        if name != "README.md":
+            assert "is no result" in outcome("evaluate", "blimp", blimp, "--out", blimp / name)
+    assert "README.md exists" in outcome("evaluate", "blimp", blimp, "--out", blimp / "README.json")
+    (blimp / "old.json").write_text(json.dumps({"format": results.FORMAT}))
+    (blimp / "old.md").write_text("| a table |")
+    (blimp / "empty.json").touch()
+    for name in ("old.json", "empty.json", "new.json"):
+        assert "no folder 'missing" in outcome("evaluate", "blimp", blimp, "--out", blimp / name)
 
 
 def test_devices_are_refused_and_links_stay(models, texts, tmp_path, capsys):
@@ -332,6 +356,9 @@ def test_devices_are_refused_and_links_stay(models, texts, tmp_path, capsys):
         with pytest.raises(ValueError, match=message):
             write_text(tmp_path / name, "text")
     assert stat.S_ISFIFO((tmp_path / "pipe.json").lstat().st_mode)
+    ends = os.pipe()  # a link to something without a name in the file system, as /dev/stdout may be
+    with pytest.raises(ValueError, match="a device or a pipe"):
+        write_text(f"/proc/self/fd/{ends[1]}", "text")
     (tmp_path / "pictures").mkdir()
     os.mkfifo(tmp_path / "pictures" / "1.svg")
     (tmp_path / "trees.txt").write_text("(a b)\n(c d)\n")

@@ -20,7 +20,7 @@ from hf_synlm.evaluation.evalb import (
     labeled_f1,
     score_sentence,
 )
-from hf_synlm.evaluation.parsing import unlabeled_f1_of_sentences
+from hf_synlm.evaluation.treebank_parsing import make_treebank, score_trees
 from hf_synlm.trees import random_tree
 
 GOLDENS = Path(__file__).parent / "goldens" / "evalb"
@@ -190,11 +190,11 @@ def test_bad_trees_are_errors(tmp_path):
 def test_unlabeled_f1_of_labeled_trees():
     (gold,) = parse_treebank(["(S (NP (NP (DT the) (NN cat))) (VP (VB sits) (PP (IN on) (NP (NN it)))) (. .))"])
     spans = [(0, 1), (0, 2), (3, 5), (2, 5), (0, 6)]
-    assert unlabeled_f1_of_sentences([spans], [gold]).corpus_f1 == 1.0
+    treebank = make_treebank([gold], "keep")
+    assert score_trees([spans], treebank).corpus_f1 == 1.0
     wrong = [(0, 2), (0, 3), (0, 4), (0, 5), (0, 6)]
-    assert unlabeled_f1_of_sentences([wrong], [gold]).corpus_f1 == pytest.approx(2 / 7)
+    assert score_trees([wrong], treebank).corpus_f1 == pytest.approx(2 / 7)
     # Without the full stop (0, 5) is the whole sentence, which this convention drops.
-    kept = unlabeled_f1_of_sentences([wrong], [gold], punctuation="tag")
-    assert kept.corpus_f1 == pytest.approx(2 / 6)
+    assert score_trees([wrong], make_treebank([gold], "ignore")).corpus_f1 == pytest.approx(2 / 6)
     with pytest.raises(ValueError, match="sentence 0"):
-        unlabeled_f1_of_sentences([[(0, 7)]], [gold])
+        score_trees([[(0, 7)]], treebank)

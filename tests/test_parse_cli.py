@@ -181,6 +181,17 @@ def test_a_search_takes_sentences_of_about_the_same_length(monkeypatch):
     alone = parse_sentences(model, tokenizer, sentences, num_beams=5, batch_size=1)
     parse_sentences(model, tokenizer, sentences, method="inside", batch_size=2)
     assert sizes[:7] == [3, 2, 1, 1, 1, 1, 1] and sum(sizes[7:]) == 5
+    sizes.clear()
+    parse_sentences(model, tokenizer, sentences[:2], num_beams=300)
+    parse_sentences(model, tokenizer, [["We"]] * 3, num_beams=300)
+    assert sizes == [1, 1, 1, 1, 1]
+    # What is refused leaves the model as it was.
+    model.train()
+    for wrong, options in (([["We", "a b"]], {}), ([["We"]], {"num_beams": 0})):
+        with pytest.raises(ValueError):
+            parse_sentences(model, tokenizer, wrong, **options)
+        assert model.training
+    model.eval()
     for size in (0, -3):
         with pytest.raises(ValueError, match=f"batch_size is {size}"):
             parse_sentences(model, tokenizer, sentences, batch_size=size)

@@ -96,8 +96,12 @@ def test_no_text_is_an_error(tmp_path):
 def test_words_of_a_treebank(tmp_path):
     tree = "(S (NP (DT The) (NN cat)) (VP (VBZ sleeps)) (. .))"
     (tmp_path / "gold.mrg").write_text(f"{tree}\n(FRAG (. .))\n")
-    assert [item.text for item in read_treebank_items(tmp_path / "gold.mrg")] == ["The cat sleeps .", "."]
-    assert [item.text for item in read_treebank_items(tmp_path / "gold.mrg", "remove")] == ["The cat sleeps"]
+    for arguments, texts, treatment in (
+        ((), ["The cat sleeps .", "."], "punctuation kept and scored"),
+        (("remove",), ["The cat sleeps"], "punctuation removed before parsing"),
+    ):
+        items, told = read_treebank_items(tmp_path / "gold.mrg", *arguments)
+        assert [item.text for item in items] == texts and told == treatment
     (tmp_path / "empty.mrg").write_text("(FRAG (. .))\n")
     with pytest.raises(ValueError, match="empty.mrg: no sentence has words"):
         read_treebank_items(tmp_path / "empty.mrg", "remove")

@@ -376,6 +376,17 @@ def test_words_of_treebanks_are_added(tmp_path: Path, tokenizer_folder: str) -> 
     assert prepared.train.source_names() == ["text.txt", "the words of trees.txt"]
 
 
+def test_tags_of_other_treebanks_tell_no_punctuation(tmp_path: Path, tokenizer_folder: str) -> None:
+    trees = write(tmp_path / "trees.txt", "(S (NP (ART Die) (NN Katze)) (VP (VVFIN schläft)) ($. .))")
+    text = write(tmp_path / "text.txt", "Well, it rains.")
+    names = {"train_files": [text], "validation_files": [text], "train_trees": [trees]}
+    arguments = CorpusArguments(**names, tokenizer_name=tokenizer_folder, drop_punctuation=True)
+    with pytest.raises(ValueError, match=r"3 of 4 words have tags .*: leave out drop_punctuation"):
+        prepare.prepare(arguments, tmp_path / "out")
+    prepared = prepare.prepare(replace(arguments, drop_punctuation=False), tmp_path / "out")
+    assert len(sentences_of(prepared.train)) == 2
+
+
 def test_formats_may_be_mixed(tmp_path: Path, tokenizer_folder: str) -> None:
     paths = [write(tmp_path / "a.txt", "One."), write(tmp_path / "b.jsonl", '{"text": "Two."}')]
     arguments = CorpusArguments(train_files=paths, validation_files=paths[:1], tokenizer_name=tokenizer_folder)

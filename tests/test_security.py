@@ -279,8 +279,11 @@ class TestNames:
         for load in (load_pretrained, load_tokenizer, check_tokenizer_source):
             with pytest.raises(ValueError, match=message):
                 load(str(checkpoint))
-        (checkpoint / "vocab.txt").touch()  # of an older tokenizer
-        check_tokenizer_source(checkpoint)
+        for file in ("vocab.txt", "spm.model", "source.spm", "tekken.json", "dict.txt"):  # of other tokenizers
+            (checkpoint / file).touch()
+            check_tokenizer_source(checkpoint)
+            (checkpoint / file).unlink()
+        (checkpoint / "vocab.txt").touch()
         check_tokenizer_source(tmp_path, subfolder=checkpoint.name)
 
     def test_other_folders_of_models(self, checkpoint: Path, tmp_path: Path):
@@ -293,7 +296,6 @@ class TestNames:
         for load in (load_pretrained, saved_auto_class, describe_model):
             with pytest.raises(ValueError, match="revision 'v1': .* revisions are of the Hub. Leave it out"):
                 load(str(checkpoint), revision="v1")
-        check_model_source(str(checkpoint), revision="main")  # as if nothing were asked for
         assert main(["generate", "--prompt", "We", "--model", str(checkpoint), "--revision", "v1"]) == 2
         assert "revisions are of the Hub" in capsys.readouterr().err
 

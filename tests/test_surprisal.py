@@ -445,7 +445,7 @@ def test_tables_of_all_formats(tmp_path):
         ("a.jsonl", b'\n{"sentence": "x \\ud800 y"}\n', "a.jsonl:2: half of a character"),
         ("a.jsonl", b'{"sentence": "a", "document": [1]}\n', r"row 1 has \[1\] in the column 'document'"),
         ("a.jsonl", b'{"sentence": "a", "item": {"id": 1}}\n', r"row 1 has {'id': 1} in the column 'item'"),
-        ("a.json", b'{"sentence": "a"}\n', "into a file that ends in .jsonl"),
+        ("a.json", b'{"sentence": "a"}\n', "name the file .jsonl, or its format"),
         ("a.xlsx", b"PK", "save it as .csv or .tsv"),
         ("a.parquet", b"PAR1", "save it as .csv or .tsv"),
         ("a.txt.gz", b"", "unpack it first"),
@@ -458,6 +458,9 @@ def test_bad_files_are_named(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_items(tmp_path / name)
+    (tmp_path / name).write_text('{"sentence": "a"}', encoding="utf-8")
+    if not name.endswith(".gz"):  # a format that is named counts
+        assert read_items(tmp_path / name, kind="jsonl") == [TextItem("1", "a")]
 
 
 def test_columns_that_are_named_must_be_there(tmp_path):

@@ -382,6 +382,18 @@ def test_preprocessing_and_limits(corpus: dict[str, str]) -> None:
     )
 
 
+def test_tags_have_to_tell_words_where_words_are_asked_for(corpus: dict[str, str], tmp_path: Path, caplog) -> None:
+    """All files count together: one short file with a strange tag is no reason to stop."""
+    (strange := tmp_path / "strange.txt").write_text("(S (AFX ex) (NN cat))")
+    paths = [corpus["train"], str(strange)]
+    sentences = [sentence.words for sentence in stream_batches.read_trees(paths, "words-only")]
+    assert sentences[-1] == ("cat",) and len(sentences) > 1
+    assert "words count as punctuation" in caplog.text and "AFX" in caplog.text
+    with pytest.raises(ValueError, match="1 of 2 words have tags .*: leave out .* 'words-only' of .*strange.txt"):
+        list(stream_batches.read_trees([str(strange)], "words-only"))
+    assert [sentence.words for sentence in stream_batches.read_trees([str(strange)])] == [("ex", "cat")]
+
+
 # ---------------------------------------------------------------------------------------------- runs
 COURSES = {
     # Averaging begins after the first epoch, fine-tuning after the third.

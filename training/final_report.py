@@ -21,6 +21,7 @@ from hf_synlm.evaluation.parsing import ParsingScores
 from hf_synlm.evaluation.treebank_parsing import (
     PUNCTUATION,
     Treebank,
+    load_treebank,
     score_baselines,
     score_numbers,
     score_table,
@@ -60,6 +61,32 @@ class FinalReport:
             numbers = ", ".join(f"{kind} {100 * scores[kind].sentence_f1:.2f}" for kind in kinds)
             parts.append(f"{PUNCTUATION[name]}: {numbers}")
         return "test sentence F1: " + "; ".join(parts)
+
+
+def load_report_treebanks(
+    path: str, treatments: Sequence[str], max_sentences: int | None = None, split_leaves: bool = False
+) -> dict[str, Treebank]:
+    """Read the trees of the report.
+
+    Args:
+        path: a treebank.
+        treatments: of punctuation (`make_treebank`).
+        max_sentences: read only so many of the first sentences.
+        split_leaves: as in `read_treebank`.
+
+    Returns:
+        The trees by treatment of punctuation.
+
+    Raises:
+        ValueError: as `load_treebank`.
+    """
+    treebanks = {}
+    for name in treatments:
+        try:
+            treebanks[name] = load_treebank(path, name, max_sentences, split_leaves)
+        except ValueError as error:
+            raise ValueError(f"trees of the final report (report_punctuation {name!r}): {error}") from error
+    return treebanks
 
 
 def report_saved_model(

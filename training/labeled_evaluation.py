@@ -5,7 +5,6 @@ over trees, and its word perplexity is the one that compares with a model withou
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +20,8 @@ from tree_batches import TreeCollator, TreeDataset, padded_batches
 
 from hf_synlm.data.parsed import word_brackets
 from hf_synlm.evaluation.evalb import EvalbParameters, EvalbScores, labeled_f1
-from hf_synlm.evaluation.parsing import ParsingScores, branching_baselines, keep_words, unlabeled_f1_of_sentences
-from hf_synlm.evaluation.parsing_conventions import Punctuation, has_penn_tags
+from hf_synlm.evaluation.parsing import ParsingScores, branching_baselines, keep_words, unlabeled_f1
+from hf_synlm.evaluation.parsing_conventions import Punctuation
 from hf_synlm.loss_shares import share_of
 from hf_synlm.trees import Span
 
@@ -139,8 +138,9 @@ class SearchScores:
         labeled: EVALB's scores (COLLINS.prm).
         unlabeled: the same brackets without their labels.
         induction: unlabeled F1 as for models that induce their trees (convention "gpst", punctuation not counted;
-            treebanks with tags that are not the Penn Treebank's tell it by its form).
+            see `TreeDataset.punctuation_by`).
         right_branching: the same for right-branching trees.
+        punctuation_by: what told punctuation in these two, "tag" or "form".
         word_perplexity: exp(- sum of the words' log prefix-probability ratios / number of words).
         num_sentences: sentences parsed.
         num_failures: sentences for which the beam held no complete tree; their gold brackets count as missed.
@@ -151,6 +151,7 @@ class SearchScores:
     unlabeled: EvalbScores
     induction: ParsingScores
     right_branching: ParsingScores
+    punctuation_by: Punctuation
     word_perplexity: float
     num_sentences: int
     num_failures: int
@@ -165,6 +166,7 @@ class SearchScores:
             "unlabeled_f1": round(100 * self.unlabeled.f1, 2),
             "induction_sentence_f1": round(100 * self.induction.sentence_f1, 2),
             "right_branching_sentence_f1": round(100 * self.right_branching.sentence_f1, 2),
+            "punctuation_by": self.punctuation_by,
             "word_perplexity": self.word_perplexity,
             "num_sentences": self.num_sentences,
             "num_failures": self.num_failures,
@@ -179,7 +181,8 @@ class SearchScores:
             f"labeled F1 {n['labeled_f1']:.2f} (precision {n['labeled_precision']:.2f}, recall "
             f"{n['labeled_recall']:.2f}), unlabeled F1 {n['unlabeled_f1']:.2f} (EVALB, COLLINS.prm); sentence F1 "
             f"{n['induction_sentence_f1']:.2f}, right branching {n['right_branching_sentence_f1']:.2f} (convention "
-            f"{self.induction.convention}; punctuation not counted); word perplexity {n['word_perplexity']:.2f}"
+            f"{self.induction.convention}; punctuation, told by {self.punctuation_by}, not counted); word "
+            f"perplexity {n['word_perplexity']:.2f}"
         )
 
 
@@ -262,14 +265,16 @@ def _score(dataset: TreeDataset, results: Sequence[tuple[int, Any, float]], beam
     trees: list[tuple[list[str], list[Span]]] = [([], []) if tree is None else tree for _, tree, _ in results]
     spans = [[tuple(span) for span in tree[1]] for tree in trees]
     lengths = [len(sentence.words) for sentence in gold]
-    by: Punctuation = "tag" if has_penn_tags(Counter(tag for sentence in gold for tag in sentence.tags)) else "form"
+    by = dataset.punctuation_by
     keep = [keep_words(sentence.words, sentence.tags, by) for sentence in gold]
-    baselines = branching_baselines([sentence.spans for sentence in gold], lengths, keep=keep)
+    gold_spans = [sentence.spans for sentence in gold]
+    baselines = branching_baselines(gold_spans, lengths, keep=keep)
     return SearchScores(
         labeled=labeled_f1(trees, gold),
         unlabeled=labeled_f1(trees, gold, EvalbParameters(labeled=False)),
-        induction=unlabeled_f1_of_sentences(spans, gold, punctuation=by),
+        induction=unlabeled_f1(spans, gold_spans, lengths, keep=keep),
         right_branching=baselines["right"],
+        punctuation_by=by,
         word_perplexity=_exp(-sum(log_prob for _, _, log_prob in results) / sum(lengths)),
         num_sentences=len(results),
         num_failures=sum(tree is None for _, tree, _ in results),

@@ -31,7 +31,7 @@ from common import (
     set_up_layers,
     start_tracking,
 )
-from final_report import report_saved_model
+from final_report import load_report_treebanks, report_saved_model
 from flops import gpst_flops_per_token
 from generation_samples import SampleGenerator
 from hub_uploads import CheckpointUploads, push_final_model
@@ -176,8 +176,7 @@ class EvaluationArguments:
         """Trees of the final report by treatment of punctuation; empty without a report."""
         if not self.final_report or self.test_trees is None:
             return {}
-        path, limit = self.test_trees, self.max_tree_sentences
-        return {name: load_treebank(path, name, limit) for name in self.report_punctuation}
+        return load_report_treebanks(self.test_trees, self.report_punctuation, self.max_tree_sentences)
 
     def methods(self) -> dict[str, dict[str, Any]]:
         """Kinds of trees that are scored, with their options of `parse`."""

@@ -5,9 +5,9 @@ single sentences between boundary tokens. Order and lengths of the batches are a
 """
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from hf_synlm.data.penn_treebank import to_ptb_concat
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.streams import SentenceCode, StreamRows, TokenStream, collate_framed, make_stream, stream_remainder
 from hf_synlm.data.text import read_lines
-from hf_synlm.data.treebank import WORD_TAGS, TreebankSentence, parse_treebank, read_treebank
+from hf_synlm.data.treebank import WORD_TAGS, TreebankSentence, count_tags, parse_treebank, read_treebank
 from hf_synlm.data.vocabulary import UNKNOWN_RULES, word_tokenizer
 from hf_synlm.evaluation.parsing_conventions import check_tags
 from hf_synlm.hub.checkpoint import check_tokenizer_source
@@ -205,13 +205,20 @@ def read_trees(
         ValueError: see `read_treebank`; or "words-only" where tags do not tell words.
     """
     keep_tags = WORD_TAGS if preprocessing == "words-only" else None
+    if preprocessing == "words-only":
+        _check_tags(tuple(paths), split_leaves)
     for path in paths:
-        if preprocessing == "words-only":
-            check_tags(Counter(tag for tree in read_treebank(path, split_leaves=split_leaves) for tag in tree.tags))
         for sentence in read_treebank(path, keep_tags=keep_tags, split_leaves=split_leaves):
             prepared = to_ptb_concat(sentence) if preprocessing == "ptb-concat" else sentence
             if prepared is not None:
                 yield prepared
+
+
+@cache
+def _check_tags(paths: tuple[str, ...], split_leaves: bool) -> None:
+    """Raise ValueError where tags do not tell words; files that are read again were checked."""
+    remedy = f"leave out the preprocessing 'words-only' of {', '.join(paths)}"
+    check_tags(count_tags(paths, split_leaves=split_leaves), remedy)
 
 
 def read_words(

@@ -28,7 +28,7 @@ from common import (
     set_up_layers,
     start_tracking,
 )
-from final_report import report_saved_model
+from final_report import load_report_treebanks, report_saved_model
 from flops import recurrent_flops_per_token, rnng_flops_per_token
 from generation_samples import SampleGenerator
 from hub_uploads import CheckpointUploads, push_final_model
@@ -53,7 +53,7 @@ from tree_batches import (
 
 from hf_synlm import LSTMConfig, LSTMForCausalLM, RNNGConfig, RNNGForCausalLM
 from hf_synlm.data.vocabulary import word_final_ids
-from hf_synlm.evaluation.treebank_parsing import PUNCTUATION, Treebank, load_treebank
+from hf_synlm.evaluation.treebank_parsing import PUNCTUATION, Treebank
 from hf_synlm.hub.checkpoint import check_model_source
 
 CONFIGS = {"rnng": RNNGConfig, "lstm": LSTMConfig}
@@ -161,13 +161,7 @@ class CourseArguments:
         """Trees of the final report by treatment of punctuation; empty without a report."""
         if not self.final_report or not data.test_files:
             return {}
-        treebanks = {}
-        for name in self.report_punctuation:
-            try:
-                treebanks[name] = load_treebank(data.test_files[0], name, REPORT_SENTENCES, data.split_leaves)
-            except ValueError as error:
-                raise ValueError(f"report_punctuation {name!r}: {error}") from error
-        return treebanks
+        return load_report_treebanks(data.test_files[0], self.report_punctuation, REPORT_SENTENCES, data.split_leaves)
 
     def beam(self, config: PreTrainedConfig) -> dict[str, int]:
         """Widths of the search, the model's where none are given."""

@@ -8,6 +8,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from hf_synlm.data.oracle import encode_trees
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import UNKNOWN_RULES, subword_tokenizer, word_tokenizer
+from hf_synlm.evaluation.parsing_conventions import Punctuation, has_penn_tags
 from hf_synlm.hub.checkpoint import check_tokenizer_source
 from hf_synlm.schedule_rnng import make_schedule
 
@@ -254,6 +256,12 @@ class TreeDataset(torch.utils.data.Dataset):
     def lengths(self, column: str) -> np.ndarray:
         """Lengths of all lists of a column, such as "actions"."""
         return np.asarray(pc.list_value_length(_column(self.table, column)))
+
+    @cached_property
+    def punctuation_by(self) -> Punctuation:
+        """What tells punctuation in these trees: their tags where they are the Penn Treebank's, else its form."""
+        counts = pc.value_counts(pc.list_flatten(_column(self.table, "tags"))).to_pylist()
+        return "tag" if has_penn_tags({item["values"]: item["counts"] for item in counts}) else "form"
 
     def describe(self) -> str:
         """One line about the size."""

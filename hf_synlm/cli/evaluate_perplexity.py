@@ -8,7 +8,6 @@ from hf_synlm.cli import options
 from hf_synlm.evaluation.perplexity import evaluate_perplexity
 from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.text_items import read_items, read_treebank_items
-from hf_synlm.evaluation.treebank_parsing import PUNCTUATION
 
 
 def command(
@@ -38,8 +37,7 @@ def command(
     if file_format == "treebank":
         if text_column is not None:
             raise ValueError("--text-column: a treebank has no columns, leave it out")
-        items = read_treebank_items(texts, punctuation or "keep")
-        settings["punctuation"] = PUNCTUATION[punctuation or "keep"]
+        items, settings["punctuation"] = read_treebank_items(texts, punctuation or "keep")
     elif punctuation is not None:
         raise ValueError("--punctuation belongs to --format treebank, where tags tell it; pass text without it instead")
     else:

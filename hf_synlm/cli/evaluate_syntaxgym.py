@@ -24,5 +24,9 @@ def command(
     Example: synlm evaluate syntaxgym test_suites/json --model runs/gpst_tiny/model --num-beams 300 --out sg.json
     """
     paths = find_suites(suites, suite or [])
+    if out is not None and out.resolve().parent == suites.resolve():
+        raise ValueError(
+            f"--out {out}: the folder is that of the suites, where it would be read as one. Choose another"
+        )
     scorer = scoring.scorer(model)
     options.report(evaluate_syntaxgym(scorer, paths, options={"seed": scoring.seed}), out)

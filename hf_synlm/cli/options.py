@@ -66,7 +66,9 @@ DType = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     typer.Option("--dtype", help="Type of the weights; auto = as saved.", rich_help_panel=_COMPUTE),
 ]
-BatchSize = Annotated[int, typer.Option(min=1, help="Sentences per call of the model.", rich_help_panel=_COMPUTE)]
+BatchSize = Annotated[
+    int, typer.Option(min=1, help="Sentences per call of the model, at most.", rich_help_panel=_COMPUTE)
+]
 Seed = Annotated[int, typer.Option(help="Of everything random; scoring itself is not.", rich_help_panel=_COMPUTE)]
 
 
@@ -293,7 +295,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _check_overwriting(given: Mapping[str, Any], beside: Sequence[Callable[[Path], Path]]) -> None:
-    """Raise ValueError where `out`, or what is written beside it, is read, or lies in a folder of such files."""
+    """Raise ValueError where `out`, or what is written beside it, is read."""
     out = given.get("out")
     values = [value for name, value in given.items() if name != "out"]
     read = {
@@ -303,12 +305,8 @@ def _check_overwriting(given: Mapping[str, Any], beside: Sequence[Callable[[Path
         if isinstance(path, Path)
     }
     for path in [] if out is None else [out, *(name(out) for name in beside)]:
-        written = path.resolve()
-        joins = written.parent in read and any(
-            file.name != written.name for file in written.parent.glob(f"*{written.suffix}")
-        )
-        if written in read or joins:
-            raise ValueError(f"--out {out} would overwrite what is read, or join it ({path}): choose another name")
+        if path.resolve() in read:
+            raise ValueError(f"--out {out} would overwrite what is read ({path}): choose another name")
 
 
 # --------------------------------------------------------------------------------------------------------- results

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 import pyarrow
 import pyarrow.parquet
 
-from hf_synlm.data.treebank import read_treebank
-from hf_synlm.evaluation.parsing_conventions import keep_by_tag
+from hf_synlm.data.treebank import count_tags, read_treebank
+from hf_synlm.evaluation.parsing_conventions import check_tags, keep_by_tag
 
 LINE_LIMIT = 1 << 20  # bytes of a line; longer ones are cut
 HASHED_BYTES = 1 << 26  # files up to this size are told apart by their content, larger ones by size and time
@@ -352,6 +352,12 @@ class TreebankFiles(TextFiles):
     def __init__(self, paths: Sequence[str], drop_punctuation: bool):
         super().__init__(paths)
         self.drop_punctuation = drop_punctuation
+
+    def rows(self, start: Any, counts: Counter[str]) -> Iterator[list[str]]:
+        """Rows of all files; ValueError where tags do not tell punctuation that is to be left out."""
+        if self.drop_punctuation and start is None:
+            check_tags(count_tags(self.paths), "leave out drop_punctuation, or give the sentences as text")
+        yield from super().rows(start, counts)
 
     def _read(self, path: str, file: BinaryIO, counts: Counter[str]) -> Iterator[list[str]]:
         for number, sentence in enumerate(read_treebank(path)):

@@ -11,6 +11,7 @@ ROOT if it has no label of its own; so is the one around a tree that is a bare w
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate, compress
 
@@ -180,6 +181,24 @@ def parse_treebank(
             f"{source}: no word of {num_trees} trees has one of the tags to keep ({', '.join(sorted(keep_tags)[:5])} "
             "...): the treebank has others, so read it with all its words (in training, without 'words-only')"
         )
+
+
+def count_tags(paths: Iterable[PathLike], *, split_leaves: bool = False) -> Counter[str]:
+    """How often each tag occurs in files of bracketed trees.
+
+    Args:
+        paths: the files.
+        split_leaves: as in `read_treebank`.
+
+    Returns:
+        The counts of the words that `read_treebank` gives.
+
+    Raises:
+        ValueError: as `read_treebank`.
+    """
+    return Counter(
+        tag for path in paths for sentence in read_treebank(path, split_leaves=split_leaves) for tag in sentence.tags
+    )
 
 
 def _read_brackets(lines: Iterable[str], source: str, split_leaves: bool) -> Iterator[_Node]:

@@ -12,13 +12,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.parsing_conventions import (
     CONVENTIONS,
     ParsingConvention,
-    Punctuation,
     check_spans,
-    check_tags,
     drop_tokens,
     keep_by_tag,
     keep_by_word,
@@ -50,7 +47,6 @@ __all__ = [
     "keep_words",
     "resolve_convention",
     "unlabeled_f1",
-    "unlabeled_f1_of_sentences",
 ]
 
 
@@ -285,43 +281,6 @@ def unlabeled_f1(
             for level, score in zip(("sentence", "corpus"), tally.scores(), strict=False)
         },
         f1_per_sentence=tuple(chosen.f1),
-    )
-
-
-def unlabeled_f1_of_sentences(
-    predicted: Sequence[Sequence[Span]],
-    gold: Sequence[TreebankSentence],
-    convention: str | ParsingConvention = "gpst",
-    *,
-    punctuation: Punctuation | None = None,
-    **changes: Any,
-) -> ParsingScores:
-    """Score the spans of labeled trees without their labels (`hf_synlm.evaluation.evalb` scores them with).
-
-    Args:
-        predicted: per sentence the half-open word spans of the predicted tree; unary chains and spans over one word may
-            be among them, the convention says whether they count.
-        gold: the gold sentences.
-        convention: as in `unlabeled_f1`.
-        punctuation: remove punctuation from both trees, which the gold sentence tells by its "tag" or its "form"
-            (`keep_words`). None keeps it.
-        **changes: as in `unlabeled_f1`.
-
-    Returns:
-        The scores.
-
-    Raises:
-        ValueError: as `unlabeled_f1`.
-    """
-    if punctuation == "tag":
-        check_tags(Counter(tag for sentence in gold for tag in sentence.tags))
-    return unlabeled_f1(
-        predicted,
-        [[(i, j) for _, i, j in sentence.labeled_spans] for sentence in gold],
-        [len(sentence.words) for sentence in gold],
-        convention,
-        keep=None if punctuation is None else [keep_words(s.words, s.tags, punctuation) for s in gold],
-        **changes,
     )
 
 

@@ -6,6 +6,7 @@ is `hf_synlm.evaluation.parsing`; the conventions of the program EVALB are in `h
 """
 
 import dataclasses
+import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
@@ -13,6 +14,8 @@ from typing import Any, Literal, get_args
 
 from hf_synlm.data.treebank import PUNCTUATION_TAGS, SYMBOL_TAGS, WORD_TAGS
 from hf_synlm.trees import Span
+
+logger = logging.getLogger(__name__)
 
 # The single ' is not among them: in treebanks it is a possessive as often as a quotation mark.
 PUNCTUATION_WORDS = frozenset(
@@ -183,26 +186,34 @@ def _unknown_tags(tags: Mapping[str, int]) -> Counter[str]:
     return Counter({tag: count for tag, count in tags.items() if tag not in known})
 
 
-def check_tags(tags: Mapping[str, int]) -> Counter[str]:
-    """Check that tags tell punctuation (`has_penn_tags`).
+def check_tags(
+    tags: Mapping[str, int], remedy: str = "keep punctuation, or tell it by form where that can be chosen"
+) -> int:
+    """Check that tags tell punctuation (`has_penn_tags`), and warn of those that are not known.
 
     Args:
         tags: how often each tag occurs in a treebank.
+        remedy: what to do if they do not, for the message.
 
     Returns:
-        The others, which `keep_by_tag` takes for punctuation too.
+        How many words have other tags, so that `keep_by_tag` takes them for punctuation too.
 
     Raises:
-        ValueError: more words have other tags, as in the Brown corpus and in treebanks of other languages.
+        ValueError: more than one in twenty, as in the Brown corpus and in treebanks of other languages.
     """
     unknown, total = _unknown_tags(tags), sum(tags.values())
+    shown = ", ".join(tag for tag, _ in unknown.most_common(5))
     if not has_penn_tags(tags):
         raise ValueError(
-            f"{unknown.total()} of {total} words have tags that are not the Penn Treebank's, such as "
-            f"{', '.join(tag for tag, _ in unknown.most_common(5))}, so tags do not tell punctuation here: tell it by "
-            "form (punctuation_by 'form'), or keep it (punctuation 'keep')"
+            f"{unknown.total()} of {total} words have tags that are not the Penn Treebank's, such as {shown}, so tags "
+            f"do not tell punctuation here: {remedy}"
         )
-    return unknown
+    if unknown:
+        logger.warning(
+            f"{unknown.total()} of {total} words count as punctuation, because their tags are not among those of words "
+            f"in the Penn Treebank: {shown}"
+        )
+    return unknown.total()
 
 
 def drop_tokens(spans: Sequence[Span], keep: Sequence[bool]) -> list[Span]:

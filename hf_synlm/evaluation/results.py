@@ -36,6 +36,7 @@ from hf_synlm.data.text import PathLike, read_bytes
 
 Row: TypeAlias = dict[str, Any]
 FORMAT, FORMAT_VERSION = "hf_synlm.result", 1
+SUMMARY_FORMAT = "hf_synlm.summary"
 _LIBRARIES = ("hf_synlm", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -165,13 +166,29 @@ def check_report(path: PathLike) -> Path:
         The path.
 
     Raises:
-        ValueError: it does not end in .json, or one of the two files cannot be written.
+        ValueError: it does not end in .json, one of the two files cannot be written, or is there and was not written
+            by this function.
     """
     path = Path(path)
     if path.suffix.lower() != ".json":
         raise ValueError(f"{path}: results are JSON, with a table beside it in .md. Choose a name in .json")
-    check_writable(path.with_suffix(".md"))
-    return check_writable(path)
+    beside = check_writable(path.with_suffix(".md"))
+    check_writable(path)
+    if not path.exists() and beside.exists():
+        raise ValueError(f"{beside} exists, and would be replaced by the table of {path}. Choose another name")
+    if path.exists() and not _is_report(path):
+        raise ValueError(f"{path} exists, and is no result of this library. Choose another name")
+    return path
+
+
+def _is_report(path: Path) -> bool:
+    """Whether a file is one that `write_report` writes, or empty."""
+    content = path.read_bytes()
+    try:
+        fields = json.loads(content or "{}")
+    except ValueError:  # of JSON, or of UTF-8
+        return False
+    return not content or (isinstance(fields, dict) and fields.get("format") in (FORMAT, SUMMARY_FORMAT))
 
 
 def check_writable(path: PathLike) -> Path:

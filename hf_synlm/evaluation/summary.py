@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_synlm.evaluation.results import EvaluationResult, PathLike, Row, json_text, load_result
+from hf_synlm.evaluation.results import SUMMARY_FORMAT, EvaluationResult, PathLike, Row, json_text, load_result
 
 # How many texts did not fit the positions of the model.
 _CUTS = ("texts_in_windows", "contexts_cut")
@@ -97,7 +97,7 @@ def summary_to_json(paths: Sequence[PathLike], results: Sequence[EvaluationResul
         runs), `runs` (file, model, seed) and `scores` (the rows).
     """
     fields = {
-        "format": "hf_synlm.summary",
+        "format": SUMMARY_FORMAT,
         "format_version": 1,
         "task": results[0].task,
         "options": {key: value for key, value in results[0].options.items() if key != "seed"},

@@ -58,7 +58,7 @@ def file_format(path: PathLike, given: str | None = None) -> str:
     if suffix in _DOCUMENTS:
         raise ValueError(f"{path} is a document with a layout: save its text as .txt")
     if suffix == "json":
-        raise ValueError(f"{path} is JSON: write one object per line, into a file that ends in .jsonl")
+        raise ValueError(f"{path} is JSON: write one object per line, and name the file .jsonl, or its format jsonl")
     return suffix if suffix in FORMATS else "txt"
 
 
@@ -199,7 +199,7 @@ def _label(row: dict[str, Any], column: str, where: str, needed: bool = False) -
     return value
 
 
-def read_treebank_items(path: PathLike, punctuation: str = "keep") -> list[TextItem]:
+def read_treebank_items(path: PathLike, punctuation: str = "keep") -> tuple[list[TextItem], str]:
     """Read the words of a treebank's sentences, joined by single spaces.
 
     Args:
@@ -207,10 +207,12 @@ def read_treebank_items(path: PathLike, punctuation: str = "keep") -> list[TextI
         punctuation: "keep", or "remove" it by its tags, as parsers that know none read the sentences.
 
     Returns:
-        The sentences in the order of the file, all of one document; without those of which nothing is left.
+        The sentences in the order of the file, all of one document, without those of which nothing is left; and what
+        was done with punctuation.
 
     Raises:
         ValueError: the file cannot be read as a treebank, or holds no sentence.
     """
-    sentences = load_treebank(Path(path), punctuation).words
-    return [TextItem(str(number), " ".join(words)) for number, words in enumerate(sentences, 1)]
+    treebank = load_treebank(Path(path), punctuation)
+    items = [TextItem(str(number), " ".join(words)) for number, words in enumerate(treebank.words, 1)]
+    return items, treebank.convention

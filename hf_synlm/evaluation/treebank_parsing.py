@@ -6,7 +6,6 @@ folded back to words before they are scored.
 
 import dataclasses
 import inspect
-import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -24,8 +23,6 @@ from hf_synlm.evaluation.parsing import ParsingScores, branching_baselines, keep
 from hf_synlm.evaluation.parsing_conventions import ParsingConvention, Punctuation, check_tags
 from hf_synlm.evaluation.scoring import num_alike, texts_per_search
 from hf_synlm.trees import Span, escape_word
-
-logger = logging.getLogger(__name__)
 
 PUNCTUATION = {
     "remove": "punctuation removed before parsing",
@@ -145,15 +142,14 @@ def make_treebank(
             from both trees before scoring; both leave out sentences of nothing else. "keep" treats it as words.
         max_sentences: read only so many of the first sentences.
         punctuation_by: what tells punctuation, "tag" or "form"; see `keep_words`. By tag, all words count as
-            punctuation whose tag is not among the 36 of the Penn Treebank for words; a warning says which tags that it
-            does not know were taken so.
+            punctuation whose tag is not among the 36 of the Penn Treebank for words (`check_tags`).
 
     Returns:
         The treebank.
 
     Raises:
         ValueError: for another value of `punctuation` or `punctuation_by`, trees with other tags than the Penn
-            Treebank's where these tell punctuation, or no sentence at all.
+            Treebank's where these tell punctuation (in the sentences that are read), or no sentence at all.
     """
     if punctuation not in PUNCTUATION:
         raise ValueError(f"punctuation {punctuation!r} is unknown. Choose one of {sorted(PUNCTUATION)}.")
@@ -168,20 +164,12 @@ def make_treebank(
             keep.append(kept)
         if max_sentences is not None and len(sentences) == max_sentences:
             break
-    unknown: Counter[str] = Counter()
-    if punctuation != "keep" and punctuation_by == "tag":
-        unknown = check_tags(tags)
-        if unknown:
-            shown = ", ".join(tag for tag, _ in unknown.most_common(5))
-            logger.warning(
-                f"{unknown.total()} of {tags.total()} words count as punctuation, because their tags are not among "
-                f"those of words in the Penn Treebank: {shown}. To tell it by form, set punctuation_by to 'form'."
-            )
+    unknown = check_tags(tags) if punctuation != "keep" and punctuation_by == "tag" else 0
     if not sentences:
         raise ValueError("no sentence has words that are not punctuation: check the treebank and how it is filtered")
     told = "" if punctuation == "keep" or punctuation_by == "tag" else f" (told by {punctuation_by})"
     if unknown:
-        told += f", with {unknown.total()} words of unknown tags"
+        told += f", with {unknown} words of unknown tags"
     return Treebank(sentences, keep if punctuation == "ignore" else None, PUNCTUATION[punctuation] + told)
 
 
@@ -221,15 +209,15 @@ def parse_sentences(
         raise ValueError(f"{', '.join(unknown)}: not an option of {name}.parse. Leave it out.")
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
-    training = model.training
-    model.eval()
     encoded = [_encode(tokenizer, words, number) for number, words in enumerate(sentences, 1)]
     _check_lengths(model, sentences, encoded)
     order = sorted(range(len(encoded)), key=lambda index: -len(encoded[index][0]))
     parsed: dict[int, ParsedSentence] = {}
     searches = hasattr(model, "word_search") and options.get("method", "search") == "search"
     most = texts_per_search(model, batch_size, options.get("num_beams")) if searches else batch_size
-    bar = tqdm(total=len(order), desc=progress, unit="sent", disable=progress is None)
+    training = model.training
+    model.eval()
+    bar = tqdm(total=len(order), desc=progress, unit="sent", disable=None if progress else True)
     while len(parsed) < len(order):
         candidates = order[len(parsed) : len(parsed) + most]
         rows = candidates[: num_alike([len(encoded[row][0]) for row in candidates], searches)]

@@ -191,7 +191,7 @@ def is_folder(name: str | os.PathLike) -> bool:
     if os.path.isdir(text):
         return True
     if os.path.exists(text):
-        raise ValueError(f"{text!r} is a file: name the folder of the model.")
+        raise ValueError(f"{text!r} is a file: name the folder in which it lies.")
     if text.startswith((".", "/", "~")) or text.count("/") > 1:
         raise ValueError(f"there is no folder {text!r}. Name one that exists, or owner/name on the Hub.")
     return False
@@ -213,7 +213,7 @@ def check_model_source(
     """
     if not is_folder(name):
         return
-    if revision not in (None, "main"):  # what is asked for by default
+    if revision is not None:
         raise ValueError(
             f"revision {revision!r}: {str(name)!r} is a folder, and revisions are of the Hub. Leave it out."
         )

@@ -1,0 +1,36 @@
+"""The table of speeds: every row is measured, on the sentences that it names."""
+
+import re
+from pathlib import Path
+
+import benchmark_evaluation
+import pytest
+
+CARDS = Path(__file__).parents[1] / "model_cards"
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        (
+            "gpst-tiny",
+            {
+                "scoring, beam marginal, beam 1": 3,
+                "scoring, beam marginal, beam 4": 2,
+                "scoring, stepwise, beam 20": 3,
+                "parsing, left to right, beam 20": 3,
+                "parsing, inside": 3,
+            },
+        ),
+        ("palm-s-tiny", {"scoring": 3, "parsing": 3}),
+    ],
+)
+def test_speeds_by_batch_and_beam(monkeypatch, name, rows):
+    settings = {"NUM_SENTENCES": 3, "NUM_SENTENCES_OF_WIDE_BEAMS": 2, "BATCH_SIZES": (1, 2)}
+    for setting, value in {**settings, "BEAMS": (1,), "WIDE_BEAMS": (4,)}.items():
+        monkeypatch.setattr(benchmark_evaluation, setting, value)
+    title, _, head, _, *lines = benchmark_evaluation.evaluation_speed(str(CARDS / name), runs=1).splitlines()
+    assert name in title and "median of 1" in title and head.endswith("| batch 1 | batch 2 |")
+    cells = [re.split(r" *\| *", line.strip("| ")) for line in lines]
+    assert {row: int(number) for row, number, *_ in cells} == rows
+    assert all(float(speed) > 0 for _, _, _, *speeds in cells for speed in speeds)
