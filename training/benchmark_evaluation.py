@@ -2,8 +2,8 @@
 
 The sentences are those of the embedded test treebank, in their natural lengths. Scoring is what surprisal, perplexity,
 SyntaxGym, BLiMP and minimal pairs do; parsing is what F1 needs. Only texts of about equal length share a call, so small
-sets make small batches: there are enough sentences here to fill them; wide beams take few texts at once in any case. Speeds
-hold for the machine they were measured on.
+sets make small batches: there are enough sentences here to fill them; wide beams take few texts at once in any case.
+Speeds hold for the machine they were measured on.
 """
 
 import statistics
