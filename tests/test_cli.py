@@ -216,6 +216,7 @@ def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
         runs.append(str(tmp_path / f"run{seed}.json"))
         assert main([*blimp, "--seed", str(seed), "--out", runs[-1]]) == 0
     assert main(["evaluate", "summary", *runs, "--out", str(tmp_path / "summary.json")]) == 0
+    assert main(["evaluate", "summary", *runs, "--out", str(tmp_path / "summary.json")]) == 0  # again
     summary = (tmp_path / "summary.md").read_text(encoding="utf-8")
     assert "| accuracy |" in summary and "standard_deviation" in summary and "| 2 |" in summary
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
@@ -301,12 +302,18 @@ def test_no_file_that_is_read_is_overwritten(texts, tmp_path, capsys):
 
     model = ("--model", "missing")
     notes = texts.rename(tmp_path / "notes.md")
-    (tmp_path / "notes.json").touch()
+    (tmp_path / "notes.json").write_text(json.dumps({"format": results.FORMAT}))
     assert refused("evaluate", "perplexity", notes, *model, "--out", tmp_path / "notes.json")
     meta = notes.rename(tmp_path / "out.tsv.meta.json")
     assert refused("surprisal", meta, *model, "--format", "txt", "--out", tmp_path / "out.tsv")
     (link := tmp_path / "link.tsv").symlink_to(meta)
     assert refused("surprisal", meta, *model, "--format", "txt", "--out", link)
+    # Nor what makes up a model.
+    (folder := tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "vocab.txt", "modeling_gpst.py"):
+        (folder / name).write_text("{}")
+        assert refused("generate", "--prompt", "We", "--model", folder, "--out", folder / name)
+    assert not refused("generate", "--prompt", "We", "--model", folder, "--out", folder / "texts.txt")
     # A table may lie beside a text of the same name.
     notes = meta.rename(tmp_path / "out.json.md")
     assert not refused("surprisal", notes, *model, "--out", tmp_path / "out.json.tsv")
@@ -330,7 +337,13 @@ def test_results_replace_results_only(texts, tmp_path, capsys):
     assert "no folder 'missing" in outcome("evaluate", "syntaxgym", linked, "--out", suites / "new.json")
     # In the folder of BLiMP's .jsonl files: results of several models, but no other JSON, nor the README.
     write_blimp(blimp := tmp_path / "blimp")
-    for name, content in {"meta.json": '{"name": 1}', "list.json": "[]", "text.json": "{", "README.md": "#"}.items():
+    for name, content in {
+        "meta.json": '{"name": 1}',
+        "list.json": "[]",
+        "text.json": "{",
+        "README.md": "#",
+        "deep.json": "[" * 200_000,
+    }.items():
         (blimp / name).write_text(content)
         if name != "README.md":
             assert "is no result" in outcome("evaluate", "blimp", blimp, "--out", blimp / name)
@@ -340,6 +353,8 @@ def test_results_replace_results_only(texts, tmp_path, capsys):
     (blimp / "empty.json").touch()
     for name in ("old.json", "empty.json", "new.json"):
         assert "no folder 'missing" in outcome("evaluate", "blimp", blimp, "--out", blimp / name)
+    (blimp / "empty.md").write_text("notes")
+    assert "empty.md exists" in outcome("evaluate", "blimp", blimp, "--out", blimp / "empty.json")
 
 
 def test_devices_are_refused_and_links_stay(models, texts, tmp_path, capsys):

@@ -187,7 +187,7 @@ def test_a_search_takes_sentences_of_about_the_same_length(monkeypatch):
     assert sizes == [1, 1, 1, 1, 1]
     # What is refused leaves the model as it was.
     model.train()
-    for wrong, options in (([["We", "a b"]], {}), ([["We"]], {"num_beams": 0})):
+    for wrong, options in (([["We", "a b"]], {}), ([["We"]], {"num_beams": 0}), ([["We"]], {"method": "?"})):
         with pytest.raises(ValueError):
             parse_sentences(model, tokenizer, wrong, **options)
         assert model.training

@@ -383,6 +383,10 @@ def test_tags_of_other_treebanks_tell_no_punctuation(tmp_path: Path, tokenizer_f
     arguments = CorpusArguments(**names, tokenizer_name=tokenizer_folder, drop_punctuation=True)
     with pytest.raises(ValueError, match=r"3 of 4 words have tags .*: leave out drop_punctuation"):
         prepare.prepare(arguments, tmp_path / "out")
+    assert not (tmp_path / "out" / "train").exists()  # nothing was encoded in vain
+    (tmp_path / "packed.txt").write_bytes(b"\x1f\x8b\x08")
+    with pytest.raises(ValueError, match="packed.txt is compressed"):
+        prepare.prepare(replace(arguments, train_trees=[str(tmp_path / "packed.txt")]), tmp_path / "out")
     prepared = prepare.prepare(replace(arguments, drop_punctuation=False), tmp_path / "out")
     assert len(sentences_of(prepared.train)) == 2
 

@@ -161,6 +161,7 @@ def test_search_and_report_of_the_saved_model(system: str, corpus: dict[str, str
     assert "search" not in first and len(later) >= 2
     assert "step 0: no sentence is parsed with an untrained model" in results["stdout"]
     for search, count in [(item["search"], 3) for item in later] + [(results["test"]["search"], 6)]:
+        assert search["punctuation_by"] == "tag"
         assert search["num_sentences"] == count and math.isfinite(search["word_perplexity"])
         assert 0 <= search["labeled_f1"] <= search["unlabeled_f1"] <= 100
         assert search["beam"] == {"num_beams": 2, "action_beam_size": 6, "fast_track_size": 1}

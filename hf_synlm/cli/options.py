@@ -17,6 +17,7 @@ import typer
 
 from hf_synlm.evaluation.results import EvaluationResult, check_report
 from hf_synlm.evaluation.scoring import TextScorer
+from hf_synlm.hub.checkpoint import TOKENIZER_FILES
 
 _MODEL, _BEAM, _COMPUTE = "Model", "Estimator and beam", "Computation"
 
@@ -294,6 +295,13 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+# Files that make up a model: results may lie beside them.
+_OF_MODELS = (
+    *"*.safetensors *.gguf *.bin *.py *config*.json *.index.json special_tokens_map.json added_tokens.json".split(),
+    *("merges.txt", "chat_template*", "README.md", *TOKENIZER_FILES),
+)
+
+
 def _check_overwriting(given: Mapping[str, Any], beside: Sequence[Callable[[Path], Path]]) -> None:
     """Raise ValueError where `out`, or what is written beside it, is read."""
     out = given.get("out")
@@ -304,6 +312,8 @@ def _check_overwriting(given: Mapping[str, Any], beside: Sequence[Callable[[Path
         for path in (value if isinstance(value, list) else [value])
         if isinstance(path, Path)
     }
+    if isinstance(given.get("model"), str):  # a folder, or a name on the Hub
+        read |= {file.resolve() for pattern in _OF_MODELS for file in Path(given["model"]).glob(pattern)}
     for path in [] if out is None else [out, *(name(out) for name in beside)]:
         if path.resolve() in read:
             raise ValueError(f"--out {out} would overwrite what is read ({path}): choose another name")
@@ -315,9 +325,9 @@ command_line: ContextVar[str | None] = ContextVar("command_line", default=None)
 
 
 def report(result: EvaluationResult, out: Path | None) -> None:
-    """Write a result, with the command that made it, if `out` is given, and print its table."""
+    """Print the table of a result, and write it, with the command that made it, if `out` is given."""
     result.command = command_line.get()
+    typer.echo(result.to_markdown(), nl=False)
     if out is not None:
         paths = result.save(out)
         typer.echo(f"wrote {paths[0]} and {paths[1]}", err=True)
-    typer.echo(result.to_markdown(), nl=False)

@@ -244,6 +244,7 @@ def prepare(
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
             if not is_prepared(folder):  # by the process before
+                TreebankFiles(arguments.train_trees, arguments.drop_punctuation).check()
                 _prepare_tokenizer(arguments, folder / "tokenizer")
                 tokenizer = load_tokenizer(folder / "tokenizer")
                 for split in SPLITS:

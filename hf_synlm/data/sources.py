@@ -104,16 +104,20 @@ class TextFiles(TextSource):
         for number in range(at["file"], len(self.paths)):
             self._number, path = number, self.paths[number]
             with Path(path).open("rb") as file:
-                beginning = file.read(4)
-                if beginning.startswith((b"\xff\xfe", b"\xfe\xff")):
-                    raise ValueError(f"{path} is UTF-16. Convert it: iconv -f UTF-16 -t UTF-8 {path} > NEW_FILE")
-                if beginning.startswith(_COMPRESSED):
-                    raise ValueError(f"{path} is compressed. Pass the file that is in it.")
-                if beginning == b"PAR1" and self.kind != "parquet":
-                    raise ValueError(f"{path} is Parquet. Give it a name that ends in .parquet.")
+                self._check_beginning(path, file)
                 yield from self._read(path, file, counts)
                 yield [""]
             self._offset, self._inside = 0, False
+
+    def _check_beginning(self, path: str, file: BinaryIO) -> None:
+        """Raise ValueError for files of other kinds, of which nothing sensible would be read."""
+        beginning = file.read(4)
+        if beginning.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise ValueError(f"{path} is UTF-16. Convert it: iconv -f UTF-16 -t UTF-8 {path} > NEW_FILE")
+        if beginning.startswith(_COMPRESSED):
+            raise ValueError(f"{path} is compressed. Pass the file that is in it.")
+        if beginning == b"PAR1" and self.kind != "parquet":
+            raise ValueError(f"{path} is Parquet. Give it a name that ends in .parquet.")
 
     def _read(self, path: str, file: BinaryIO, counts: Counter[str]) -> Iterator[list[str]]:
         file.seek(self._offset)
@@ -353,11 +357,14 @@ class TreebankFiles(TextFiles):
         super().__init__(paths)
         self.drop_punctuation = drop_punctuation
 
-    def rows(self, start: Any, counts: Counter[str]) -> Iterator[list[str]]:
-        """Rows of all files; ValueError where tags do not tell punctuation that is to be left out."""
-        if self.drop_punctuation and start is None:
-            check_tags(count_tags(self.paths), "leave out drop_punctuation, or give the sentences as text")
-        yield from super().rows(start, counts)
+    def check(self) -> None:
+        """Raise ValueError where tags do not tell punctuation that is to be left out; before other text is read."""
+        if not self.drop_punctuation:
+            return
+        for path in self.paths:
+            with Path(path).open("rb") as file:
+                self._check_beginning(path, file)
+        check_tags(count_tags(self.paths), "leave out drop_punctuation, or give the sentences as text")
 
     def _read(self, path: str, file: BinaryIO, counts: Counter[str]) -> Iterator[list[str]]:
         for number, sentence in enumerate(read_treebank(path)):

@@ -130,7 +130,7 @@ class EvaluationResult:
             The two paths.
 
         Raises:
-            ValueError: see `check_report`.
+            ValueError: see `write_report`.
         """
         return write_report(path, self.to_json(), self.to_markdown())
 
@@ -147,17 +147,16 @@ def write_report(path: PathLike, document: str, table: str) -> tuple[Path, Path]
         The two paths.
 
     Raises:
-        ValueError: see `check_report`.
+        ValueError: the path does not end in .json, or see `write_text`.
     """
-    path = check_report(path)
-    beside = path.with_suffix(".md")
+    path, beside = _report_paths(path)
     write_text(path, document)
     write_text(beside, table)
     return path, beside
 
 
 def check_report(path: PathLike) -> Path:
-    """Check, before anything is computed, that `write_report` can write there.
+    """Check, before anything is computed, that `write_report` can write there and replaces nothing but results.
 
     Args:
         path: the JSON file.
@@ -166,29 +165,33 @@ def check_report(path: PathLike) -> Path:
         The path.
 
     Raises:
-        ValueError: it does not end in .json, one of the two files cannot be written, or is there and was not written
-            by this function.
+        ValueError: it does not end in .json, one of the two files cannot be written, the JSON is there and no result
+            (an empty file may be replaced), or the table is there without a result.
     """
-    path = Path(path)
-    if path.suffix.lower() != ".json":
-        raise ValueError(f"{path}: results are JSON, with a table beside it in .md. Choose a name in .json")
-    beside = check_writable(path.with_suffix(".md"))
+    path, beside = _report_paths(path)
+    check_writable(beside)
     check_writable(path)
-    if not path.exists() and beside.exists():
-        raise ValueError(f"{beside} exists, and would be replaced by the table of {path}. Choose another name")
-    if path.exists() and not _is_report(path):
+    content = path.read_bytes() if path.exists() else b""
+    if content and not _is_report(content):
         raise ValueError(f"{path} exists, and is no result of this library. Choose another name")
+    if not content and beside.exists():
+        raise ValueError(f"{beside} exists, and would be replaced by the table of {path}. Choose another name")
     return path
 
 
-def _is_report(path: Path) -> bool:
-    """Whether a file is one that `write_report` writes, or empty."""
-    content = path.read_bytes()
+def _report_paths(path: PathLike) -> tuple[Path, Path]:
+    path = Path(path)
+    if path.suffix.lower() != ".json":
+        raise ValueError(f"{path}: results are JSON, with a table beside it in .md. Choose a name in .json")
+    return path, path.with_suffix(".md")
+
+
+def _is_report(content: bytes) -> bool:
     try:
-        fields = json.loads(content or "{}")
-    except ValueError:  # of JSON, or of UTF-8
+        fields = json.loads(content)
+    except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested too deeply
         return False
-    return not content or (isinstance(fields, dict) and fields.get("format") in (FORMAT, SUMMARY_FORMAT))
+    return isinstance(fields, dict) and fields.get("format") in (FORMAT, SUMMARY_FORMAT)
 
 
 def check_writable(path: PathLike) -> Path:

@@ -218,19 +218,21 @@ def parse_sentences(
     training = model.training
     model.eval()
     bar = tqdm(total=len(order), desc=progress, unit="sent", disable=None if progress else True)
-    while len(parsed) < len(order):
-        candidates = order[len(parsed) : len(parsed) + most]
-        rows = candidates[: num_alike([len(encoded[row][0]) for row in candidates], searches)]
-        batch = collate_contexts(
-            [{"input_ids": encoded[row][0], "word_ends": encoded[row][1]} for row in rows], tokenizer.pad_token_id
-        )
-        inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask", "word_ends")}
-        output = model.parse(**inputs, **options)
-        for place, row in enumerate(rows):
-            parsed[row] = ParsedSentence.from_output(output, sentences[row], place)
-        bar.update(len(rows))
-    bar.close()
-    model.train(training)
+    try:
+        while len(parsed) < len(order):
+            candidates = order[len(parsed) : len(parsed) + most]
+            rows = candidates[: num_alike([len(encoded[row][0]) for row in candidates], searches)]
+            batch = collate_contexts(
+                [{"input_ids": encoded[row][0], "word_ends": encoded[row][1]} for row in rows], tokenizer.pad_token_id
+            )
+            inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask", "word_ends")}
+            output = model.parse(**inputs, **options)
+            for place, row in enumerate(rows):
+                parsed[row] = ParsedSentence.from_output(output, sentences[row], place)
+            bar.update(len(rows))
+    finally:
+        bar.close()
+        model.train(training)
     return [parsed[row] for row in range(len(encoded))]
 
 
