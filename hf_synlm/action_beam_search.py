@@ -69,7 +69,8 @@ def take_actions(
     rows = max(1, rows)
     scores, _, actions, tokens = (value[:, :rows] for value in chosen)
     nodes, history = parents.nodes[:, :rows], parents.history[:, :rows]
-    num_tokens = parents.num_tokens[:, :rows] + (actions == GEN)
+    # A hypothesis that does not exist reads nothing, or it would come to read behind the end of the text.
+    num_tokens = parents.num_tokens[:, :rows] + ((actions == GEN) & alive[:, :rows])
     if pool.size > 2 * live + 32:
         old, renumber = pool.compact(keep, max(1, live))
         nodes = renumber.gather(1, nodes).clamp(min=0)

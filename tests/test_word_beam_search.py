@@ -262,6 +262,17 @@ def test_action_beam(model: GPSTForCausalLM) -> None:
         assert [s for s, _ in hypotheses(batch, row)] == pytest.approx([s for s, _ in expected], abs=1e-4)
 
 
+def test_action_beam_that_is_wider_than_there_are_trees(model: GPSTForCausalLM) -> None:
+    """Places of the beam that hold nothing in a short text do not read on while a longer one fills them."""
+    rows = [[9, 12, 9, 30, 5], [9, 12, 9, 30], [8]]
+    ids, mask = padded(rows, left=False)
+    for num_beams in (7, 20):
+        batch = parse(model, ids, num_beams, mask, synchronous=False, word_ends=mask.bool())
+        for row, tokens in enumerate(rows):
+            single = parse(model, tokens, num_beams, synchronous=False, word_ends=torch.ones(1, len(tokens)).bool())
+            assert [a for _, a in hypotheses(batch, row)] == [a for _, a in hypotheses(single)]
+
+
 # ------------------------------------------------------------------------------------------- batches, prefixes, caches
 @pytest.mark.parametrize("left", [False, True])
 def test_batch_equals_one_by_one(model: GPSTForCausalLM, left: bool) -> None:
