@@ -297,8 +297,9 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 # Files that make up a model: results may lie beside them.
 _OF_MODELS = (
-    *"*.safetensors *.gguf *.bin *.py *config*.json *.index.json special_tokens_map.json added_tokens.json".split(),
-    *("merges.txt", "chat_template*", "README.md", *TOKENIZER_FILES),
+    *"*.safetensors *.gguf *.bin *.py config.json *_config.json *.index.json special_tokens_map.json".split(),
+    *"added_tokens.json vocab.* merges.txt chat_template* README.md".split(),
+    *(pattern for pattern in TOKENIZER_FILES if pattern != "vocab*"),
 )
 
 
@@ -316,7 +317,9 @@ def _check_overwriting(given: Mapping[str, Any], beside: Sequence[Callable[[Path
         read |= {file.resolve() for pattern in _OF_MODELS for file in Path(given["model"]).glob(pattern)}
     for path in [] if out is None else [out, *(name(out) for name in beside)]:
         if path.resolve() in read:
-            raise ValueError(f"--out {out} would overwrite what is read ({path}): choose another name")
+            raise ValueError(
+                f"--out {out} would overwrite what is read, or a part of the model ({path}): choose another name"
+            )
 
 
 # --------------------------------------------------------------------------------------------------------- results
@@ -325,9 +328,11 @@ command_line: ContextVar[str | None] = ContextVar("command_line", default=None)
 
 
 def report(result: EvaluationResult, out: Path | None) -> None:
-    """Print the table of a result, and write it, with the command that made it, if `out` is given."""
+    """Write a result, with the command that made it, if `out` is given, and print its table, even if writing fails."""
     result.command = command_line.get()
-    typer.echo(result.to_markdown(), nl=False)
-    if out is not None:
-        paths = result.save(out)
-        typer.echo(f"wrote {paths[0]} and {paths[1]}", err=True)
+    try:
+        if out is not None:
+            paths = result.save(out)
+            typer.echo(f"wrote {paths[0]} and {paths[1]}", err=True)
+    finally:
+        typer.echo(result.to_markdown(), nl=False)
