@@ -23,15 +23,15 @@ from transformers import initialization as init
 from transformers.utils import can_return_tuple
 
 from .actions import COMP, GEN, PAD_ACTION, spans_to_actions
-from .adapted_weights import weight_of
-from .chart import ChartPlan, TreeNodes, best_splits, induced_trees, plan_chart, plan_trees
-from .composition_gpst import GPSTComposition, GPSTDecomposition, GPSTParser
 from .configuration_gpst import GPSTConfig
-from .device_placement import NoOffloading
-from .evaluation_mode import evaluation_mode
-from .incremental_parsing import parse_with_search
-from .inside_outside import InsideChart, inside, outside
-from .layer_outputs import (
+from .generation_mixin import SyntacticGenerationMixin
+from .gpst_chart import ChartPlan, TreeNodes, best_splits, induced_trees, plan_chart, plan_trees
+from .gpst_composition import GPSTComposition, GPSTDecomposition, GPSTParser
+from .gpst_inside_outside import InsideChart, inside, outside
+from .gpst_objective import LOSS_PARTS, GPSTHeads, count_items
+from .gpst_stack_machine import GPSTStackMachine
+from .gpst_tokens import TokenBatch
+from .hidden_states import (
     HiddenStateChoice,
     asked_of_layers,
     kept_states,
@@ -39,12 +39,11 @@ from .layer_outputs import (
     wanted_states,
     wants_attentions,
 )
-from .loss_shares import check_shares, share_of
-from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
-from .objective_gpst import LOSS_PARTS, GPSTHeads, count_items
-from .search_gpst import GPSTSearchAdapter
-from .syntactic_generation import SyntacticGenerationMixin
-from .token_batch import TokenBatch, attended_tokens
+from .losses import check_shares, share_of
+from .module_tools import NoOffloading, evaluation_mode, weight_of
+from .outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
+from .search_parsing import parse_with_search
+from .token_batch import attended_tokens
 
 
 # ---------------------------------------------------------------------------------------------- base model
@@ -464,7 +463,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
     """GPST with its language-modeling heads: training objective, marginal next-token distribution, search."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    search_adapter_class = GPSTSearchAdapter
+    search_adapter_class = GPSTStackMachine
 
     def __init__(self, config: GPSTConfig):
         super().__init__(config)

@@ -25,21 +25,20 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
-from .adapted_weights import is_adapted, weight_of
 from .configuration_lstm import LSTMConfig
-from .layer_outputs import (
+from .hidden_states import (
     HiddenStateChoice,
     asked_of_layers,
     kept_states,
     refuse_layer_outputs,
     wanted_states,
 )
-from .linear_cross_entropy import linear_cross_entropy
-from .loss_shares import check_shares, share_of
-from .lstm_layer import lstm_layer
-from .modeling_outputs import InFieldOrder, SyntacticLMOutput
+from .losses import check_shares, linear_cross_entropy, share_of
+from .module_tools import is_adapted, weight_of
+from .outputs import InFieldOrder, SyntacticLMOutput
 from .recurrent_cache import RecurrentCache, check_cache, segment_mask
 from .recurrent_language_model import RecurrentGenerationMixin, RecurrentPreTrainedModel
+from .recurrent_lstm import lstm_layer
 from .token_batch import after_columns, attended_tokens, check_labels, tokens_first
 
 

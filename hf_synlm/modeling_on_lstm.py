@@ -22,10 +22,10 @@ from transformers.generation import GenerationMixin
 from transformers.utils import can_return_tuple
 
 from .configuration_on_lstm import ONLSTMConfig
-from .layer_on_lstm import ONLSTMLayer
-from .layer_outputs import HiddenStateChoice, kept_states, refuse_layer_outputs, state_at_columns, wanted_states
-from .loss_shares import check_shares
-from .modeling_outputs import ParseOutput
+from .hidden_states import HiddenStateChoice, kept_states, refuse_layer_outputs, state_at_columns, wanted_states
+from .losses import check_shares
+from .on_lstm_layer import ONLSTMLayer
+from .outputs import ParseOutput
 from .recurrent_cache import RecurrentCache, segment_mask
 from .recurrent_dropout import embedding_dropout, locked_dropout
 from .recurrent_language_model import (

@@ -30,7 +30,7 @@ from transformers.generation import GenerationMixin
 from transformers.utils import can_return_tuple
 
 from .configuration_palm import PaLMConfig
-from .layer_outputs import (
+from .hidden_states import (
     HiddenStateChoice,
     kept_states,
     refuse_layer_outputs,
@@ -38,10 +38,10 @@ from .layer_outputs import (
     wanted_states,
     wants_attentions,
 )
-from .loss_shares import check_shares
-from .lstm_layer import lstm_layer
+from .losses import check_shares
 from .matrix_products import OneDNNLinear
-from .modeling_outputs import ParseOutput
+from .outputs import ParseOutput
+from .palm_span_attention import SpanAttention, attention_loss, gold_attention, split_by_scores
 from .recurrent_cache import RecurrentCache, segment_mask
 from .recurrent_dropout import embedding_dropout, locked_dropout, weight_dropout
 from .recurrent_language_model import (
@@ -53,7 +53,7 @@ from .recurrent_language_model import (
     activation_penalty,
     temporal_activation_penalty,
 )
-from .span_attention_palm import SpanAttention, attention_loss, gold_attention, split_by_scores
+from .recurrent_lstm import lstm_layer
 from .token_batch import tokens_first
 from .trees import Span
 

@@ -26,11 +26,11 @@ from transformers.generation import GenerationMixin
 from transformers.utils import can_return_tuple
 
 from .configuration_prpn import PRPNConfig
-from .layer_outputs import HiddenStateChoice, kept_states, state_at_columns, wanted_states, wants_attentions
-from .layers_prpn import TokenRows, UnbiasedLayerNorm, drop
-from .loss_shares import check_shares
-from .modeling_outputs import ParseOutput
-from .parser_prpn import (
+from .hidden_states import HiddenStateChoice, kept_states, state_at_columns, wanted_states, wants_attentions
+from .losses import check_shares
+from .outputs import ParseOutput
+from .prpn_layers import TokenRows, UnbiasedLayerNorm, drop
+from .prpn_parser import (
     FAR,
     ConvolutionalParsingNetwork,
     Distances,
@@ -38,8 +38,8 @@ from .parser_prpn import (
     gates_of,
     last_entries,
 )
-from .predictor_prpn import PredictNetwork
-from .reader_prpn import ReadingLayer
+from .prpn_predictor import PredictNetwork
+from .prpn_reader import ReadingLayer
 from .recurrent_cache import RecurrentCache, segment_mask
 from .recurrent_language_model import (
     RecurrentLanguageModel,

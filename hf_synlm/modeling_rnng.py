@@ -21,24 +21,21 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import can_return_tuple
 
-from .adapted_weights import weight_of
-from .composition_rnng import AttentionComposition, LSTMComposition, chain_inputs
 from .configuration_rnng import RNNGConfig
-from .device_placement import NoOffloading
-from .evaluation_mode import evaluation_mode
-from .fast_track_decoding import FastTrackDecoder
-from .fast_track_search import FastTrackSearch
-from .incremental_parsing import parse_with_search
-from .layer_outputs import HiddenStateChoice, asked_of_layers, kept_states, refuse_layer_outputs, wanted_states
-from .linear_cross_entropy import linear_cross_entropy
-from .loss_shares import check_shares, share_of
-from .modeling_outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
-from .particle_search import ParticleSearch
-from .schedule_rnng import RNNGSchedule, make_schedule
-from .search_rnng import RNNGStackMachine
+from .generation_mixin import SYNTACTIC_GENERATION_DEFAULTS, SyntacticGenerationMixin
+from .hidden_states import HiddenStateChoice, asked_of_layers, kept_states, refuse_layer_outputs, wanted_states
+from .losses import check_shares, linear_cross_entropy, share_of
+from .module_tools import NoOffloading, evaluation_mode, weight_of
+from .outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
+from .rnng_composition import AttentionComposition, LSTMComposition, chain_inputs
+from .rnng_fast_track import FastTrackSearch
+from .rnng_fast_track_generation import FastTrackDecoder
+from .rnng_particles import ParticleSearch
+from .rnng_plan import RNNGPlan, make_plan
+from .rnng_stack_lstm import StackLSTM
+from .rnng_stack_machine import RNNGStackMachine
+from .search_parsing import parse_with_search
 from .search_state import SyntacticCache
-from .stack_lstm_rnng import StackLSTM
-from .syntactic_generation import SYNTACTIC_GENERATION_DEFAULTS, SyntacticGenerationMixin
 from .token_batch import attended_tokens, between_padding
 
 DEFAULT_PARTICLES = 1000
@@ -125,14 +122,14 @@ class RNNGModel(RNNGPreTrainedModel):
         """
         return self.word_final[input_ids.long()] if self.config.subwords else None
 
-    def make_schedule(
+    def make_plan(
         self,
         actions: Tensor,
         mask: Tensor,
         word_ends: Tensor | None = None,
         run_last: bool = False,
-    ) -> RNNGSchedule:
-        """Lay out given derivations; see `schedule_rnng.make_schedule`.
+    ) -> RNNGPlan:
+        """Lay out given derivations; see `schedule_rnng.make_plan`.
 
         Args:
             actions: [B, A], 0 = padding.
@@ -154,7 +151,7 @@ class RNNGModel(RNNGPreTrainedModel):
                 [end for end, token in zip(*pair, strict=True) if token]
                 for pair in zip(word_ends.tolist(), mask.tolist(), strict=True)
             ]
-        schedule = make_schedule(
+        schedule = make_plan(
             rows,
             transition_system=self.config.transition_system,
             num_labels=len(self.config.nonterminals),
@@ -171,7 +168,7 @@ class RNNGModel(RNNGPreTrainedModel):
         Args:
             input_ids: [B, T].
             mask: [B, T], True = token.
-            schedule: of the derivations (a `LevelSchedule`, or a `StepSchedule` if the composition reads the stack).
+            schedule: of the derivations (a `LevelPlan`, or a `StepPlan` if the composition reads the stack).
             every_layer: return the states of all layers.
 
         Returns:
@@ -244,7 +241,7 @@ class RNNGModel(RNNGPreTrainedModel):
         wanted = self.wanted_states(output_hidden_states, output_attentions)
         mask = attended_tokens(self.config, input_ids, attention_mask)
         word_ends = self.word_ends_of(input_ids) if word_ends is None else word_ends
-        schedule = self.make_schedule(actions, mask, word_ends, run_last=True)
+        schedule = self.make_plan(actions, mask, word_ends, run_last=True)
         layers = self.run(input_ids, mask, schedule, bool(wanted))
         hidden = layers[-1]
         states = self.predictor(hidden[schedule.context])
@@ -278,7 +275,7 @@ class RNNGModel(RNNGPreTrainedModel):
         self,
         input_ids: Tensor,
         mask: Tensor,
-        schedule: RNNGSchedule,
+        schedule: RNNGPlan,
         layers: list[Tensor],
         states: Tensor,
         wanted: frozenset[int],
@@ -303,7 +300,7 @@ class RNNGModel(RNNGPreTrainedModel):
         return kept_states([embedded, *after, _after_words(states, mask, schedule)], wanted)
 
 
-def _after_words(states: Tensor, mask: Tensor, schedule: RNNGSchedule) -> Tensor:
+def _after_words(states: Tensor, mask: Tensor, schedule: RNNGPlan) -> Tensor:
     """What stands before every action [A, X] -> after every token [B, T, X], 0 at padding."""
     after = states.new_zeros(*mask.shape, states.shape[1])
     # A SHIFT is never the last action: the state after a word is the one before the next action.
@@ -333,7 +330,7 @@ def _check_not_empty(mask: Tensor) -> None:
         raise ValueError(f"Row {row} of input_ids holds no token. Leave empty texts out.")
 
 
-def _check_schedule(schedule: RNNGSchedule, reads_stack: bool, actions: Tensor, mask: Tensor) -> None:
+def _check_schedule(schedule: RNNGPlan, reads_stack: bool, actions: Tensor, mask: Tensor) -> None:
     """Check that a layout made ahead is one of these derivations; what is on a GPU is not read."""
     if hasattr(schedule, "steps") != reads_stack:
         raise ValueError(
@@ -376,7 +373,7 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         labels: Tensor | None = None,
         actions: Tensor | None = None,
         word_ends: Tensor | None = None,
-        schedule: RNNGSchedule | None = None,
+        schedule: RNNGPlan | None = None,
         past_key_values: Any | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
@@ -400,7 +397,7 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
             labels: [B, T] = `input_ids` with -100 where the word loss shall not count; needs `actions`.
             actions: [B, A] complete derivations, 0 = padding (see `TransitionSystem`).
             word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
-            schedule: layout of `actions`, if it was made ahead (`schedule_rnng.make_schedule`).
+            schedule: layout of `actions`, if it was made ahead (`schedule_rnng.make_plan`).
             past_key_values: search state to continue from.
             use_cache: return the search state.
             logits_to_keep: compute `logits` for the last so many positions only (0 = all).
@@ -454,7 +451,7 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         mask = attended_tokens(self.config, input_ids, attention_mask)
         if schedule is None:
             word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
-            schedule = self.model.make_schedule(actions, mask, word_ends)
+            schedule = self.model.make_plan(actions, mask, word_ends)
         else:
             _check_schedule(schedule, self.model.composition.reads_stack, actions, mask)
             schedule = schedule.to(input_ids.device)
@@ -494,7 +491,7 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         mask: Tensor,
         labels: Tensor | None,
         actions: Tensor,
-        schedule: RNNGSchedule,
+        schedule: RNNGPlan,
         output_logits: bool,
         loss_shares: Mapping[str, float] | None,
         wanted: frozenset[int],
@@ -742,7 +739,7 @@ class _Scores(NamedTuple):
 
 
 def _score_derivations(
-    model: Any, hidden: Tensor, input_ids: Tensor, mask: Tensor, labels: Tensor | None, schedule: RNNGSchedule
+    model: Any, hidden: Tensor, input_ids: Tensor, mask: Tensor, labels: Tensor | None, schedule: RNNGPlan
 ) -> _Scores:
     """Run the heads on the states [P, h] of given derivations, in one multiplication each."""
     states = model.model.predictor(hidden[schedule.context])
@@ -762,7 +759,7 @@ def _score_derivations(
     return _Scores(states, action_logits, action_loss, action_loss.sum(), before, word_loss, word_total, joint)
 
 
-def _word_places(schedule: RNNGSchedule, mask: Tensor) -> tuple[Tensor, Tensor]:
+def _word_places(schedule: RNNGPlan, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Rows and columns [W] of the words of a schedule in the input."""
     column = (~mask).to(torch.uint8).argsort(dim=1, stable=True)  # tokens first
     return schedule.word_row, column[schedule.word_row, schedule.word_position]
@@ -822,7 +819,7 @@ class RNNGForSequenceClassification(RNNGPreTrainedModel):
         word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
         if actions is None:
             actions = self._best_derivations(input_ids, mask, word_ends)
-        schedule = self.model.make_schedule(actions, mask, word_ends, run_last=True)
+        schedule = self.model.make_plan(actions, mask, word_ends, run_last=True)
         layers = self.model.run(input_ids, mask, schedule, bool(wanted))
         hidden = layers[-1]
         logits = self.score(hidden[schedule.final])

@@ -28,15 +28,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
 from .actions import PAD_ACTION, spans_to_actions
-from .adapted_weights import weight_of
-from .device_placement import NoOffloading
-from .evaluation_mode import evaluation_mode
-from .framed_sentences import ends_of_words, frame_sentences, spread_spans
-from .layer_outputs import HiddenStateChoice, asked_of_layers
-from .linear_cross_entropy import linear_cross_entropy
-from .loss_shares import share_of
-from .modeling_outputs import InFieldOrder, ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
+from .hidden_states import HiddenStateChoice, asked_of_layers
+from .losses import linear_cross_entropy, share_of
+from .module_tools import NoOffloading, evaluation_mode, weight_of
+from .outputs import InFieldOrder, ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
 from .recurrent_cache import RecurrentCache
+from .recurrent_sentences import ends_of_words, frame_sentences, spread_spans
 from .token_batch import check_labels, next_tokens
 from .trees import Span
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from .stack import NodePool
+from .search_stack import NodePool
 
 NEG_INF = float("-inf")
 

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-import benchmark_evaluation
 import pytest
+from benchmarks import evaluation as benchmark_evaluation
 
 CARDS = Path(__file__).parents[1] / "model_cards"
 

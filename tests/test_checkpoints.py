@@ -13,11 +13,11 @@ import sys
 import tarfile
 from pathlib import Path
 
-import make_checkpoints
 import pytest
 import torch
 import yaml
 from huggingface_hub import ModelCard
+from release import make_checkpoints
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import hf_synlm

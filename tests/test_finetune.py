@@ -4,7 +4,6 @@ import json
 import math
 import random
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,18 +28,6 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-sys.path.insert(0, str(TRAINING))
-
-import example_tables  # noqa: E402
-import finetune_glue  # noqa: E402
-import finetune_grammar_induction  # noqa: E402
-import finetune_summarization  # noqa: E402
-from checkpoints import TrainingState  # noqa: E402
-from example_tables import load_table  # noqa: E402
-from finetuning import CourseArguments, ModelArguments, learning_rates, map_rows, set_steps  # noqa: E402
-from run_arguments import TrainingArguments, parse_arguments  # noqa: E402
-from summary_contexts import ContextLayout, SummaryArguments  # noqa: E402
-
 from hf_synlm import GPSTConfig, GPSTForCausalLM, ONLSTMConfig, ONLSTMForCausalLM, RNNGConfig, RNNGForCausalLM  # noqa: E402
 from hf_synlm.data.samples import sample_path  # noqa: E402
 from hf_synlm.data.tokenizers import special_token_ids, train_bpe_tokenizer, train_wordpiece_tokenizer  # noqa: E402
@@ -49,6 +36,12 @@ from hf_synlm.evaluation.glue import GLUE_TASKS, TextTask, glue_task, main_score
 from hf_synlm.evaluation.results import load_result  # noqa: E402
 from hf_synlm.evaluation.rouge import rouge_scores, sentences_as_lines  # noqa: E402
 from hf_synlm.evaluation.summary import summarize  # noqa: E402
+from hf_synlm.training import example_tables, finetune_glue, finetune_grammar_induction, finetune_summarization
+from hf_synlm.training.arguments import TrainingArguments, parse_arguments  # noqa: E402
+from hf_synlm.training.checkpoints import TrainingState  # noqa: E402
+from hf_synlm.training.example_tables import load_table  # noqa: E402
+from hf_synlm.training.finetuning import CourseArguments, ModelArguments, learning_rates, map_rows, set_steps  # noqa: E402
+from hf_synlm.training.summary_contexts import ContextLayout, SummaryArguments  # noqa: E402
 
 SENTENCES = sample_path("raw.train.txt").read_text(encoding="utf-8").splitlines()[:300]
 SENTENCES = [line.strip() for line in SENTENCES if line.strip()]

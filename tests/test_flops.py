@@ -2,11 +2,8 @@
 
 from typing import Any
 
-import flops
 import pytest
-import speed
 import torch
-from baseline_model import decoder_flops_per_token
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -19,6 +16,8 @@ from hf_synlm import (
     ONLSTMForCausalLM,
     matrix_products,
 )
+from hf_synlm.training import flops, speed
+from hf_synlm.training.baseline_model import decoder_flops_per_token
 from tests import test_modeling_rnng as rnng
 from tests.test_modeling_gpst import NO_DROPOUT
 

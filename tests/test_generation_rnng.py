@@ -22,7 +22,7 @@ from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, Generat
 
 from hf_synlm import RNNGForCausalLM
 from hf_synlm.actions import TransitionSystem
-from hf_synlm.fast_track_search import FastTrackSearch
+from hf_synlm.rnng_fast_track import FastTrackSearch
 from hf_synlm.search_state import SyntacticCache
 from tests.reference.rnng_search import CONTINUE, EITHER, END, SHIFT, Actions, Grammar, log_sum_exp
 from tests.test_generation_gpst import ListStreamer, Recorder, StopAfter, chi_square

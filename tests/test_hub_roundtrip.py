@@ -122,11 +122,15 @@ class TestExport:
         assert report.passed, report.table()
         assert {check.name for check in report.checks} == ALL_CHECKS
         files = {file.name for file in folder.glob("*.py")}
-        assert {"modeling_rnng.py", "fast_track_search.py", "stack.py"} <= files and "modeling_gpst.py" not in files
+        assert {
+            "modeling_rnng.py",
+            "rnng_fast_track.py",
+            "search_stack.py",
+        } <= files and "modeling_gpst.py" not in files
 
     def test_code_is_byte_identical_to_the_package(self, exported: Path):
         files = {file.name for file in exported.glob("*.py")}
-        assert {"modeling_gpst.py", "configuration_gpst.py", "trees.py", "actions.py", "chart.py"} <= files
+        assert {"modeling_gpst.py", "configuration_gpst.py", "trees.py", "actions.py", "gpst_chart.py"} <= files
         for name in files:
             assert (exported / name).read_bytes() == (PACKAGE / name).read_bytes(), name
 
@@ -304,8 +308,8 @@ class TestVerify:
         (tmp_path / "empty").mkdir()
         with pytest.raises(ValueError, match="has no config.json"):
             verify_export(tmp_path / "empty")
-        (exported / "chart.py").unlink()
-        with pytest.raises(ValueError, match=r"needs \['chart.py'\]"):
+        (exported / "gpst_chart.py").unlink()
+        with pytest.raises(ValueError, match=r"needs \['gpst_chart.py'\]"):
             verify_export(exported)
         config = json.loads((exported / "config.json").read_text())
         (exported / "config.json").write_text(json.dumps({**config, "auto_map": None}))

@@ -5,10 +5,10 @@ import random
 import pytest
 import torch
 
-from hf_synlm.chart import plan_chart
-from hf_synlm.composition_gpst import GPSTComposition, GPSTDecomposition
 from hf_synlm.configuration_gpst import GPSTConfig
-from hf_synlm.inside_outside import inside, outside
+from hf_synlm.gpst_chart import plan_chart
+from hf_synlm.gpst_composition import GPSTComposition, GPSTDecomposition
+from hf_synlm.gpst_inside_outside import inside, outside
 from tests.reference.inside_outside import naive_inside, naive_outside, replay_chart
 
 CONFIG = {

@@ -16,7 +16,7 @@ from hf_synlm import (
     PRPNConfig,
     PRPNForCausalLM,
 )
-from hf_synlm.loss_shares import to_shares
+from hf_synlm.losses import to_shares
 from tests import test_modeling_rnng as rnng
 from tests.test_modeling_gpst import NO_DROPOUT, ids_of, tiny
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_synlm import ONLSTMConfig, ONLSTMForCausalLM
-from hf_synlm.layer_on_lstm import ONLSTMLayer, on_lstm, split_distance
+from hf_synlm.on_lstm_layer import ONLSTMLayer, on_lstm, split_distance
 from hf_synlm.syntactic_distance import distances_to_spans, spans_to_distances
 from hf_synlm.trees import fold_tokens
 from tests.recurrent_models import ids_of

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hf_synlm import PaLMConfig, PaLMForCausalLM, matrix_products
+from hf_synlm.palm_span_attention import gold_attention, span_states, split_by_scores
 from hf_synlm.recurrent_cache import RecurrentCache
-from hf_synlm.span_attention_palm import gold_attention, span_states, split_by_scores
 from tests.recurrent_models import ids_of
 from tests.reference import palm as reference
 

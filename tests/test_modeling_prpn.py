@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from hf_synlm import layers_prpn, reader_prpn
+from hf_synlm import prpn_layers as layers_prpn
+from hf_synlm import reader_prpn
 from hf_synlm.configuration_prpn import PRPNConfig
-from hf_synlm.layers_prpn import normalize, normalize_backward, normalize_factors
 from hf_synlm.modeling_prpn import PRPNForCausalLM
-from hf_synlm.reader_prpn import ReadingLayer
+from hf_synlm.prpn_layers import normalize, normalize_backward, normalize_factors
+from hf_synlm.prpn_reader import ReadingLayer
 from hf_synlm.recurrent_dropout import keep_mask
 from hf_synlm.syntactic_distance import distances_to_spans, ranking_loss
 from tests.recurrent_models import ids_of

@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceCl
 from hf_synlm import RNNGConfig, RNNGForCausalLM, RNNGForSequenceClassification, RNNGModel
 from hf_synlm.actions import TransitionSystem
 from hf_synlm.data.collate import collate_trees
-from hf_synlm.schedule_rnng import make_schedule
+from hf_synlm.rnng_plan import make_plan
 from tests.reference.rnng import naive_log_prob
 from tests.test_rnng_derivations import SYSTEMS, batch_of, draw
 
@@ -199,8 +199,8 @@ def test_a_schedule_made_ahead_changes_nothing(system, composition):
     values = batch(system, pieces=True)
     mask = values["attention_mask"].bool()
     expected = model(**values)
-    schedule = model.model.make_schedule(values["actions"], mask, values["word_ends"])
-    by_hand = make_schedule(
+    schedule = model.model.make_plan(values["actions"], mask, values["word_ends"])
+    by_hand = make_plan(
         [[a for a in row if a] for row in values["actions"].tolist()],
         transition_system=system,
         num_labels=3,

@@ -4,14 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import checkpoints
-import common
-import finetune_glue
-import finetune_grammar_induction
-import finetuning
-import output_folder as folders
 import pytest
-import run_arguments
+
+from hf_synlm.training import arguments as run_arguments
+from hf_synlm.training import checkpoints, finetune_glue, finetune_grammar_induction, finetuning
+from hf_synlm.training import output_folder as folders
+from hf_synlm.training import run as common
 
 
 def prepare(folder: Path, read_by: object = None, **options: object) -> object:

@@ -165,7 +165,7 @@ def _compare_states(model, output, io):
 def test_merge_order_and_replay(case):
     model, batch, labels, io, _ = load(case)
     scores = model.model(**batch).parser_scores
-    from hf_synlm.token_batch import TokenBatch
+    from hf_synlm.gpst_tokens import TokenBatch
 
     text = TokenBatch.read(model.config, batch["input_ids"], None, batch["sentence_ids"], batch["word_ends"])
     mine = model.model._merge_order(scores.detach(), text)

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 from hf_synlm import recurrent_dropout, span_attention_palm
 from hf_synlm.conversion.__main__ import main
 from hf_synlm.conversion.palm import convert_palm, rename_tensors
+from hf_synlm.palm_span_attention import gold_attention, span_states, split_by_scores
 from hf_synlm.recurrent_cache import RecurrentCache
-from hf_synlm.span_attention_palm import gold_attention, span_states, split_by_scores
 
 GOLDENS = Path(__file__).parent / "goldens" / "palm"
 CASES = ["u_small_m", "u_large_m", "s_small_m", "s_large_m", "rb"]

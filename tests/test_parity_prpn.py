@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from hf_synlm.conversion.prpn import RULES, convert_prpn
 from hf_synlm.conversion.rename import rename_state_dict
-from hf_synlm.parser_prpn import FAR, gates_of
+from hf_synlm.prpn_parser import FAR, gates_of
 from hf_synlm.recurrent_cache import RecurrentCache
 from hf_synlm.syntactic_distance import distances_to_spans
 

@@ -16,7 +16,7 @@ from peft import AutoPeftModelForCausalLM, IA3Config, LoraConfig, PeftModel, Tra
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from hf_synlm.adapted_weights import weight_of
+from hf_synlm.module_tools import weight_of
 from tests.test_layer_outputs import batch, build
 
 # What docs/ecosystem.md recommends: names of layers, and of parameters of recurrent layers that are no `nn.Linear`.

@@ -27,8 +27,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference.contexts import pack_contexts
-from run_arguments import parse_arguments, read_mapping
-from text_contexts import DataArguments
 from tokenizers import Tokenizer, models, pre_tokenizers
 from training_runs import environment
 from transformers import PreTrainedTokenizerFast
@@ -41,6 +39,8 @@ from hf_synlm.data.samples import sample_path
 from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.data.text import split_sentences
 from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
+from hf_synlm.training.arguments import parse_arguments, read_mapping
+from hf_synlm.training.text_contexts import DataArguments
 
 TEXT = sample_path("raw.train.txt").read_text(encoding="utf-8")
 END = 9  # id of the end token in tests of packing

@@ -9,8 +9,8 @@ import torch
 
 from hf_synlm import RNNGConfig, RNNGForCausalLM
 from hf_synlm.actions import TransitionSystem
-from hf_synlm.forest_lstm import forest_lstm
-from hf_synlm.schedule_rnng import lay_out_chains, make_schedule
+from hf_synlm.rnng_forest_lstm import forest_lstm
+from hf_synlm.rnng_plan import lay_out_chains, make_plan
 from tests.reference.rnng import (
     naive_derivation,
     naive_forest_lstm,
@@ -232,7 +232,7 @@ def test_chains_read_children_in_both_directions():
 
 
 def schedule_of(rows, system, **options):
-    return make_schedule(
+    return make_plan(
         [row[1] for row in rows],
         transition_system=system,
         num_labels=NUM_LABELS,
@@ -273,10 +273,10 @@ def test_compositions_run_by_height():
     for system in ("top_down", "in_order"):
         actions = TransitionSystem(system, NUM_LABELS).spans_to_actions(spans, 5)
         options = {"transition_system": system, "num_labels": 3, "num_words": [5]}
-        counts = [sorted(c.length.tolist()) for c in make_schedule([actions], run_last=True, **options).compositions]
+        counts = [sorted(c.length.tolist()) for c in make_plan([actions], run_last=True, **options).compositions]
         assert counts == [[1, 2], [1], [3], [2]]
         # In-order, the root is closed before FINISH; top-down, its REDUCE is the last action and need not run.
-        without = make_schedule([actions], **options).compositions
+        without = make_plan([actions], **options).compositions
         assert len(without) == (3 if system == "top_down" else 4)
 
 
@@ -318,7 +318,7 @@ def test_what_is_no_derivation_is_named(system, actions, num_words, message):
     good = {"top_down": [3, 1, 2], "in_order": [1, 4, 2, 3]}[system]
     for by_level in (True, False):
         with pytest.raises(ValueError, match=f"actions, row 1.*({message})"):
-            make_schedule(
+            make_plan(
                 [good, actions],
                 transition_system=system,
                 num_labels=3,

@@ -9,7 +9,7 @@ import torch
 
 from hf_synlm import RNNGConfig, RNNGForCausalLM
 from hf_synlm.actions import TransitionSystem
-from hf_synlm.fast_track_search import FastTrackSearch
+from hf_synlm.rnng_fast_track import FastTrackSearch
 from hf_synlm.search_state import SyntacticCache
 from tests.reference.rnng_search import Actions, Grammar, log_sum_exp
 
@@ -508,7 +508,7 @@ def test_large_vocabularies_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -
     model, ids = make_model(), torch.tensor([[3, 4, 5]])
     options = {"max_new_tokens": 3, "num_beams": 3, "eos_token_id": 0, "return_dict_in_generate": True}
     expected = model(ids).logits, model.generate(ids, **options)
-    monkeypatch.setattr("hf_synlm.fast_track_decoding._TABLE_ELEMENTS", 30)
+    monkeypatch.setattr("hf_synlm.rnng_fast_track_generation._TABLE_ELEMENTS", 30)
     assert torch.allclose(model(ids).logits, expected[0], atol=1e-6)
     found = model.generate(ids, **options)
     assert torch.equal(found.sequences, expected[1].sequences)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache
 
-from hf_synlm.stack import NodePool, SlotCache
+from hf_synlm.search_stack import NodePool, SlotCache
 
 GEN, COMP = 0, 1
 

@@ -10,17 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import checkpoints
-import common
 import numpy as np
 import pytest
-import recurrent_measures
-import recurrent_schedule as schedules
-import run_arguments
-import stream_batches
-import stream_evaluation
 import torch
-import train_recurrent
 import yaml
 from safetensors.torch import load_file
 from training_runs import TRAINING, kill_after_checkpoint, run_script
@@ -33,6 +25,10 @@ from hf_synlm.data.samples import sample_path
 from hf_synlm.data.streams import SentenceCode, make_stream
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.evaluation.parsing import unlabeled_f1
+from hf_synlm.training import arguments as run_arguments
+from hf_synlm.training import checkpoints, recurrent_measures, stream_batches, stream_evaluation, train_recurrent
+from hf_synlm.training import recurrent_schedule as schedules
+from hf_synlm.training import run as common
 
 TYPES = (
     train_recurrent.ModelArguments,

@@ -5,21 +5,19 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import common
 import numpy as np
 import pytest
-import run_arguments
-import samplers
 import torch
-import train_rnng
-import tree_batches
 import yaml
 from accelerate import Accelerator
-from labeled_evaluation import Objective, add_perplexities, evaluate_given_trees, spread
 from training_runs import TRAINING, kill_after_checkpoint, run_script
 
 from hf_synlm import LSTMConfig, LSTMForCausalLM, RNNGConfig, RNNGForCausalLM
 from hf_synlm.data.samples import sample_path
+from hf_synlm.training import arguments as run_arguments
+from hf_synlm.training import run as common
+from hf_synlm.training import samplers, train_rnng, tree_batches
+from hf_synlm.training.labeled_evaluation import Objective, add_perplexities, evaluate_given_trees, spread
 
 TYPES = (
     train_rnng.ModelArguments,

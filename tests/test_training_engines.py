@@ -10,12 +10,12 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType
-from common import make_accelerator
-from run_arguments import TrainingArguments
 from training_runs import TRAINING, launch, results_of
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.data.samples import sample_path
+from hf_synlm.training.arguments import TrainingArguments
+from hf_synlm.training.run import make_accelerator
 
 FILES = sorted((TRAINING / "accelerate").glob("*.yaml"))
 SMALL = "hidden_size=32,composition_size=32,composition_intermediate_size=64,score_size=16,parser_size=32"

@@ -14,22 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import checkpoints
-import common
-import loop
-import optimizers
 import pytest
-import samplers
-import steps
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from best_model import BestModel
-from generation_samples import generate_trees
-from hub_uploads import LAST_CHECKPOINT, CheckpointUploads, push_final_model
-from interruption import StopSignals
-from output_folder import output_folder
-from preflight import preflight
-from run_arguments import TrainingArguments
 from safetensors import safe_open
 from torch.utils.data import Dataset
 from training_runs import ROOT, ScriptRun, results_of
@@ -37,6 +24,15 @@ from training_runs import ROOT, ScriptRun, results_of
 from hf_synlm import LSTMConfig, LSTMForCausalLM, ONLSTMConfig, ONLSTMForCausalLM
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.training import checkpoints, loop, optimizers, samplers, steps
+from hf_synlm.training import run as common
+from hf_synlm.training.arguments import TrainingArguments
+from hf_synlm.training.best_model import BestModel
+from hf_synlm.training.generation_samples import generate_trees
+from hf_synlm.training.hub_uploads import LAST_CHECKPOINT, CheckpointUploads, push_final_model
+from hf_synlm.training.interruption import StopSignals
+from hf_synlm.training.output_folder import output_folder
+from hf_synlm.training.preflight import preflight
 from tests import test_modeling_rnng as rnng
 from tests.test_modeling_gpst import NO_DROPOUT, ids_of, tiny
 
@@ -294,7 +290,7 @@ def test_small_disk_is_seen_before_work(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_repository_that_cannot_be_made_is_seen_before_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = make_run(tmp_path, push_to_hub=True, hub_model_id="a/b")
     hub = FakeHub()
-    monkeypatch.setattr("preflight.HfApi", lambda token: hub)
+    monkeypatch.setattr("hf_synlm.training.preflight.HfApi", lambda token: hub)
     preflight(run.accelerator, run.arguments, run.model)
     assert hub.created == ["a/b"]
     monkeypatch.setattr(hub, "create_repo", lambda *args, **options: int("no token"))
@@ -646,7 +642,7 @@ def test_checkpoints_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         hub_model_id="a/b", hub_strategy="checkpoint",
     )  # fmt: skip
     hub = FakeHub()
-    monkeypatch.setattr("hub_uploads.HfApi", lambda token: hub)
+    monkeypatch.setattr("hf_synlm.training.hub_uploads.HfApi", lambda token: hub)
     uploads = CheckpointUploads(run, None, lambda: {"training_procedure": f"{run.state.step} steps"})
 
     def after(folder: Path) -> None:

@@ -6,28 +6,30 @@ import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
-import checkpoints
-import common
-import finetuning
-import loop
-import optimizers
-import pretrain_gpst
 import pytest
-import run_arguments
-import samplers
 import torch
-import train_recurrent
-import train_rnng
 import yaml
-from baseline_model import collate_plain
 from safetensors.torch import load_file, save_file
-from text_contexts import DataArguments, load_contexts, load_text
 from training_runs import TRAINING, kill_after_checkpoint, run_script
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, LSTMConfig, LSTMForCausalLM
 from hf_synlm.data.collate import collate_contexts
 from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.training import arguments as run_arguments
+from hf_synlm.training import (
+    checkpoints,
+    finetuning,
+    loop,
+    optimizers,
+    pretrain_gpst,
+    samplers,
+    train_recurrent,
+    train_rnng,
+)
+from hf_synlm.training import run as common
+from hf_synlm.training.baseline_model import collate_plain
+from hf_synlm.training.text_contexts import DataArguments, load_contexts, load_text
 
 TYPES = (
     pretrain_gpst.ModelArguments,

@@ -6,11 +6,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import common
 import pytest
-import run_arguments
-import stream_batches
-import stream_evaluation
 import torch
 from safetensors.torch import load_file
 from training_runs import ROOT, ScriptRun, launch, results_of, torchrun
@@ -18,6 +14,9 @@ from transformers import AutoTokenizer
 
 from hf_synlm import PRPNForCausalLM
 from hf_synlm.data.samples import sample_path
+from hf_synlm.training import arguments as run_arguments
+from hf_synlm.training import run as common
+from hf_synlm.training import stream_batches, stream_evaluation
 
 DROPOUTS = {
     "gpst": "embedding residual attention composition composition_attention parser head",

@@ -19,7 +19,7 @@ from hf_synlm import (
     RNNGForCausalLM,
 )
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
-from hf_synlm.modeling_outputs import ParseOutput
+from hf_synlm.outputs import ParseOutput
 from hf_synlm.trees import random_tree, right_branching
 from hf_synlm.viz import (
     bars_to_svg,

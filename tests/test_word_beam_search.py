@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from hf_synlm import GPSTForCausalLM, word_beam_search
 from hf_synlm.conversion import convert_state_dict
-from hf_synlm.incremental_parsing import marginal_logits, parse_with_search
+from hf_synlm.search_parsing import marginal_logits, parse_with_search
 from hf_synlm.search_state import SyntacticCache
 from tests.reference import exhaustive_search as reference
 

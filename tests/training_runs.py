@@ -41,7 +41,7 @@ def _target(script: str, argv: Sequence[str], log: str, changes: dict[str, str])
 
     datasets.config.HF_DATASETS_CACHE = Path(os.environ["HF_DATASETS_CACHE"])
     sys.argv = [script, *argv]
-    importlib.import_module(script).main(list(argv))
+    importlib.import_module(f"hf_synlm.training.{script}").main(list(argv))
     sys.stdout.flush()
 
 
@@ -49,9 +49,9 @@ def start_server() -> None:
     """Start the process that imports the scripts, if it does not run yet."""
     before = os.environ.get("PYTHONPATH")
     # The server does not take over sys.path, and an import that fails in it is passed over in silence.
-    os.environ["PYTHONPATH"] = os.pathsep.join(x for x in (str(TRAINING), str(ROOT), before) if x)
+    os.environ["PYTHONPATH"] = os.pathsep.join(x for x in (str(ROOT), before) if x)
     try:
-        forkserver.set_forkserver_preload(list(SCRIPTS))
+        forkserver.set_forkserver_preload([f"hf_synlm.training.{name}" for name in SCRIPTS])
         forkserver.ensure_running()
     finally:
         if before is None:

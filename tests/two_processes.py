@@ -15,8 +15,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
-
 
 def shard_on_cpu() -> None:
     """Make accelerate prepare models for FSDP2 on CPUs, which its launcher does for GPUs only."""
@@ -49,7 +47,7 @@ def run_child(job: dict[str, Any]) -> None:
         if "ACCELERATE_USE_FSDP" in job.get("environment", {}):
             shard_on_cpu()
         sys.argv = [job["script"], *job["argv"]]
-        importlib.import_module(job["script"]).main(job["argv"])
+        importlib.import_module(f"hf_synlm.training.{job['script']}").main(job["argv"])
         status = 0
     except SystemExit as end:
         status = int(end.code or 0)
@@ -86,7 +84,7 @@ def main(jobs_file: str) -> None:
     assert int(os.environ["WORLD_SIZE"]) == 2
     jobs = json.loads(Path(jobs_file).read_text(encoding="utf-8"))
     for script in sorted({job["script"] for job in jobs}):
-        importlib.import_module(script)
+        importlib.import_module(f"hf_synlm.training.{script}")
     for job in jobs:
         pid = os.fork()
         if pid == 0:

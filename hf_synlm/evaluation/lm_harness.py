@@ -21,7 +21,7 @@ from lm_eval.models.huggingface import HFLM
 from hf_synlm.evaluation.scoring import Estimator, TextScorer
 from hf_synlm.evaluation.words import EncodedText
 from hf_synlm.hub.checkpoint import check_model_source
-from hf_synlm.incremental_parsing import marginal_logits
+from hf_synlm.search_parsing import marginal_logits
 
 _logger = logging.getLogger(__name__)
 _DEFAULT_BATCH_SIZE = 16

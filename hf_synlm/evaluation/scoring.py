@@ -29,7 +29,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from hf_synlm.evaluation.words import EncodedText, word_starts
 from hf_synlm.hub.checkpoint import load_pretrained
-from hf_synlm.incremental_parsing import cache_after_context, marginal_logits
+from hf_synlm.search_parsing import cache_after_context, marginal_logits
 
 Estimator = Literal["exact", "beam_marginal", "stepwise"]
 # Numbers in the logits of one call: 1 GiB in float32.

@@ -1,0 +1,138 @@
+"""Files and folders that are complete or do not exist: the one place that writes, replaces and deletes.
+
+Everything is written under a temporary name in the same folder, flushed to the disk, and renamed. A process that is
+killed at any moment leaves only names that end in `PARTIAL_SUFFIX`. An existing output is refused unless the user
+asked to overwrite it (`check_output`), and the old one stays until the new one is complete.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hf_synlm.data.text import PathLike
+
+PARTIAL_SUFFIX = ".partial"
+
+
+def write_bytes(path: PathLike, data: bytes) -> None:
+    """Write a file atomically; symlinks are followed, so that a link stays a link.
+
+    Args:
+        path: the file; missing folders are made.
+        data: its content.
+
+    Raises:
+        OSError: it cannot be written; nothing of it is left then.
+    """
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{os.getpid()}{PARTIAL_SUFFIX}")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: PathLike, text: str) -> None:
+    """Write a UTF-8 text file atomically, line ends as they are; see `write_bytes`."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: PathLike, value: Any) -> None:
+    """Write indented JSON with sorted keys atomically; equal values give equal bytes. See `write_bytes`."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+@contextmanager
+def folder_writer(folder: PathLike) -> Iterator[Path]:
+    """Fill a folder under a temporary name, and give it its name when the block ends without an exception.
+
+    Args:
+        folder: its final name; an older folder of that name is replaced when the new one is complete. A symlink to a
+            folder stays one.
+
+    Yields:
+        The empty temporary folder, beside the final one.
+    """
+    target = Path(os.path.realpath(folder))
+    partial = target.with_name(target.name + PARTIAL_SUFFIX)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        publish_folder(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def publish_folder(partial: Path, folder: Path) -> None:
+    """Give a complete folder its final name, once its files are on the disk; an older folder of that name goes."""
+    for path in (*partial.rglob("*"), partial):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    if not folder.exists():
+        os.replace(partial, folder)
+        return
+    old = _doomed(folder)
+    os.replace(folder, old)
+    try:
+        os.replace(partial, folder)
+    except BaseException:
+        os.replace(old, folder)
+        raise
+    shutil.rmtree(old)
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder that others may look for: it loses its name first, so that it is never seen half-deleted."""
+    doomed = _doomed(folder)
+    os.replace(folder, doomed)
+    shutil.rmtree(doomed)
+
+
+def remove_partial(folder: Path) -> None:
+    """Delete what interrupted programs have left half-written or half-deleted in a folder."""
+    for path in folder.glob(f"*{PARTIAL_SUFFIX}"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def check_output(path: PathLike, overwrite: bool = False) -> Path:
+    """Check, before anything is computed, that an output file can be written.
+
+    Args:
+        path: the file; its folder may be missing.
+        overwrite: whether an existing file may be replaced.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: it exists and is not to be overwritten, is no regular file, or its folder cannot be written to.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is a folder or a device. Name a file to write.")
+    if path.exists() and not overwrite:
+        raise ValueError(f"{path} exists. Choose another name, or pass --overwrite to replace it.")
+    folder = next(parent for parent in Path(os.path.realpath(path)).parents if parent.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise ValueError(f"{path} cannot be written: no files can be made in {folder}. Choose another folder.")
+    return path
+
+
+def _doomed(folder: Path) -> Path:
+    """A free name for a folder on its way to deletion."""
+    doomed = folder.with_name(f"{folder.name}.deleted{PARTIAL_SUFFIX}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    return doomed

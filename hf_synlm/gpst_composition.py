@@ -1,0 +1,272 @@
+"""The parts of GPST that see pairs and boundaries: composition, decomposition and the parser.
+
+The composition model (f_alpha, phi_alpha) merges two vectors into one and scores splits; the decomposition model
+(f_beta, phi_beta) sends messages down the chart; the parser scores boundaries, which gives the merge order. All three
+are plain layers: charts, trees and losses are elsewhere.
+
+Shapes: R rows, C cells of a level, M splits of a cell, B contexts, T tokens, D (here also d) width, F features.
+
+Source: the authors' `model/r2d2_base.py`, `modules/layers.py` and `model/fast_parser.py`.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .configuration_gpst import GPSTConfig
+from .module_tools import weight_of
+
+LEFT, RIGHT, PARENT_OF_RIGHT = 0, 1, 2  # rows of the role tables; outside, row 0 is the parent
+
+
+# ---------------------------------------------------------------------------------------------- composition
+class GPSTPairLayer(nn.Module):
+    """One post-norm Transformer layer over pairs; its layer norms have no parameters.
+
+    x <- LN(x + W_o attention(x));  x <- LN(x + W_2 gelu(W_1 x))
+
+    Role embeddings enter queries and keys, not values. With two positions, attention is a sigmoid:
+    weight of position 0 = sigmoid(q . (k_0 - k_1) / sqrt(head size)).
+    """
+
+    def __init__(self, config: GPSTConfig):
+        super().__init__()
+        size = config.composition_size
+        self.num_heads = config.composition_num_heads
+        self.dropout, self.attention_dropout = config.composition_dropout, config.composition_attention_dropout
+        self.role_embedding = nn.Embedding(4, size)
+        self.in_proj = nn.Linear(size, 3 * size)
+        self.out_proj = nn.Linear(size, size)
+        self.linear1 = nn.Linear(size, config.composition_intermediate_size)
+        self.linear2 = nn.Linear(config.composition_intermediate_size, size)
+
+    def role_bias(self, roles: list) -> Tensor:
+        """Bias of the q, k, v projection with the role terms of the given (nested) list of roles: [..., 3 d]."""
+        size = self.out_proj.in_features
+        index = torch.tensor(roles, device=self.in_proj.weight.device)
+        role = F.linear(self.role_embedding(index), weight_of(self.in_proj)[: 2 * size])
+        return self.in_proj.bias + F.pad(role, (0, size))
+
+    def attend(self, pair: Tensor, qkv: Tensor, linear: Callable, name: str) -> Tensor:
+        """Finish the layer from its projections: `pair` [..., 2, d] and `qkv` [..., 2, 3 d] -> [..., 2, d]."""
+        size = pair.shape[-1]
+        query, key, value = (part.unflatten(-1, (self.num_heads, -1)) for part in qkv.split(size, -1))
+        key_difference = (key[..., 0, :, :] - key[..., 1, :, :]).unsqueeze(-3)
+        logit = (query * key_difference).sum(-1, keepdim=True) / math.sqrt(size // self.num_heads)
+        weight = logit.sigmoid()
+        first, second = value[..., :1, :, :], value[..., 1:, :, :]
+        if self.training and self.attention_dropout > 0:
+            mixed = self._drop(weight, True) * first + self._drop(1 - weight, True) * second
+        else:
+            mixed = torch.addcmul(second, weight, first - second)
+        pair = F.layer_norm(pair + self._drop(linear(f"{name}.out_proj", mixed.flatten(-2))), (size,))
+        hidden = self._drop(F.gelu(linear(f"{name}.linear1", pair)))
+        return F.layer_norm(pair + self._drop(linear(f"{name}.linear2", hidden)), (size,))
+
+    def _drop(self, tensor: Tensor, attention: bool = False) -> Tensor:
+        return F.dropout(tensor, self.attention_dropout if attention else self.dropout, self.training)
+
+    def maps(self, name: str, in_bias: Tensor | None) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """The layer's linear maps by name; `in_bias` replaces the bias of the q, k, v projection."""
+        maps = {f"{name}.in_proj": (weight_of(self.in_proj), in_bias)}
+        for part in ("out_proj", "linear1", "linear2"):
+            module = getattr(self, part)
+            maps[f"{name}.{part}"] = (weight_of(module), module.bias)
+        return maps
+
+
+class GPSTScore(nn.Sequential):
+    """Two-layer projection of a vector for split scores: d -> d, gelu, d -> score size."""
+
+    def __init__(self, config: GPSTConfig):
+        size = config.composition_size
+        super().__init__(nn.Linear(size, size), nn.GELU(), nn.Linear(size, config.score_size))
+
+    def maps(self, name: str) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """The linear maps by name."""
+        return {f"{name}.{x}": (weight_of(self[x]), self[x].bias) for x in (0, 2)}
+
+    @staticmethod
+    def run(linear: Callable, name: str, vector: Tensor) -> Tensor:
+        """Apply the named projection through `linear`."""
+        return linear(f"{name}.2", F.gelu(linear(f"{name}.0", vector)))
+
+
+class GPSTComposition(nn.Module):
+    """Composition function f_alpha and score phi_alpha of the inside pass.
+
+    f(l, r) = LN(sum over both positions of encoder([l, r]));  phi(l, r) = u(l) . v(r) / sqrt(score size)
+    """
+
+    def __init__(self, config: GPSTConfig):
+        super().__init__()
+        self.layers = nn.ModuleList(GPSTPairLayer(config) for _ in range(config.num_composition_layers))
+        self.left_score = GPSTScore(config)
+        self.right_score = GPSTScore(config)
+        self.scale = config.score_size**-0.5
+
+    def chart_tensors(self) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """Linear maps of the composition, with role terms folded into the first biases."""
+        maps = {**self.left_score.maps("left_score"), **self.right_score.maps("right_score")}
+        for index, layer in enumerate(self.layers):
+            maps.update(layer.maps(str(index), layer.role_bias([LEFT, RIGHT])))
+        return maps
+
+    def compose(self, linear: Callable, pair_R2D: Tensor) -> Tensor:
+        """Vectors [R, d] of the parents of R pairs."""
+        for index, layer in enumerate(self.layers):
+            pair_R2D = layer.attend(pair_R2D, linear(f"{index}.in_proj", pair_R2D), linear, str(index))
+        return F.layer_norm(pair_R2D.sum(-2), pair_R2D.shape[-1:])
+
+    def score_splits(self, linear: Callable, left_RD: Tensor, right_RD: Tensor) -> Tensor:
+        """Scores [R] of pairs of children."""
+        left = GPSTScore.run(linear, "left_score", left_RD)
+        right = GPSTScore.run(linear, "right_score", right_RD)
+        return (left * right).sum(-1) * self.scale
+
+    def composer(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """Function [..., d] x 2 -> [..., d] that composes single pairs, as the left-to-right search does.
+
+        It prepares the role terms once, so it is for use while the parameters stay as they are.
+        """
+        maps = self.chart_tensors()
+
+        def linear(name: str, inputs: Tensor) -> Tensor:
+            weight, bias = maps[name]
+            return F.linear(inputs, weight, bias) if bias.dim() == 1 else F.linear(inputs, weight) + bias
+
+        return lambda left, right: self.compose(linear, torch.stack([left, right], -2))
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        """Compose single pairs outside of a chart: [..., d] x 2 -> [..., d]."""
+        return self.composer()(left, right)
+
+
+class GPSTDecomposition(nn.Module):
+    """Decomposition function f_beta and score phi_beta of the outside pass.
+
+    Message to a child: LN(sum of encoder([outside of the parent, inside of the sibling])); its score is
+    p(parent) . u(sibling) / sqrt(score size), with one projection u for right and one for left siblings.
+    """
+
+    def __init__(self, config: GPSTConfig):
+        super().__init__()
+        self.layers = nn.ModuleList(GPSTPairLayer(config) for _ in range(config.num_decomposition_layers))
+        self.parent_score = GPSTScore(config)
+        self.left_score = GPSTScore(config)
+        self.right_score = GPSTScore(config)
+        self.scale = config.score_size**-0.5
+        self.sizes = [config.composition_size, 3 * config.composition_size, config.score_size, config.score_size]
+
+    _ROLES = [[LEFT, RIGHT], [LEFT, PARENT_OF_RIGHT]]  # by child side: roles of parent and sibling
+
+    def chart_tensors(self) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """Linear maps that the level loop applies (the first projection of parents without its bias)."""
+        maps = self.parent_score.maps("parent_score")
+        for index, layer in enumerate(self.layers):
+            maps.update(layer.maps(str(index), layer.role_bias(self._ROLES) if index else None))
+        return maps
+
+    def position_bias(self) -> Tensor:
+        """Bias [2, 2, 3 d] of the first projections by child side and pair position."""
+        return self.layers[0].role_bias(self._ROLES)
+
+    def cell_features(self, vector_ND: Tensor) -> Tensor:
+        """[N, 4 d + 2 score size]: vector, its first projections, and its score projections as left / right sibling."""
+        projections = F.linear(vector_ND, weight_of(self.layers[0].in_proj))
+        parts = [vector_ND, projections, self.left_score(vector_ND), self.right_score(vector_ND)]
+        return torch.cat([part.to(vector_ND.dtype) for part in parts], -1)
+
+    def messages(
+        self, linear: Callable, bias: Tensor, parent_CD: Tensor, sibling_CM2F: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Scores [C, M, 2] and vectors [C, M, 2, d] of the messages to left and right children."""
+        num_cells, width = sibling_CM2F.shape[:2]
+        sibling, projections, as_left, as_right = sibling_CM2F.split(self.sizes, -1)
+        parent_score = GPSTScore.run(linear, "parent_score", parent_CD)[:, None]
+        score = torch.stack([(parent_score * as_right[:, :, 0]).sum(-1), (parent_score * as_left[:, :, 1]).sum(-1)], -1)
+
+        def pairs(parent: Tensor, sibling: Tensor) -> Tensor:
+            return torch.stack([parent[:, None, None].expand(num_cells, width, 2, -1), sibling], -2)
+
+        pair = pairs(parent_CD, sibling)
+        qkv = pairs(linear("0.in_proj", parent_CD), projections) + bias
+        for index, layer in enumerate(self.layers):
+            qkv = qkv if index == 0 else linear(f"{index}.in_proj", pair)
+            pair = layer.attend(pair, qkv, linear, str(index))
+        return score * self.scale, F.layer_norm(pair.sum(-2), pair.shape[-1:])
+
+
+# ---------------------------------------------------------------------------------------------- parser
+class GPSTParserLayer(nn.Module):
+    """Pre-norm Transformer layer with rotary positions and a gated feed-forward network, without biases."""
+
+    def __init__(self, config: GPSTConfig):
+        super().__init__()
+        size = config.parser_size
+        # Width of the authors' layer: two thirds of 4 p, rounded up to a multiple of 256.
+        inner = 256 * math.ceil(int(2 * 4 * size / 3) / 256)
+        self.num_heads, self.dropout = config.parser_num_heads, config.parser_dropout
+        self.attention_norm = nn.RMSNorm(size, eps=1e-5)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(size, size, bias=False) for _ in range(4))
+        self.mlp_norm = nn.RMSNorm(size, eps=1e-5)
+        self.gate_proj, self.up_proj = (nn.Linear(size, inner, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(inner, size, bias=False)
+
+    def forward(self, hidden_BTD: Tensor, mask_B1TT: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """One layer; `mask_B1TT` is True where a token may attend."""
+        normed = self.attention_norm(hidden_BTD)
+        query, key, value = (
+            proj(normed).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query, key = _rotate(query, *rotary), _rotate(key, *rotary)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask_B1TT)
+        hidden_BTD = hidden_BTD + self._drop(self.o_proj(mixed.transpose(1, 2).flatten(-2)))
+        normed = self.mlp_norm(hidden_BTD)
+        return hidden_BTD + self._drop(self.down_proj(F.silu(self.gate_proj(normed)) * self.up_proj(normed)))
+
+    def _drop(self, tensor: Tensor) -> Tensor:
+        return F.dropout(tensor, self.dropout, self.training)
+
+
+def _rotate(tensor: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    first, second = tensor.chunk(2, -1)
+    return tensor * cosine.to(tensor.dtype) + torch.cat([-second, first], -1) * sine.to(tensor.dtype)
+
+
+class GPSTParser(nn.Module):
+    """Scores the boundaries between neighbouring tokens; low scores merge first.
+
+    Tokens attend to their own sentence only and positions are relative, so a sentence's scores do not depend on its
+    neighbours or on where it stands.
+    """
+
+    def __init__(self, config: GPSTConfig):
+        super().__init__()
+        self.head_size = config.parser_size // config.parser_num_heads
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.parser_size)
+        self.layers = nn.ModuleList(GPSTParserLayer(config) for _ in range(config.num_parser_layers))
+        self.norm = nn.RMSNorm(config.parser_size, eps=1e-5)
+        self.score = nn.Sequential(
+            nn.Linear(2 * config.parser_size, config.parser_score_size),
+            nn.GELU(),
+            nn.Dropout(config.parser_dropout),
+            nn.Linear(config.parser_score_size, 1),
+        )
+
+    def forward(self, input_ids: Tensor, sentence_ids: Tensor) -> Tensor:
+        """Scores [B, T - 1] of the boundaries between tokens t and t + 1, in float32."""
+        hidden = self.embed_tokens(input_ids)
+        mask = (sentence_ids[:, :, None] == sentence_ids[:, None, :])[:, None]
+        position = torch.arange(input_ids.shape[1], device=input_ids.device, dtype=torch.float32)
+        steps = torch.arange(0, self.head_size, 2, device=input_ids.device, dtype=torch.float32) / self.head_size
+        angle = torch.outer(position, 10000.0**-steps).repeat(1, 2)
+        rotary = (angle.cos(), angle.sin())
+        for layer in self.layers:
+            hidden = layer(hidden, mask, rotary)
+        hidden = self.norm(hidden)
+        return self.score(torch.cat([hidden[:, :-1], hidden[:, 1:]], -1)).squeeze(-1).float()

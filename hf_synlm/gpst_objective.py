@@ -1,0 +1,176 @@
+"""GPST's pretraining objective: its heads, its five parts, and what each of them is a mean over.
+
+Shapes: B contexts, T tokens, S sentences, A slots of the node sequence, P boundaries, R rows, D hidden, d composition
+size, V vocabulary. Losses are in nats.
+
+Source: Hu et al., ACL 2024, section 3.2; the authors' `model/generative_r2d2_fast.py`.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .configuration_gpst import GPSTConfig
+from .gpst_chart import TreeNodes
+from .gpst_tokens import TokenBatch
+from .losses import linear_cross_entropy, share_of
+from .outputs import SyntacticModelOutput
+from .token_batch import check_label_ids
+
+LOSS_PARTS = ("auto_encoding", "height", "parser", "token", "action")
+
+
+class GPSTHeads(nn.Module):
+    """The heads of the pretraining objective, without the (tied) vocabulary matrix.
+
+    action: LayerNorm, D -> D, gelu, -> 2 (GEN, COMP);
+    token: D -> 4 D, gelu, -> D;  auto_encoding: d -> 4 d, gelu, -> D.
+    """
+
+    def __init__(self, config: GPSTConfig):
+        super().__init__()
+        wide, narrow, dropout = config.hidden_size, config.composition_size, config.head_dropout
+        self.action = nn.Sequential(
+            nn.LayerNorm(wide, eps=1e-5), nn.Linear(wide, wide), nn.GELU(), nn.Dropout(dropout), nn.Linear(wide, 2)
+        )
+        self.token = nn.Sequential(nn.Linear(wide, 4 * wide), nn.GELU(), nn.Dropout(dropout), nn.Linear(4 * wide, wide))
+        self.auto_encoding = nn.Sequential(
+            nn.Linear(narrow, 4 * narrow), nn.GELU(), nn.Dropout(dropout), nn.Linear(4 * narrow, wide)
+        )
+
+    def objective(
+        self,
+        config: GPSTConfig,
+        vocabulary_VD: Tensor,
+        output: SyntacticModelOutput,
+        labels: Tensor,
+        loss_shares: Mapping[str, float] | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """The five parts of the pretraining objective and their weighted sum.
+
+        loss = w_ae L_ae + w_h L_h + w_p L_p + w_tok L_tok + w_act L_act, each a mean of its own: L_ae, L_tok over
+        tokens, L_h over sentences, L_p over inner nodes, L_act over slots.
+
+        Args:
+            config: weights and variants.
+            vocabulary_VD: the vocabulary matrix.
+            output: output of the base model with outside vectors.
+            labels: [B, T] target ids in input positions; -100 leaves a token out of the token loss.
+            loss_shares: factors of the parts, besides their weights (see `GPSTForCausalLM.forward`).
+
+        Returns:
+            The loss, its parts (detached), and log p(text, tree) [B] (detached).
+
+        Cost: two vocabulary rows per token, never all logits at once.
+        Source: spec of the authors' `GenerativeR2D2Fast.forward`; the two backward calls there are one here.
+        """
+        structure = output.structure
+        plan, text = structure["plan"], structure["text"]
+        row, column, leaf_ids = structure["leaf_row"], structure["leaf_column"], structure["leaf_ids"]
+        target = text.align(_checked_labels(config, labels))[row, column]
+        counted = target != -100
+        num_counted = counted.sum().clamp_min(1)
+        tokens = self.token(output.token_hidden_state[row, column])
+        states = torch.cat([self.auto_encoding(output.outside_vectors).to(tokens.dtype), tokens])
+        share = {name: share_of(loss_shares, name) for name in LOSS_PARTS}
+        weight = {name: share[name] * getattr(config, f"{name}_loss_weight") for name in LOSS_PARTS}
+        coefficient = torch.cat(
+            [
+                torch.full_like(leaf_ids, weight["auto_encoding"] / plan.num_leaves, dtype=torch.float32),
+                counted * (weight["token"] / num_counted),
+            ]
+        )
+        targets = torch.cat([leaf_ids, torch.where(counted, target, leaf_ids)])
+        vocabulary_loss, loss_R = linear_cross_entropy(states, vocabulary_VD, targets, coefficient)
+        ae_loss, token_loss = loss_R[: plan.num_leaves], loss_R[plan.num_leaves :]
+        action_loss, action_BA = self.action_loss(output)
+        height = _height_loss(config, structure["height_N"][plan.root_S], plan.length_S)
+        parser = _parser_loss(output.parser_scores, structure["nodes"])
+        loss = vocabulary_loss + weight["height"] * height + weight["parser"] * parser + weight["action"] * action_loss
+        losses = {
+            "auto_encoding": ae_loss.mean(),
+            "height": height.detach().float(),
+            "parser": parser.detach(),
+            "token": (token_loss * counted).sum() / num_counted,
+            "action": action_loss.detach(),
+        }
+        losses = {name: share[name] * value for name, value in losses.items()}
+        joint = -action_BA.sum(1).index_add(0, row, token_loss.to(action_BA.dtype))
+        return loss, losses, joint
+
+    def action_loss(self, output: SyntacticModelOutput) -> tuple[Tensor, Tensor]:
+        """Mean cross entropy of all action slots, and -log p [B, A] of the tree's actions (0 after the last node)."""
+        target = output.structure["action_targets"]
+        log_prob = self.action(output.type_hidden_state).float().log_softmax(-1)
+        loss_BA = -log_prob.gather(-1, target.clamp_min(0)[..., None]).squeeze(-1).masked_fill(target < 0, 0)
+        # The slot after the last node is trained (GEN), but it is no action of the tree.
+        after_last = F.pad(target[:, 1:] < 0, (0, 1), value=True)
+        return loss_BA.sum() / (target >= 0).sum(), loss_BA.detach().masked_fill(after_last, 0)
+
+
+def count_items(text: TokenBatch, labels: Tensor) -> dict[str, int]:
+    """What the parts of the objective are means over, from the text alone: a sentence of n tokens has n - 1 nodes.
+
+    Args:
+        text: the batch.
+        labels: [B, T] target ids in input positions; -100 leaves a token out.
+
+    Returns:
+        For each of `LOSS_PARTS` the number of its items.
+    """
+    ids = text.sentence_ids
+    is_token = ids != 0
+    num_tokens = int(is_token.sum())
+    num_sentences = int((is_token & (ids != F.pad(ids[:, :-1], (1, 0)))).sum())
+    return {
+        "auto_encoding": num_tokens,
+        "height": num_sentences,
+        "parser": num_tokens - num_sentences,
+        "token": int((text.align(labels)[is_token] != -100).sum()),
+        "action": 2 * num_tokens - num_sentences + len(ids),  # all nodes, and the slot after the last one of a row
+    }
+
+
+def _checked_labels(config: GPSTConfig, labels: Tensor) -> Tensor:
+    """The labels, if they are ids of the vocabulary or -100."""
+    if labels.is_floating_point():
+        raise ValueError(f"labels must be integers and are {labels.dtype}.")
+    check_label_ids(config, labels)
+    return labels.long()
+
+
+def _height_loss(config: GPSTConfig, height_S: Tensor, length_S: Tensor) -> Tensor:
+    threshold = config.height_threshold
+    excess = (height_S - threshold).clamp_min(0)
+    if config.height_loss == "paper":
+        return (excess / length_S).mean()
+    normalizer = torch.where(length_S > threshold, length_S - threshold, 1)
+    if config.height_loss == "shipped":
+        return excess.mean() * (1 / normalizer).mean()
+    return (excess / normalizer).mean()
+
+
+def _parser_loss(score_BP: Tensor, nodes: TreeNodes) -> Tensor:
+    """Mean over inner nodes (i, j) of the cross entropy of the scores of boundaries i + 1 .. j - 1 at the split.
+
+    The scores of every node are laid out one after the other, so the cost is the sum of the span widths (about
+    n log n), not nodes times context length. 0 if there is no inner node.
+    """
+    inner = nodes.end_A - nodes.start_A > 1
+    row, start, split = nodes.context_A[inner], nodes.start_A[inner], nodes.split_A[inner]
+    width = nodes.end_A[inner] - start - 1
+    if not len(row):
+        return score_BP.sum() * 0
+    owner = torch.arange(len(row), device=row.device).repeat_interleave(width)
+    offset = torch.arange(len(owner), device=row.device) - (width.cumsum(0) - width)[owner]
+    flat = score_BP.flatten()
+    base = row * score_BP.shape[1]
+    score = flat[base[owner] + start[owner] + offset]
+    largest = score.new_full((len(row),), -torch.inf).scatter_reduce(0, owner, score.detach(), "amax")
+    total = torch.zeros_like(largest).index_add(0, owner, (score - largest[owner]).exp())
+    return (largest + total.log() - flat[base + split - 1]).mean()
+
+
+__all__ = ["LOSS_PARTS", "GPSTHeads", "count_items"]

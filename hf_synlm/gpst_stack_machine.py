@@ -1,0 +1,302 @@
+"""GPST's side of the word-synchronous search: what GEN and COMP do to nodes, caches and probabilities.
+
+GEN pushes a token: its composition vector is down_scale(embedding), its input to the type layers the embedding.
+COMP puts the composition of the two top vectors in their place, x = f_alpha(left, right), and feeds up_scale(x) (or
+the embedding of the reduce token in the ablation without surrogates). The type layers read every action and decide
+between GEN and COMP; the token layers read only the slots before a GEN, plus the current one, and predict the token.
+
+Source: Hu et al. 2024, sections 3.2 and 3.5; `R2D2GenFastBeamSearcher` of the authors' code. As there, illegal actions
+are dropped after the softmax, so the probabilities of a derivation are not renormalized at forced steps.
+
+Shapes: B sentences, R rows, N nodes (slots), D hidden, d composition, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .actions import COMP, GEN, PAD_ACTION
+from .search_stack import NodePool, Nodes
+from .search_state import NEG_INF, WordEdges
+
+TYPE_CACHE, TOKEN_CACHE = 0, 1
+
+
+class GPSTStackMachine:
+    """Runs the generative part of a GPST model on node pools.
+
+    Args:
+        model: The language model. Used attributes: `config`, `dtype`; `lm_head`; `heads.action` and `heads.token`;
+            `model.embed_tokens`, `model.position_embedding`, `model.bos_embedding`, `model.down_scale`,
+            `model.up_scale`, `model.composition.composer()`, `model.type_layers` and `model.token_layers`
+            (decoders fed with `inputs_embeds`, positions added outside); and `model.forward` for a context.
+    """
+
+    pad_action = PAD_ACTION
+
+    def word_ends_of(self, tokens: Tensor) -> Tensor | None:
+        """What the model knows of which tokens end a word: nothing, so all do."""
+        return None
+
+    def __init__(self, model: Any) -> None:
+        self.config, self.dtype = model.config, model.dtype
+        self.model, self.heads, self.lm_head = model.model, model.heads, model.lm_head
+        self.compose = self.model.composition.composer()
+        self.max_tokens = self.config.max_position_embeddings
+
+    # ---------------------------------------------------------------------------------------------------- nodes
+    def begin(
+        self,
+        batch_size: int,
+        device: torch.device,
+        input_ids: Tensor | None = None,
+        context_sentence_ids: Tensor | None = None,
+    ) -> tuple[NodePool, Tensor, Tensor]:
+        """First nodes: the begin slot, and the complete sentences before the text.
+
+        Args:
+            batch_size: Number of sentences B.
+            device: Where to put the pool.
+            input_ids: Tokens [B, T]; only read with a context.
+            context_sentence_ids: [B, T] 1, 2, .. at the tokens of complete sentences before the text, 0 elsewhere.
+
+        Returns:
+            The pool, the state before the first action [B, 1], and its history [B, 1, N].
+        """
+        features = {
+            "vector": (self.config.composition_size, self.dtype),
+            "hidden": (self.config.hidden_size, self.dtype),
+            "actions": (2, torch.float32),
+        }
+        if context_sentence_ids is None:
+            positions = torch.zeros(batch_size, 1, dtype=torch.long, device=device)
+            inputs = self.model.bos_embedding + self.model.position_embedding(positions)
+            valid = before_gen = positions == 0
+        else:
+            inputs, positions, valid, before_gen = self._encode_context(input_ids, context_sentence_ids)
+        count = inputs.shape[1]
+        pool = NodePool(batch_size, features, 2, device, capacity=max(64, count))
+        pool.num_context = positions.amax(1)
+        slots = torch.arange(count, device=device).expand(batch_size, -1)
+        none = torch.full_like(slots, -1)
+        # The tree structure of the context is over: its nodes only say which slots the token layers may read.
+        made_by_gen = torch.cat([torch.zeros_like(before_gen[:, :1]), before_gen[:, :-1]], 1)
+        action = torch.where(made_by_gen & valid, GEN, none)
+        visible = valid[:, None] & (slots[:, :, None] >= slots[:, None, :])
+        own = torch.eye(count, dtype=torch.bool, device=device)
+        nodes = Nodes(slots - 1, none, torch.zeros_like(slots), action, none, none)
+        pool.append(nodes, hidden=inputs)
+        self.read_actions(pool, visible | own)
+        self.score_words(pool, visible | own)
+        last = torch.where(valid, slots, 0).amax(1, keepdim=True)
+        return pool, last, valid[:, None]
+
+    def _encode_context(self, input_ids: Tensor, sentence_ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Slots of complete sentences, encoded with their induced trees and soft vectors.
+
+        Args:
+            input_ids: Tokens [B, T].
+            sentence_ids: [B, T] 1, 2, .. at the tokens of the context, 0 elsewhere; a row may have none.
+
+        Returns:
+            Inputs of the type layers with positions [B, A, D]; tokens generated before or at each slot [B, A]; which
+            slots are real and which of them stand before a GEN [B, A]. Slot 0 is the begin slot.
+        """
+        empty = (sentence_ids == 0).all(1)
+        first_column = torch.arange(input_ids.shape[1], device=input_ids.device) == 0
+        # The encoder wants a token in every row: rows without context get one, whose slots are masked out.
+        filler = empty[:, None] & first_column
+        ids = input_ids.masked_fill(filler, self.config.reduce_token_id)
+        numbers = torch.where(filler, 1, sentence_ids)
+        encoded = self.model(ids, sentence_ids=numbers, output_spans=False, return_dict=True)
+        structure = encoded.structure
+        valid = structure["action_targets"] >= 0
+        valid[:, 1:] &= ~empty[:, None]
+        positions = structure["position_ids"].masked_fill(~valid, 0)
+        return structure["inputs"], positions, valid, structure["action_targets"] == GEN
+
+    def push(
+        self,
+        pool: NodePool,
+        parents: Tensor,
+        num_tokens: Tensor,
+        tokens: Tensor | None = None,
+        actions: Tensor | None = None,
+    ) -> int:
+        """Take one action from each of R states.
+
+        Args:
+            pool: Grows by R nodes.
+            parents: States before the action [B, R]; rows that no hypothesis needs may hold any id.
+            num_tokens: Tokens generated by each derivation, the one of this action included [B] or [B, R].
+            tokens: Tokens to generate [B, R]; None = all rows take COMP.
+            actions: GEN or COMP per row [B, R]; None = GEN in all rows if there are tokens.
+
+        Returns:
+            Id of the first new node.
+        """
+        num_tokens = num_tokens if num_tokens.dim() == 2 else num_tokens[:, None].expand_as(parents)
+        if tokens is None:
+            nodes, vector, inputs = self._compose(pool, parents)
+        else:
+            nodes, vector, inputs = self._generate(pool, parents, tokens, num_tokens)
+            if actions is not None:
+                is_comp = actions == COMP
+                other, other_vector, other_inputs = self._compose(pool, parents)
+                nodes = Nodes(*(torch.where(is_comp, a, b) for a, b in zip(other, nodes, strict=True)))
+                vector = torch.where(is_comp[..., None], other_vector, vector)
+                inputs = torch.where(is_comp[..., None], other_inputs, inputs)
+        # Rows that no hypothesis needs (frozen sentences, padding) may count one token too many.
+        positions = (num_tokens + pool.num_context[:, None]).clamp(max=self.max_tokens)
+        return pool.append(nodes, vector=vector, hidden=inputs + self.model.position_embedding(positions))
+
+    def _generate(
+        self, pool: NodePool, parents: Tensor, tokens: Tensor, num_tokens: Tensor
+    ) -> tuple[Nodes, Tensor, Tensor]:
+        inputs = self.model.embed_tokens(tokens)
+        return pool.push(parents, GEN, tokens, num_tokens - 1), self.model.down_scale(inputs), inputs
+
+    def _compose(self, pool: NodePool, parents: Tensor) -> tuple[Nodes, Tensor, Tensor]:
+        nodes, left = pool.pop_two(parents, COMP)
+        vector = self.compose(pool.feature("vector", left), pool.feature("vector", parents))
+        if self.config.surrogate:
+            return nodes, vector, self.model.up_scale(vector)
+        reduce_token = torch.full_like(parents, self.config.reduce_token_id)
+        return nodes, vector, self.model.embed_tokens(reduce_token)
+
+    def num_unread(self, pool: NodePool) -> int:
+        """How many of the newest nodes the type layers have not read."""
+        return pool.size - pool.caches[TYPE_CACHE].get_seq_length()
+
+    def read_actions(self, pool: NodePool, history: Tensor) -> None:
+        """Run the type layers on the newest nodes; their states replace the inputs.
+
+        Args:
+            pool: The nodes.
+            history: Nodes of the R newest nodes [B, R, N], themselves included.
+        """
+        first = pool.size - history.shape[1]
+        inputs = pool.features["hidden"][:, first : pool.size]
+        hidden = self.model.type_layers(
+            inputs_embeds=inputs,
+            attention_mask=_additive(history, inputs.dtype),
+            past_key_values=pool.caches[TYPE_CACHE],
+            use_cache=True,
+        ).last_hidden_state
+        pool.features["actions"][:, first : pool.size] = self.heads.action(hidden).float().log_softmax(-1)
+        pool.features["hidden"][:, first : pool.size] = hidden
+
+    # --------------------------------------------------------------------------------------------- probabilities
+    def chain_bound(self, pool: NodePool, nodes: Tensor) -> Tensor:
+        """Number of COMP actions that the stack allows in a row [B, R]; -1 on an empty stack."""
+        return pool.field("depth", nodes) - 1
+
+    def is_complete(self, pool: NodePool, nodes: Tensor) -> Tensor:
+        """Whether exactly one tree is on the stack [B, R]."""
+        return pool.field("depth", nodes) == 1
+
+    def legal_actions(
+        self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, edges: WordEdges | None
+    ) -> tuple[Tensor | None, Tensor]:
+        """Which states [B, R] may take GEN (None = all) and COMP.
+
+        COMP needs two trees. With word edges, GEN must wait while the top ends at a word's last piece without covering
+        the word, and COMP must not build a span that crosses a word: it stays inside the last token's word, or both
+        its edges are word edges.
+        """
+        top = pool.nodes(nodes)
+        may_comp = top.depth >= 2
+        if edges is None:
+            return None, may_comp
+        left_start = pool.field("start", top.below).clamp(min=0)
+        last = (num_tokens if num_tokens.dim() == 2 else num_tokens[:, None]).expand_as(nodes) - 1
+        at_end, word_start = edges.is_end.gather(1, last.clamp(min=0)), edges.word_start.gather(1, last.clamp(min=0))
+        starts_word = edges.word_start.gather(1, left_start) == left_start
+        may_comp = may_comp & ((left_start >= word_start) | (at_end & starts_word))
+        return (last < 0) | ~at_end | (top.start <= word_start), may_comp
+
+    def action_log_probs(
+        self,
+        pool: NodePool,
+        nodes: Tensor,
+        num_tokens: Tensor,
+        edges: WordEdges | None,
+        renormalize: bool = False,
+    ) -> Tensor:
+        """Log-probabilities of GEN and COMP [B, R, 2]; -inf where illegal.
+
+        Args:
+            pool: The nodes.
+            nodes: States [B, R].
+            num_tokens: Tokens generated so far, [B] or [B, R].
+            edges: Word edges, if words must stay whole.
+            renormalize: Forbid COMP before the softmax instead of after it.
+        """
+        log_probs = pool.feature("actions", nodes)
+        may_gen, may_comp = self.legal_actions(pool, nodes, num_tokens, edges)
+        gen, comp = log_probs.unbind(-1)
+        if renormalize:
+            gen = torch.where(may_comp, gen, 0.0)
+        if may_gen is not None:
+            gen = gen.masked_fill(~may_gen, NEG_INF)
+        return torch.stack([gen, comp.masked_fill(~may_comp, NEG_INF)], -1)
+
+    def num_unscored(self, pool: NodePool) -> int:
+        """How many of the newest nodes the token layers have not read."""
+        return pool.size - pool.caches[TOKEN_CACHE].get_seq_length()
+
+    def score_words(self, pool: NodePool, history: Tensor) -> None:
+        """Run the token layers on the newest nodes; their states replace those of the type layers.
+
+        Args:
+            pool: The nodes.
+            history: Nodes of the R newest nodes [B, R, N], themselves included.
+        """
+        rows = history.shape[1]
+        first = pool.size - rows
+        generated = history & (pool.field("action") == GEN)[:, None]
+        source = pool.field("predecessor").clamp(min=0)[:, None].expand_as(history)
+        before_gen = torch.zeros_like(history, dtype=torch.int32).scatter_add_(2, source, generated.int()) > 0
+        own = torch.eye(rows, dtype=torch.bool, device=history.device)
+        before_gen[..., first:] |= own
+        hidden = pool.features["hidden"][:, first : pool.size]
+        states = self.model.token_layers(
+            inputs_embeds=hidden,
+            attention_mask=_additive(before_gen, hidden.dtype),
+            past_key_values=pool.caches[TOKEN_CACHE],
+            use_cache=True,
+        ).last_hidden_state
+        pool.features["hidden"][:, first : pool.size] = states
+
+    def word_features(self, pool: NodePool, nodes: Tensor) -> Tensor:
+        """Inputs [B, R, D] of the output embedding, in states that `score_words` has seen."""
+        return self.heads.token(pool.feature("hidden", nodes))
+
+    def trees(self, nodes: Nodes) -> tuple[list[list[list[tuple[int, int]]]], None]:
+        """Spans of the composed nodes of derivations [B, K, A], in the order of the actions; they have no labels."""
+        is_comp = nodes.action == COMP
+        end = (nodes.action == GEN).long().cumsum(2)
+        rows = zip(is_comp.tolist(), nodes.start.tolist(), end.tolist(), strict=True)
+        spans = [
+            [
+                [(i, j) for flag, i, j in zip(flags, starts, ends, strict=True) if flag]
+                for flags, starts, ends in zip(*row, strict=True)
+            ]
+            for row in rows
+        ]
+        return spans, None
+
+    def logits_of(self, features: Tensor) -> Tensor:
+        """Logits [..., V] of the next token from `word_features` [..., D], float32."""
+        return self.lm_head(features).float()
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Additive attention mask [B, 1, R, N] from a boolean one [B, R, N]; works with every attention back end."""
+    # Large but finite: a row never sees only masked slots, and block-wise kernels must not meet inf - inf.
+    lowest = max(torch.finfo(dtype).min, -1e30)
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, lowest)[:, None]
+
+
+__all__ = ["GPSTStackMachine"]

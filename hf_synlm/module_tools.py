@@ -1,0 +1,202 @@
+"""Tools for modules: eval mode for a while, no offloading, the weights that LoRA adapters change.
+
+Charts, stacks and recurrences read the weights of their layers without calling these layers. So an adapter of PEFT,
+which adds its part when the layer is called, would have no effect: `weight_of` adds that part,
+
+    W' = W + s B A
+
+Adapters are known by their attributes: PEFT need not be installed. For the same reason `NoOffloading` rejects CPU and
+disk offloading, which fetches weights when a layer is called.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """No dropout and no noise inside; afterwards every module has its own mode back, whatever that of the others is.
+
+    Args:
+        model: the model.
+
+    Yields:
+        Nothing.
+    """
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+class NoOffloading:
+    """Mixin of the base classes: what offloading would break is an error on loading, not a wrong number later.
+
+    Offloading (`device_map` with "disk", or with "cpu" beside a GPU) brings the weights of a module back when the
+    module is called. Charts, stacks and recurrences read the weights of their parts without calling these.
+    """
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Self:
+        """Load a model as transformers does.
+
+        Args:
+            *args: see `PreTrainedModel.from_pretrained`.
+            **kwargs: see there.
+
+        Returns:
+            The model (with `output_loading_info`, a tuple with the report).
+
+        Raises:
+            ValueError: if parts of it would be offloaded.
+        """
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
+        if "disk" in places or ("cpu" in places and len(places) > 1):
+            raise ValueError(
+                f"device_map={kwargs.get('device_map')!r} puts parts of {cls.__name__} on {sorted(places)}, but it "
+                "cannot be offloaded: its layers read weights of their parts directly. Load it on one device "
+                '(device_map={"": 0} or {"": "cpu"}), or in a smaller type (dtype="bfloat16").'
+            )
+        return loaded
+
+
+def weight_of(layer: Any, name: str = "weight") -> Tensor:
+    """The weight with which a layer computes.
+
+    Args:
+        layer: a layer, or the wrapper that LoRA has put around it.
+        name: of the parameter.
+
+    Returns:
+        The parameter itself, or the sum with what the active adapters add to it; gradients reach both.
+
+    Raises:
+        ValueError: for wrappers of another kind, and for options of LoRA that are more than such a sum (dropout in
+            training, biases, DoRA, adapters by text), and for formats of quantization that cannot be read directly.
+
+    Cost: nothing without adapters, else one product [O, r] x [r, I] per call.
+    """
+    added: list[Tensor] = []
+    for wrapper in _wrappers(layer):
+        _check(wrapper, layer)
+        if getattr(wrapper, "parameter_name", "weight") == name and not (wrapper.merged or wrapper.disable_adapters):
+            active = [adapter for adapter in wrapper.active_adapters if adapter in wrapper.lora_A]
+            added += [wrapper.get_delta_weight(adapter) for adapter in active]
+        layer = wrapper.base_layer
+    weight = _in_floating_point(getattr(layer, name), layer)
+    for part in added:
+        weight = weight + part.to(weight.dtype)
+    return weight
+
+
+def is_adapted(layer: Any) -> bool:
+    """Whether a layer is wrapped by an adapter.
+
+    Args:
+        layer: any module.
+
+    Returns:
+        True or False.
+    """
+    return getattr(layer, "base_layer", None) is not None
+
+
+def unwrapped(layer: Any) -> Any:
+    """The layer that adapters wrap, for what they do not change: sizes and biases.
+
+    Args:
+        layer: a layer or a wrapper.
+
+    Returns:
+        The layer itself.
+    """
+    for wrapper in _wrappers(layer):
+        layer = wrapper.base_layer
+    return layer
+
+
+def refuse_adapters(layer: Any, name: str) -> None:
+    """Raise ValueError if a layer is wrapped, where an adapter would be without effect.
+
+    Args:
+        layer: a layer or a wrapper.
+        name: of the layer, for the message.
+
+    Raises:
+        ValueError: if it is wrapped.
+    """
+    if is_adapted(layer):
+        raise ValueError(
+            f"{name} has an adapter, but {type(unwrapped(layer)).__name__} reads its weights where no adapter reaches "
+            "them. Leave it out of target_modules and target_parameters."
+        )
+
+
+def _wrappers(layer: Any) -> Iterator[Any]:
+    """Wrappers around a layer, the outermost first."""
+    while is_adapted(layer):
+        yield layer
+        layer = layer.base_layer
+
+
+def _in_floating_point(weight: Tensor, layer: Any) -> Tensor:
+    """The numbers that a weight stands for."""
+    # The first part keeps names of modules out of compiled code.
+    if type(weight) is not nn.Parameter and type(weight).__module__.startswith("torchao."):
+        return weight.dequantize()
+    # Floats of one byte come with scales elsewhere, as integers do.
+    if not weight.is_floating_point() or weight.dtype.itemsize < 2:
+        raise ValueError(
+            f"A weight of {type(layer).__name__} [{weight.shape}] is of type {weight.dtype}, but it is read directly, "
+            "where only the formats of torchao can be read. Leave this layer out of the quantization "
+            "(llm_int8_skip_modules), or use TorchAoConfig."
+        )
+    return weight
+
+
+def _check(wrapper: Any, layer: Any) -> None:
+    kind = type(unwrapped(layer)).__name__
+    if not (hasattr(wrapper, "lora_A") and hasattr(wrapper, "get_delta_weight")):
+        raise ValueError(
+            f"A layer ({kind}) is wrapped by {type(wrapper).__module__}.{type(wrapper).__name__}, but its weight is "
+            "read directly, where only LoRA can be added. Leave it out of target_modules, or take LoRA."
+        )
+    if getattr(unwrapped(layer), "groups", 1) != 1:
+        raise ValueError(
+            f"A grouped layer ({kind}) has an adapter, which PEFT cannot write as a sum of weights. Leave it out of "
+            "target_modules."
+        )
+    # So PEFT tells its layers, when they are called, which adapter each text has; this one is not called.
+    told = sorted({key for hook in wrapper._forward_pre_hooks.values() for key in getattr(hook, "keywords", ())})
+    if told:
+        raise ValueError(
+            f"{', '.join(told)} was given, but the weight of a layer ({kind}) that has adapters is read directly, "
+            "where all texts have the same. Load the model anew (PEFT keeps the option after an error), and choose by "
+            "set_adapter, or leave the layer out of target_modules."
+        )
+    for adapter in wrapper.active_adapters:
+        dropout = wrapper.lora_dropout[adapter] if adapter in wrapper.lora_dropout else None
+        more = []
+        if isinstance(dropout, nn.Dropout) and dropout.p > 0 and wrapper.training:
+            more.append(f"lora_dropout={dropout.p}")
+        if wrapper.lora_bias.get(adapter):
+            more.append("lora_bias=True")
+        if adapter in wrapper.lora_variant:
+            more.append(type(wrapper.lora_variant[adapter]).__name__)
+        if more:
+            raise ValueError(
+                f"Adapter {adapter!r} of a layer ({kind}) has {', '.join(more)}, but the weight of this layer is read "
+                "directly, where LoRA is a sum of weights. Leave that out, or the layer out of target_modules."
+            )
+
+
+__all__ = ["NoOffloading", "evaluation_mode", "is_adapted", "refuse_adapters", "unwrapped", "weight_of"]

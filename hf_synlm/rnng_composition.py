@@ -1,0 +1,140 @@
+"""How RNNG makes the vector of a constituent from its label and its children.
+
+Shapes: R nodes, M children, S steps of all rows, w element size, h stack size. The children of the nodes come as
+`Chains` (see `schedule_rnng`).
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .matrix_products import batched_linear
+from .module_tools import weight_of
+from .rnng_forest_lstm import forest_lstm
+from .rnng_plan import Chains
+
+
+class BidirectionalLSTM(nn.Module):
+    """A forward and a backward LSTM over short sequences, each read from its own first step.
+
+    Args:
+        size: width w of inputs and states.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        # Only the parameters are used: the layer would want padded or packed sequences.
+        self.lstm = nn.LSTM(size, size, bidirectional=True)
+
+    def forward(self, inputs: Tensor, sizes: list[int]) -> Tensor:
+        """States [2, S, w] of both directions after every step of `Chains`, from their inputs [2, S, w]."""
+        names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+        weight_ih, weight_hh, bias_ih, bias_hh = (
+            torch.stack([weight_of(self.lstm, name), weight_of(self.lstm, name + "_reverse")]) for name in names
+        )
+        dtype = _matmul_dtype(inputs)
+        gates = batched_linear(inputs.to(dtype), weight_ih.to(dtype), (bias_ih + bias_hh).to(dtype))
+        return forest_lstm(gates, weight_hh, sizes, [None] * (len(sizes) - 1))[0].to(inputs.dtype)
+
+
+def _matmul_dtype(values: Tensor) -> torch.dtype:
+    """Type of multiplications: autocast's, if it is on."""
+    device = values.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else values.dtype
+
+
+class LSTMComposition(nn.Module):
+    """x = ReLU(W [forward; backward] + b) over the label's vector n and the children c_1 .. c_m.
+
+    forward reads n, c_1, .., c_m and backward n, c_m, .., c_1; each gives its last state. The authors run one
+    bidirectional LSTM over n, c_1, .., c_m, n and read the states at c_m and c_1, which are the same.
+
+    Source: Noji and Oseki 2021, section 2; `LSTMComposition` of the authors' code.
+
+    Args:
+        size: width w of the elements.
+        dropout: on the states.
+    """
+
+    reads_stack = False
+
+    def __init__(self, size: int, dropout: float) -> None:
+        super().__init__()
+        self.rnn = BidirectionalLSTM(size)
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(2 * size, size)
+
+    def forward(self, inputs: Tensor, chains: Chains) -> Tensor:
+        """Compose nodes.
+
+        Args:
+            inputs: vectors [2, S, w] of labels and children at the steps of the chains.
+            chains: the nodes, their label's element first.
+
+        Returns:
+            [R, w].
+        """
+        states = self.rnn(inputs, chains.sizes)[:, chains.last]
+        return F.relu(self.output(self.dropout(torch.cat([states[0], states[1]], 1))))
+
+
+class AttentionComposition(nn.Module):
+    """A gated sum of the children and the label (Kuncoro et al. 2017), whose weights depend on the stack, too.
+
+        H = BiLSTM(c_1 .. c_m);   q = [e_x; u];   a = sum_i softmax_i((V H_i) . q) H_i
+        g = sigmoid(W_g [t_x; a] + b_g);   x = ReLU(W_o (g t_x + (1 - g) a) + b_o)
+
+    with two vectors e_x, t_x of the label, and u = ReLU(output(h)) of the state h on the top of the stack.
+
+    Source: `AttentionComposition` of the authors' code.
+
+    Args:
+        size: width w of the elements.
+        num_labels: number of labels.
+        dropout: on the label's vector and on the sum.
+    """
+
+    reads_stack = True
+
+    def __init__(self, size: int, num_labels: int, dropout: float) -> None:
+        super().__init__()
+        self.rnn = BidirectionalLSTM(size)
+        self.key = nn.Linear(2 * size, 2 * size, bias=False)
+        self.query_labels = nn.Embedding(num_labels, size)
+        self.labels = nn.Embedding(num_labels, 2 * size)
+        self.gate = nn.Linear(4 * size, 2 * size)
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(2 * size, size)
+
+    def forward(self, inputs: Tensor, chains: Chains, label_R: Tensor, top_R: Tensor) -> Tensor:
+        """Compose nodes.
+
+        Args:
+            inputs: vectors [2, S, w] of the children at the steps of the chains.
+            chains: the nodes, without a label's element.
+            label_R: labels.
+            top_R: u of the stacks before the action [R, w].
+
+        Returns:
+            [R, w].
+        """
+        states = self.rnn(inputs, chains.sizes)
+        both = torch.cat([states[0][chains.position[0]], states[1][chains.position[1]]], 2)
+        query = torch.cat([self.query_labels(label_R), top_R], 1)
+        # (V H_i) . q = H_i . (V^T q): one multiplication per node instead of one per child
+        score = torch.einsum("rmd,rd->rm", both, (query @ weight_of(self.key).to(query.dtype)).to(both.dtype))
+        column = torch.arange(both.shape[1], device=score.device)
+        score = score.to(torch.promote_types(score.dtype, torch.float32))
+        weight = score.masked_fill(column >= chains.length[:, None], float("-inf")).softmax(1).to(both.dtype)
+        total = self.dropout(torch.einsum("rm,rmd->rd", weight, both))
+        label = self.dropout(self.labels(label_R))
+        gate = torch.sigmoid(self.gate(torch.cat([label, total], 1)))
+        return F.relu(self.output(gate * label + (1 - gate) * total))
+
+
+def chain_inputs(elements: Tensor, chains: Chains) -> Tensor:
+    """Vectors [2, S, w] at the steps of the chains, out of `elements` [P, w]."""
+    return elements.index_select(0, chains.index.flatten()).view(2, -1, elements.shape[1])
+
+
+__all__ = ["AttentionComposition", "BidirectionalLSTM", "LSTMComposition", "chain_inputs"]

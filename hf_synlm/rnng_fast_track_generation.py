@@ -1,0 +1,274 @@
+"""Word-synchronous search with fast-track where the next word is not given: best words, drawn words, distributions.
+
+With end tokens, a sentence may end wherever its tree may be closed. The action that closes it has its probability; what
+the end token would have as a word is not used; under normalization "search" the other words share it.
+
+Logits processors see words: log p(w | state) of every word, -inf at the end tokens. For the end of a sentence they are
+asked apart: of scores that are 0 at the end tokens and -inf elsewhere, what they add counts with the closing action.
+
+Shapes: B sentences, K word beam, R states of a step, V vocabulary. All scores are natural logs in float32; -inf marks
+what does not exist.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .actions import SHIFT
+from .rnng_fast_track import FastTrackSearch, Limits, Reached
+from .rnng_stack_machine import Phase
+from .search_proposals import NEGLIGIBLE, Process, draw_index
+from .search_stack import NodePool
+from .search_state import NEG_INF, Candidates, SearchState
+
+# Numbers in one table of word scores: memory does not grow with the beam.
+_TABLE_ELEMENTS = 1 << 24
+
+
+class FastTrackDecoder(FastTrackSearch):
+    """`FastTrackSearch` that also generates words which are not given; see there for the arguments."""
+
+    @property
+    def _free_phase(self) -> Phase:
+        return Phase.CONTINUE if self.eos_token_ids is None else Phase.EITHER
+
+    def propose_words(
+        self, state: SearchState, process: Process | None, keep_scores: bool = False
+    ) -> tuple[Candidates, Candidates | None, Tensor | None]:
+        """The best K derivations that generate one more word, whatever word it is, and the best that end.
+
+        As `propose`, with the K best words of every state as its continuations. The end counts as a word of probability
+        1 in the states where the tree may be closed.
+
+        Args:
+            state: beam between two words.
+            process: maps hypotheses [B, R] and their word log-probabilities [B, R, V] to word scores; None = identity.
+            keep_scores: also return the word scores of every hypothesis.
+
+        Returns:
+            At most K candidates; at most K that end (None without end tokens); and log p(word | hypothesis) [B, K', V]
+            of the words that the states visited by the search give, structural actions summed out.
+        """
+
+        def best_words(nodes: Tensor, wanted: Tensor, origin: Tensor) -> tuple[Tensor, Tensor]:
+            parts = []
+            for part in self._parts(nodes):
+                words = self._words(state.pool, nodes[:, part], origin[:, part], process)
+                words = words.masked_fill(~wanted[:, part, None], NEG_INF)
+                parts.append(words.topk(min(self.num_beams, words.shape[2]), 2))
+            return torch.cat([best.values for best in parts], 1), torch.cat([best.indices for best in parts], 1)
+
+        limits = self._limits(process, _own_places(state.nodes))
+        first = state.pool.size
+        going, over = self._reach(state, self._free_phase, best_words, limits)
+        summed = self._summed_words(state, process, limits) if keep_scores else None
+        chosen, ended = self._candidates(state, going, first), None
+        if self.eos_token_ids is not None:
+            ended = self._candidates(state, over, first)
+            closed = self._ended(state, ended, over.fields["actions"])
+            ended = replace(ended, parents=closed.nodes, history=closed.history)
+            chosen = replace(chosen, history=F.pad(chosen.history, (0, state.pool.size - chosen.history.shape[2])))
+        return chosen, ended, summed
+
+    def draw_word(self, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
+        """Draw one derivation and its next word (or the end of the sentence) per sentence.
+
+        A hypothesis is drawn in proportion to its probability, then action by action from the model, then the word
+        from p(w | state) under the processors: exact ancestral sampling.
+
+        Args:
+            state: beam between two words.
+            process: as in `propose_words`.
+
+        Returns:
+            One candidate per sentence, its score the log-probability under the model (without the processors; -inf
+            where no word is possible), and the word scores [B, V] it was drawn from.
+        """
+        pool, machine, first = state.pool, self.adapter, state.pool.size
+        origin = draw_index(state.scores)
+        limits = self._limits(process, _own_places(state.nodes))
+        nodes, scores = state.nodes.gather(1, origin), state.scores.gather(1, origin)
+        steps, actions = torch.zeros_like(nodes), torch.zeros_like(nodes)
+        going = scores > NEG_INF
+        ended = torch.zeros_like(going)
+        while True:
+            log_probs = self._action_log_probs(state, nodes, origin, self._free_phase, limits)[:, 0]
+            weights = log_probs.clone()
+            may_end = torch.zeros_like(going)
+            if self._free_phase is Phase.EITHER:
+                end, may_end = machine.end_action(pool, nodes)
+                closing = self._end_scores(weights[:, end, None], origin, limits)[0]
+                weights[:, end] = torch.where(may_end, closing, weights[:, end, None])[:, 0]
+            action = draw_index(weights)
+            scores = torch.where(going, scores + log_probs.gather(1, action), scores)
+            actions = torch.where(going, action, actions)
+            going = going & (weights.gather(1, action) > NEG_INF)
+            if self._free_phase is Phase.EITHER:
+                ended = ended | (going & (action == end) & may_end)
+            going = going & (action != SHIFT) & ~ended
+            if not bool(going.any()):
+                break
+            zero = torch.zeros_like(action)
+            pushed = machine.push(pool, nodes, action, zero, state.num_tokens, state.edges, going)
+            nodes, steps = torch.where(going, pushed, nodes), steps + going
+        return self._drawn(state, process, limits, Reached(scores, dict(
+            parents=nodes, origin=origin, steps=steps, actions=actions, tokens=torch.zeros_like(nodes)
+        )), ended, first)  # fmt: skip
+
+    def _drawn(
+        self,
+        state: SearchState,
+        process: Process | None,
+        limits: Limits | None,
+        reached: Reached,
+        ended: Tensor,
+        first: int,
+    ) -> tuple[Candidates, Tensor]:
+        """Draw the words of states [B, 1] that SHIFT reached, and end those that have `ended` [B, 1]."""
+        fields, scores = reached.fields, reached.scores
+        nodes, origin = fields["parents"], fields["origin"]
+        log_probs = self._without_specials(self.adapter.word_log_probs(state.pool, nodes))
+        words = self._processed_words(process, origin, log_probs)
+        token = draw_index(words[:, 0])
+        word_score = log_probs[:, 0].gather(1, token).masked_fill(words[:, 0].gather(1, token) == NEG_INF, NEG_INF)
+        shifted = fields["actions"] == SHIFT
+        scores = torch.where(shifted, scores + word_score, scores.masked_fill(~ended, NEG_INF))
+        if self.eos_token_ids is not None:
+            eos = self._end_scores(scores, origin, limits)[1]
+            token = torch.where(ended, eos, token)
+            only_end = torch.full_like(words[:, 0], NEG_INF).scatter(1, eos, 0.0)
+            words = torch.where(ended[..., None], only_end[:, None], words)
+        chosen = self._candidates(state, Reached(scores, {**fields, "tokens": token}), first)
+        if bool(ended.any()):
+            over = replace(chosen, scores=scores.masked_fill(~ended, NEG_INF))
+            closed = self._ended(state, over, fields["actions"])
+            history = F.pad(chosen.history, (0, closed.history.shape[2] - chosen.history.shape[2]))
+            chosen = replace(
+                chosen,
+                parents=torch.where(ended, closed.nodes, chosen.parents),
+                history=torch.where(ended[..., None], closed.history, history),
+            )
+        return chosen, words[:, 0]
+
+    # ----------------------------------------------------------------------------------------------- word scores
+    def _parts(self, nodes: Tensor) -> Iterator[slice]:
+        """Cut states [B, R] so that no table of word scores gets too large."""
+        size = max(1, _TABLE_ELEMENTS // max(1, len(nodes) * self.adapter.config.vocab_size))
+        for start in range(0, max(1, nodes.shape[1]), size):
+            yield slice(start, start + size)
+
+    def _words(self, pool: NodePool, nodes: Tensor, origin: Tensor, process: Process | None) -> Tensor:
+        """Word scores [B, R, V]; padding and end tokens are no words."""
+        return self._processed_words(process, origin, self._without_specials(self.adapter.word_log_probs(pool, nodes)))
+
+    def _processed_words(self, process: Process | None, origin: Tensor, words: Tensor) -> Tensor:
+        """What the processors make of word scores [B, R, V], -inf where they leave nothing."""
+        if process is None:
+            return words
+        words = self._processed(process, origin, words.clone())
+        return self._without_specials(words.masked_fill(~_is_possible(words), NEG_INF))
+
+    def _processed(self, process: Process, origin: Tensor, words: Tensor) -> Tensor:
+        """The processors on scores [B, R, V]; they get K rows per sentence at a time."""
+        pairs = zip(origin.split(self.num_beams, 1), words.split(self.num_beams, 1), strict=True)
+        return torch.cat([process(*pair) for pair in pairs], 1)
+
+    def _without_specials(self, words: Tensor) -> Tensor:
+        words[..., self.adapter.config.pad_token_id] = NEG_INF
+        if self.eos_token_ids is not None:
+            words[..., self.eos_token_ids] = NEG_INF
+        return words
+
+    def _limits(self, process: Process | None, origin: Tensor) -> Limits | None:
+        """What the processors leave to hypotheses [B, R]; None without processors."""
+        if process is None:
+            return None
+        nothing = torch.full((*origin.shape, self.adapter.config.vocab_size), NEG_INF, device=origin.device)
+        words = self._processed_words(process, origin, self._without_specials(torch.zeros_like(nothing)))
+        wordless = (words == NEG_INF).all(2)
+        raises = (words > 0).any(2)
+        end_scores, end_tokens = torch.zeros_like(words[..., 0]), torch.zeros_like(origin)
+        if self.eos_token_ids is not None:
+            ends = self._processed(process, origin, nothing.index_fill(2, self.eos_token_ids, 0.0))
+            ends = ends[..., self.eos_token_ids]
+            end_scores, which = ends.masked_fill(~_is_possible(ends), NEG_INF).max(2)
+            end_tokens = self.eos_token_ids[which]
+        return Limits(end_scores, end_tokens, wordless if bool(wordless.any()) else None, raises | (end_scores > 0))
+
+    def _summed_words(self, state: SearchState, process: Process | None, limits: Limits | None) -> Tensor:
+        """Log p(word | hypothesis) [B, K, V] over the states that a beam visits which does not know the word."""
+        parts = []
+        for index in range(state.nodes.shape[1]):
+            alone = state.with_hypotheses(torch.full_like(state.nodes[:, :1], index))
+            origin = torch.full_like(alone.nodes, index)
+            score = self._mixture(alone, process, limits, origin) - alone.scores
+            parts.append(score.masked_fill(alone.scores == NEG_INF, NEG_INF))
+        return torch.stack(parts, 1)
+
+    # ----------------------------------------------------------------------------------------------- distributions
+    def next_token_log_probs(self, state: SearchState) -> Tensor:
+        """Next-word log-probabilities given the prefix, derivations summed out.
+
+        log p(w | x) = logsumexp_r [ log p(x, y_r) + log p(SHIFT | y_r) + log p(w | y_r) ] - log Z over the states r
+        that a beam of `action_beam_size` visits, which does not know the word. With end tokens, the first of them has
+        the probability that the sentence is over.
+
+        Args:
+            state: beam between two words.
+
+        Returns:
+            [B, V], normalized over V. Uniform where the beam is empty.
+        """
+        if state.next_log_probs is not None:
+            return state.next_log_probs
+        total = self._mixture(state, None, None, _own_places(state.nodes))
+        total = total.masked_fill((total == NEG_INF).all(1, keepdim=True), 0.0)
+        state.next_log_probs = total.log_softmax(-1)
+        return state.next_log_probs
+
+    def _mixture(self, state: SearchState, process: Process | None, limits: Limits | None, origin: Tensor) -> Tensor:
+        """Log p(x, w) [B, V], summed over the states that the beam visits; the pool stays as it is."""
+        pool, machine, size = state.pool, self.adapter, state.pool.size
+        nodes, scores, phase = state.nodes, state.scores, self._free_phase
+        total = scores.new_full((len(scores), machine.config.vocab_size), NEG_INF)
+        while True:
+            log_probs = scores[..., None] + self._action_log_probs(state, nodes, origin, phase, limits)
+            for part in self._parts(nodes):
+                words = self._words(pool, nodes[:, part], origin[:, part], process)
+                total = torch.logaddexp(total, (log_probs[:, part, SHIFT, None] + words).logsumexp(1))
+            if phase is Phase.EITHER:
+                action, ends = machine.end_action(pool, nodes)
+                over, token = self._end_scores(log_probs[..., action].masked_fill(~ends, NEG_INF), origin, limits)
+                for eos in self.end_ids:
+                    total[:, eos] = torch.logaddexp(total[:, eos], over.masked_fill(token != eos, NEG_INF).logsumexp(1))
+                log_probs[..., action] = log_probs[..., action].masked_fill(ends, NEG_INF)
+            mass = total.logsumexp(1, keepdim=True)
+            log_probs[..., SHIFT] = NEG_INF
+            moves = log_probs.flatten(1)
+            scores, index = moves.topk(min(self.action_beam_size, moves.shape[1]))
+            scores = scores.masked_fill(scores < mass - NEGLIGIBLE, NEG_INF)
+            rows = int((scores > NEG_INF).sum(1).amax())
+            if not rows:
+                pool.truncate(size)
+                return total
+            scores, index = scores[:, :rows], index[:, :rows]
+            row, action = index // machine.config.num_actions, index % machine.config.num_actions
+            parents, origin = nodes.gather(1, row), origin.gather(1, row)
+            tokens = torch.zeros_like(action)
+            nodes = machine.push(pool, parents, action, tokens, state.num_tokens, state.edges, scores > NEG_INF)
+
+
+def _own_places(nodes: Tensor) -> Tensor:
+    """The place of every hypothesis in its beam [B, R]."""
+    return torch.arange(nodes.shape[1], device=nodes.device).expand_as(nodes)
+
+
+def _is_possible(scores: Tensor) -> Tensor:
+    """Where processors leave something: some of them write the lowest number, or NaN, for -inf."""
+    return scores > torch.finfo(scores.dtype).min / 2
+
+
+__all__ = ["FastTrackDecoder"]

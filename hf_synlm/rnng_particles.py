@@ -1,0 +1,122 @@
+"""The variable-width beam of RNNG: a deterministic particle filter (Crabbe et al. 2019).
+
+A hypothesis carries a number of particles. Inside a word, each of its actions gets its share of them, rounded; actions
+without a particle are dropped. Between words all particles are dealt out anew, in proportion to the joint
+probabilities of the hypotheses. Nothing is drawn at random, and the beam is as wide as the particles need it.
+
+Source: `variable_beam_search` of the authors' code with `original_reweight=False`, without its limit of 3,000
+hypotheses. Rounding makes the result depend on the last bits of the probabilities when particles are many.
+
+Shapes: B sentences, K hypotheses, R states of a step, A action ids.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .actions import SHIFT
+from .rnng_fast_track import FastTrackSearch, Reached
+from .rnng_stack_machine import Phase, RNNGStackMachine
+from .search_state import NEG_INF, Candidates, SearchState
+
+
+class ParticleSearch(FastTrackSearch):
+    """Particle filter with the interface of the beam search for given words.
+
+    Args:
+        machine: the model side.
+        num_particles: number of particles per sentence.
+
+    Raises:
+        ValueError: when `num_particles` is not positive.
+    """
+
+    def __init__(self, machine: RNNGStackMachine, num_particles: int) -> None:
+        if not isinstance(num_particles, int) or isinstance(num_particles, bool) or num_particles < 1:
+            raise ValueError(f"num_particles={num_particles!r} must be an integer of at least 1")
+        super().__init__(machine, num_particles, num_particles, 0)
+
+    def begin(self, batch_size: int, device: torch.device) -> SearchState:
+        """State before the first word: one hypothesis with all particles."""
+        state = super().begin(batch_size, device)
+        return replace(state, particles=torch.full_like(state.scores, float(self.num_beams)))
+
+    def propose(
+        self, state: SearchState, tokens: Tensor, block: object = None, active: Tensor | None = None
+    ) -> Candidates:
+        """All derivations that generate a given word [B] and still have particles, best first."""
+        if active is not None:
+            state = replace(state, scores=state.scores.masked_fill(~active[:, None], NEG_INF))
+        first = state.pool.size
+        return self._candidates(state, self._spread(state, Phase.CONTINUE, tokens), first)
+
+    def commit(
+        self, state: SearchState, chosen: Candidates, active: Tensor | None = None, wanted: Tensor | None = None
+    ) -> tuple[SearchState, Tensor]:
+        """Generate the words and deal the particles out anew; hypotheses that get none are dropped."""
+        particles = self._dealt(chosen.scores)
+        chosen = replace(chosen, scores=chosen.scores.masked_fill(particles == 0, NEG_INF))
+        new, order = super().commit(state, chosen, active, wanted)
+        moved = F.pad(particles, (0, max(0, int(order.max()) + 1 - particles.shape[1]))).gather(1, order)
+        if active is not None:
+            width = max(0, order.shape[1] - state.particles.shape[1])
+            kept = F.pad(state.particles, (0, width))
+            kept = kept.gather(1, order.clamp(max=kept.shape[1] - 1))
+            moved = torch.where(active[:, None], moved, kept)
+        return replace(new, particles=moved), order
+
+    def close(self, state: SearchState) -> SearchState:
+        """End the sentence: the complete derivations that still have particles, best first."""
+        first = state.pool.size
+        reached = self._spread(state, Phase.END, None)
+        reached.scores = reached.scores.masked_fill(self._dealt(reached.scores) == 0, NEG_INF)
+        return self._ended(state, self._candidates(state, reached, first), reached.fields["actions"])
+
+    def _dealt(self, scores: Tensor) -> Tensor:
+        """Particles [B, K] in proportion to exp(scores), rounded."""
+        alive = scores.masked_fill((scores == NEG_INF).all(1, keepdim=True), 0.0) if scores.shape[1] else scores
+        return (self.num_beams * alive.softmax(1)).round().masked_fill(scores == NEG_INF, 0.0)
+
+    def _spread(self, state: SearchState, phase: Phase, tokens: Tensor | None) -> Reached:
+        """Follow every action that gets a particle until the next word (or the end) is reached."""
+        pool, machine = state.pool, self.adapter
+        nodes, scores, particles = state.nodes, state.scores, state.particles.masked_fill(state.scores == NEG_INF, 0.0)
+        origin = torch.arange(nodes.shape[1], device=nodes.device).expand_as(nodes)
+        reached, steps = Reached.none(len(nodes), nodes.device), 0
+        while True:
+            log_probs = machine.action_log_probs(pool, nodes, state.num_tokens, phase)
+            shares = (log_probs.exp() * particles[..., None]).round()
+            total = (scores[..., None] + log_probs).masked_fill(shares == 0, NEG_INF)
+            if tokens is None:
+                action, ends = machine.end_action(pool, nodes)
+                score = total[..., action].masked_fill(~ends, NEG_INF)
+                total[..., action] = total[..., action].masked_fill(ends, NEG_INF)
+            else:
+                action = SHIFT
+                score = total[..., SHIFT]
+                score = score + machine.log_probs_of(pool, nodes, tokens, score > NEG_INF)
+                total[..., SHIFT] = NEG_INF
+            fields = {
+                "parents": nodes,
+                "tokens": torch.zeros_like(nodes) if tokens is None else tokens[:, None].expand_as(nodes),
+                "origin": origin,
+                "steps": torch.full_like(nodes, steps),
+                "actions": torch.full_like(nodes, action),
+            }
+            reached = reached.with_more(score, fields, reached.scores.shape[1] + score.shape[1])
+            moves = total.flatten(1)
+            rows = int((moves > NEG_INF).sum(1).amax())
+            if not rows:
+                return reached
+            scores, index = moves.topk(rows)
+            particles = shares.flatten(1).gather(1, index).masked_fill(scores == NEG_INF, 0.0)
+            row, action_ids = index // machine.config.num_actions, index % machine.config.num_actions
+            parents, origin = nodes.gather(1, row), origin.gather(1, row)
+            none = torch.zeros_like(parents)
+            nodes = machine.push(pool, parents, action_ids, none, state.num_tokens, state.edges, scores > NEG_INF)
+            steps += 1
+
+
+__all__ = ["ParticleSearch"]

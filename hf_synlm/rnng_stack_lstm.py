@@ -1,0 +1,286 @@
+"""The stack LSTM of RNNG: every push is an LSTM step from the state of the push below it.
+
+Three ways to run the same parameters: all pushes of a batch by stack depth (`by_level`), action by action where the
+composition reads the stack (`by_step`), and single pushes for the search (`pusher`).
+
+Shapes: P pushes, R rows of a step, L layers, w element size, h stack size.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from .matrix_products import linear, linear_map
+from .module_tools import unwrapped, weight_of
+from .rnng_composition import chain_inputs
+from .rnng_forest_lstm import forest_lstm, lstm_step, lstm_step_backward
+from .rnng_plan import LevelPlan, StepPlan
+
+# What a search does with the weights, roughly.
+_PUSHED_ROWS, _PUSHES = 100, 100
+
+
+class StackLSTM(nn.Module):
+    """Parameters of the stack LSTM and its three ways to run.
+
+    Dropout stands between the layers only: the state that later pushes read is never dropped. (The authors' in-place
+    dropout also drops the recurrent state of the lower layers in training.)
+
+    Args:
+        input_size: width w of the elements.
+        hidden_size: width h of the states.
+        num_layers: number of layers L.
+        dropout: between the layers.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int, dropout: float) -> None:
+        super().__init__()
+        # Only their parameters are used.
+        self.cells = nn.ModuleList(
+            nn.LSTMCell(hidden_size if layer else input_size, hidden_size) for layer in range(num_layers)
+        )
+        self.hidden_size, self.dropout = hidden_size, dropout
+
+    def weights(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of every layer: input weights, recurrent weights, and the sum of the two biases."""
+        layers = []
+        for cell in self.cells:
+            plain = unwrapped(cell)
+            layers.append((weight_of(cell, "weight_ih"), weight_of(cell, "weight_hh"), plain.bias_ih + plain.bias_hh))
+        return layers
+
+    def by_level(self, elements: Tensor, schedule: LevelPlan, every_layer: bool = False) -> list[Tensor]:
+        """Run all pushes, depth by depth.
+
+        Args:
+            elements: vectors of all elements [P, w].
+            schedule: the pushes.
+            every_layer: return the states of all layers.
+
+        Returns:
+            States of the last layer [P, h], or of every layer, in the order of the schedule.
+
+        Cost: L times the deepest stack sequential steps.
+        """
+        inputs, states = elements.index_select(0, schedule.source), []
+        for layer, (weight_ih, weight_hh, bias) in enumerate(self.weights()):
+            if layer:
+                inputs = F.dropout(inputs, self.dropout, self.training)
+            gates = linear(inputs, weight_ih, bias)
+            hidden, _ = forest_lstm(gates[None], weight_hh[None], schedule.sizes, schedule.parents)
+            inputs = hidden[0].to(elements.dtype)
+            if every_layer:
+                states.append(inputs)
+        return states or [inputs]
+
+    def by_step(
+        self,
+        elements: Tensor,
+        schedule: StepPlan,
+        compose: Any,
+        parameters: Sequence[Tensor],
+        every_layer: bool = False,
+    ) -> list[Tensor]:
+        """Run all pushes, action by action.
+
+        Args:
+            elements: vectors [P, w] of the pushes; those of compositions are arbitrary.
+            schedule: the pushes.
+            compose: (inputs [2, S, w] of the children, chains, labels [R], stack tops [R, h]) -> [R, w].
+            parameters: what `compose` reads besides, for its gradients.
+            every_layer: return the states of all layers.
+
+        Returns:
+            States of the last layer [P, h], or of every layer, in the order of the schedule.
+
+        Cost: as many sequential steps as the longest action sequence: a composition reads the push before it. States
+            stand in one buffer for the whole sequence, so that nothing is copied per step, forward or backward.
+        """
+        weights = [value for layer in self.weights() for value in layer]
+        masks = torch.ones(len(self.cells) - 1, len(elements), self.hidden_size, device=elements.device)
+        masks = F.dropout(masks.to(elements.dtype), self.dropout, self.training)
+        # The hand-written passes keep one type throughout.
+        with torch.autocast(elements.device.type, enabled=False):
+            train = torch.is_grad_enabled()  # off inside of the function
+            first = 0 if every_layer else len(self.cells) - 1
+            states = _StackSteps.apply(
+                elements, masks, schedule, compose, train, first, len(weights), *weights, *parameters
+            )
+            return list(states.unbind())
+
+    @torch.no_grad()
+    def pusher(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Prepare single pushes with the weights as they are now, for evaluation.
+
+        Returns:
+            Function that pushes elements [R, w] on states and cells [R, L, h]: the new states and cells [R, L, h].
+        """
+        maps = [
+            (linear_map(weight_ih, _PUSHED_ROWS, _PUSHES), linear_map(weight_hh, _PUSHED_ROWS, _PUSHES), bias)
+            for weight_ih, weight_hh, bias in self.weights()
+        ]
+        return functools.partial(_push, maps)
+
+
+def _push(
+    maps: list[tuple[Any, Any, Tensor]], elements: Tensor, hidden: Tensor, cells: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See `StackLSTM.pusher`."""
+    new_hidden, new_cells, inputs = [], [], elements
+    for layer, (from_input, from_state, bias) in enumerate(maps):
+        gates = from_input(inputs).add_(from_state(hidden[:, layer])).add_(bias)
+        inputs, new, _ = lstm_step(gates, cells[:, layer])
+        new_hidden.append(inputs)
+        new_cells.append(new)
+    return torch.stack(new_hidden, 1), torch.stack(new_cells, 1)
+
+
+class _StackSteps(torch.autograd.Function):
+    """`StackLSTM.by_step`. The LSTM is differentiated by hand; every composition keeps a small graph of its own."""
+
+    @staticmethod
+    def forward(ctx, elements, masks, schedule, compose, train, first_layer, num_weights, *tensors):
+        weights, parameters = tensors[:num_weights], tensors[num_weights:]
+        layers = [weights[3 * layer : 3 * layer + 3] for layer in range(len(weights) // 3)]
+        elements, size = elements.clone(), layers[0][1].shape[1]
+        hidden = elements.new_zeros(len(layers), len(elements), size)
+        cells, activated = torch.zeros_like(hidden), torch.zeros_like(hidden)
+        # The inputs of the lowest layer are known for words and nonterminals.
+        acts = [F.linear(elements, layers[0][0], layers[0][2])]
+        acts += [torch.zeros_like(acts[0]) for _ in layers[1:]]
+        graphs: list[Any] = [None]
+        train, first = train and any(ctx.needs_input_grad), 0
+        for number, count in enumerate(schedule.sizes):
+            rows = slice(first, first + count)
+            step = schedule.steps[number - 1] if number else None
+            if step is not None:
+                graphs.append(_compose(elements, hidden[-1], step, rows, compose, train))
+                if graphs[-1] is not None:
+                    at = step.reduced + first
+                    acts[0][at] = F.linear(elements[at], layers[0][0], layers[0][2])
+            for layer, (weight_ih, weight_hh, bias) in enumerate(layers):
+                gates = acts[layer][rows]
+                if layer:
+                    torch.addmm(bias, hidden[layer - 1, rows] * masks[layer - 1, rows], weight_ih.t(), out=gates)
+                cell = None
+                if step is not None:
+                    gates.addmm_(hidden[layer].index_select(0, step.parent), weight_hh.t())
+                    cell = cells[layer].index_select(0, step.parent)
+                hidden[layer, rows], cells[layer, rows], activated[layer, rows] = lstm_step(gates, cell)
+            first += count
+        ctx.save_for_backward(elements, masks, hidden, cells, activated, *acts, *weights)
+        ctx.schedule, ctx.graphs, ctx.parameters, ctx.first_layer = schedule, graphs, parameters, first_layer
+        return hidden[first_layer:].clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_output):
+        with torch.autocast(grad_output.device.type, enabled=False):
+            return _StackSteps._backward(ctx, grad_output)
+
+    @staticmethod
+    def _backward(ctx, grad_output):
+        elements, masks, hidden, cells, activated, *rest = ctx.saved_tensors
+        depth = len(hidden)
+        acts, weights, parameters = rest[:depth], rest[depth:], ctx.parameters
+        layers = [weights[3 * layer : 3 * layer + 3] for layer in range(depth)]
+        grad_hidden, grad_cells = torch.zeros_like(hidden), torch.zeros_like(cells)
+        grad_hidden[ctx.first_layer :] = grad_output
+        grad_elements = torch.zeros_like(elements)
+        grad_gates = [torch.zeros_like(act) for act in acts]
+        grad_parameters: list[Any] = [None] * len(parameters)
+        sizes, steps, first = ctx.schedule.sizes, ctx.schedule.steps, len(elements)
+        for number in range(len(sizes) - 1, -1, -1):
+            first -= sizes[number]
+            rows = slice(first, first + sizes[number])
+            step = steps[number - 1] if number else None
+            for layer in range(depth - 1, -1, -1):
+                cell = None if step is None else cells[layer].index_select(0, step.parent)
+                gates, back = lstm_step_backward(
+                    acts[layer][rows], cell, activated[layer, rows], grad_hidden[layer, rows], grad_cells[layer, rows]
+                )
+                grad_gates[layer][rows] = gates
+                if step is not None:
+                    grad_hidden[layer].index_add_(0, step.parent, gates @ layers[layer][1])
+                    grad_cells[layer].index_add_(0, step.parent, back)
+                if layer:
+                    grad_hidden[layer - 1, rows] += (gates @ layers[layer][0]) * masks[layer - 1, rows]
+            graph = ctx.graphs[number]
+            if graph is not None:
+                at = step.reduced + first
+                # What later compositions read of these elements has arrived; this is what the push itself reads.
+                grad_composed = grad_elements[at] + grad_gates[0][at] @ layers[0][0]
+                _compose_backward(
+                    graph, step, grad_composed, grad_elements, grad_hidden[-1], parameters, grad_parameters
+                )
+        # Distributed training waits for a gradient of every parameter, also where all trees are flat.
+        for number, value in enumerate(parameters):
+            if grad_parameters[number] is None and value.requires_grad:
+                grad_parameters[number] = torch.zeros_like(value)
+        grads = _weight_gradients(ctx.schedule, elements, masks, hidden, grad_gates)
+        grad_elements += grad_gates[0] @ layers[0][0]
+        for step_number, step in enumerate(steps, start=1):
+            if ctx.graphs[step_number] is not None:
+                grad_elements[step.reduced + sum(sizes[:step_number])] = 0
+        return grad_elements, None, None, None, None, None, None, *grads, *grad_parameters
+
+
+def _compose(elements: Tensor, tops: Tensor, step: Any, rows: slice, compose: Any, train: bool) -> Any:
+    """Compose the nodes of one step into `elements`; returns what backward needs of it."""
+    if step.chains is None:
+        return None
+    inputs, top = chain_inputs(elements, step.chains), tops.index_select(0, step.top)
+    with torch.set_grad_enabled(train):
+        inputs, top = inputs.requires_grad_(train), top.requires_grad_(train)
+        composed = compose(inputs, step.chains, step.label, top)
+    elements[step.reduced + rows.start] = composed.detach().to(elements.dtype)
+    return inputs, top, composed
+
+
+def _compose_backward(
+    graph: tuple[Tensor, Tensor, Tensor],
+    step: Any,
+    grad_composed: Tensor,
+    grad_elements: Tensor,
+    grad_tops: Tensor,
+    parameters: tuple[Tensor, ...],
+    grad_parameters: list[Any],
+) -> None:
+    """Add the gradients of one step's compositions to those of children, stack tops and parameters."""
+    inputs, top, composed = graph
+    wanted = [inputs, top, *(value for value in parameters if value.requires_grad)]
+    # The graphs live as long as the context does: there may be another backward.
+    grads = torch.autograd.grad(
+        composed, wanted, grad_composed.to(composed.dtype), retain_graph=True, allow_unused=True
+    )
+    grad_elements.index_add_(0, step.chains.index.flatten(), grads[0].flatten(0, 1))
+    if grads[1] is not None:
+        grad_tops.index_add_(0, step.top, grads[1])
+    trained = [number for number, value in enumerate(parameters) if value.requires_grad]
+    for number, grad in zip(trained, grads[2:], strict=True):
+        if grad is not None and grad_parameters[number] is None:
+            grad_parameters[number] = grad.clone()  # two parameters may share one gradient
+        elif grad is not None:
+            grad_parameters[number].add_(grad)
+
+
+def _weight_gradients(
+    schedule: StepPlan, elements: Tensor, masks: Tensor, hidden: Tensor, grad_gates: list[Tensor]
+) -> list[Tensor]:
+    """Gradients of weight_ih, weight_hh and bias of every layer, each in one multiplication over all pushes."""
+    grads: list[Tensor] = []
+    parents = [step.parent for step in schedule.steps]
+    for layer, gates in enumerate(grad_gates):
+        inputs = hidden[layer - 1] * masks[layer - 1] if layer else elements
+        after = gates[schedule.sizes[0] :]
+        before = hidden[layer].index_select(0, torch.cat(parents)) if parents else after.new_zeros(0, hidden.shape[2])
+        grads += [gates.t() @ inputs, after.t() @ before, gates.sum(0)]
+    return grads
+
+
+__all__ = ["StackLSTM"]

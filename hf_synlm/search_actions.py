@@ -1,0 +1,123 @@
+"""Beam search over single actions, the baseline "w/o sync" of the GPST paper.
+
+The hypotheses of a beam have taken equally many actions, whatever words they have reached. Illegal actions are
+forbidden before the softmax over actions, so that forced actions cost nothing. The word-synchronous search is in
+`word_beam_search`; states and adapters are the same.
+
+Shapes: B sentences, R hypotheses of a beam, M expansions, N nodes, T tokens, V vocabulary.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .actions import COMP, GEN
+from .search_state import NEG_INF, SearchState
+from .search_words import WordBeamSearch, append_own
+
+STAY = 2
+
+
+class Expansions(NamedTuple):
+    """Hypotheses with one more action, best first, each [B, M]."""
+
+    scores: Tensor
+    """Joint log-probability, the action included; -inf = none."""
+    origin: Tensor
+    """Hypothesis of the beam that takes the action."""
+    actions: Tensor
+    """GEN or COMP; `STAY` in sentences that are over."""
+    tokens: Tensor
+    """Token of a GEN, arbitrary elsewhere."""
+
+
+def gumbel(scores: Tensor) -> Tensor:
+    """Add standard Gumbel noise: the K largest are K draws without replacement in proportion to exp(scores).
+
+    Args:
+        scores: Log-probabilities, normalized or not, of any shape; -inf is never drawn.
+
+    Returns:
+        Noisy scores, same shape.
+
+    Source: Kool et al. 2019, "Stochastic beams and where to find them".
+    """
+    return scores - torch.empty_like(scores).exponential_().log()
+
+
+def take_actions(
+    search: WordBeamSearch, state: SearchState, chosen: Expansions, active: Tensor | None = None
+) -> SearchState:
+    """Make expansions the new beam, and run the layers on their nodes.
+
+    Args:
+        search: The search.
+        state: Beam, `num_tokens` [B, R]; the layers have seen its nodes.
+        chosen: Expansions, those that do not exist last.
+        active: Sentences that take an action [B]; the others keep the hypotheses `chosen.origin`. None = all.
+
+    Returns:
+        The new beam, in the order of the expansions. Those that exist in no sentence are cut off.
+    """
+    pool, adapter = state.pool, search.adapter
+    parents = state.with_hypotheses(chosen.origin)
+    alive = chosen.scores > NEG_INF
+    keep = (parents.history & alive[..., None]).any(1)
+    rows, live = torch.stack([alive.sum(1).amax(), keep.sum(1).amax()]).tolist()
+    rows = max(1, rows)
+    scores, _, actions, tokens = (value[:, :rows] for value in chosen)
+    nodes, history = parents.nodes[:, :rows], parents.history[:, :rows]
+    # A hypothesis that does not exist reads nothing, or it would come to read behind the end of the text.
+    num_tokens = parents.num_tokens[:, :rows] + ((actions == GEN) & alive[:, :rows])
+    if pool.size > 2 * live + 32:
+        old, renumber = pool.compact(keep, max(1, live))
+        nodes = renumber.gather(1, nodes).clamp(min=0)
+        history = history.gather(2, old[:, None].expand(-1, rows, -1))
+    first = adapter.push(pool, nodes, num_tokens, tokens=tokens, actions=actions)
+    new, history = append_own(first, history)
+    adapter.read_actions(pool, history)
+    adapter.score_words(pool, history)
+    if active is not None:
+        new = torch.where(active[:, None], new, nodes)
+        history[..., first:] &= active[:, None, None]
+    return replace(
+        state, nodes=new, scores=scores, history=history, num_tokens=num_tokens, level_sizes=[rows],
+        max_depth=state.max_depth + 1,
+    )  # fmt: skip
+
+
+def read_by_actions(search: WordBeamSearch, state: SearchState, tokens: Tensor, length: Tensor) -> SearchState:
+    """Parse given text: the K best derivations with equally many actions.
+
+    Every derivation of n words has 2n - 1 actions, so a sentence's hypotheses finish together.
+
+    Args:
+        search: The search, of width K.
+        state: State before the first word.
+        tokens: Words [B, T], arbitrary behind the end.
+        length: Number of words [B].
+
+    Returns:
+        The finished beam, best first.
+    """
+    adapter, pool = search.adapter, state.pool
+    state = replace(state, num_tokens=torch.zeros_like(state.nodes))
+    for step in range(2 * tokens.shape[1] - 1):
+        active, count = 2 * length - 1 > step, state.num_tokens
+        log_probs = adapter.action_log_probs(pool, state.nodes, count, state.edges, renormalize=True)
+        next_token = tokens.gather(1, count.clamp(max=tokens.shape[1] - 1))
+        words = search.log_probs_of(state, state.nodes, next_token)
+        gen = (state.scores + log_probs[..., GEN] + words).masked_fill(count >= length[:, None], NEG_INF)
+        comp = (state.scores + log_probs[..., COMP]).masked_fill(~active[:, None], NEG_INF)
+        stay = state.scores.masked_fill(active[:, None], NEG_INF)
+        expanded = torch.cat([gen, comp, stay], 1)
+        scores, index = expanded.topk(min(search.num_beams, expanded.shape[1]))
+        origin = index % count.shape[1]
+        chosen = Expansions(scores, origin, index // count.shape[1], next_token.gather(1, origin))
+        state = take_actions(search, state, chosen, active)
+    return state
+
+
+__all__ = ["STAY", "Expansions", "gumbel", "read_by_actions", "take_actions"]

@@ -1,0 +1,316 @@
+"""The training loop: steps, readings, evaluations, checkpoints, and how it ends early."""
+
+import itertools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import nn
+from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
+
+from hf_synlm.training.arguments import TrainingArguments
+from hf_synlm.training.best_model import BestModel
+from hf_synlm.training.checkpoints import (
+    TrainingState,
+    load_checkpoint,
+    plain_settings,
+    remove_later,
+    save_checkpoint,
+    write_json,
+)
+from hf_synlm.training.interruption import StopSignals
+from hf_synlm.training.run import Run, end_run
+from hf_synlm.training.speed import SpeedMeter, device_peak_flops
+from hf_synlm.training.steps import ComputeLoss, StepReport, optimizer_steps
+
+Evaluate = Callable[[nn.Module, int], dict[str, Any]]
+
+
+# ---------------------------------------------------------------------------------------------- readings
+class LossMeter:
+    """Collects step reports on the device and reads them (one host sync, one reduction) when asked.
+
+    Args:
+        run: of this process.
+        batches: whose sampler names the samples of a bad batch; `None` leaves them out.
+    """
+
+    def __init__(self, run: Run, batches: DataLoader | None = None):
+        self.run, self.accelerator, self.batches = run, run.accelerator, batches
+        self.begin_step = run.state.step
+        self.reports: list[StepReport] = []
+
+    def add(self, report: StepReport) -> None:
+        """Add a step."""
+        self.reports.append(report)
+
+    def read(self, step: int) -> dict[str, float]:
+        """Means over the steps since the last reading; every process has to call.
+
+        Args:
+            step: last step that was added.
+
+        Returns:
+            Name -> mean of the losses of whole batches, and of the gradient norm; empty when nothing was added.
+
+        Raises:
+            FloatingPointError: when a loss or the gradient norm was not finite. The batches are named in
+                `output_dir/not_finite_N.json` then.
+        """
+        if not self.reports:
+            return {}
+        device, reports = self.accelerator.device, self.reports
+        names = list(reports[0].losses)
+        losses = torch.stack([torch.stack([r.losses[name].float() for name in names]) for r in reports]).to(device)
+        norms = torch.stack([r.gradient_norm.detach().float().to(device) for r in reports])
+        total = self.accelerator.reduce(losses.mean(0), "sum")
+        values = torch.cat([total, norms.mean()[None]]).tolist()
+        means = dict(zip([*names, "gradient_norm"], values, strict=True))
+        broken = [name for name, value in means.items() if not np.isfinite(value)]
+        if broken:
+            self._report_broken(broken, step, norms.tolist())
+        self.reports = []
+        return means
+
+    def _report_broken(self, names: list[str], step: int, norms: list[float]) -> None:
+        """Write which batches made a loss infinite or NaN, and raise."""
+        first_step = step - len(self.reports) + 1
+        rank, rows = self.accelerator.process_index, []
+        for number, (report, norm) in enumerate(zip(self.reports, norms, strict=True)):
+            for micro, loss in enumerate(torch.stack(report.micro_losses).tolist() if report.micro_losses else []):
+                rows.append({"step": first_step + number, "micro_step": micro, "rank": rank, "loss": repr(loss),
+                             "finite": bool(np.isfinite(loss)), "gradient_norm": repr(norm)})  # fmt: skip
+        rows = gather_object(rows)
+        bad = [row["step"] for row in rows if not row["finite"] or row["gradient_norm"] in ("nan", "inf")]
+        bad_step = min(bad, default=first_step)
+        rows = [row for row in rows if row["step"] == bad_step]
+        for row, sample_ids in zip(rows, gather_object(self._sample_ids(rows, rank)), strict=True):
+            row["sample_ids"] = sample_ids
+        path = self.run.output_dir / f"not_finite_{bad_step}.json"
+        if self.accelerator.is_main_process:
+            write_json(path, {"first_bad_step": bad_step, "names": names, "micro_batches": rows})
+        self.accelerator.wait_for_everyone()
+        raise FloatingPointError(
+            f"{', '.join(names)} became NaN or infinite between steps {first_step} and {step}, first at step "
+            f"{bad_step}; {path} names its batches. Look at them, lower the learning rate, lengthen the warm-up or "
+            "train in float32; then resume from the last checkpoint or start again."
+        )
+
+    def _sample_ids(self, rows: list[dict[str, Any]], rank: int) -> list[Any]:
+        """Samples of the micro batches of this process: what its sampler yields again."""
+        own = [row for row in rows if row["rank"] == rank]
+        if self.batches is None:
+            return [None] * len(own)
+        accumulation = self.run.arguments.gradient_accumulation_steps
+        found = []
+        for row in own:
+            number = (row["step"] - 1 - self.begin_step) * accumulation + row["micro_step"]
+            found.append(next(itertools.islice(iter(self.batches.batch_sampler), number, None)))
+        return found
+
+
+def progress_bar(accelerator: Accelerator, arguments: TrainingArguments, state: TrainingState) -> tqdm:
+    """Progress bar over all steps of the run with the time that is left; where it goes to a file, readings only."""
+    return tqdm(
+        total=arguments.max_train_steps,
+        initial=state.step,
+        unit="step",
+        dynamic_ncols=True,
+        mininterval=0.5 if sys.stderr.isatty() else 60,
+        disable=not accelerator.is_local_main_process,
+    )
+
+
+def is_due(step: int, interval: int, last: int) -> bool:
+    """Whether something that happens every `interval` steps (0 = never) and not after the last step is due."""
+    return interval > 0 and step % interval == 0 and step < last
+
+
+# ---------------------------------------------------------------------------------------------- the run
+def start_or_resume(
+    run: Run, checkpoint: Path | None, settings: dict[str, Any], evaluate: Evaluate, best: BestModel | None = None
+) -> None:
+    """Load the checkpoint, or evaluate the untrained model.
+
+    Args:
+        run: of this process; its `state` is replaced or begun.
+        checkpoint: of `output_folder`.
+        settings: of `course_settings`.
+        evaluate: (model, step) -> the evaluation, with the key `step`.
+        best: keeps the best model.
+
+    Raises:
+        ValueError: when settings or data are not those of the checkpoint, or it is damaged.
+    """
+    if checkpoint is not None:
+        run.state = load_checkpoint(run.accelerator, checkpoint, settings)
+        if run.accelerator.is_main_process:
+            remove_later(run.output_dir, run.state.step)
+        run.accelerator.wait_for_everyone()
+        if best is not None:
+            best.adopt(run, checkpoint)
+        run.accelerator.print(f"resumed from {checkpoint} at step {run.state.step}")
+        return
+    run.state.settings = plain_settings(settings)
+    run.state.notes["evaluations"] = [evaluate(run.model, 0)]
+    if best is not None:
+        best.update(run)
+
+
+@dataclass
+class TrainingLoop:
+    """The loop with all that happens on the way; see `train`."""
+
+    run: Run
+    batches: DataLoader
+    compute_loss: ComputeLoss
+    evaluate: Evaluate
+    best: BestModel | None
+    summarize: Callable[[dict[str, float]], dict[str, float]]
+    evaluation_due: Callable[[int], bool]
+    generate: Callable[[nn.Module, int], None] | None
+    after_checkpoint: Callable[[Path], None] | None
+    speed: SpeedMeter
+
+    def __post_init__(self):
+        """Begin where the run is."""
+        self.meter, self.saved_step = LossMeter(self.run, self.batches), self.run.state.step
+        self.bar = progress_bar(self.run.accelerator, self.run.arguments, self.run.state)
+
+    def train(self) -> None:
+        """Train to the last step."""
+        run, arguments = self.run, self.run.arguments
+        with StopSignals() as signals, self.bar:
+            stopped_early = False
+            for report in optimizer_steps(run, self.batches, self.compute_loss, signals):
+                self.meter.add(report)
+                self.speed.add(report.tokens)
+                self.bar.update()
+                if self._after_step():
+                    stopped_early = True
+                    run.accelerator.print(f"stopped at step {run.state.step}: no better evaluation for a while")
+                    break
+            if not stopped_early and run.state.step < arguments.max_train_steps:
+                self._leave(signals)
+        if run.state.notes["evaluations"][-1]["step"] != run.state.step:
+            run.state.notes["evaluations"].append(self.evaluate(run.model, run.state.step))
+            if self.best is not None:
+                self.best.update(run)
+
+    def _after_step(self) -> bool:
+        """Read, evaluate, generate and save as far as it is due; whether to stop."""
+        run, arguments, step = self.run, self.run.arguments, self.run.state.step
+        last = arguments.max_train_steps
+        # The last step is saved, too: what is measured and written after it may fail.
+        save = is_due(step, arguments.checkpointing_steps, last) or (step == last and arguments.checkpointing_steps > 0)
+        evaluate = step < last and self.evaluation_due(step)
+        generate = self.generate is not None and is_due(step, arguments.generation_steps, last)
+        # Before anything else looks at the model: the reading says which batch has ruined it.
+        if save or evaluate or generate or step % arguments.logging_steps == 0 or step == last:
+            self._read()
+        stop = False
+        with self.speed.paused():
+            if evaluate:
+                run.state.notes["evaluations"].append(self.evaluate(run.model, step))
+                stop = self.best is not None and self.best.update(run)
+            if generate:
+                self.generate(run.model, step)
+            if save and not stop:  # resumed from here, the run would go on
+                self._save()
+        return stop
+
+    def _read(self) -> None:
+        """Show and note what was measured since the last reading."""
+        run, step = self.run, self.run.state.step
+        means, speed = self.summarize(self.meter.read(step)), self.speed.read()
+        shown = {name: f"{value:.3f}" for name, value in means.items()}
+        shown["tokens/s"] = f"{speed['tokens_per_second']:.0f}"
+        if "model_flop_utilization" in speed:
+            shown["MFU"] = f"{100 * speed['model_flop_utilization']:.1f}%"
+        self.bar.set_postfix(shown)
+        rates = {f"learning_rate/{i}": rate for i, rate in enumerate(run.schedule.get_last_lr())}
+        values = {f"train/{name}": value for name, value in means.items()}
+        run.accelerator.log({**values, **rates, **{f"speed/{k}": v for k, v in speed.items()}}, step=step)
+        run.state.notes.setdefault("train", []).append({"step": step, **means})
+
+    def _save(self) -> None:
+        run, self.saved_step = self.run, self.run.state.step
+        best_weights = None if self.best is None else self.best.weights(run)
+        keep = run.arguments.checkpoints_total_limit
+        folder = save_checkpoint(run.accelerator, run.output_dir, run.state, keep, best_weights)
+        if self.after_checkpoint is not None and run.state.step < run.arguments.max_train_steps:
+            self.after_checkpoint(folder)
+
+    def _leave(self, signals: StopSignals) -> None:
+        """Save, and end the process without error."""
+        run = self.run
+        if self.meter.reports:
+            self._read()
+        if run.state.step != self.saved_step:
+            self._save()
+        kept = f"kept in {run.output_dir / f'step_{run.state.step}'}" if run.state.step else "there is nothing to keep"
+        reason = signals.received or "a signal to another process"
+        option = " with --resume_from_checkpoint latest" if run.arguments.overwrite_output_dir else ""
+        run.accelerator.print(
+            f"stopped by {reason} at step {run.state.step}: {kept}. The same command{option} continues the run."
+        )
+        end_run(run)
+        raise SystemExit(0)
+
+
+def train(
+    run: Run,
+    batches: DataLoader,
+    compute_loss: ComputeLoss,
+    evaluate: Evaluate,
+    best: BestModel | None = None,
+    summarize: Callable[[dict[str, float]], dict[str, float]] = dict,
+    evaluation_due: Callable[[int], bool] | None = None,
+    generate: Callable[[nn.Module, int], None] | None = None,
+    after_checkpoint: Callable[[Path], None] | None = None,
+    flops_per_token: float | None = None,
+) -> dict[str, float]:
+    """Train to the last step (or until `best` says stop), with logging, evaluation and checkpoints on the way.
+
+    SIGTERM and SIGINT to any process end the run after the step that is under way: with a checkpoint, without error.
+
+    Args:
+        run: of this process.
+        batches: of `make_loader`.
+        compute_loss: see `optimizer_steps`.
+        evaluate: (model, step) -> the evaluation, with the key `step`.
+        best: keeps the best model and stops the run.
+        summarize: means of the named parts over the steps of a reading -> what is shown and noted.
+        evaluation_due: whether to evaluate after a step; default: every `evaluation_steps`. The last step always is.
+        generate: (model, step), called every `generation_steps`.
+        after_checkpoint: called with every complete checkpoint but that of the last step.
+        flops_per_token: of training (see `flops.py`), for the utilization.
+
+    Returns:
+        `tokens_per_second` of all processes and, where it can be told, `model_flop_utilization`, over the steps of
+        this process.
+
+    Raises:
+        FloatingPointError: see `LossMeter.read`.
+        OSError: when a checkpoint cannot be written.
+        SystemExit: with status 0, after a signal.
+    """
+    accelerator, arguments = run.accelerator, run.arguments
+    if evaluation_due is None:
+
+        def evaluation_due(step: int) -> bool:
+            return is_due(step, arguments.evaluation_steps, arguments.max_train_steps)
+
+    peak = device_peak_flops(accelerator.device, accelerator.mixed_precision, arguments.peak_flops)
+    speed = SpeedMeter(flops_per_token, None if peak is None else peak * accelerator.num_processes)
+    TrainingLoop(
+        run, batches, compute_loss, evaluate, best, summarize, evaluation_due, generate, after_checkpoint, speed
+    ).train()
+    return speed.overall()

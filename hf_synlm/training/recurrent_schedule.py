@@ -1,0 +1,355 @@
+"""Learning rate and optimizer of recurrent language models from epoch to epoch, and averaged weights.
+
+A run goes through phases. Which one it is in follows from the validation losses after its epochs alone, so that a
+resumed run is in the same phase:
+
+    first        SGD or Adam
+    averaging    ASGD: SGD whose weights are averaged; evaluations see the averages
+    finetuning   the same with averages that begin anew
+
+Terms: the rate of a phase is scaled in every step by the length of the segment over the usual length.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from hf_synlm.training.arguments import TrainingArguments
+from hf_synlm.training.best_model import BestModel
+from hf_synlm.training.run import Run
+
+SCHEDULES = ("sgd-asgd", "adam-asgd", "adam-plateau")
+
+
+@dataclass
+class ScheduleArguments:
+    """How long to train, with which optimizers, and which model to keep."""
+
+    num_train_epochs: int = field(
+        default=0,
+        metadata={"help": "Passes through the text; 0: max_train_steps counts. With both, the smaller of the two."},
+    )
+    schedule: str = field(
+        default="sgd-asgd",
+        metadata={
+            "help": "'sgd-asgd': SGD, then averaged SGD once the validation loss does not fall (AWD-LSTM, ON-LSTM); "
+            "'adam-asgd': Adam for averaging_epoch epochs, then averaged SGD from the best weights (PaLM); "
+            "'adam-plateau': Adam, its rate lowered when the validation loss does not fall (PRPN)."
+        },
+    )
+    non_monotone_interval: int = field(
+        default=5,
+        metadata={
+            "help": "sgd-asgd: average once an epoch's validation loss is above the lowest of all but the last so many "
+            "before it."
+        },
+    )
+    averaging_epoch: int = field(default=40, metadata={"help": "adam-asgd: epochs with Adam."})
+    averaging_learning_rate: float | None = field(
+        default=None, metadata={"help": "Learning rate of averaged SGD; default: learning_rate."}
+    )
+    finetuning_epoch: int = field(
+        default=0,
+        metadata={"help": "After this epoch begin the averages anew, if there are some by then; 0: never."},
+    )
+    plateau_patience: int = field(
+        default=2, metadata={"help": "adam-plateau: lower the rate after more than so many epochs without a new best."}
+    )
+    plateau_factor: float = field(default=0.5, metadata={"help": "adam-plateau: factor of the learning rate."})
+    early_stopping_patience: int = field(
+        default=0, metadata={"help": "Stop after so many epochs without a better validation loss; 0: never."}
+    )
+
+    def __post_init__(self):
+        """Check the values."""
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule is {self.schedule!r}. Choose among {', '.join(SCHEDULES)}.")
+        for name in ("num_train_epochs", "finetuning_epoch", "plateau_patience", "early_stopping_patience"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative and is {getattr(self, name)}.")
+        for name in ("non_monotone_interval", "averaging_epoch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
+        if not 0 < self.plateau_factor < 1:
+            raise ValueError(f"plateau_factor must be between 0 and 1 and is {self.plateau_factor}.")
+        if self.averaging_learning_rate is not None and not 0 < self.averaging_learning_rate < math.inf:
+            raise ValueError(
+                f"averaging_learning_rate must be positive and finite and is {self.averaging_learning_rate}."
+            )
+        if self.finetuning_epoch and self.schedule == "adam-plateau":
+            raise ValueError("finetuning_epoch goes with averaged weights. Leave it out or choose another schedule.")
+
+
+@dataclass
+class RecurrentTrainingArguments(TrainingArguments):
+    """The arguments of all scripts with the defaults of AWD-LSTM; epochs decide about rates and evaluations here."""
+
+    per_device_train_batch_size: int = field(
+        default=8,
+        metadata={"help": "Rows of the stream per process; with sentences, the most of a process's batch."},
+    )
+    per_device_eval_batch_size: int = field(
+        default=8,
+        metadata={
+            "help": "Evaluation: rows of the stream, of all processes together; with sentences, the most of a "
+            "process's batch."
+        },
+    )
+    learning_rate: float = field(default=30.0, metadata={"help": "Learning rate of the first phase."})
+    adam_epsilon: float = field(default=1e-8, metadata={"help": "Adam: term in the denominator."})
+    weight_decay: float = field(
+        default=1.2e-6,
+        metadata={"help": "This times a parameter is added to its gradient, biases included, after the clipping."},
+    )
+    max_grad_norm: float = field(
+        default=0.25, metadata={"help": "Gradients are clipped to this norm; 0: they are not clipped."}
+    )
+    lr_scheduler_type: str = field(default="constant", metadata={"help": "Not used here: see schedule."})
+    warmup_ratio: float = field(default=0.0, metadata={"help": "Not used here: see schedule."})
+    gradient_checkpointing: bool = field(default=False, metadata={"help": "Not for recurrent models."})
+    torch_compile: bool = field(default=False, metadata={"help": "Not for recurrent models."})
+
+    def __post_init__(self):
+        """Check the values; refuse those that have no meaning here."""
+        super().__post_init__()
+        for name, value in (("lr_scheduler_type", "constant"), ("warmup_ratio", 0), ("num_warmup_steps", None)):
+            if getattr(self, name) != value:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, but the rate follows schedule. Leave {name} out.")
+        for name in ("gradient_checkpointing", "torch_compile"):
+            if getattr(self, name):
+                raise ValueError(f"{name} is set, but these models have no layers that it could work on. Leave it out.")
+        if self.evaluation_steps:
+            raise ValueError(
+                f"evaluation_steps is {self.evaluation_steps}, but evaluations end epochs, which the schedules count. "
+                "Leave it out."
+            )
+
+
+# ---------------------------------------------------------------------------------------------- phases
+class Phase(NamedTuple):
+    """What an epoch is trained with.
+
+    Fields:
+        name: "first", "averaging" or "finetuning".
+        learning_rate: before it is scaled by the length of a segment.
+    """
+
+    name: str
+    learning_rate: float
+
+
+def phase_after(losses: Sequence[float], schedule: ScheduleArguments, learning_rate: float) -> Phase:
+    """Phase of the epoch that follows after validation losses.
+
+    Source: `main.py` of Ordered-Neurons for "sgd-asgd" (non-monotone trigger of Merity et al. 2018; fine-tuning begins
+    only if averaging has begun before), Peng et al. (2019), section 4, for "adam-asgd", `main_LM.py` of PRPN for
+    "adam-plateau" (`ReduceLROnPlateau` with threshold 0).
+
+    Args:
+        losses: validation loss after each epoch so far.
+        schedule: arguments.
+        learning_rate: of the first phase.
+
+    Returns:
+        The phase.
+
+    Cost: O(epochs squared) comparisons.
+    """
+    if schedule.schedule == "adam-plateau":
+        return Phase("first", learning_rate * schedule.plateau_factor ** _count_plateaus(losses, schedule))
+    name = "first"
+    for epoch, loss in enumerate(losses, start=1):
+        if name == "averaging" and epoch == schedule.finetuning_epoch:
+            name = "finetuning"
+        if name == "first" and _averaging_begins(epoch, loss, losses, schedule):
+            name = "averaging"
+    if name != "first" and schedule.averaging_learning_rate is not None:
+        learning_rate = schedule.averaging_learning_rate
+    return Phase(name, learning_rate)
+
+
+def _averaging_begins(epoch: int, loss: float, losses: Sequence[float], schedule: ScheduleArguments) -> bool:
+    if schedule.schedule == "adam-asgd":
+        return epoch == schedule.averaging_epoch
+    earlier = losses[: max(0, epoch - 1 - schedule.non_monotone_interval)]
+    return bool(earlier) and loss > min(earlier)
+
+
+def _count_plateaus(losses: Sequence[float], schedule: ScheduleArguments) -> int:
+    """How often the loss has not fallen for more than `plateau_patience` epochs."""
+    best, waited, count = math.inf, 0, 0
+    for loss in losses:
+        best, waited = (loss, 0) if loss < best else (best, waited + 1)
+        if waited > schedule.plateau_patience:
+            waited, count = 0, count + 1
+    return count
+
+
+def epoch_losses(evaluations: Sequence[dict[str, Any]]) -> list[float]:
+    """Validation losses after the epochs; the evaluation of the untrained model is none of them."""
+    return [validation_loss(evaluation) for evaluation in evaluations if evaluation["step"] > 0]
+
+
+def validation_loss(evaluation: dict[str, Any]) -> float:
+    """What the schedules and the choice of the best model go by: nats per predicted token."""
+    return evaluation["losses"]["nats_per_token"]
+
+
+# ---------------------------------------------------------------------------------------------- optimizers
+class PhasedOptimizer:
+    """The optimizer of the first phase and the averaging one, of which one is in use.
+
+    It takes the place of a torch optimizer and of its schedule in `loop.optimizer_steps`. Both optimizers are
+    prepared by accelerate, which writes them to checkpoints; the one that is not in use holds no state.
+
+    Args:
+        first: SGD or Adam, prepared.
+        averaging: ASGD, prepared.
+        phase: the phase to begin with.
+    """
+
+    def __init__(self, first: Any, averaging: Any, phase: Phase):
+        self.first, self.averaging, self.phase = first, averaging, phase
+        self.scale = 1.0
+
+    @property
+    def in_use(self) -> Any:
+        """The prepared optimizer of the current phase."""
+        return self.first if self.phase.name == "first" else self.averaging
+
+    def step(self) -> None:
+        """Change the weights, with the rate of the phase times `scale`."""
+        for group in self.in_use.param_groups:
+            group["lr"] = self.phase.learning_rate * self.scale
+        self.in_use.step()
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        self.in_use.zero_grad()
+
+    def get_last_lr(self) -> list[float]:
+        """Rate of the phase."""
+        return [self.phase.learning_rate]
+
+    def enter(self, phase: Phase) -> bool:
+        """Go on with a phase; one of another name begins with an optimizer without history.
+
+        Args:
+            phase: the phase of the next epoch.
+
+        Returns:
+            Whether it has another name.
+        """
+        is_new = phase.name != self.phase.name
+        if is_new:
+            self.in_use.optimizer.state.clear()
+        self.phase = phase
+        if is_new:
+            self.in_use.optimizer.state.clear()
+        return is_new
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Put the averages in the place of the weights, as far as there are some; the weights come back afterwards."""
+        averages = {}
+        if self.phase.name != "first":
+            states = self.averaging.optimizer.state
+            averages = {parameter: state["ax"] for parameter, state in states.items()}
+        weights = {parameter: parameter.detach().clone() for parameter in averages}
+        with torch.no_grad():
+            for parameter, average in averages.items():
+                parameter.copy_(average)
+            try:
+                yield
+            finally:
+                for parameter, weight in weights.items():
+                    parameter.copy_(weight)
+
+
+class PhaseSchedule:
+    """What `loop.optimizer_steps` calls after every step: the scale holds for one step only."""
+
+    def __init__(self, optimizer: PhasedOptimizer):
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        """Back to the rate of the phase."""
+        self.optimizer.scale = 1.0
+
+    def get_last_lr(self) -> list[float]:
+        """Rate of the phase."""
+        return self.optimizer.get_last_lr()
+
+
+def make_phased_optimizer(
+    accelerator: Accelerator, model: nn.Module, schedule: ScheduleArguments, arguments: TrainingArguments
+) -> tuple[nn.Module, PhasedOptimizer, PhaseSchedule]:
+    """Prepare the model and the optimizers of a schedule.
+
+    ASGD is torch's, with lambd = 0 and t0 = 0 as in the authors' code. Two of its properties are part of what was
+    published: a step has the size that the rate of the step before asks for, and the averages leave out the first step.
+
+    Args:
+        accelerator: of the run.
+        model: the model.
+        schedule: arguments.
+        arguments: of the run.
+
+    Returns:
+        The model, prepared, its optimizer, and what stands for the schedule in `common.Run`.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    options: dict[str, Any] = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
+    first: torch.optim.Optimizer
+    if schedule.schedule == "sgd-asgd":
+        first = torch.optim.SGD(parameters, **options)
+    else:
+        betas = (arguments.adam_beta1, arguments.adam_beta2)
+        first = torch.optim.Adam(parameters, betas=betas, eps=arguments.adam_epsilon, **options)
+    averaging = torch.optim.ASGD(parameters, lambd=0.0, t0=0.0, **options)
+    model, *prepared = accelerator.prepare(model, first, averaging)
+    optimizer = PhasedOptimizer(*prepared, phase=phase_after([], schedule, arguments.learning_rate))
+    return model, optimizer, PhaseSchedule(optimizer)
+
+
+class EpochControl(BestModel):
+    """After every evaluation: keep the best weights (averages, where they were evaluated) and choose the next phase.
+
+    Args:
+        optimizer: of the run.
+        schedule: arguments.
+        learning_rate: of the first phase.
+    """
+
+    def __init__(self, optimizer: PhasedOptimizer, schedule: ScheduleArguments, learning_rate: float):
+        super().__init__(validation_loss, schedule.early_stopping_patience)
+        self.optimizer, self.schedule, self.learning_rate = optimizer, schedule, learning_rate
+
+    def update(self, run: Run) -> bool:
+        """Look at the newest evaluation; every process has to call. Returns whether to stop."""
+        stop = super().update(run)
+        if run.state.step < run.arguments.max_train_steps and self.optimizer.enter(self.next_phase(run)):
+            text = f"step {run.state.step}: {self.optimizer.phase.name} begins"
+            if self.schedule.schedule == "adam-asgd" and self.optimizer.phase.name == "averaging":
+                text += f", from the weights of step {self.restore(run)}"
+            run.accelerator.print(text)
+        return stop
+
+    def next_phase(self, run: Run) -> Phase:
+        """Phase that follows after the evaluations of a run."""
+        return phase_after(epoch_losses(run.state.notes["evaluations"]), self.schedule, self.learning_rate)
+
+    def _write(self, run: Run) -> None:
+        with self.optimizer.averaged_weights():
+            super()._write(run)
+
+
+def schedule_settings(schedule: ScheduleArguments) -> dict[str, Any]:
+    """What a resumed run must have in common with its first part."""
+    return {f"schedule_{name}": value for name, value in asdict(schedule).items()}

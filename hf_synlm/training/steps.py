@@ -1,0 +1,168 @@
+"""Optimizer steps: what the processes agree on, micro steps, accumulation, clipping.
+
+Terms: a micro step is one forward and backward pass of one process; a step is one optimizer update, made of
+`gradient_accumulation_steps` micro steps on every process. A run resumes bit for bit (on CPU) because nothing depends
+on history: sample ids are a function of (seed, what was consumed), and the random state of a micro step is a function
+of (seed, micro step, rank).
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from hf_synlm.losses import to_shares
+from hf_synlm.training.interruption import StopSignals
+from hf_synlm.training.run import Run
+from hf_synlm.training.samplers import seed_micro_step
+
+ComputeLoss = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, dict[str, Tensor]]]
+
+
+def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Move the tensors of a batch, and what else can be moved, such as a schedule of tensors."""
+    return {k: v.to(device, non_blocking=True) if hasattr(v, "to") else v for k, v in batch.items()}
+
+
+# ---------------------------------------------------------------------------------------------- steps
+@dataclass
+class StepPlan:
+    """What the processes agree on before a step.
+
+    Fields:
+        stop: some process was asked to stop: the step does not take place.
+        tokens: of all processes.
+        shares: by micro step the `loss_shares` of the model; `None` for a model that does not count.
+    """
+
+    stop: bool
+    tokens: int
+    shares: list[dict[str, float]] | None
+
+
+class StepPlanner:
+    """Looks at the batches of a step before its first micro step.
+
+    A model with `count_loss_items` says how many items (tokens, sentences, actions, pairs) every part of its loss is a
+    mean over. Their sums over the micro steps and processes of a step give each micro step its shares, so that the
+    losses of the micro steps add up to the loss of the whole batch. The losses of other models are averaged.
+
+    Cost: one all-reduce of a few integers in the memory of the hosts (gloo) per step, none in a single process; the
+    devices are not waited for. The wish to stop travels along.
+
+    Args:
+        accelerator: of the run.
+        model: prepared or not.
+    """
+
+    def __init__(self, accelerator: Accelerator, model: nn.Module):
+        self.accelerator = accelerator
+        plain = accelerator.unwrap_model(model, keep_torch_compile=False)
+        self.count_items = getattr(plain, "count_loss_items", None)
+        self.group = torch.distributed.new_group(backend="gloo") if accelerator.num_processes > 1 else None
+
+    def plan(self, batches: list[dict[str, Any]], stop: bool) -> StepPlan:
+        """Agree on a step; every process has to call.
+
+        Args:
+            batches: of the micro steps of this process, in the memory of the host.
+            stop: whether this process was asked to stop.
+
+        Returns:
+            The plan.
+        """
+        counts = [] if self.count_items is None else [self.count_items(**batch) for batch in batches]
+        names = list(counts[0]) if counts else []
+        own = [int(stop), sum(map(count_tokens, batches)), *(sum(count[name] for count in counts) for name in names)]
+        if self.group is not None:
+            sums = torch.tensor(own)
+            torch.distributed.all_reduce(sums, group=self.group)
+            own = sums.tolist()
+        totals = dict(zip(names, own[2:], strict=True))
+        return StepPlan(bool(own[0]), own[1], [to_shares(count, totals) for count in counts] if counts else None)
+
+
+def count_tokens(batch: dict[str, Any]) -> int:
+    """Number of tokens of a batch, padding left out."""
+    mask = batch.get("attention_mask")
+    return batch["input_ids"].numel() if mask is None else int(mask.sum())
+
+
+@dataclass
+class StepReport:
+    """What one optimizer step leaves: tensors on the device, read only at logging intervals.
+
+    Fields:
+        losses: this process's share of each named mean over the batch of the step; "loss" is the objective.
+        gradient_norm: before clipping.
+        micro_losses: objective of each micro step of this process.
+        tokens: of all processes.
+    """
+
+    losses: dict[str, Tensor]
+    gradient_norm: Tensor
+    micro_losses: list[Tensor] = field(default_factory=list)
+    tokens: int = 0
+
+
+def optimizer_steps(
+    run: Run, batches: DataLoader, compute_loss: ComputeLoss, signals: StopSignals
+) -> Iterator[StepReport]:
+    """Train until `max_train_steps`, or until a process is asked to stop, yielding after every optimizer step.
+
+    Args:
+        run: of this process; `step` and `consumed` of its state are advanced.
+        batches: of `make_loader`.
+        compute_loss: (model, batch) -> the scalar objective and its named parts, detached. The batch is that of the
+            loader with `loss_shares`, if the model counts its items; the objective is a mean otherwise.
+        signals: asked between steps.
+
+    Yields:
+        `StepReport`, after the state has been advanced.
+    """
+    accelerator, arguments, state, model = run.accelerator, run.arguments, run.state, run.model
+    planner = StepPlanner(accelerator, model)
+    accumulation = arguments.gradient_accumulation_steps
+    pieces = accumulation * accelerator.num_processes
+    iterator = iter(batches)
+    model.train()
+    while state.step < arguments.max_train_steps:
+        host_batches = list(itertools.islice(iterator, accumulation))
+        plan = planner.plan(host_batches, signals.received is not None)
+        if plan.stop:
+            return
+        report = StepReport({}, torch.zeros(()), tokens=plan.tokens)
+        for number, host_batch in enumerate(host_batches):
+            batch = to_device(host_batch, accelerator.device)
+            if plan.shares is not None:
+                batch["loss_shares"] = plan.shares[number]
+            seed_micro_step(arguments.seed, state.step * accumulation + number, accelerator.process_index)
+            with accelerator.accumulate(model):
+                loss, parts = compute_loss(model, batch)
+                share = 1.0 if plan.shares is not None else 1.0 / pieces
+                # Gradients are averaged over micro steps (by accelerate) and processes (by DDP or FSDP).
+                accelerator.backward(loss * (share * pieces))
+                report.micro_losses.append(loss.detach())
+                for name, value in {"loss": loss.detach(), **parts}.items():
+                    old = report.losses.get(name)
+                    report.losses[name] = value * share if old is None else old + value * share
+                if accelerator.sync_gradients:
+                    norm = accelerator.clip_grad_norm_(model.parameters(), arguments.max_grad_norm or math.inf)
+                    report.gradient_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+                    if accelerator.scaler is not None:  # float16: a step that overflows is left out and scaled anew
+                        report.gradient_norm = torch.nan_to_num(report.gradient_norm, 0.0, 0.0)
+                run.optimizer.step()
+                if accelerator.sync_gradients:
+                    run.schedule.step()
+                run.optimizer.zero_grad()
+        state.step += 1
+        state.consumed += accumulation * batches.batch_sampler.consumed_per_micro_step
+        yield report
+        model.train()

@@ -1,0 +1,535 @@
+"""Text or treebanks -> vocabulary -> one stream of tokens -> segments or sentences: data of recurrent language models.
+
+Two ways to read a corpus: as a stream, whose rows are read segment by segment with the state carried along, or as
+single sentences between boundary tokens. Order and lengths of the batches are a function of (seed, number).
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch.utils.data import Sampler
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from hf_synlm.data.characters import character_tokenizer
+from hf_synlm.data.collate import encode_words
+from hf_synlm.data.gold_structure import gold_distances, gold_spans
+from hf_synlm.data.penn_treebank import to_ptb_concat
+from hf_synlm.data.samples import sample_path
+from hf_synlm.data.streams import SentenceCode, StreamRows, TokenStream, collate_framed, make_stream, stream_remainder
+from hf_synlm.data.text import read_lines
+from hf_synlm.data.treebank import WORD_TAGS, TreebankSentence, count_tags, parse_treebank, read_treebank
+from hf_synlm.data.vocabulary import UNKNOWN_RULES, word_tokenizer
+from hf_synlm.evaluation.parsing_conventions import check_tags
+from hf_synlm.hub.checkpoint import check_tokenizer_source
+from hf_synlm.training.run import save_tokenizer_once, words_fingerprint
+
+SHORTEST_SEGMENT = 5
+LINES_OF_A_TREE = 200  # that are looked at to tell trees from text
+# What the tokenizer of a run depends on, besides the words themselves.
+TOKENIZER_OPTIONS = (
+    "tokenizer_type",
+    "tokenizer_vocab_size",
+    "tokenizer_min_frequency",
+    "unknown_words",
+    "lowercase",
+    "replace_numbers",
+    "file_format",
+    "preprocessing",
+    "split_leaves",
+    "max_sentence_words",
+)
+SEGMENT_DEVIATION = 5
+HALF_LENGTH_SHARE = 0.05
+PIECE_LENGTH = 10_000  # words or characters that are encoded at once
+CHOICES = {
+    "file_format": ("treebank", "text"),
+    "preprocessing": ("none", "ptb-concat", "words-only"),
+    "batching": ("stream", "sentences"),
+    "tokenizer_type": ("words", "characters"),
+    "unknown_words": UNKNOWN_RULES,
+}
+
+
+@dataclass
+class StreamDataArguments:
+    """Where text comes from, how it becomes tokens, and how it is read."""
+
+    train_files: list[str] = field(
+        default_factory=list, metadata={"help": "Files to train on; default: the embedded treebank."}
+    )
+    validation_files: list[str] = field(default_factory=list, metadata={"help": "Files for validation."})
+    test_files: list[str] = field(
+        default_factory=list, metadata={"help": "Files for the evaluation of the final model; may be none."}
+    )
+    file_format: str = field(
+        default="treebank",
+        metadata={"help": "'treebank': bracketed trees; 'text': one sentence per line, words with spaces in between."},
+    )
+    preprocessing: str = field(
+        default="none",
+        metadata={
+            "help": "Of trees: 'none'; 'ptb-concat': lower case, numbers as N, no punctuation, as in Mikolov's corpus; "
+            "'words-only': without the words whose tag is no word's (punctuation, $ and #)."
+        },
+    )
+    split_leaves: bool = field(
+        default=False,
+        metadata={"help": "Read a leaf of several words, (NN New York), as so many words; otherwise it is an error."},
+    )
+    max_sentence_words: int | None = field(
+        default=None, metadata={"help": "Leave out sentences with more words, counted after preprocessing."}
+    )
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "Folder or Hub name of a tokenizer; without it one is made from the text."}
+    )
+    tokenizer_type: str = field(default="words", metadata={"help": "Tokenizer to make: 'words' or 'characters'."})
+    tokenizer_vocab_size: int | None = field(
+        default=None, metadata={"help": "Words: largest number of token ids, special tokens and classes included."}
+    )
+    tokenizer_min_frequency: int = field(
+        default=1, metadata={"help": "Words or characters that are rarer are unknown."}
+    )
+    unknown_words: str = field(
+        default="single",
+        metadata={"help": "Tokens of unknown words: a 'single' one, or classes by form, 'berkeley' or 'berkeley2'."},
+    )
+    lowercase: bool = field(default=False, metadata={"help": "Lower-case all words."})
+    replace_numbers: bool = field(default=False, metadata={"help": "Replace all numbers by one token."})
+    batching: str = field(
+        default="stream",
+        metadata={"help": "'stream': segments of running text, the state carried along; 'sentences': one by one."},
+    )
+    bptt: int = field(default=70, metadata={"help": "Usual length of a segment in tokens."})
+    variable_bptt: bool = field(
+        default=True,
+        metadata={"help": "Draw the length of each training segment around bptt (or half of it), and scale its rate."},
+    )
+    max_batch_tokens: int = field(default=5000, metadata={"help": "Sentences: largest padded size of a micro batch."})
+    batch_group_size: int = field(
+        default=4096, metadata={"help": "Sentences of similar length among which a batch is drawn."}
+    )
+    test_batch_size: int | None = field(
+        default=None,
+        metadata={
+            "help": "Rows or sentences in the evaluation of the test files; default: per_device_eval_batch_size. With "
+            "one row of a stream every token is predicted from all before it."
+        },
+    )
+    tree_supervision: bool = field(
+        default=False, metadata={"help": "Train on the gold trees too: distances (ON-LSTM, PRPN) or spans (PaLM)."}
+    )
+    binarized_spans: bool = field(
+        default=False, metadata={"help": "PaLM: spans that binarization to the right adds are gold, too."}
+    )
+
+    def __post_init__(self):
+        """Check the values and name the files of the embedded treebank."""
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} is {getattr(self, name)!r}. Choose among {', '.join(choices)}.")
+        names = "tokenizer_min_frequency bptt max_batch_tokens batch_group_size max_sentence_words test_batch_size"
+        for name in names.split():
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1 and is {value}.")
+        if self.tokenizer_type == "characters":
+            defaults = {"lowercase": False, "replace_numbers": False, "tokenizer_vocab_size": None}
+            for name, default in {**defaults, "unknown_words": "single"}.items():
+                if getattr(self, name) != default:
+                    raise ValueError(f"{name} goes with words, not with characters. Leave it out.")
+        if self.file_format == "text":
+            for name, default in (("preprocessing", "none"), ("tree_supervision", False)):
+                if getattr(self, name) != default:
+                    raise ValueError(f"{name} is {getattr(self, name)!r}, which needs trees. Use treebank files.")
+        if not self.train_files:
+            if self.file_format == "text":
+                raise ValueError("train_files are not set. Pass files of text, one sentence per line.")
+            self.train_files = [str(sample_path("trees.train.txt"))]
+            self.validation_files = self.validation_files or [str(sample_path("trees.valid.txt"))]
+            self.test_files = self.test_files or [str(sample_path("trees.test.txt"))]
+        if not self.validation_files:
+            raise ValueError("validation_files are not set. Pass files that are not trained on.")
+        check_files(*self.train_files, *self.validation_files, *self.test_files)
+        if self.file_format == "text":
+            check_text(*self.train_files, *self.validation_files, *self.test_files)
+
+    def describe(self) -> str:
+        """One sentence for the model card."""
+        names = ", ".join(Path(path).name for path in self.train_files)
+        return f"{'The trees' if self.tree_supervision else 'The text'} of {names}."
+
+
+def check_files(*paths: str) -> None:
+    """Raise ValueError for a file that does not exist."""
+    for path in paths:
+        if not Path(path).is_file():
+            raise ValueError(f"There is no file {path!r}.")
+
+
+def check_text(*paths: str) -> None:
+    """Raise ValueError for a file that begins with a tree: its brackets and labels would be learned as words."""
+    for path in paths:
+        trees = parse_treebank(islice(read_lines(path), LINES_OF_A_TREE), split_leaves=True)
+        try:
+            tree = next(trees, None)
+        except ValueError:
+            continue  # no tree, as it should be
+        # A bare leaf such as (laughter continues) may be text.
+        if tree is not None and any(label != "ROOT" for label, _, _ in tree.labeled_spans):
+            raise ValueError(f"{path!r} begins with a tree. Use --file_format treebank, or pass a file of words.")
+
+
+# ---------------------------------------------------------------------------------------------- text
+def read_trees(
+    paths: Sequence[str], preprocessing: str = "none", split_leaves: bool = False
+) -> Iterator[TreebankSentence]:
+    """Read treebank files and preprocess their sentences; those without words are left out.
+
+    Args:
+        paths: the files.
+        preprocessing: see `StreamDataArguments`.
+        split_leaves: see `StreamDataArguments`.
+
+    Yields:
+        The sentences.
+
+    Raises:
+        ValueError: see `read_treebank`; or "words-only" where tags do not tell words.
+    """
+    keep_tags = WORD_TAGS if preprocessing == "words-only" else None
+    if preprocessing == "words-only":
+        _check_tags(tuple(paths), split_leaves)
+    for path in paths:
+        for sentence in read_treebank(path, keep_tags=keep_tags, split_leaves=split_leaves):
+            prepared = to_ptb_concat(sentence) if preprocessing == "ptb-concat" else sentence
+            if prepared is not None:
+                yield prepared
+
+
+@cache
+def _check_tags(paths: tuple[str, ...], split_leaves: bool) -> None:
+    """Raise ValueError where tags do not tell words; files that are read again were checked."""
+    remedy = f"leave out the preprocessing 'words-only' of {', '.join(paths)}"
+    check_tags(count_tags(paths, split_leaves=split_leaves), remedy)
+
+
+def read_words(
+    paths: Sequence[str], data: StreamDataArguments, max_words: int | None = None
+) -> Iterator[Sequence[str]]:
+    """Words of every sentence of files; blank lines of a text are sentences without words, as in WikiText's counts.
+
+    Args:
+        paths: the files.
+        data: arguments.
+        max_words: leave longer sentences out.
+
+    Yields:
+        The words of one sentence.
+    """
+    if data.file_format == "treebank":
+        trees = read_trees(paths, data.preprocessing, data.split_leaves)
+        sentences: Iterable[Sequence[str]] = (tree.words for tree in trees)
+    else:
+        sentences = (line.split() for path in paths for line in read_lines(path))
+    return (words for words in sentences if max_words is None or len(words) <= max_words)
+
+
+def make_stream_tokenizer(
+    accelerator: Accelerator, data: StreamDataArguments, name: str | None, output_dir: Path
+) -> PreTrainedTokenizerBase:
+    """Load the tokenizer, or make one from the training text and keep it in `output_dir/tokenizer`.
+
+    Args:
+        accelerator: the main process makes it, the others load.
+        data: arguments.
+        name: folder or Hub name, or `None` to make one.
+        output_dir: of the run.
+
+    Returns:
+        A fast tokenizer with a token for padding and one for the boundary of sentences.
+
+    Raises:
+        ValueError: when the tokenizer has no padding or end token.
+    """
+
+    def make() -> PreTrainedTokenizerBase:
+        sentences = read_words(data.train_files, data, data.max_sentence_words)
+        if data.tokenizer_type == "characters":
+            texts = (" ".join(words) for words in sentences)
+            return character_tokenizer(texts, min_count=data.tokenizer_min_frequency)
+        return word_tokenizer(
+            sentences,
+            unknown=data.unknown_words,
+            min_count=data.tokenizer_min_frequency,
+            vocab_size=data.tokenizer_vocab_size,
+            lowercase=data.lowercase,
+            replace_numbers=data.replace_numbers,
+            end_token=True,
+        )
+
+    folder = output_dir / "tokenizer" if name is None else name
+    if name is None:
+        made_from = {name: getattr(data, name) for name in TOKENIZER_OPTIONS}
+        made_from["training_words"] = words_fingerprint(read_words(data.train_files, data, data.max_sentence_words))
+        save_tokenizer_once(accelerator, folder, make, made_from)
+    check_tokenizer_source(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for kind in ("pad_token", "eos_token"):
+        if getattr(tokenizer, kind) is None:
+            raise ValueError(f"The tokenizer {str(folder)!r} has no {kind}. Set it and save the tokenizer.")
+    return tokenizer
+
+
+def load_stream(
+    data: StreamDataArguments,
+    paths: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    gold: str | None = None,
+    max_words: int | None = None,
+) -> TokenStream:
+    """Encode files as a stream.
+
+    Args:
+        data: arguments.
+        paths: the files.
+        tokenizer: of the model.
+        gold: "distances" or "spans" of the trees, or `None`.
+        max_words: leave longer sentences out.
+
+    Returns:
+        The stream.
+
+    Raises:
+        ValueError: when there is no text.
+    """
+    codes: Iterable[SentenceCode]
+    if gold is None:
+        codes = _encode_lines(read_words(paths, data, max_words), tokenizer)
+    else:
+        trees = read_trees(paths, data.preprocessing, data.split_leaves)
+        kept = (tree for tree in trees if max_words is None or len(tree.words) <= max_words)
+        codes = (_encode_tree(tree, tokenizer, gold, data.binarized_spans) for tree in kept)
+    return make_stream(codes, tokenizer.eos_token_id)
+
+
+def _encode_lines(lines: Iterator[Sequence[str]], tokenizer: PreTrainedTokenizerBase) -> Iterator[SentenceCode]:
+    """Encode sentences, many at once; a corpus may also be a single line."""
+    while block := list(islice(lines, 1000)):
+        pieces = [_pieces(words) for words in block]
+        texts = [text for texts in pieces for text in texts]
+        encode = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+        ids = iter(tokenizer(texts, **encode)["input_ids"] if texts else [])
+        for texts in pieces:
+            yield SentenceCode([token for _ in texts for token in next(ids)])
+
+
+def _pieces(words: Sequence[str]) -> list[str]:
+    starts = range(0, len(words), PIECE_LENGTH)
+    return [" " * (start > 0) + " ".join(words[start : start + PIECE_LENGTH]) for start in starts]
+
+
+def _encode_tree(
+    sentence: TreebankSentence, tokenizer: PreTrainedTokenizerBase, gold: str, binarized: bool
+) -> SentenceCode:
+    ids, word_ends = encode_words(tokenizer, sentence.words)
+    if gold == "distances":
+        return SentenceCode(ids, distances=gold_distances(sentence.spans, word_ends))
+    return SentenceCode(ids, spans=gold_spans(sentence.spans, word_ends, binarized=binarized))
+
+
+def stream_fingerprint(stream: TokenStream) -> str:
+    """Hash of a stream."""
+    digest = hashlib.sha256()
+    for values in (stream.ids, stream.starts, stream.distances, stream.spans):
+        digest.update(b"-" if values is None else np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def describe_stream(stream: TokenStream) -> str:
+    """One line about the size; tokens are those that are predicted, boundaries included."""
+    return f"{stream.num_sentences:,} sentences, {len(stream) - 1:,} tokens"
+
+
+# ---------------------------------------------------------------------------------------------- segments
+class Segment(NamedTuple):
+    """Columns of the rows of a stream.
+
+    Fields:
+        offset: of the rows of this epoch.
+        start: first column; 0 begins an epoch, and the state begins anew.
+        length: number of columns.
+        rate_scale: factor of the learning rate: drawn length over usual length.
+    """
+
+    offset: int
+    start: int
+    length: int
+    rate_scale: float
+
+
+class SegmentSampler(Sampler[list[Segment]]):
+    """Endless segments; all processes read the same columns, each in rows of its own.
+
+    The length of a segment is drawn from N(base, 5), rounded down, at least 5, where base is `bptt`, or half of it in
+    one of twenty cases; the learning rate is scaled by the drawn length over `bptt`. An epoch ends with the rows:
+    the last segment is cut there, and less than 5 tokens that would be left are part of the one before. Which tokens
+    are left over by rows of equal length differs from epoch to epoch. Epoch e is a function of (seed, e).
+
+    Source: Merity et al. (2018), section 5, and their code; the offset is PRPN's.
+
+    Args:
+        num_tokens: length of the stream.
+        num_rows: rows of all processes together.
+        bptt: usual length.
+        variable: draw lengths; otherwise all are `bptt`.
+        seed: of lengths and offsets.
+        consumed: segments that have been consumed.
+
+    Raises:
+        ValueError: when the stream is too short for so many rows.
+    """
+
+    consumed_per_micro_step = 1
+
+    def __init__(self, num_tokens: int, num_rows: int, bptt: int, variable: bool, seed: int, consumed: int = 0):
+        self.remainder, self.num_columns = stream_remainder(num_tokens, num_rows)
+        self.bptt, self.variable, self.seed, self.consumed = bptt, variable, seed, consumed
+
+    def epoch_segments(self, epoch: int) -> list[Segment]:
+        """All segments of an epoch, in their order."""
+        generator = np.random.default_rng([self.seed, epoch])
+        offset = int(generator.integers(self.remainder + 1))
+        shortest = min(SHORTEST_SEGMENT, self.bptt)
+        lengths = np.full(self.num_columns // shortest + 1, self.bptt)
+        if self.variable:
+            halves = generator.random(len(lengths)) < HALF_LENGTH_SHARE
+            drawn = generator.normal(np.where(halves, self.bptt / 2, self.bptt), SEGMENT_DEVIATION)
+            lengths = np.maximum(shortest, drawn.astype(np.int64))
+        segments: list[Segment] = []
+        start = 0
+        for length in lengths.tolist():
+            left = self.num_columns - start
+            used = left if left - length < shortest else length
+            segments.append(Segment(offset, start, used, length / self.bptt if self.variable else 1.0))
+            start += used
+            if start == self.num_columns:
+                break
+        return segments
+
+    def num_batches(self, epoch: int) -> int:
+        """Number of segments of one epoch."""
+        return len(self.epoch_segments(epoch))
+
+    def __iter__(self) -> Iterator[list[Segment]]:
+        """Yield one segment after the other, as lists of one."""
+        epoch, left = 0, self.consumed
+        while left >= (count := self.num_batches(epoch)):
+            epoch, left = epoch + 1, left - count
+        while True:
+            for segment in self.epoch_segments(epoch)[left:]:
+                yield [segment]
+            epoch, left = epoch + 1, 0
+
+
+class SegmentDataset(torch.utils.data.Dataset):
+    """Rows of a stream; the item of a `Segment` is a batch for `forward`.
+
+    Args:
+        stream: the stream.
+        num_rows: rows of all processes together.
+        rows: those of this process.
+    """
+
+    def __init__(self, stream: TokenStream, num_rows: int, rows: range):
+        self.stream, self.num_rows, self.rows = stream, num_rows, rows
+
+    def __getitem__(self, segment: Segment) -> dict[str, Any]:
+        """A batch; `begins` and `rate_scale` are not for `forward`."""
+        rows = StreamRows(self.stream, self.num_rows, offset=segment.offset)
+        batch = rows.segment(segment.start, segment.length, self.rows)
+        return {**batch, "begins": segment.start == 0, "rate_scale": segment.rate_scale}
+
+
+def first_item(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Collate a list of one batch."""
+    return items[0]
+
+
+# ---------------------------------------------------------------------------------------------- sentences
+class SentenceDataset(torch.utils.data.Dataset):
+    """Numbers of the sentences of a stream, which `collate_framed` turns into batches; empty lines are left out."""
+
+    def __init__(self, stream: TokenStream):
+        lengths = np.diff(stream.starts) - 1
+        self.stream = stream
+        self.numbers = np.flatnonzero(lengths)
+        self.lengths = lengths[self.numbers] + 2
+        if not len(self.numbers):
+            raise ValueError("All sentences are empty. Check the files.")
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> int:
+        """Number of a sentence in the stream."""
+        return int(self.numbers[index])
+
+
+@dataclass
+class FramedCollator:
+    """Numbers of sentences -> a batch for `forward`; `begins` and `rate_scale` are as for segments."""
+
+    stream: TokenStream
+    pad_token_id: int
+
+    def __call__(self, numbers: Sequence[int]) -> dict[str, Any]:
+        """Collate."""
+        return {**collate_framed(self.stream, numbers, self.pad_token_id), "begins": True, "rate_scale": 1.0}
+
+
+# ---------------------------------------------------------------------------------------------- epochs
+class EpochEnds:
+    """Steps after which an epoch is over.
+
+    Args:
+        num_batches: number of batches of an epoch, by its number.
+        batches_per_step: batches that an optimizer step consumes.
+
+    Raises:
+        ValueError: from all methods, when a step would hold the end of more than one epoch.
+    """
+
+    def __init__(self, num_batches: Callable[[int], int], batches_per_step: int):
+        self.num_batches, self.batches_per_step = num_batches, batches_per_step
+        self._batches: list[int] = []  # of the epochs up to each
+
+    def step(self, epoch: int) -> int:
+        """Last step of an epoch (0, 1, ...)."""
+        while len(self._batches) <= epoch:
+            before = self._batches[-1] if self._batches else 0
+            count = self.num_batches(len(self._batches))
+            if count < self.batches_per_step:
+                raise ValueError(
+                    f"An epoch of {count} batches ends inside of a step of {self.batches_per_step}, with others. Use a "
+                    "smaller gradient_accumulation_steps, smaller batches or fewer processes."
+                )
+            self._batches.append(before + count)
+        return -(-self._batches[epoch] // self.batches_per_step)
+
+    def count(self, step: int) -> int:
+        """Number of epochs that are over after a step."""
+        epoch = 0
+        while self.step(epoch) < step:
+            epoch += 1
+        return epoch + (self.step(epoch) == step)
+
+    def __contains__(self, step: int) -> bool:
+        return self.step(max(self.count(step), 1) - 1) == step

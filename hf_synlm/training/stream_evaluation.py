@@ -1,0 +1,229 @@
+"""How well a recurrent language model predicts held-out text, and F1 of the trees that it induces."""
+
+import inspect
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast, gather_object
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_synlm.data.streams import StreamRows, TokenStream, collate_framed
+from hf_synlm.evaluation.parsing import ParsingScores
+from hf_synlm.evaluation.treebank_parsing import Treebank, parse_words, score_baselines, score_trees
+from hf_synlm.training.labeled_evaluation import spread
+from hf_synlm.training.steps import to_device
+from hf_synlm.training.stream_batches import SentenceDataset, StreamDataArguments
+from hf_synlm.training.tree_batches import padded_batches
+
+
+def text_losses(nats: float, num_tokens: int, of_characters: bool) -> dict[str, float]:
+    """Likelihood of a text in the usual units.
+
+    Args:
+        nats: negative log-likelihood of all tokens.
+        num_tokens: how many there are, boundaries included.
+        of_characters: tokens are characters.
+
+    Returns:
+        `nats`, `tokens`, `nats_per_token`; `bits_per_character` = nats per token / ln 2 for characters, otherwise
+        `perplexity` = exp(nats per token).
+    """
+    mean = nats / num_tokens
+    losses = {"nats": nats, "tokens": num_tokens, "nats_per_token": mean}
+    if of_characters:
+        return {**losses, "bits_per_character": mean / math.log(2)}
+    return {**losses, "perplexity": math.exp(mean) if mean < 700 else math.inf}
+
+
+@torch.no_grad()
+def share_buffers(accelerator: Accelerator, model: nn.Module) -> None:
+    """Give every process the buffers of the first, whose model is saved: DDP does it before a training step only."""
+    for buffer in accelerator.unwrap_model(model).buffers():
+        broadcast(buffer)
+
+
+@torch.no_grad()
+def evaluate_stream(
+    accelerator: Accelerator, model: nn.Module, stream: TokenStream, num_rows: int, segment_length: int
+) -> float:
+    """Negative log-likelihood of a stream in nats, every token but the first boundary predicted once.
+
+    The rows are shared by the processes; the sum does not depend on how many there are, up to rounding. With one row
+    every token is predicted from all tokens before it; with more, the beginning of each row knows nothing of the row
+    above.
+
+    Args:
+        accelerator: of the run. Every process has to call.
+        model: with or without the wrapper of the run.
+        stream: held-out text.
+        num_rows: rows of all processes together.
+        segment_length: tokens per row and call.
+
+    Returns:
+        The sum over all tokens.
+    """
+    plain = accelerator.unwrap_model(model)
+    was_training = plain.training
+    plain.eval()
+    rows = StreamRows(stream, num_rows, complete=True)
+    share = range(accelerator.process_index, num_rows, accelerator.num_processes)
+    total, cache = 0.0, None
+    for start in range(0, rows.length if share else 0, segment_length):
+        batch = to_device(rows.segment(start, segment_length, share), accelerator.device)
+        output = plain(**batch, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        total -= output.joint_log_prob.double().sum().item()
+    plain.train(was_training)
+    return sum(gather_object([total]))
+
+
+@torch.no_grad()
+def evaluate_sentences(
+    accelerator: Accelerator, model: nn.Module, stream: TokenStream, pad_token_id: int, batch_size: int, max_tokens: int
+) -> float:
+    """Negative log-likelihood in nats of the sentences of a stream, each read alone; every process has to call.
+
+    Args:
+        accelerator: of the run.
+        model: with or without the wrapper of the run.
+        stream: held-out text without empty lines.
+        pad_token_id: of the model.
+        batch_size: sentences per call.
+        max_tokens: largest padded size of a call.
+
+    Returns:
+        The sum over all words and the boundary after each sentence.
+    """
+    plain = accelerator.unwrap_model(model)
+    was_training = plain.training
+    plain.eval()
+    sentences = SentenceDataset(stream)
+    batches = padded_batches(sentences.lengths, batch_size, max_tokens)
+    total = 0.0
+    for numbers in batches[accelerator.process_index :: accelerator.num_processes]:
+        batch = collate_framed(stream, [sentences[k] for k in numbers], pad_token_id, gold=False)
+        output = plain(**to_device(batch, accelerator.device))
+        total -= output.joint_log_prob.double().sum().item()
+    plain.train(was_training)
+    return sum(gather_object([total]))
+
+
+@dataclass
+class TreeScorer:
+    """F1 of induced trees on a treebank.
+
+    Fields:
+        treebank: gold trees.
+        tokenizer: of the model.
+        convention: how spans are counted, by its name in `hf_synlm.evaluation.parsing`.
+        options: for `model.parse`.
+        batch_size: sentences per call.
+        max_sentences: parse only so many, spread evenly; `None`: all.
+    """
+
+    treebank: Treebank
+    tokenizer: PreTrainedTokenizerBase
+    convention: str
+    options: dict[str, Any]
+    batch_size: int
+    max_sentences: int | None = None
+
+    def rehearse(self, model: PreTrainedModel) -> None:
+        """Parse and score one sentence.
+
+        Args:
+            model: with `parse`.
+
+        Raises:
+            ValueError: for options that its `parse` does not take.
+        """
+        known = set(inspect.signature(model.parse).parameters) - {"input_ids", "attention_mask", "word_ends"}
+        for name in self.options:
+            if name not in known:
+                raise ValueError(
+                    f"parse_options: {type(model).__name__}.parse takes no {name!r}. Choose among "
+                    f"{', '.join(sorted(known))}."
+                )
+        first = self.treebank.select([0])
+        trees = parse_words(model, self.tokenizer, first.words, **self.options)
+        score_trees(trees, first, self.convention)
+
+    def run(self, accelerator: Accelerator, model: nn.Module) -> ParsingScores:
+        """Parse and score; the processes share the sentences, and every one has to call."""
+        chosen = spread(len(self.treebank.words), self.max_sentences)
+        share = chosen[accelerator.process_index :: accelerator.num_processes]
+        words = [self.treebank.words[index] for index in share]
+        plain = accelerator.unwrap_model(model)
+        trees = parse_words(plain, self.tokenizer, words, batch_size=self.batch_size, **self.options)
+        found = dict(gather_object(list(zip(share, trees, strict=True))))
+        return score_trees([found[index] for index in chosen], self.treebank.select(chosen), self.convention)
+
+    def baselines(self) -> dict[str, ParsingScores]:
+        """Scores of the trees that need no model, on the same sentences."""
+        return score_baselines(
+            self.treebank.select(spread(len(self.treebank.words), self.max_sentences)), self.convention
+        )
+
+
+@dataclass
+class TextEvaluator:
+    """Evaluates held-out text and, if there is a treebank, induced trees; the main process prints the result.
+
+    Fields:
+        accelerator: of the run.
+        name: of the text, for messages.
+        stream: held-out text.
+        data: arguments.
+        pad_token_id: of the model.
+        batch_size: rows of the stream, or sentences.
+        scorer: of trees; may be missing.
+        of_characters: tokens are characters.
+
+    Raises:
+        ValueError: when the text is too short for so many rows, or has no sentence with words.
+    """
+
+    accelerator: Accelerator
+    name: str
+    stream: TokenStream
+    data: StreamDataArguments
+    pad_token_id: int
+    batch_size: int
+    scorer: TreeScorer | None
+    of_characters: bool
+
+    def __post_init__(self):
+        try:
+            if self.data.batching == "stream":
+                StreamRows(self.stream, self.batch_size, complete=True)
+            else:
+                SentenceDataset(self.stream)
+        except ValueError as error:
+            raise ValueError(f"{self.name} text: {error}") from error
+
+    def run(self, model: nn.Module, step: int) -> dict[str, Any]:
+        """Evaluate; every process has to call. For `loop.train`."""
+        share_buffers(self.accelerator, model)
+        if self.data.batching == "stream":
+            nats = evaluate_stream(self.accelerator, model, self.stream, self.batch_size, self.data.bptt)
+            count = len(self.stream) - 1
+        else:
+            limits = (self.batch_size, self.data.max_batch_tokens)
+            nats = evaluate_sentences(self.accelerator, model, self.stream, self.pad_token_id, *limits)
+            count = int((SentenceDataset(self.stream).lengths - 1).sum())
+        losses = text_losses(nats, count, self.of_characters)
+        result: dict[str, Any] = {"step": step, "losses": losses}
+        text = "  ".join(f"{name} {value:.5g}" for name, value in losses.items() if name not in ("nats", "tokens"))
+        if self.scorer is not None:
+            scores = self.scorer.run(self.accelerator, model)
+            result["trees"] = {"convention": scores.convention, **scores.numbers()}
+            text += f"  F1 {100 * scores.sentence_f1:.2f} (sentence) {100 * scores.corpus_f1:.2f} (corpus)"
+        self.accelerator.print(f"step {step}: {self.name}: {text}")
+        flat = {f"{self.name}/{key}": value for key, value in losses.items()}
+        flat.update({f"{self.name}/{k}": v for k, v in result.get("trees", {}).items() if k != "convention"})
+        self.accelerator.log(flat, step=step)
+        return result

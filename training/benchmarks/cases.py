@@ -1,0 +1,277 @@
+"""Speed of the models as ratios against a baseline that runs in turn with them.
+
+    python training/benchmark.py --list
+    python training/benchmark.py --case gpst-train-quarter --runs 7 --json
+
+Every case builds both sides with the same width, layers, vocabulary and tokens, checks that the measured side computes
+the right thing (and refuses to report if it does not), then times the two sides alternately: A B A B. The ratio is the
+median of the pairs, so a machine that changes its speed changes it little. Times are wall-clock; peak memory is the
+highest resident set of a fresh process that runs one step of one side, minus what it held before the step (Linux).
+"""
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from benchmarks.clock import Step, seconds
+from benchmarks.evaluation import evaluation_speed
+from benchmarks.gpst import BEAM, PARSE_TOKENS, QUARTER, gpst_parse, gpst_train
+from benchmarks.loop import gpst_loop, memory_growth, process_scaling
+from benchmarks.prepare import prepare_corpus
+from benchmarks.recurrent import on_lstm_train, palm_train, prpn_train
+from benchmarks.rnng import rnng_search, rnng_search_batched, rnng_search_growth, rnng_train
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One comparison: what is measured, against what, and how both sides are built."""
+
+    name: str
+    what: str
+    baseline: str
+    build: Callable[[], tuple[Step, Step, Step]]
+    """Makes the measured step, the baseline's step and the correctness check (which raises)."""
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case(
+            "gpst-train-quarter",
+            "GPST forward + backward, D 192, d 64, 3 + 9 layers, V 12566, 2 x 512 tokens",
+            "GPT2LMHeadModel forward + backward, same sizes and tokens",
+            lambda: gpst_train(QUARTER, 2, 512),
+        ),
+        Case(
+            "gpst-train-small",
+            "GPST forward + backward, small preset, 1 x 512 tokens",
+            "GPT2LMHeadModel forward + backward, same sizes and tokens",
+            lambda: gpst_train({}, 1, 512),
+        ),
+        Case(
+            "gpst-parse-quarter",
+            f"GPST parse of {PARSE_TOKENS} tokens, beam {BEAM}, D 192, d 64, 3 + 9 layers, V 12566",
+            f"GPT2LMHeadModel.generate(num_beams={BEAM}) of {PARSE_TOKENS} tokens, same sizes",
+            lambda: gpst_parse(QUARTER),
+        ),
+        Case(
+            "gpst-parse-small",
+            f"GPST parse of {PARSE_TOKENS} tokens, beam {BEAM}, small preset",
+            f"GPT2LMHeadModel.generate(num_beams={BEAM}) of {PARSE_TOKENS} tokens, same sizes",
+            lambda: gpst_parse({}),
+        ),
+        Case(
+            "rnng-train-b32",
+            "RNNG forward + backward, 32 sentences, E = D = 256, 2 layers, LSTM composition, V 5400",
+            "torch.nn.LSTM forward + backward, same sizes, as many steps as the RNNG has pushes, nothing else",
+            lambda: rnng_train(32),
+        ),
+        Case(
+            "rnng-train-b128",
+            "the same with 128 sentences",
+            "the same with as many steps",
+            lambda: rnng_train(128),
+        ),
+        Case(
+            "rnng-search-k100",
+            "RNNG parse of 17 tokens, action beam 100, word beam 10, fast-track 1, E = D = 256, 2 layers",
+            "the same search with action beam 10",
+            lambda: rnng_search(100, 10),
+        ),
+        Case(
+            "rnng-search-batched",
+            "RNNG parse of 8 sentences of 17 tokens together, action beam 100",
+            "the same sentences one by one",
+            lambda: rnng_search_batched(100),
+        ),
+        Case(
+            "on-lstm-train",
+            "ON-LSTM forward + backward, 3 layers, E 400, H 1150, V 10000, 20 x 70 tokens, no dropout",
+            "three torch.nn.LSTM, embedding and output layer of the same sizes",
+            lambda: on_lstm_train(dropout=False),
+        ),
+        Case(
+            "on-lstm-train-dropout",
+            "the same with the dropout of the preset",
+            "the same, without dropout",
+            lambda: on_lstm_train(dropout=True),
+        ),
+        Case(
+            "prpn-train",
+            "PRPN forward + backward, 2 layers, E 800, H 1200, V 10000, 64 x 35 tokens, no dropout",
+            "two torch.nn.LSTM of the same sizes, a projection, embedding and output layer",
+            lambda: prpn_train(dropout=False),
+        ),
+        Case(
+            "prpn-train-dropout",
+            "the same with the dropout of the preset",
+            "the same, without dropout",
+            lambda: prpn_train(dropout=True),
+        ),
+        Case(
+            "palm-train",
+            "PaLM forward + backward, 3 layers, E 400, H 1020, 20 spans, V 10000, 20 x 70 tokens",
+            "AWD-LSTM: the same model without span attention",
+            palm_train,
+        ),
+        Case(
+            "prepare",
+            "text file (2.8 MB) to shards: sentences, tokens, boundaries, checksums, on disk; one process",
+            "the tokenizer called with the same sentences, split before, 1000 at a time",
+            lambda: prepare_corpus(1),
+        ),
+        Case(
+            "gpst-loop-quarter",
+            "a step of the training loop: batch from the data set, GPST forward + backward, clipping, AdamW; D 192, "
+            "d 64, 3 + 9 layers, V 12566, 2 x 256 tokens",
+            "forward + backward, clipping and AdamW on a batch that is there already",
+            lambda: gpst_loop(QUARTER, 2, 256),
+        ),
+    )
+}
+
+
+def _memory_mib(field: str) -> float:
+    """A field of this process's memory status: VmRSS (now) or VmHWM (highest so far)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) / 1024
+    raise OSError(f"/proc/self/status has no field {field}; memory is measured on Linux only")
+
+
+Build = Callable[[], tuple[Step, Step, Step]]
+
+
+def _peak_memory(build: str | Build, side: int, threads: int, results: multiprocessing.Queue) -> None:
+    torch.set_num_threads(threads)
+    step = (CASES[build].build if isinstance(build, str) else build)()[side]
+    before = _memory_mib("VmRSS")
+    step()
+    results.put(_memory_mib("VmHWM") - before)
+
+
+def peak_memory(build: str | Build, side: int = 0) -> float:
+    """Growth of the resident set during one step, in a fresh process.
+
+    Args:
+        build: name of a case, or a function that builds the sides of one and can be pickled.
+        side: 0 measured side, 1 baseline.
+
+    Returns:
+        MiB.
+
+    Raises:
+        RuntimeError: when that process fails.
+    """
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    process = context.Process(target=_peak_memory, args=(build, side, torch.get_num_threads(), results))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise RuntimeError(f"the process that measures the memory of {build} ended with status {process.exitcode}")
+    return results.get()
+
+
+def run_case(name: str, runs: int) -> dict:
+    """Check and time one case.
+
+    Args:
+        name: key of `CASES`.
+        runs: counted pairs, after one uncounted pair.
+
+    Returns:
+        The figures that `--json` prints.
+
+    Raises:
+        AssertionError: when the correctness check fails; nothing is reported then.
+    """
+    case = CASES[name]
+    ours, theirs, check = case.build()
+    check()
+    seconds(ours), seconds(theirs)
+    pairs = [(seconds(ours), seconds(theirs)) for _ in range(runs)]
+    ratios = [mine / other for mine, other in pairs]
+    return {
+        "case": name,
+        "baseline": case.baseline,
+        "ratio": round(statistics.median(ratios), 3),
+        "ratio_min": round(min(ratios), 3),
+        "ratio_max": round(max(ratios), 3),
+        "runs": runs,
+        "peak_memory_mib": round(peak_memory(name)),
+        "baseline_peak_memory_mib": round(peak_memory(name, 1)),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the cases that the command line names.
+
+    Args:
+        arguments: command line; default `sys.argv`.
+
+    Returns:
+        Exit status: 1 when a correctness check failed.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="list the cases and stop")
+    parser.add_argument("--case", action="append", choices=sorted(CASES), help="case to run (repeat); default all")
+    parser.add_argument("--runs", type=int, default=5, help="counted pairs per case")
+    parser.add_argument("--threads", type=int, help="threads of torch; default as torch chooses")
+    parser.add_argument("--growth", action="store_true", help="print how RNNG's search grows, as a table, and stop")
+    parser.add_argument("--memory", action="store_true", help="print GPST's memory by batch and context, and stop")
+    parser.add_argument("--scaling", action="store_true", help="print the speed of one process and of two, and stop")
+    parser.add_argument(
+        "--evaluation", metavar="MODEL", help="print sentences per second of scoring and parsing, and stop"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object per case")
+    options = parser.parse_args(arguments)
+    if options.runs < 1:
+        parser.error(f"--runs {options.runs}: at least one pair is needed")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    if options.growth:
+        print(rnng_search_growth(options.runs))
+        return 0
+    if options.memory:
+        print(memory_growth(peak_memory))
+        return 0
+    if options.scaling:
+        print(process_scaling(10 * options.runs))
+        return 0
+    if options.evaluation:
+        print(evaluation_speed(options.evaluation, options.runs))
+        return 0
+    failed = False
+    for name in options.case or CASES:
+        if options.list:
+            print(f"{name}: {CASES[name].what}; baseline: {CASES[name].baseline}")
+            continue
+        try:
+            result = run_case(name, options.runs)
+        except AssertionError as error:
+            failed = True
+            print(f"{name}: not reported, the correctness check failed: {error}", file=sys.stderr)
+            continue
+        if options.json:
+            print(json.dumps(result), flush=True)
+        else:
+            print(
+                f"{name}: ratio {result['ratio']} ({result['ratio_min']} to {result['ratio_max']}, {result['runs']} "
+                f"pairs), peak memory {result['peak_memory_mib']} MiB (baseline "
+                f"{result['baseline_peak_memory_mib']} MiB); baseline: {result['baseline']}",
+                flush=True,
+            )
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

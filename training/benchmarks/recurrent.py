@@ -1,0 +1,137 @@
+"""The sides of the comparisons of ON-LSTM and PRPN with LSTMs, and of PaLM with AWD-LSTM; `benchmark.py` times them."""
+
+from typing import Any
+
+import torch
+from benchmarks.clock import Step
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hf_synlm import ONLSTMConfig, ONLSTMForCausalLM, PaLMConfig, PaLMForCausalLM, PRPNConfig, PRPNForCausalLM
+
+STEPWISE_TOKENS = 5  # of two rows, which the check reads one by one
+
+
+class LSTMs(nn.Module):
+    """Embedding, one `nn.LSTM` per layer, and the embedding again as output layer: what PyTorch has to offer.
+
+    Args:
+        vocab_size: number of token ids.
+        embedding_size: width of the embedding; a last layer of another width is projected to it.
+        layer_sizes: widths of the layers.
+    """
+
+    def __init__(self, vocab_size: int, embedding_size: int, layer_sizes: list[int]) -> None:
+        super().__init__()
+        sizes = [embedding_size, *layer_sizes]
+        self.embedding = nn.Embedding(vocab_size, embedding_size)
+        self.layers = nn.ModuleList(nn.LSTM(*pair, batch_first=True) for pair in zip(sizes, sizes[1:], strict=False))
+        self.projection = nn.Linear(sizes[-1], embedding_size) if sizes[-1] != embedding_size else nn.Identity()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Mean cross entropy of the next tokens."""
+        hidden = self.embedding(ids[:, :-1])
+        for layer in self.layers:
+            hidden, _ = layer(hidden)
+        logits = F.linear(self.projection(hidden), self.embedding.weight)
+        return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+def _without_dropout(config_class: Any, preset: str) -> Any:
+    """Configuration of a preset with all dropout switched off."""
+    config = config_class.from_preset(preset)
+    return config_class.from_preset(preset, **{name: 0.0 for name in vars(config) if name.endswith("dropout")})
+
+
+def _text(rows: int, columns: int, vocab_size: int) -> Tensor:
+    """Random token ids."""
+    return torch.randint(vocab_size, (rows, columns), generator=torch.Generator().manual_seed(1))
+
+
+def _step(model: nn.Module, loss_of: Step) -> Step:
+    """Forward and backward of a loss."""
+
+    def step() -> Any:
+        model.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        return loss
+
+    return step
+
+
+def _compare(model: Any, ids: Tensor, baseline: nn.Module, baseline_loss: Step) -> tuple[Step, Step, Step]:
+    """Training step of a model on a segment against that of a baseline, and the check of the model."""
+    ours = _step(model.train(), lambda: model(ids, labels=ids).loss)
+
+    def check() -> None:
+        head, cache, logits = ids[:2, :STEPWISE_TOKENS], None, []
+        model.eval()
+        with torch.no_grad():
+            together = model(head).logits
+            for column in head.split(1, 1):
+                output = model(column, past_key_values=cache, use_cache=True)
+                cache = output.past_key_values
+                logits.append(output.logits)
+            scored = model(head, labels=head).joint_log_prob
+        torch.testing.assert_close(torch.cat(logits, 1), together, rtol=1e-4, atol=1e-4)
+        expected = together[:, :-1].gather(2, head[:, 1:, None]).sum((1, 2))
+        torch.testing.assert_close(scored, expected, rtol=1e-4, atol=1e-4)
+        model.train()
+        ours()
+        # Parameters that the text does not reach, such as gates that are shut, have a gradient of 0, not none.
+        unused = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+        if unused or not all(torch.isfinite(parameter.grad).all() for parameter in model.parameters()):
+            raise AssertionError(f"parameters without a finite gradient: {unused}")
+
+    return ours, _step(baseline, baseline_loss), check
+
+
+def on_lstm_train(dropout: bool) -> tuple[Step, Step, Step]:
+    """ON-LSTM of the Penn Treebank's size on 20 rows of 70 tokens against LSTMs of the same sizes.
+
+    Args:
+        dropout: with the dropout of the preset; the baseline has none.
+
+    Returns:
+        The measured step, the baseline's step and the check.
+    """
+    torch.manual_seed(0)
+    preset = "on-lstm-ptb"
+    config = ONLSTMConfig.from_preset(preset) if dropout else _without_dropout(ONLSTMConfig, preset)
+    ids = _text(20, 70, config.vocab_size)
+    baseline = LSTMs(config.vocab_size, config.embedding_size, config.layer_sizes)
+    return _compare(ONLSTMForCausalLM(config), ids, baseline, lambda: baseline(ids))
+
+
+def prpn_train(dropout: bool) -> tuple[Step, Step, Step]:
+    """PRPN of the Penn Treebank's size on 64 rows of 35 tokens against LSTMs as wide and deep as its reading network.
+
+    Args:
+        dropout: with the dropout of the preset; the baseline has none.
+
+    Returns:
+        The measured step, the baseline's step and the check.
+    """
+    torch.manual_seed(0)
+    preset = "prpn-ptb-word"
+    config = PRPNConfig.from_preset(preset) if dropout else _without_dropout(PRPNConfig, preset)
+    ids = _text(64, 35, config.vocab_size)
+    baseline = LSTMs(config.vocab_size, config.embedding_size, [config.hidden_size] * config.num_layers)
+    return _compare(PRPNForCausalLM(config), ids, baseline, lambda: baseline(ids))
+
+
+def palm_train() -> tuple[Step, Step, Step]:
+    """PaLM of the Penn Treebank's size on 20 rows of 70 tokens against the same without span attention (AWD-LSTM).
+
+    Returns:
+        The measured step, the baseline's step and the check; both sides have the dropout of the preset.
+    """
+    torch.manual_seed(0)
+    config = PaLMConfig.from_preset("palm-ptb")
+    ids = _text(20, 70, config.vocab_size)
+    baseline = PaLMForCausalLM(PaLMConfig.from_preset("palm-ptb", span_attention=False)).train()
+    return _compare(PaLMForCausalLM(config), ids, baseline, lambda: baseline(ids, labels=ids).loss)
+
+
+__all__ = ["on_lstm_train", "palm_train", "prpn_train"]

@@ -1,0 +1,291 @@
+"""Train, measure and publish the tiny checkpoints, by the same commands that everybody else uses.
+
+    python training/make_checkpoints.py                       all of them; `make checkpoints` does the same
+    python training/make_checkpoints.py gpst-tiny             one of them
+    python training/make_checkpoints.py --begin_with evaluate   with the models that lie in runs/checkpoints
+    python training/make_checkpoints.py --begin_with card       cards and archives from the results that are there
+
+What is made of what stands in `model_cards/checkpoints.yaml`. For each checkpoint:
+
+    runs/checkpoints/NAME           the run of the training script
+    model_cards/NAME                weights, configuration, tokenizer, results/*.json, card.yaml, README.md (the card)
+    dist/checkpoints/NAME.tar.gz    a release asset: the same model with its code, as `synlm export` writes it
+
+A card states only what stands in the results; it can be made again from them. Equal inputs give equal bytes.
+"""
+
+import argparse
+import gzip
+import io
+import json
+import math
+import os
+import resource
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import AutoConfig
+
+import hf_synlm  # noqa: F401  # registers the architectures
+from hf_synlm.cli import main as synlm
+from hf_synlm.evaluation.card_rows import card_rows
+from hf_synlm.evaluation.results import describe_hardware, library_versions, load_result, write_text
+from hf_synlm.hub.card import fill_card
+from hf_synlm.hub.checkpoint import stored_tensors
+from hf_synlm.training.checkpoints import publish_folder, write_json
+from hf_synlm.training.output_folder import RESULTS_FILE
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS, CARDS, ARCHIVES = Path("runs/checkpoints"), Path("model_cards"), Path("dist/checkpoints")
+SPECIFICATIONS = CARDS / "checkpoints.yaml"
+MAX_BYTES = 2_000_000  # of the weights: small enough to lie in the repository
+MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+STAGES = ("train", "evaluate", "card")
+# Nothing is asked, and the settings of the user's own `accelerate config` play no part.
+LAUNCH = (
+    "accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no "
+    "--num_cpu_threads_per_process 1"
+)
+# What the validation loss of each script is called.
+_LOSSES = {"pretrain_gpst.py": "loss", "train_rnng.py": "nats_per_sentence", "train_recurrent.py": "perplexity"}
+
+
+def read_specifications() -> dict[str, dict[str, Any]]:
+    """Read what is to be made: by name script, configuration, evaluations and what the card says.
+
+    Returns:
+        The checkpoints in the order of the file, each with the common facts under "common".
+    """
+    found = yaml.safe_load((ROOT / SPECIFICATIONS).read_text(encoding="utf-8"))
+    return {name: {**checkpoint, "common": found["common"]} for name, checkpoint in found["checkpoints"].items()}
+
+
+# ---------------------------------------------------------------------------------------------------- commands
+def training_command(name: str, checkpoint: dict[str, Any]) -> str:
+    """The command that trains a checkpoint."""
+    return (
+        f"{LAUNCH} training/{checkpoint['script']} --config training/configs/{checkpoint['config']}.yaml "
+        f"--output_dir {RUNS / name}"
+    )
+
+
+def evaluation_commands(name: str, checkpoint: dict[str, Any]) -> dict[str, str]:
+    """By the name of its result, the command of each evaluation of a checkpoint."""
+    treebank = checkpoint["common"]["treebank"]
+    commands = {}
+    for result, words in checkpoint["evaluations"].items():
+        task, _, options = words.partition(" ")
+        data = f"--treebank {treebank}" if task == "parsing" else f"{treebank} --format treebank"
+        commands[result] = f"synlm evaluate {task} {data} --model {CARDS / name} {options}"
+    return commands
+
+
+def run(command: str, *more: str) -> float:
+    """Run a command of the documentation with this Python and one thread.
+
+    Args:
+        command: begins with "accelerate launch" or "synlm".
+        *more: further words.
+
+    Returns:
+        Its CPU time in seconds.
+
+    Raises:
+        subprocess.CalledProcessError: it failed; its messages are on the terminal.
+    """
+    print(f"$ {command}", flush=True)
+    words = [*shlex.split(command), *more]
+    modules = {"accelerate": ["accelerate.commands.accelerate_cli"], "synlm": ["hf_synlm.cli"]}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", *modules[words[0]], *words[1:]], cwd=ROOT, env=environment, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+# ---------------------------------------------------------------------------------------------------- stages
+def train(name: str, checkpoint: dict[str, Any]) -> None:
+    """Train, and put the model into `model_cards/NAME` without code; what lay there before goes.
+
+    Raises:
+        ValueError: the weights are larger than `MAX_BYTES`.
+    """
+    command = training_command(name, checkpoint)
+    cpu_seconds = run(command)
+    model, folder = ROOT / RUNS / name / "model", ROOT / CARDS / name
+    size = (model / "model.safetensors").stat().st_size
+    if size >= MAX_BYTES:
+        raise ValueError(f"the weights of {name} have {size} bytes, of {MAX_BYTES} allowed. Make the model smaller.")
+    found = json.loads((ROOT / RUNS / name / RESULTS_FILE).read_text(encoding="utf-8"))
+    best = found.get("best_step", found["step"])
+    score = _LOSSES[checkpoint["script"]]
+    before, after = (item["losses"][score] for item in found["evaluations"] if item["step"] in (0, best))
+    config = f"training/configs/{checkpoint['config']}.yaml"
+    settings = yaml.safe_load((ROOT / config).read_text(encoding="utf-8"))
+    partial = folder.with_name(f"{name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    (partial / "results").mkdir(parents=True)
+    for file in MODEL_FILES:
+        shutil.copyfile(model / file, partial / file)
+    write_json(
+        partial / "results" / "training.json",
+        {
+            "command": command,
+            "config": config,
+            "settings": settings,
+            "steps": found["step"],
+            "best_step": best,
+            "validation": {"score": score, "before": before, "after": after},
+            "cpu_seconds": round(cpu_seconds, 1),
+            "versions": library_versions(),
+            "hardware": {**describe_hardware(), "num_threads": 1},
+        },
+    )
+    publish_folder(partial, folder)
+
+
+def evaluate(name: str, checkpoint: dict[str, Any]) -> None:
+    """Run the evaluations of a checkpoint, and keep their JSON files."""
+    results = ROOT / CARDS / name / "results"
+    for old in results.glob("*.json"):
+        if old.stem != "training":
+            old.unlink()
+    with tempfile.TemporaryDirectory(prefix="hf_synlm_checkpoints_") as temporary:
+        for result, command in evaluation_commands(name, checkpoint).items():
+            run(command, "--out", str(Path(temporary) / f"{result}.json"))
+            found = json.loads((Path(temporary) / f"{result}.json").read_text(encoding="utf-8"))
+            # Where the file lay for a moment is no part of what readers repeat.
+            write_json(results / f"{result}.json", {**found, "command": command})
+
+
+def card_facts(name: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """What the card of a checkpoint states, from its results and `model_cards/checkpoints.yaml`.
+
+    Args:
+        name: of the checkpoint.
+        checkpoint: its part of `read_specifications`.
+
+    Returns:
+        Facts for `fill_card`.
+
+    Raises:
+        ValueError: a result is missing.
+    """
+    common, folder = checkpoint["common"], ROOT / CARDS / name
+    rows = [
+        row
+        for result, command in evaluation_commands(name, checkpoint).items()
+        for row in card_rows(
+            load_result(folder / "results" / f"{result}.json"), dataset=common["dataset"], split="test", command=command
+        )
+    ]
+    return {
+        "repo_id": name,
+        "license": common["license"],
+        "language": common["language"],
+        "availability": f"It is the release asset `{name}.tar.gz` of hf_synlm: unpack it where your code runs. The "
+        f"repository of hf_synlm holds the same model, without code, in `model_cards/{name}`; there, `import hf_synlm` "
+        "stands for the code, and `trust_remote_code` is not needed.",
+        "intended_use": common["intended_use"],
+        "training_data": checkpoint["training_data"],
+        "training_procedure": _training_paragraph(name, checkpoint),
+        "results": rows,
+        "not_for": common["not_for"],
+        "limits": f"{common['limits'].strip()}\n{checkpoint['limits'].strip()}".replace("\n\n- ", "\n- "),
+    }
+
+
+def _training_paragraph(name: str, checkpoint: dict[str, Any]) -> str:
+    folder = ROOT / CARDS / name
+    training = json.loads((folder / "results" / "training.json").read_text(encoding="utf-8"))
+    parameters = sum(math.prod(tensor.shape) for tensor in stored_tensors(folder).values())
+    loss, hardware, versions = training["validation"], training["hardware"], training["versions"]
+    return (
+        f"```bash\n{training['command']}\n```\n\n"
+        f"{parameters:,} parameters in float32. {training['steps']} steps, of which step {training['best_step']} is "
+        f"kept; seed {training['settings']['seed']}. Validation {loss['score'].replace('_', ' ')} "
+        f"{loss['before']:.2f} -> {loss['after']:.2f}. {training['cpu_seconds']:.0f} s of CPU time, evaluations and "
+        f"report included, on one thread of {hardware['device_name']}; Python {versions['python']}, torch "
+        f"{versions['torch']}, transformers {versions['transformers']}. `make checkpoints` trains, measures and packs "
+        "all five."
+    )
+
+
+def write_card(name: str, checkpoint: dict[str, Any]) -> None:
+    """Write `card.yaml` and `README.md` of a checkpoint."""
+    folder, facts = ROOT / CARDS / name, card_facts(name, checkpoint)
+    write_text(folder / "card.yaml", facts_text(facts))
+    write_text(folder / "README.md", fill_card(AutoConfig.from_pretrained(folder), facts))
+
+
+def facts_text(facts: dict[str, Any]) -> str:
+    """Facts as YAML, for `synlm export --facts`."""
+    return yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=120)
+
+
+def pack(name: str) -> Path:
+    """Write the self-contained folder of a checkpoint as an archive whose bytes depend on its files alone.
+
+    Args:
+        name: of the checkpoint.
+
+    Returns:
+        The archive.
+    """
+    archive = ROOT / ARCHIVES / f"{name}.tar.gz"
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="hf_synlm_checkpoints_") as temporary:
+        folder = Path(temporary) / name
+        card = ROOT / CARDS / name
+        if synlm(["export", str(card), "--facts", str(card / "card.yaml"), "--out", str(folder)]):
+            raise ValueError(f"{card} could not be exported: see the message above")
+        data = io.BytesIO()
+        with tarfile.open(fileobj=data, mode="w") as tar:
+            for file in sorted(folder.iterdir()):
+                entry = tarfile.TarInfo(f"{name}/{file.name}")
+                entry.size, entry.mode = file.stat().st_size, 0o644
+                tar.addfile(entry, io.BytesIO(file.read_bytes()))
+        partial = archive.with_name(f".{archive.name}.partial")
+        partial.write_bytes(gzip.compress(data.getvalue(), mtime=0))
+        partial.rename(archive)
+    print(f"{archive}: {archive.stat().st_size:,} bytes")
+    return archive
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the script."""
+    specifications = read_specifications()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", help=f"checkpoints to make; default: {', '.join(specifications)}")
+    parser.add_argument("--begin_with", choices=STAGES, default=STAGES[0], help="stage to begin with (default: train)")
+    arguments = parser.parse_args(argv)
+    unknown = sorted(set(arguments.names) - set(specifications))
+    if unknown:
+        parser.error(f"there is no checkpoint {', '.join(unknown)}: {SPECIFICATIONS} has {', '.join(specifications)}")
+    stages = STAGES[STAGES.index(arguments.begin_with) :]
+    for name in arguments.names or specifications:
+        checkpoint = specifications[name]
+        if "train" in stages:
+            train(name, checkpoint)
+        if "evaluate" in stages:
+            evaluate(name, checkpoint)
+        write_card(name, checkpoint)
+        pack(name)
+
+
+if __name__ == "__main__":
+    main()
