@@ -56,7 +56,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_docstrings.py
+	$(BIN)/pydoclint -q hf_synlm training
 
 # Not --quiet, under which warnings do not count. The variable silences a notice of the theme about its successors.
 docs: $(VENV)/.test

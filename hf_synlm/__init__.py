@@ -27,7 +27,7 @@ from .modeling_prpn import PRPNForCausalLM, PRPNForSequenceClassification, PRPNM
 from .modeling_rnng import RNNGForCausalLM, RNNGForSequenceClassification, RNNGModel, RNNGPreTrainedModel
 from .outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.2.0.dev0"
 
 _AUTO_CLASSES: dict[Any, dict[Any, Any]] = {
     GPSTConfig: {

@@ -414,7 +414,7 @@ class TransitionSystem:
                 f"the {self.num_actions} ids of {self.name} with {self.num_labels} labels are 1 to "
                 f"{self.num_actions - 1}, and {PAD} pads at the end only"
             )
-        if previous == FINISH and in_order or (not in_order and num_open == 0 and num_tokens > 0):
+        if (previous == FINISH and in_order) or (not in_order and num_open == 0 and num_tokens > 0):
             return "the sentence is finished"
         if action == SHIFT:
             if inside_word or num_open > 0 or (in_order and num_tokens == 0):

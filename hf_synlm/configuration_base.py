@@ -32,7 +32,7 @@ class SyntacticConfig(PreTrainedConfig):
 
     auto_map: dict | None = None
 
-    def __post_init__(self, **kwargs):
+    def __post_init__(self, **kwargs: Any):
         if self.auto_map is None:
             self.auto_map = self._own_classes()
         self._check_magnitudes()

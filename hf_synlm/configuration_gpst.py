@@ -169,7 +169,7 @@ class GPSTConfig(SyntacticConfig):
             )
         self.check_choices(activation_function=sorted(ACT2FN))
 
-    def _check_sizes(self):
+    def _check_sizes(self) -> None:
         at_least_one = (
             "vocab_size hidden_size num_attention_heads num_type_layers num_token_layers max_position_embeddings "
             "composition_size composition_num_heads composition_intermediate_size num_composition_layers "
@@ -184,7 +184,7 @@ class GPSTConfig(SyntacticConfig):
             self.check_least(1, "intermediate_size")
         self.check_dropout(*(name for name in vars(self) if name.endswith("_dropout")))
 
-    def _check_divisible(self, size: str, parts: str):
+    def _check_divisible(self, size: str, parts: str) -> None:
         if getattr(self, size) % getattr(self, parts):
             raise ValueError(
                 f"{size} {getattr(self, size)} is not a multiple of {parts} {getattr(self, parts)}. "

@@ -94,7 +94,7 @@ class RNNGConfig(SyntacticConfig):
     bos_token_id: int | None = 0
     eos_token_id: int | None = 0
 
-    def __post_init__(self, **kwargs):
+    def __post_init__(self, **kwargs: Any):
         self.nonterminals = list(PTB_NONTERMINALS if self.nonterminals is None else self.nonterminals)
         super().__post_init__(**kwargs)
 

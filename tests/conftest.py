@@ -20,9 +20,9 @@ os.environ.update(
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # These libraries read the environment when they are imported, so it has to be set before.
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import numpy as np
+import pytest
+import torch
 
 torch.set_num_threads(1)
 

@@ -261,7 +261,7 @@ def test_the_recipe_for_pickled_rnngs_works(vocabulary, rnng_checkpoint, tmp_pat
         "rnng.pt",
     )
     recipe = EXTRACTION.split("run\n", 1)[1].rsplit("\nand pass", 1)[0]
-    exec(textwrap.dedent(recipe), {})  # noqa: S102  it is the text that users are told to run
+    exec(textwrap.dedent(recipe), {})
     assert main(["rnng", "--weights", "weights.pt", "--config", "config.json", "--output", "out"]) == 0
     model = AutoModelForCausalLM.from_pretrained("out")
     if vocabulary is PieceVocabulary:

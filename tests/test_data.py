@@ -483,7 +483,7 @@ def stock_gpt2(tmp_path_factory):
     (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
     lines = ["#version: 0.2", *(" ".join(merge) for merge in merges)]
     (folder / "merges.txt").write_text("\n".join(lines), encoding="utf-8")
-    config = {name: "<|endoftext|>" for name in ("bos_token", "eos_token", "unk_token")}
+    config = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": "GPT2Tokenizer"}))
     return folder
 

@@ -40,7 +40,7 @@ def summaries(text):
 
 
 @pytest.mark.parametrize(
-    "data, parameters, expected",
+    ("data", "parameters", "expected"),
     [("sample", "sample.prm", "sample.rsl"), ("bug", "new.prm", "bug.rsl-new"), ("bug", "COLLINS.prm", "bug.rsl-old")],
 )
 def test_output_of_evalb(data, parameters, expected):
@@ -152,7 +152,7 @@ def test_words_of_pieces():
 
 
 @pytest.mark.parametrize(
-    "text, message",
+    ("text", "message"),
     [
         ("DELETE_LABEL TOP\nDELTE_LABEL X", r"prm:2: 'DELTE_LABEL' is no parameter"),
         ("LABELED yes", r"prm:1: .*value of LABELED"),

@@ -28,20 +28,20 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from hf_synlm import GPSTConfig, GPSTForCausalLM, ONLSTMConfig, ONLSTMForCausalLM, RNNGConfig, RNNGForCausalLM  # noqa: E402
-from hf_synlm.data.samples import sample_path  # noqa: E402
-from hf_synlm.data.tokenizers import special_token_ids, train_bpe_tokenizer, train_wordpiece_tokenizer  # noqa: E402
-from hf_synlm.data.vocabulary import word_tokenizer  # noqa: E402
-from hf_synlm.evaluation.glue import GLUE_TASKS, TextTask, glue_task, main_score, task_scores  # noqa: E402
-from hf_synlm.evaluation.results import load_result  # noqa: E402
-from hf_synlm.evaluation.rouge import rouge_scores, sentences_as_lines  # noqa: E402
-from hf_synlm.evaluation.summary import summarize  # noqa: E402
+from hf_synlm import GPSTConfig, GPSTForCausalLM, ONLSTMConfig, ONLSTMForCausalLM, RNNGConfig, RNNGForCausalLM
+from hf_synlm.data.samples import sample_path
+from hf_synlm.data.tokenizers import special_token_ids, train_bpe_tokenizer, train_wordpiece_tokenizer
+from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.evaluation.glue import GLUE_TASKS, TextTask, glue_task, main_score, task_scores
+from hf_synlm.evaluation.results import load_result
+from hf_synlm.evaluation.rouge import rouge_scores, sentences_as_lines
+from hf_synlm.evaluation.summary import summarize
 from hf_synlm.training import example_tables, finetune_glue, finetune_grammar_induction, finetune_summarization
-from hf_synlm.training.arguments import TrainingArguments, parse_arguments  # noqa: E402
-from hf_synlm.training.checkpoints import TrainingState  # noqa: E402
-from hf_synlm.training.example_tables import load_table  # noqa: E402
-from hf_synlm.training.finetuning import CourseArguments, ModelArguments, learning_rates, map_rows, set_steps  # noqa: E402
-from hf_synlm.training.summary_contexts import ContextLayout, SummaryArguments  # noqa: E402
+from hf_synlm.training.arguments import TrainingArguments, parse_arguments
+from hf_synlm.training.checkpoints import TrainingState
+from hf_synlm.training.example_tables import load_table
+from hf_synlm.training.finetuning import CourseArguments, ModelArguments, learning_rates, map_rows, set_steps
+from hf_synlm.training.summary_contexts import ContextLayout, SummaryArguments
 
 SENTENCES = sample_path("raw.train.txt").read_text(encoding="utf-8").splitlines()[:300]
 SENTENCES = [line.strip() for line in SENTENCES if line.strip()]
@@ -294,7 +294,7 @@ def test_a_pair_is_cut_from_its_longer_text() -> None:
 def test_layout_of_glue_and_its_sentences_in_gpst(models: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(models / "gpst")
     sep, cls = tokenizer.sep_token_id, tokenizer.cls_token_id
-    a, b = ([ids for ids in tokenizer([text])["input_ids"]][0] for text in ("the house", "a nation"))
+    a, b = (tokenizer([text])["input_ids"][0] for text in ("the house", "a nation"))
     encode = finetune_glue.encode_texts
     assert encode([["the house"], ["a nation"]], tokenizer, 99)["input_ids"] == [[*a, sep, *b, cls]]
     assert encode([["the house "]], tokenizer, 99)["input_ids"] == [[*a, cls]]

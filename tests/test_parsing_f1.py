@@ -92,7 +92,7 @@ def test_presets():
         "compound-pcfg-corpus": {"min_length": 2, "level": "corpus"},
         "palm": {"sentence_span": "count", "max_length": 40},
     }
-    assert CONVENTIONS == {name: dataclasses.replace(plain, name=name, **own) for name, own in changes.items()}
+    assert {name: dataclasses.replace(plain, name=name, **own) for name, own in changes.items()} == CONVENTIONS
 
 
 def score(predicted, gold, length, **changes):

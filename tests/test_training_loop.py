@@ -523,7 +523,7 @@ def check_complete(output_dir: Path) -> list[int]:
         state = json.loads((folder / checkpoints.STATE_FILE).read_text())
         assert folder.name == f"step_{state['step']}" and state["consumed"] == state["step"]
         with safe_open(folder / "model.safetensors", "pt") as weights:
-            assert all(weights.get_tensor(name).isfinite().all() for name in weights.keys())
+            assert all(weights.get_tensor(name).isfinite().all() for name in weights.keys())  # noqa: SIM118
         for name in ("optimizer.bin", "scheduler.bin", "random_states_0.pkl"):
             torch.load(folder / name, weights_only=False)
         found.append(state["step"])

@@ -132,7 +132,7 @@ def test_wide_beam_is_exact(tiny_gpst_config: Any, surrogate: bool) -> None:
     model = make_model(tiny_gpst_config)
     tokens = [9, 12, 9, 30, 5]
     output = parse(model, tokens, 64)
-    found = dict((actions, score) for score, actions in hypotheses(output))
+    found = {actions: score for score, actions in hypotheses(output)}
     expected = {actions: reference.log_prob(model, tokens, actions) for actions in reference.complete_derivations(5)}
     assert found.keys() == expected.keys() and len(expected) == 14
     for actions, score in expected.items():
@@ -250,7 +250,7 @@ def test_action_beam(model: GPSTForCausalLM) -> None:
     """Wide enough, the asynchronous beam finds all derivations; its scores renormalize forced words."""
     tokens = [9, 12, 9, 30, 5]
     output = parse(model, tokens, 64, synchronous=False)
-    found = dict((actions, score) for score, actions in hypotheses(output))
+    found = {actions: score for score, actions in hypotheses(output)}
     assert found.keys() == set(reference.complete_derivations(5))
     for actions, score in found.items():
         assert score == pytest.approx(reference.log_prob(model, tokens, actions, renormalize=True), abs=1e-4)

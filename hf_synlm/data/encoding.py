@@ -154,7 +154,7 @@ def read_blocks(
             if documents < skip_documents:
                 counts.clear()
             # What follows a row that was cut is the next place where reading can begin.
-            if is_cut or size >= block_characters and (not is_open or size >= 2 * block_characters):
+            if is_cut or (size >= block_characters and (not is_open or size >= 2 * block_characters)):
                 here = {"source": number, "at": source.position(), "documents": documents, "open": is_open}
                 yield take(source, here)
         # Sources may differ in whether their lines are sentences, so a block holds lines of one.

@@ -176,7 +176,7 @@ def stacks_of(actions: Sequence[int], system: str) -> list[list] | None:
     for action in actions:
         opens = [index for index, element in enumerate(stack) if isinstance(element, str)]
         is_nonterminal, after_nonterminal = action >= first_nonterminal, previous >= first_nonterminal
-        if not 1 <= action or previous == first_nonterminal - 1 == 3:
+        if not action >= 1 or previous == first_nonterminal - 1 == 3:
             return None
         if is_nonterminal and system == "in_order":
             if not stack or after_nonterminal:
