@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hf_synlm.trees import brackets_to_tree, tree_to_spans
+from hf_synlm.viz import tree_to_text
 from tests.documentation import ROOT, blocks, check_command, commands, make_inputs, run_page
 
 DOCS = ROOT / "docs"
@@ -33,7 +35,7 @@ def test_code_of_a_page_runs(
     run_page(page)
     printed = capsys.readouterr().out
     code = "".join(block["code"] for block in blocks(page, "python"))
-    for promised in re.findall(r"^print\(.*# (\[.*\])$", code, re.M):
+    for promised in re.findall(r"^print\(.*# (?:.*: )?(\[.*\])$", code, re.M):
         assert promised in printed, f"{name(page)} promises {promised}"
 
 
@@ -45,7 +47,19 @@ def test_architectures_are_known_where_models_are_loaded(page: Path):
     assert not loads or re.search(r"^(import|from) hf_synlm\b", before, re.M)
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=name)
-def test_commands_of_a_page_exist(page: Path):
-    for line in commands(page):
-        check_command(line)
+def test_commands_exist():
+    for page in WITH_CODE:
+        for line in commands(page):
+            check_command(line)
+
+
+def test_named_tests_exist():
+    named = set(re.findall(r"`(test_\w+)`", (DOCS / "support.md").read_text(encoding="utf-8")))
+    assert named and not {name for name in named if not (ROOT / "tests" / f"{name}.py").is_file()}
+
+
+def test_drawing_is_what_the_code_prints():
+    tree, words = brackets_to_tree("((fruit flies) (like (a banana)))")
+    drawing = tree_to_text(words, tree_to_spans(tree))
+    shown = "\n".join(block["code"] for block in blocks(DOCS / "getting-started.md", "text"))
+    assert all(line.strip() in shown for line in drawing.splitlines())
