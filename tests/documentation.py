@@ -21,6 +21,7 @@ import typer
 
 from hf_synlm.cli.app import app, main
 from hf_synlm.data.samples import sample_path
+from tests.test_syntaxgym import suite_data
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"(?P<marker><!-- not run: [^\n]+ -->\n)?```(?P<kind>\w+)\n(?P<code>.*?)^```$", re.M | re.S)
@@ -128,21 +129,4 @@ def make_inputs(folder: Path) -> None:
     pair = {"sentence_good": "We agree.", "sentence_bad": "Agree we.", "UID": "order", "linguistics_term": "word_order"}
     (folder / "blimp" / "order.jsonl").write_text(json.dumps(pair) + "\n", encoding="utf-8")
     (folder / "suites").mkdir()
-    (folder / "suites" / "number.json").write_text(json.dumps(_suite()), encoding="utf-8")
-
-
-def _suite() -> dict[str, Any]:
-    """A suite of one item in SyntaxGym's format."""
-    conditions = [
-        {
-            "condition_name": name,
-            "regions": [{"region_number": 1, "content": "the people"}, {"region_number": 2, "content": verb}],
-        }
-        for name, verb in (("match", "agree ."), ("mismatch", "agrees ."))
-    ]
-    return {
-        "meta": {"name": "number", "metric": "sum"},
-        "region_meta": {"1": "subject", "2": "verb"},
-        "predictions": [{"type": "formula", "formula": "(2;%match%) < (2;%mismatch%)"}],
-        "items": [{"item_number": 1, "conditions": conditions}],
-    }
+    (folder / "suites" / "number.json").write_text(json.dumps(suite_data()), encoding="utf-8")

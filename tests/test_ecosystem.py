@@ -38,44 +38,71 @@ def model(config):
     return GPSTForCausalLM(config).eval()
 
 
-@pytest.fixture(scope="module")
-def own_scores(model, tokenizer):
-    """Stepwise log-probability of each sentence as `parse` computes it."""
-    totals = []
-    for sentence in SENTENCES:
-        ids = torch.tensor([tokenizer(sentence)["input_ids"]])
-        totals.append(model.parse(ids, stepwise=True).stepwise_log_probs.sum().item())
-    return totals
+def rnng(pieces: bool):
+    """An RNNG over words or over word pieces, and its tokenizer."""
+    lines = [line.split() for line in sample_path("raw.valid.txt").read_text(encoding="utf-8").split("\n") if line]
+    if pieces:
+        tokenizer = subword_tokenizer(lines, 300)
+    else:
+        tokenizer = word_tokenizer(lines, unknown="berkeley", min_count=2)
+    torch.manual_seed(0)
+    config = RNNGConfig(
+        vocab_size=len(tokenizer),
+        embedding_size=8,
+        hidden_size=10,
+        nonterminals=["NP", "S", "VP"],
+        subwords=pieces,
+        scoring_num_beams=4,
+        action_beam_size=12,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    model = RNNGForCausalLM(config).eval()
+    if pieces:
+        model.model.word_final.copy_(torch.tensor(word_final_ids(tokenizer)))
+    return model, tokenizer
+
+
+@pytest.fixture(scope="module", params=["GPST", "RNNG of words", "RNNG of pieces"])
+def scored(request, model, tokenizer):
+    """A model, its tokenizer, and the stepwise log-probability of each sentence as `parse` computes it."""
+    own = (model, tokenizer) if request.param == "GPST" else rnng(request.param == "RNNG of pieces")
+    rows = [torch.tensor([own[1](sentence)["input_ids"]]) for sentence in SENTENCES]
+    return *own, [own[0].parse(ids, stepwise=True).stepwise_log_probs.sum().item() for ids in rows]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_lm_eval_agrees_with_parse(model, tokenizer, own_scores, batch_size):
+def test_lm_eval_agrees_with_parse(scored, batch_size):
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
+    model, tokenizer, totals = scored
     lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
-    assert lm.max_length == model.config.max_position_embeddings
     requests = [Instance("loglikelihood", {}, ("", sentence), x) for x, sentence in enumerate(SENTENCES)]
-    assert [score for score, _ in lm.loglikelihood(requests)] == pytest.approx(own_scores, abs=1e-3)
+    assert [score for score, _ in lm.loglikelihood(requests)] == pytest.approx(totals, abs=1e-3)
     rolling = [Instance("loglikelihood_rolling", {}, (sentence,), x) for x, sentence in enumerate(SENTENCES)]
-    assert lm.loglikelihood_rolling(rolling) == pytest.approx(own_scores, abs=1e-3)
-    longer = Instance("loglikelihood_rolling", {}, (" ".join(SENTENCES * 3),), 0)
-    assert lm.loglikelihood_rolling([longer])[0] < min(own_scores)  # in windows of the whole context
+    assert lm.loglikelihood_rolling(rolling) == pytest.approx(totals, abs=1e-3)
+    if isinstance(model, GPSTForCausalLM):
+        assert lm.max_length == model.config.max_position_embeddings
+        longer = Instance("loglikelihood_rolling", {}, (" ".join(SENTENCES * 3),), 0)
+        assert lm.loglikelihood_rolling([longer])[0] < min(totals)  # in windows of the whole context
 
 
-def test_minicons_agrees_with_parse(model, tokenizer, own_scores):
+def test_minicons_agrees_with_parse(scored):
+    model, tokenizer, totals = scored
     scorer = importlib.import_module("minicons.scorer").IncrementalLMScorer(model, "cpu", tokenizer=tokenizer)
     scores = scorer.sequence_score(SENTENCES, reduction=lambda x: x.sum(0).item(), bos_token=True)
-    assert scores == pytest.approx(own_scores, abs=1e-3)
+    assert scores == pytest.approx(totals, abs=1e-3)
 
 
-def test_text_generation_pipeline(model, tokenizer):
-    generator = pipeline("text-generation", model=model, tokenizer=tokenizer)
+def test_text_generation_pipeline(scored):
+    generator = pipeline("text-generation", model=scored[0], tokenizer=scored[1])
     (single,) = generator("The state of", max_new_tokens=4, do_sample=False)
     assert single["generated_text"].startswith("The state of")
-    batch = generator(["The state", "We"], max_new_tokens=4, do_sample=False, batch_size=2, num_beams=3)
+    together = generator(["The state", "We"], max_new_tokens=4, do_sample=False, batch_size=2, num_beams=3)
     alone = generator("We", max_new_tokens=4, do_sample=False, num_beams=3)
-    assert batch[1][0]["generated_text"] == alone[0]["generated_text"]
+    assert together[1][0]["generated_text"] == alone[0]["generated_text"]
 
 
 def test_text_classification_pipeline(config, tokenizer):
@@ -135,65 +162,6 @@ def test_trainer_trains(model, config, tokenizer, tmp_path):
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     assert trainer.evaluate()["eval_loss"] < before
-
-
-# --------------------------------------------------------------------------------------------------------------- RNNG
-@pytest.fixture(scope="module", params=["words", "pieces"])
-def rnng(request):
-    """A model, its tokenizer, and the log-probability of each sentence as `parse` computes it."""
-    lines = [line.split() for line in sample_path("raw.valid.txt").read_text(encoding="utf-8").split("\n") if line]
-    pieces = request.param == "pieces"
-    if pieces:
-        tokenizer = subword_tokenizer(lines, 300)
-    else:
-        tokenizer = word_tokenizer(lines, unknown="berkeley", min_count=2)
-    torch.manual_seed(0)
-    config = RNNGConfig(
-        vocab_size=len(tokenizer),
-        embedding_size=8,
-        hidden_size=10,
-        nonterminals=["NP", "S", "VP"],
-        subwords=pieces,
-        scoring_num_beams=4,
-        action_beam_size=12,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    model = RNNGForCausalLM(config).eval()
-    if pieces:
-        model.model.word_final.copy_(torch.tensor(word_final_ids(tokenizer)))
-    rows = [torch.tensor([tokenizer(sentence)["input_ids"]]) for sentence in SENTENCES]
-    totals = [model.parse(ids, stepwise=True).stepwise_log_probs.sum().item() for ids in rows]
-    return model, tokenizer, totals
-
-
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_lm_eval_agrees_with_parse_of_rnng(rnng, batch_size):
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
-
-    model, tokenizer, totals = rnng
-    lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
-    requests = [Instance("loglikelihood", {}, ("", sentence), x) for x, sentence in enumerate(SENTENCES)]
-    assert [score for score, _ in lm.loglikelihood(requests)] == pytest.approx(totals, abs=1e-3)
-    rolling = [Instance("loglikelihood_rolling", {}, (sentence,), x) for x, sentence in enumerate(SENTENCES)]
-    assert lm.loglikelihood_rolling(rolling) == pytest.approx(totals, abs=1e-3)
-
-
-def test_minicons_agrees_with_parse_of_rnng(rnng):
-    model, tokenizer, totals = rnng
-    scorer = importlib.import_module("minicons.scorer").IncrementalLMScorer(model, "cpu", tokenizer=tokenizer)
-    scores = scorer.sequence_score(SENTENCES, reduction=lambda x: x.sum(0).item(), bos_token=True)
-    assert scores == pytest.approx(totals, abs=1e-3)
-
-
-def test_text_generation_pipeline_of_rnng(rnng):
-    model, tokenizer, _ = rnng
-    generator = pipeline("text-generation", model=model, tokenizer=tokenizer)
-    together = generator(["The state", "We"], max_new_tokens=4, do_sample=False, batch_size=2, num_beams=3)
-    alone = generator("We", max_new_tokens=4, do_sample=False, num_beams=3)
-    assert together[1][0]["generated_text"] == alone[0]["generated_text"]
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,9 @@ def test_layers_of_gpt2_stay_as_they_are(tmp_path: Any) -> None:
     model = build("gpst")
     model.save_pretrained(tmp_path)
     small = type(model).from_pretrained(tmp_path, quantization_config=TorchAoConfig(Int8WeightOnlyConfig()))
-    for key, value in small.named_parameters():
-        if "c_attn.weight" in key or "c_proj.weight" in key or "c_fc.weight" in key:
-            assert type(value) is nn.Parameter and value.is_floating_point()
+    transposed = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+    layers = [value for key, value in small.named_parameters() if key.endswith(transposed)]
+    assert layers and all(type(layer) is nn.Parameter and layer.is_floating_point() for layer in layers)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
