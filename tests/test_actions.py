@@ -25,7 +25,8 @@ from hf_synlm.actions import (
     spans_to_actions,
 )
 from hf_synlm.data.treebank import parse_treebank
-from hf_synlm.trees import left_branching, random_tree, right_branching
+from hf_synlm.evaluation.baseline_trees import left_branching, random_tree
+from hf_synlm.trees import right_branching
 from tests.reference.trees import (
     actions_of,
     all_binary_trees,

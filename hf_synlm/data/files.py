@@ -42,12 +42,22 @@ def write_bytes(path: PathLike, data: bytes) -> None:
 
 
 def write_text(path: PathLike, text: str) -> None:
-    """Write a UTF-8 text file atomically, line ends as they are; see `write_bytes`."""
+    """Write a UTF-8 text file atomically, line ends as they are; see `write_bytes`.
+
+    Args:
+        path: the file.
+        text: its content.
+    """
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: PathLike, value: Any) -> None:
-    """Write indented JSON with sorted keys atomically; equal values give equal bytes. See `write_bytes`."""
+    """Write indented JSON with sorted keys atomically; equal values give equal bytes. See `write_bytes`.
+
+    Args:
+        path: the file.
+        value: its content.
+    """
     write_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
@@ -74,7 +84,12 @@ def folder_writer(folder: PathLike) -> Iterator[Path]:
 
 
 def publish_folder(partial: Path, folder: Path) -> None:
-    """Give a complete folder its final name, once its files are on the disk; an older folder of that name goes."""
+    """Give a complete folder its final name, once its files are on the disk; an older folder of that name goes.
+
+    Args:
+        partial: the complete folder, beside the final one.
+        folder: its final name.
+    """
     for path in (*partial.rglob("*"), partial):
         handle = os.open(path, os.O_RDONLY)
         try:
