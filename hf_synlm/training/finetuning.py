@@ -255,7 +255,8 @@ def fine_tune(
     accelerator, arguments = run.accelerator, run.arguments
     config = accelerator.unwrap_model(run.model).config
     settings = {
-        **course_settings(arguments, config, examples.fingerprint(), accelerator, tokenizer),
+        **course_settings(arguments, config, accelerator, tokenizer),
+        "training_data": examples.fingerprint(),
         "learning_rates": [group["initial_lr"] for group in run.optimizer.param_groups],
         "patience": course.early_stopping_patience,
         "evaluation_steps": arguments.evaluation_steps,

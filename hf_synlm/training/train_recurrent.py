@@ -304,7 +304,8 @@ def run_settings(
     """What a resumed run must have in common with its first part."""
     names = "batching bptt variable_bptt max_batch_tokens batch_group_size".split()
     return {
-        **course_settings(arguments, config, stream_fingerprint(streams.train), accelerator, tokenizer),
+        **course_settings(arguments, config, accelerator, tokenizer),
+        "training_data": stream_fingerprint(streams.train),
         **schedule_settings(schedule),
         **{name: getattr(data, name) for name in names},
         "validation": stream_fingerprint(streams.validation),

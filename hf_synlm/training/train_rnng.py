@@ -424,8 +424,9 @@ def main(argv: list[str] | None = None) -> None:
         accumulation = arguments.gradient_accumulation_steps
         arguments.limit_steps(steps_of_epochs(sampler, epochs, accumulation) if epochs else None)
         accelerator.print(f"{arguments.max_train_steps:,} steps")
-        settings = course_settings(arguments, model.config, trees.train.fingerprint(), accelerator, tokenizer)
+        settings = course_settings(arguments, model.config, accelerator, tokenizer)
         settings.update(
+            training_data=trees.train.fingerprint(),
             max_batch_actions=data.max_batch_actions,
             batch_group_size=data.batch_group_size,
             patience=course.early_stopping_patience,
