@@ -61,7 +61,7 @@ def wanted_states(config: PreTrainedConfig, output_hidden_states: HiddenStateCho
 
 
 def wants_attentions(config: PreTrainedConfig, output_attentions: bool | None) -> bool:
-    """Whether a caller wants attention weights; where the argument is None, the configuration says."""
+    """Whether a caller wants attention weights: `output_attentions`, or the field of `config` where that is None."""
     return bool(config.output_attentions if output_attentions is None else output_attentions)
 
 
@@ -90,7 +90,7 @@ def refuse_layer_outputs(
 
 
 def kept_states(states: Sequence[Tensor], wanted: frozenset[int]) -> tuple[Tensor | None, ...] | None:
-    """The tuple of hidden states, with None at the places that the caller does not want; None if it wants none."""
+    """The tuple of hidden `states`, with None at the places that are not `wanted`; None if no place is."""
     return tuple(state if place in wanted else None for place, state in enumerate(states)) if wanted else None
 
 

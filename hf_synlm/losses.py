@@ -41,7 +41,7 @@ def to_shares(counts: Mapping[str, int], totals: Mapping[str, int]) -> dict[str,
 
 
 def share_of(loss_shares: Mapping[str, float] | None, name: str) -> float:
-    """Factor of a part of the loss: its share; 1 for a whole batch, and for parts that are sums instead of means."""
+    """Share of the part `name` in `loss_shares`; 1 for a whole batch, and for parts that are sums instead of means."""
     return 1.0 if loss_shares is None else loss_shares.get(name, 1.0)
 
 

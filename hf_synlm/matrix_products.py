@@ -135,7 +135,7 @@ def without_autocast(device_type: str) -> AbstractContextManager:
 
 
 def uses_onednn(weight: Tensor) -> bool:
-    """Whether products with this matrix run on oneDNN."""
+    """Whether products with the matrix `weight` run on oneDNN."""
     # The kernels cannot be traced: compiled and exported code uses the ordinary products.
     if torch.compiler.is_compiling():
         return False

@@ -45,7 +45,7 @@ def attended_tokens(
 
 
 def between_padding(input_ids: Tensor, pad_token_id: int) -> Tensor:
-    """Boolean mask [B, T], False at the runs of padding at both ends of a row."""
+    """Mask [B, T] of `input_ids`, False at the runs of `pad_token_id` at both ends of a row."""
     word = (input_ids != pad_token_id).long()
     return (word.flip(1).cummax(1).values.flip(1) * word.cummax(1).values).bool()
 
