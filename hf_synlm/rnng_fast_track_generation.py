@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .actions import SHIFT
+from .rnng_actions import SHIFT
 from .rnng_fast_track import FastTrackSearch, Limits, Reached
 from .rnng_stack_machine import Phase
 from .search_proposals import NEGLIGIBLE, Process, draw_index

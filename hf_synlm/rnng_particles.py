@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .actions import SHIFT
+from .rnng_actions import SHIFT
 from .rnng_fast_track import FastTrackSearch, Reached
 from .rnng_stack_machine import Phase, RNNGStackMachine
 from .search_state import NEG_INF, Candidates, SearchState

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import GPT2Tokenizer, PreTrainedTokenizerFast
 
-from hf_synlm.actions import FINISH, REDUCE, SHIFT, TransitionSystem
 from hf_synlm.data.collate import (
     collate_contexts,
     collate_trees,
@@ -33,6 +32,7 @@ from hf_synlm.data.tokenizers import (
 )
 from hf_synlm.data.treebank import PUNCTUATION_TAGS, WORD_TAGS, clean_label, parse_treebank, read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.rnng_actions import FINISH, REDUCE, SHIFT, TransitionSystem
 from hf_synlm.trees import spans_to_tree, tree_to_spans, validate_spans
 
 # Treebank

@@ -21,7 +21,7 @@ from transformers import (
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
 from hf_synlm import RNNGForCausalLM
-from hf_synlm.actions import TransitionSystem
+from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.rnng_fast_track import FastTrackSearch
 from hf_synlm.search_state import SyntacticCache
 from tests.reference.rnng_search import CONTINUE, EITHER, END, SHIFT, Actions, Grammar, log_sum_exp

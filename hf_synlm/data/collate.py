@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hf_synlm.actions import PAD
+from hf_synlm.rnng_actions import PAD
 
 LABEL_PADDING = -100
 

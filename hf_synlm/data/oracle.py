@@ -5,9 +5,9 @@ from typing import TypedDict
 
 from transformers import PreTrainedTokenizerBase
 
-from hf_synlm.actions import TransitionSystem
 from hf_synlm.data.collate import check_words, word_ends_from_offsets
 from hf_synlm.data.treebank import TreebankSentence
+from hf_synlm.rnng_actions import TransitionSystem
 
 
 class EncodedTree(TypedDict):
