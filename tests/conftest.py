@@ -31,7 +31,10 @@ with torch.device("meta"):
     torch.empty(1)
 
 LOOPBACK = ("127.", "::1", "localhost", "0.0.0.0")
-FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+POISONS: dict[torch.dtype, float] = {
+    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32, torch.float64), float("nan")),
+    **{dtype: torch.iinfo(dtype).min for dtype in (torch.int32, torch.int64)},
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -79,24 +82,28 @@ def seed() -> None:
 
 @pytest.fixture(autouse=True)
 def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill what `torch.empty` and its relatives return with NaN, so that reading it before writing is seen.
+    """Fill what `torch.empty` and its relatives return with NaN, integers with the smallest one.
 
-    Fresh memory is mostly zeros in a short test process, which hides exactly this mistake.
+    So reading a value before it is written shows. Fresh memory is mostly zeros in a short test process, which hides
+    exactly this mistake.
     """
 
     def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def call(*args: Any, **kwargs: Any) -> torch.Tensor:
             tensor = make(*args, **kwargs)
-            if tensor.dtype in FLOAT_DTYPES and tensor.device.type != "meta":
+            if tensor.dtype in POISONS and tensor.device.type != "meta":
                 with torch.no_grad():
-                    tensor.fill_(float("nan"))
+                    tensor.fill_(POISONS[tensor.dtype])
             return tensor
 
         return call
 
-    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
-    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
-    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
+    for owner, names in (
+        (torch, ("empty", "empty_like", "empty_strided", "empty_permuted")),
+        (torch.Tensor, ("new_empty", "new_empty_strided")),
+    ):
+        for name in names:
+            monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
 
 
 @pytest.fixture
