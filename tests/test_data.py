@@ -20,7 +20,7 @@ from hf_synlm.data.collate import (
     word_ends_from_offsets,
     word_ends_from_word_ids,
 )
-from hf_synlm.data.oracle import encode_tree, encode_trees, label_inventory
+from hf_synlm.data.gold_trees import encode_tree, encode_trees, label_inventory
 from hf_synlm.data.samples import SAMPLE_NAMES, sample_path
 from hf_synlm.data.text import read_lines, split_sentences
 from hf_synlm.data.tokenizers import (

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.actions import PAD
+from hf_synlm.trees import check_words
 
 LABEL_PADDING = -100
 
@@ -73,7 +74,7 @@ def collate_trees(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict
     A is the number of actions of the longest sequence in the batch.
 
     Args:
-        batch: per sentence the mapping of `hf_synlm.data.oracle.encode_tree`: `input_ids` (at least one token),
+        batch: per sentence the mapping of `hf_synlm.data.gold_trees.encode_tree`: `input_ids` (at least one token),
             `actions` (at least one) and `word_ends` (as many as tokens); other keys are left out.
         pad_token_id: id that fills `input_ids`.
 
@@ -170,17 +171,3 @@ def encode_words(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> tu
     # Sentences may be longer than the tokenizer expects its inputs to be, so its warning is out of place here.
     encoding = tokenizer(" ".join(words), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     return list(encoding["input_ids"]), word_ends_from_offsets(encoding["offset_mapping"], words)
-
-
-def check_words(words: Sequence[str]) -> None:
-    """Check that a sentence can be written as its words with single spaces between them.
-
-    Args:
-        words: the words of a sentence.
-
-    Raises:
-        ValueError: a word is empty or holds white space.
-    """
-    for index, word in enumerate(words):
-        if not word or any(map(str.isspace, word)):
-            raise ValueError(f"word {index} is {word!r}: words must be non-empty and free of white space")
