@@ -61,6 +61,30 @@ def write_json(path: PathLike, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
+def read_json(path: PathLike, remedy: str) -> dict[str, Any]:
+    """Read a file that contains one JSON object.
+
+    Args:
+        path: the file.
+        remedy: what the user can do if it cannot be read.
+
+    Returns:
+        The object.
+
+    Raises:
+        ValueError: the file is missing, or contains something else.
+    """
+    try:
+        value = json.loads(Path(path).read_bytes())
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing. {remedy}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}). {remedy}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is damaged (not a JSON object). {remedy}")
+    return value
+
+
 @contextmanager
 def folder_writer(folder: PathLike) -> Iterator[Path]:
     """Fill a folder under a temporary name, and give it its name when the block ends without an exception.

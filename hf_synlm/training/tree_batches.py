@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_synlm.configuration_rnng import RNNGConfig
 from hf_synlm.data.collate import collate_trees
-from hf_synlm.data.oracle import encode_trees
+from hf_synlm.data.gold_trees import encode_trees
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import UNKNOWN_RULES, subword_tokenizer, word_tokenizer

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hf_synlm import RNNGConfig, RNNGForCausalLM
 from hf_synlm.data.collate import collate_trees
-from hf_synlm.data.oracle import encode_trees, label_inventory
+from hf_synlm.data.gold_trees import encode_trees, label_inventory
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
