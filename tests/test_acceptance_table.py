@@ -40,9 +40,9 @@ class Row(NamedTuple):
 
 _HUB, _ECO, _RECURRENT = "test_hub_roundtrip::", "test_ecosystem::", "test_recurrent_models::"
 _GPST, _RNNG = "test_modeling_gpst::", "test_modeling_rnng::"
-_SEARCH_GPST, _SEARCH_RNNG = "test_word_beam_search::", "test_search_rnng::"
+_SEARCH_GPST, _SEARCH_RNNG = "test_search_words::", "test_search_rnng::"
 _GEN_GPST, _GEN_RNNG, _GEN = "test_generation_gpst::", "test_generation_rnng::", "test_recurrent_models::TestGenerate::"
-_LAYERS, _COMPILE = "test_layer_outputs::", "test_compile_export::"
+_LAYERS, _COMPILE = "test_hidden_states::", "test_compile_export::"
 _SHARED_CODE = "no: exported by the same code as GPST, which is tested; the folder is verified for this architecture"
 _STOCK = "no: the stock decoding loop on exact next-token log-probabilities; there is no search of its own"
 
@@ -103,7 +103,7 @@ ROWS = (
     ),
     Row(
         "device_map",
-        ("test_device_map::test_one_device", "test_device_map::test_offloading_is_an_error"),
+        ("test_module_tools::test_one_device", "test_module_tools::test_offloading_is_an_error"),
     ),
     Row("tied weights", ("transformers:test_tied_weights_keys", "transformers:test_load_save_without_tied_weights")),
     Row(
@@ -268,7 +268,7 @@ ROWS = (
         (_RNNG + "test_labels_mask_the_word_loss_only",),
         (_RECURRENT + "test_labels_choose_what_counts",),
     ),
-    Row("accumulated gradients", ("test_loss_shares::test_pieces_add_up_to_the_whole_batch",)),
+    Row("accumulated gradients", ("test_losses::test_pieces_add_up_to_the_whole_batch",)),
     Row(
         "gradient checkpointing",
         (),
@@ -363,7 +363,7 @@ ROWS = (
     ),
     Row(
         "what is not supported says so",
-        (_LAYERS + "test_unknown_arguments_are_errors", "test_device_map::test_offloading_is_an_error"),
+        (_LAYERS + "test_unknown_arguments_are_errors", "test_module_tools::test_offloading_is_an_error"),
         (_GEN_GPST + "test_batch_generation_is_refused", _LAYERS + "test_a_search_has_no_states_of_layers"),
         (_GEN_RNNG + "test_unsupported_options_are_refused", _LAYERS + "test_a_search_has_no_states_of_layers"),
         (_GEN + "test_options_without_effect_are_errors",),
