@@ -95,7 +95,7 @@ class ActionDecoder(JointDecoder):
             end tokens); and which of the first are among the best K of both [B, M].
         """
         state, search, ends = self.state, self.search, self.search.eos_token_ids
-        log_probs = search.adapter.action_log_probs(state.pool, state.nodes, state.num_tokens, None, renormalize=True)
+        log_probs = search.machine.action_log_probs(state.pool, state.nodes, state.num_tokens, None, renormalize=True)
         words, model_words = self._word_scores()
         size, base = words.shape[2], (state.scores + log_probs[..., GEN])[..., None]
         comp, num_gen = state.scores + log_probs[..., COMP], words[0].numel()
@@ -125,8 +125,8 @@ class ActionDecoder(JointDecoder):
 
     def _word_scores(self) -> tuple[Tensor, Tensor]:
         """Word scores under the processors and those of the model [B, R, V]; end tokens only after one tree."""
-        state, search, adapter = self.state, self.search, self.search.adapter
-        complete = adapter.is_complete(state.pool, state.nodes)
+        state, search, machine = self.state, self.search, self.search.machine
+        complete = machine.is_complete(state.pool, state.nodes)
         words = model_words = search.word_log_probs(state, state.nodes)
         if len(self.processors):
             for own, ids in self._by_length(state.scores > NEG_INF):

@@ -164,7 +164,7 @@ class JointDecoder:
         state, text = start_state(prompt_search, ids, mask, context, model.config.bos_token_id)
         longest = int((state.pool.num_context + text.present.sum(1)).max()) if text.lengths else 0
         check_length(
-            prompt_search.adapter,
+            prompt_search.machine,
             longest + config.max_length - self.prompt_length,
             "Prompt and generated text",
             "Shorten the prompt or lower max_new_tokens (max_length).",

@@ -86,11 +86,11 @@ class SyntacticGenerateBeamOutput(GenerateBeamDecoderOnlyOutput):
 class SyntacticGenerationMixin(GenerationMixin):
     """`generate`, the marginal `forward` and the search of a syntactic language model.
 
-    The class that inherits it sets `search_adapter_class` (see `word_beam_search`), and its config has
+    The class that inherits it sets `stack_machine_class` (see `word_beam_search`), and its config has
     `scoring_num_beams`, `bos_token_id` and `vocab_size`.
     """
 
-    search_adapter_class: Any = None
+    stack_machine_class: Any = None
     generation_options = SYNTACTIC_GENERATION_DEFAULTS
     _is_stateful = True
 
@@ -105,7 +105,7 @@ class SyntacticGenerationMixin(GenerationMixin):
             renormalize: Forbid structural actions before the softmax over actions instead of after it.
         """
         width = self.config.scoring_num_beams if num_beams is None else num_beams
-        return WordBeamSearch(self.search_adapter_class(self), width, eos_token_ids, renormalize)
+        return WordBeamSearch(self.stack_machine_class(self), width, eos_token_ids, renormalize)
 
     def decoding_searches(self, config: GenerationConfig, renormalize: bool) -> tuple[Any, Any]:
         """The search that reads prompts, and the one that generates.
@@ -357,7 +357,7 @@ class SyntacticGenerationMixin(GenerationMixin):
         begins = first_token_mask(input_ids, mask, self.config.bos_token_id)
         longest = int((mask.sum(1) - begins.sum(1)).max())
         check_length(
-            self.word_search().adapter,
+            self.word_search().machine,
             longest + kwargs["generation_config"].max_length - input_ids.shape[1],
             "Prompt and generated text",
             "Shorten the prompt or lower max_new_tokens (max_length).",
@@ -404,13 +404,13 @@ class SyntacticGenerationMixin(GenerationMixin):
         sequences, scores, nodes = finished.best(count)
         if not config.return_dict_in_generate:
             return sequences
-        spans, labels = decoder.search.adapter.trees(nodes)
+        spans, labels = decoder.search.machine.trees(nodes)
         output_class = SyntacticGenerateOutput if config.num_beams == 1 else SyntacticGenerateBeamOutput
         return output_class(
             sequences=sequences,
             sequences_scores=scores,
             scores=decoder.scores if config.output_scores else None,
-            actions=nodes.action.squeeze(1).clamp(min=decoder.search.adapter.pad_action),
+            actions=nodes.action.squeeze(1).clamp(min=decoder.search.machine.pad_action),
             spans=[row[0] for row in spans],
             labels=None if labels is None else [row[0] for row in labels],
         )

@@ -1,7 +1,7 @@
-"""What `output_hidden_states` and `output_attentions` of a `forward` ask for; nothing is kept unless they do.
+"""The arguments `output_hidden_states` and `output_attentions` of `forward`.
 
-Both default to the fields of the same names in the configuration, as in transformers. Hidden states come as one tuple:
-the embeddings, then the output of every layer. Shapes: B sentences, T columns, X features.
+Both default to the fields of the same names in the configuration, as in transformers. Hidden states are one tuple: the
+embeddings, then the output of every layer. Shapes: B sentences, T columns, X features.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,16 +13,15 @@ from transformers import PreTrainedConfig
 
 from .token_batch import after_columns
 
-# What `output_hidden_states` may be: yes or no, or which entries of the tuple.
+# Values of `output_hidden_states`: yes or no, or which entries of the tuple.
 HiddenStateChoice = bool | int | Sequence[int] | None
 
 
 def asked_of_layers(more: Mapping[str, Any]) -> dict[str, Any]:
-    """What `**kwargs` of a `forward` ask of the layers.
+    """Take `output_hidden_states` and `output_attentions` from the `**kwargs` of a `forward`.
 
     Args:
-        more: arguments without a name of their own. What is None counts as not given: wrappers pass on everything that
-            they know of.
+        more: the `**kwargs`. A value of None counts as not given: wrappers pass on all arguments that they know.
 
     Returns:
         `output_hidden_states` and `output_attentions`.
@@ -38,15 +37,15 @@ def asked_of_layers(more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def wanted_states(config: PreTrainedConfig, output_hidden_states: HiddenStateChoice, num_states: int) -> frozenset[int]:
-    """Which hidden states a caller asks for.
+    """Which hidden states a caller wants.
 
     Args:
-        config: its `output_hidden_states` counts where the argument is None.
+        config: gives the value where the argument is None.
         output_hidden_states: True = all, False = none; or places in the tuple, negative ones from its end.
-        num_states: how many there are.
+        num_states: length of the tuple.
 
     Returns:
-        Places, none of them negative; empty = nothing is asked for.
+        Places from 0 on; empty = none.
 
     Raises:
         ValueError: for places that do not exist.
@@ -57,20 +56,12 @@ def wanted_states(config: PreTrainedConfig, output_hidden_states: HiddenStateCho
     places = [choice] if isinstance(choice, int) else list(choice)
     wrong = [place for place in places if not -num_states <= place < num_states]
     if wrong:
-        raise ValueError(f"output_hidden_states: there is no entry {wrong[0]}; this model has {num_states} of them.")
+        raise ValueError(f"output_hidden_states: no entry {wrong[0]}; this model has {num_states} entries.")
     return frozenset(place % num_states for place in places)
 
 
 def wants_attentions(config: PreTrainedConfig, output_attentions: bool | None) -> bool:
-    """Whether a caller asks for attention weights.
-
-    Args:
-        config: its `output_attentions` counts where the argument is None.
-        output_attentions: the argument.
-
-    Returns:
-        The answer.
-    """
+    """Whether a caller wants attention weights: `output_attentions`, or the field of `config` where that is None."""
     return bool(config.output_attentions if output_attentions is None else output_attentions)
 
 
@@ -80,16 +71,16 @@ def refuse_layer_outputs(
     output_hidden_states: HiddenStateChoice = False,
     output_attentions: bool | None = False,
 ) -> None:
-    """Raise ValueError if something is asked for that there is not.
+    """Raise ValueError if a caller wants outputs that the model does not have.
 
     Args:
-        config: of the model.
-        reason: why there is none, and what to do instead.
-        output_hidden_states: the argument, where there are no hidden states.
-        output_attentions: the argument, where there are no attention weights.
+        config: gives the values where arguments are None.
+        reason: why the outputs do not exist, and what to do instead.
+        output_hidden_states: the argument, if the model has no hidden states.
+        output_attentions: the argument, if the model has no attention weights.
 
     Raises:
-        ValueError: if one of them is asked for.
+        ValueError: if the caller wants one of them.
     """
     choices = {"output_hidden_states": output_hidden_states, "output_attentions": output_attentions}
     for name, choice in choices.items():
@@ -99,23 +90,15 @@ def refuse_layer_outputs(
 
 
 def kept_states(states: Sequence[Tensor], wanted: frozenset[int]) -> tuple[Tensor | None, ...] | None:
-    """The tuple of hidden states, with None for those that nobody asks for.
-
-    Args:
-        states: all of them, or nothing where nothing is asked for.
-        wanted: places.
-
-    Returns:
-        The tuple; None if nothing is asked for.
-    """
+    """The tuple of hidden `states`, with None at the places that are not `wanted`; None if no place is."""
     return tuple(state if place in wanted else None for place, state in enumerate(states)) if wanted else None
 
 
 def state_at_columns(values_BTX: Tensor, mask_BT: Tensor | None, before_BX: Tensor | None = None) -> Tensor:
-    """Values of tokens that stand first, at the columns of the input.
+    """Put values after every token back to the columns of the input.
 
     Args:
-        values_BTX: after every token.
+        values_BTX: after every token, without gaps between the tokens.
         mask_BT: True = token; None = every column.
         before_BX: before the first token; None = 0.
 

@@ -1,13 +1,12 @@
-"""Losses that models share: the cross entropy of a large vocabulary, and means over several calls.
+"""Losses that models share: the cross entropy over a large vocabulary, and means over several calls of `forward`.
 
-`linear_cross_entropy`: the logits of all rows are the largest tensor of a language model. Here they exist one chunk of
-rows at a time: each chunk is multiplied out, turned into its loss and its gradient, and forgotten.
+`linear_cross_entropy`: the logits of all rows would be the largest tensor of a language model. Here only one chunk of
+rows exists at a time: its logits are computed, turned into loss and gradient, and dropped.
 
-`loss_shares` (gradient accumulation, data-parallel training): every part of a loss is a mean over items of its own:
-tokens, sentences, actions, pairs. The mean over a batch is not the mean of the means over its pieces, unless each is
-weighted by its share of the items. A model counts the items of a piece from its inputs alone (`count_loss_items`), so
-that the counts of all pieces of a step are known before the first backward pass; `forward(..., loss_shares=...)`
-weights its parts, and the losses of the pieces add up.
+`loss_shares` (gradient accumulation, data-parallel training): every part of a loss is a mean over items: tokens,
+sentences, actions, pairs. The mean over a batch is the mean over its pieces only if each piece is weighted by its share
+of the items. A model counts the items of a piece from its inputs (`count_loss_items`), before the first backward pass;
+`forward(..., loss_shares=...)` weights the parts, and the losses of the pieces add up.
 
 Shapes: R rows, D hidden, V vocabulary.
 """
@@ -22,19 +21,19 @@ from .matrix_products import linear_map, weight_gradient
 
 
 def to_shares(counts: Mapping[str, int], totals: Mapping[str, int]) -> dict[str, float]:
-    """Share of the items that a piece of a batch holds, for each part of the loss.
+    """Share of a piece of a batch in the items of each part of the loss.
 
-    share = items of the piece / items of the whole batch; 0 where the batch holds none.
+    share = items of the piece / items of the whole batch; 0 where the batch has none.
 
     Args:
-        counts: of `count_loss_items` for the piece.
-        totals: the same, added up over all pieces.
+        counts: `count_loss_items` of the piece.
+        totals: sum of the counts of all pieces.
 
     Returns:
         `loss_shares` for the `forward` of the piece.
 
     Raises:
-        ValueError: when the two have other names.
+        ValueError: when the names of the parts differ.
     """
     if counts.keys() != totals.keys():
         raise ValueError(f"The parts of the piece are {sorted(counts)}, those of the batch {sorted(totals)}.")
@@ -42,35 +41,19 @@ def to_shares(counts: Mapping[str, int], totals: Mapping[str, int]) -> dict[str,
 
 
 def share_of(loss_shares: Mapping[str, float] | None, name: str) -> float:
-    """Share of a part; 1 for a whole batch, and for parts that are sums and no means.
-
-    Args:
-        loss_shares: argument of `forward`.
-        name: of the part.
-
-    Returns:
-        The factor.
-    """
+    """Share of the part `name` in `loss_shares`; 1 for a whole batch, and for parts that are sums instead of means."""
     return 1.0 if loss_shares is None else loss_shares.get(name, 1.0)
 
 
 def check_shares(loss_shares: Mapping[str, float] | None, parts: Iterable[str]) -> None:
-    """Check the argument of `forward`.
-
-    Args:
-        loss_shares: argument of `forward`.
-        parts: names of the parts of the loss.
-
-    Raises:
-        ValueError: for names that are no parts.
-    """
+    """Raise ValueError if `loss_shares`, an argument of `forward`, names something other than parts of the loss."""
     known = list(parts)
     for name in loss_shares or ():
         if name not in known:
             raise ValueError(f"loss_shares: the loss has no part {name!r}. Its parts: {', '.join(known)}.")
 
 
-# Numbers in one chunk of logits: few enough to stay near the caches, many enough for efficient GEMMs.
+# Numbers in one chunk of logits: small enough for the caches, large enough for efficient GEMMs.
 _CHUNK_ELEMENTS = 1 << 24
 
 
@@ -89,8 +72,8 @@ def linear_cross_entropy(
     Args:
         hidden_RD: rows.
         weight_VD: output embedding.
-        target_R: target ids; rows with coefficient 0 may hold any valid id.
-        coefficient_R: weight of each row, not negative (for a mean: 1 / number of rows). No gradient flows to it.
+        target_R: target ids; any valid id where the coefficient is 0.
+        coefficient_R: weight of each row, not negative (for a mean: 1 / number of rows). It gets no gradient.
         bias_V: output bias; None = 0.
 
     Returns:
@@ -147,7 +130,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_loss, _):
-        # `once_differentiable` would only see that the gradient of a plain loss is a constant.
+        # `once_differentiable` would not notice: the gradient of a plain loss is a constant.
         if torch.is_grad_enabled():
             raise RuntimeError("The cross entropy has no second derivatives: leave create_graph=True out.")
         grad_hidden, grad_weight, grad_bias, unit = ctx.saved_tensors

@@ -1,11 +1,11 @@
-"""Matrix products of recurrent networks on CPUs.
+"""Fast matrix products of recurrent networks on CPUs, by the kernels of oneDNN.
 
-PyTorch leaves products of float32 matrices to a library that does not use the widest vectors of every CPU, and that
-prepares a matrix anew for every step of a recurrence. Its own LSTM runs on oneDNN; these functions make the same
-kernels available to other recurrences (2.5 times as fast on an AMD EPYC with AVX-512). Other types and devices, and
-builds without oneDNN, take the ordinary products, which give the same numbers up to rounding.
+For float32 matrices PyTorch calls a library that does not use the widest vectors of every CPU, and that packs a matrix
+again at every step of a recurrence. PyTorch's own LSTM runs on oneDNN; here other recurrences use the same kernels (2.5
+times as fast on an AMD EPYC with AVX-512). Other types and devices, and builds without oneDNN, use the ordinary
+products, which give the same numbers up to rounding.
 
-`linear_map` and `weight_gradient` record no graph: they are for the inside of `torch.autograd.Function`.
+`linear_map` and `weight_gradient` record no graph: call them inside a `torch.autograd.Function`.
 
 Shapes: R rows, I inputs, O outputs.
 """
@@ -18,17 +18,17 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-# From how many uses on it pays to bring a matrix into the layout of the kernels (about one product).
+# Packing a matrix for the kernels costs about one product: it pays from this number of uses on.
 _PACK_FROM = 4
-# Below so many rows the ordinary products are as fast.
+# With fewer rows the ordinary products are as fast.
 _ROWS_FROM = 64
 
 
 def _has_onednn() -> bool:
-    """Whether this build of PyTorch has the kernels, and they are called as expected: they are no public interface."""
+    """Whether this build of PyTorch has the kernels and they work as expected: their interface is private."""
     if not torch.backends.mkldnn.is_available():
         return False
-    # Whatever the default type and device are at import.
+    # Type and device are given: the defaults at import may differ.
     x, weight = (torch.ones(rows, 3, dtype=torch.float32, device="cpu") for rows in (2, 4))
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, 2)
@@ -45,17 +45,17 @@ def linear_map(weight_OI: Tensor, num_rows: int, num_uses: int = 1) -> Callable[
     """The map x -> x W^T.
 
     Args:
-        weight_OI: the matrix W; it must not change as long as the map is used.
-        num_rows: number of rows of x, for which the layout is chosen; others are allowed.
-        num_uses: how often the map will be used, roughly.
+        weight_OI: the matrix W; it must not change while the map is in use.
+        num_rows: expected number of rows of x, for which the layout is chosen.
+        num_uses: expected number of uses.
 
     Returns:
         Function from [R, I] to [R, O].
     """
-    if not _uses_onednn(weight_OI):
+    if not uses_onednn(weight_OI):
         transposed = weight_OI.t()
         return lambda x_RI: x_RI @ transposed
-    # The kernels take rows or columns one after the other; a part of a larger matrix would be read number by number.
+    # The kernels read rows or columns; they would read a slice of a larger matrix number by number.
     dense = weight_OI.is_contiguous() or weight_OI.t().is_contiguous()
     weight = weight_OI if dense else weight_OI.contiguous()
     if num_uses >= _PACK_FROM:
@@ -76,42 +76,6 @@ def weight_gradient(grad_RO: Tensor, inputs_RI: Tensor) -> Tensor:
     return linear_map(inputs_RI.t(), grad_RO.shape[1])(grad_RO.t())
 
 
-def batched_map(weight_GOI: Tensor, num_rows: int, num_uses: int = 1) -> Callable[[Tensor], Tensor]:
-    """The map x -> x W^T for several matrices at once.
-
-    Args:
-        weight_GOI: the matrices W.
-        num_rows: as in `linear_map`.
-        num_uses: as in `linear_map`.
-
-    Returns:
-        Function from [G, R, I] to [G, R, O].
-    """
-    if not _uses_onednn(weight_GOI):
-        transposed = weight_GOI.mT
-        return lambda x_GRI: torch.bmm(x_GRI, transposed)
-    maps = [linear_map(weight, num_rows, num_uses) for weight in weight_GOI]
-    if len(maps) == 1:
-        return lambda x_GRI: maps[0](x_GRI[0])[None]
-    return lambda x_GRI: torch.stack([apply(x) for apply, x in zip(maps, x_GRI, strict=True)])
-
-
-def batched_linear(x_GRI: Tensor, weight_GOI: Tensor, bias_GO: Tensor) -> Tensor:
-    """Compute x W^T + b for several matrices at once, with gradients.
-
-    Args:
-        x_GRI: rows.
-        weight_GOI: the matrices W.
-        bias_GO: the biases b.
-
-    Returns:
-        [G, R, O].
-    """
-    if not _uses_onednn(weight_GOI):
-        return torch.baddbmm(bias_GO[:, None], x_GRI, weight_GOI.mT)
-    return torch.stack([linear(*values) for values in zip(x_GRI, weight_GOI, bias_GO, strict=True)])
-
-
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """Compute x W^T + b, with gradients.
 
@@ -124,7 +88,7 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
         [..., O].
     """
     ordinary = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling() or x.dtype != weight_OI.dtype
-    if ordinary or x.numel() < _ROWS_FROM * x.shape[-1] or not _uses_onednn(weight_OI):
+    if ordinary or x.numel() < _ROWS_FROM * x.shape[-1] or not uses_onednn(weight_OI):
         return F.linear(x, weight_OI, bias_O)
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     return _Linear.apply(rows, weight_OI, bias_O).unflatten(0, x.shape[:-1])
@@ -159,7 +123,7 @@ class _Linear(torch.autograd.Function):
 
 
 def without_autocast(device_type: str) -> AbstractContextManager:
-    """A region without autocast; nothing at all where autocast is off, as regions stand in the way of exported code.
+    """Turn autocast off for a while. Does nothing where it is off already: `torch.export` cannot handle such regions.
 
     Args:
         device_type: "cpu", "cuda", ...
@@ -170,8 +134,9 @@ def without_autocast(device_type: str) -> AbstractContextManager:
     return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
 
 
-def _uses_onednn(weight: Tensor) -> bool:
-    # The kernels cannot be traced, so that compiled and exported code has the ordinary products.
+def uses_onednn(weight: Tensor) -> bool:
+    """Whether products with the matrix `weight` run on oneDNN."""
+    # The kernels cannot be traced: compiled and exported code uses the ordinary products.
     if torch.compiler.is_compiling():
         return False
     return _HAS_ONEDNN and weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() > 0
@@ -179,10 +144,9 @@ def _uses_onednn(weight: Tensor) -> bool:
 
 __all__ = [
     "OneDNNLinear",
-    "batched_linear",
-    "batched_map",
     "linear",
     "linear_map",
+    "uses_onednn",
     "weight_gradient",
     "without_autocast",
 ]

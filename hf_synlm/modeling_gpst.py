@@ -463,7 +463,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
     """GPST with its language-modeling heads: training objective, marginal next-token distribution, search."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    search_adapter_class = GPSTStackMachine
+    stack_machine_class = GPSTStackMachine
 
     def __init__(self, config: GPSTConfig):
         super().__init__(config)

@@ -355,7 +355,7 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    search_adapter_class = RNNGStackMachine
+    stack_machine_class = RNNGStackMachine
     generation_options = {**SYNTACTIC_GENERATION_DEFAULTS, "fast_track_size": None}
 
     def __init__(self, config: RNNGConfig):

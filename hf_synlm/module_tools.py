@@ -1,12 +1,12 @@
-"""Tools for modules: eval mode for a while, no offloading, the weights that LoRA adapters change.
+"""Temporary eval mode, weights with LoRA adapters, and no CPU or disk offloading.
 
-Charts, stacks and recurrences read the weights of their layers without calling these layers. So an adapter of PEFT,
-which adds its part when the layer is called, would have no effect: `weight_of` adds that part,
+Charts, stacks and recurrences read the weights of their layers without calling these layers. An adapter of PEFT acts
+when its layer is called, so `weight_of` adds its part to the weight,
 
     W' = W + s B A
 
-Adapters are known by their attributes: PEFT need not be installed. For the same reason `NoOffloading` rejects CPU and
-disk offloading, which fetches weights when a layer is called.
+and recognizes adapters by their attributes (PEFT may be missing). Offloading fetches weights when a layer is called, so
+`NoOffloading` rejects it.
 """
 
 import contextlib
@@ -18,14 +18,7 @@ from torch import Tensor, nn
 
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """No dropout and no noise inside; afterwards every module has its own mode back, whatever that of the others is.
-
-    Args:
-        model: the model.
-
-    Yields:
-        Nothing.
-    """
+    """Temporarily put a model in eval mode; afterwards every module has the mode that it had before."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -37,11 +30,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 class NoOffloading:
-    """Mixin of the base classes: what offloading would break is an error on loading, not a wrong number later.
-
-    Offloading (`device_map` with "disk", or with "cpu" beside a GPU) brings the weights of a module back when the
-    module is called. Charts, stacks and recurrences read the weights of their parts without calling these.
-    """
+    """Reject CPU and disk offloading when a model is loaded (`device_map` with "disk", or with "cpu" beside a GPU)."""
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Self:
@@ -55,7 +44,7 @@ class NoOffloading:
             The model (with `output_loading_info`, a tuple with the report).
 
         Raises:
-            ValueError: if parts of it would be offloaded.
+            ValueError: if parts of the model would be offloaded.
         """
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -70,20 +59,20 @@ class NoOffloading:
 
 
 def weight_of(layer: Any, name: str = "weight") -> Tensor:
-    """The weight with which a layer computes.
+    """The weight of a layer, with its active LoRA adapters.
 
     Args:
         layer: a layer, or the wrapper that LoRA has put around it.
         name: of the parameter.
 
     Returns:
-        The parameter itself, or the sum with what the active adapters add to it; gradients reach both.
+        The parameter, plus what the active adapters add to it; gradients reach both.
 
     Raises:
-        ValueError: for wrappers of another kind, and for options of LoRA that are more than such a sum (dropout in
-            training, biases, DoRA, adapters by text), and for formats of quantization that cannot be read directly.
+        ValueError: for wrappers other than LoRA, for options of LoRA beyond this sum (dropout in training, biases,
+            DoRA, adapters by text), and for formats of quantization that cannot be read directly.
 
-    Cost: nothing without adapters, else one product [O, r] x [r, I] per call.
+    Cost: free without adapters, else one product [O, r] x [r, I] per call.
     """
     added: list[Tensor] = []
     for wrapper in _wrappers(layer):
@@ -99,45 +88,23 @@ def weight_of(layer: Any, name: str = "weight") -> Tensor:
 
 
 def is_adapted(layer: Any) -> bool:
-    """Whether a layer is wrapped by an adapter.
-
-    Args:
-        layer: any module.
-
-    Returns:
-        True or False.
-    """
+    """Whether a layer is wrapped by an adapter."""
     return getattr(layer, "base_layer", None) is not None
 
 
 def unwrapped(layer: Any) -> Any:
-    """The layer that adapters wrap, for what they do not change: sizes and biases.
-
-    Args:
-        layer: a layer or a wrapper.
-
-    Returns:
-        The layer itself.
-    """
+    """The layer inside its adapters, for what they do not change: sizes and biases."""
     for wrapper in _wrappers(layer):
         layer = wrapper.base_layer
     return layer
 
 
 def refuse_adapters(layer: Any, name: str) -> None:
-    """Raise ValueError if a layer is wrapped, where an adapter would be without effect.
-
-    Args:
-        layer: a layer or a wrapper.
-        name: of the layer, for the message.
-
-    Raises:
-        ValueError: if it is wrapped.
-    """
+    """Raise ValueError if a layer, called `name` in the message, has an adapter: it would have no effect."""
     if is_adapted(layer):
         raise ValueError(
-            f"{name} has an adapter, but {type(unwrapped(layer)).__name__} reads its weights where no adapter reaches "
-            "them. Leave it out of target_modules and target_parameters."
+            f"{name} has an adapter, but {type(unwrapped(layer)).__name__} reads its weights directly, where adapters "
+            "have no effect. Leave it out of target_modules and target_parameters."
         )
 
 
@@ -149,38 +116,39 @@ def _wrappers(layer: Any) -> Iterator[Any]:
 
 
 def _in_floating_point(weight: Tensor, layer: Any) -> Tensor:
-    """The numbers that a weight stands for."""
-    # The first part keeps names of modules out of compiled code.
+    """The weight, dequantized."""
+    # The first condition keeps names of modules out of compiled code.
     if type(weight) is not nn.Parameter and type(weight).__module__.startswith("torchao."):
         return weight.dequantize()
-    # Floats of one byte come with scales elsewhere, as integers do.
+    # Integers, and floats of one byte, need scales that are stored elsewhere.
     if not weight.is_floating_point() or weight.dtype.itemsize < 2:
         raise ValueError(
-            f"A weight of {type(layer).__name__} [{weight.shape}] is of type {weight.dtype}, but it is read directly, "
-            "where only the formats of torchao can be read. Leave this layer out of the quantization "
+            f"A weight of {type(layer).__name__} [{weight.shape}] has type {weight.dtype}, but it is read directly, "
+            "which works with the formats of torchao only. Leave this layer out of the quantization "
             "(llm_int8_skip_modules), or use TorchAoConfig."
         )
     return weight
 
 
 def _check(wrapper: Any, layer: Any) -> None:
+    """Raise ValueError for wrappers whose effect is not a sum of weights."""
     kind = type(unwrapped(layer)).__name__
     if not (hasattr(wrapper, "lora_A") and hasattr(wrapper, "get_delta_weight")):
         raise ValueError(
             f"A layer ({kind}) is wrapped by {type(wrapper).__module__}.{type(wrapper).__name__}, but its weight is "
-            "read directly, where only LoRA can be added. Leave it out of target_modules, or take LoRA."
+            "read directly, which works with LoRA only. Leave it out of target_modules, or use LoRA."
         )
     if getattr(unwrapped(layer), "groups", 1) != 1:
         raise ValueError(
             f"A grouped layer ({kind}) has an adapter, which PEFT cannot write as a sum of weights. Leave it out of "
             "target_modules."
         )
-    # So PEFT tells its layers, when they are called, which adapter each text has; this one is not called.
+    # PEFT passes the adapter of each text to its layers by hooks, when they are called; this one is not called.
     told = sorted({key for hook in wrapper._forward_pre_hooks.values() for key in getattr(hook, "keywords", ())})
     if told:
         raise ValueError(
-            f"{', '.join(told)} was given, but the weight of a layer ({kind}) that has adapters is read directly, "
-            "where all texts have the same. Load the model anew (PEFT keeps the option after an error), and choose by "
+            f"{', '.join(told)} was given, but the weight of a layer ({kind}) with adapters is read directly and is "
+            "the same for all texts. Load the model again (PEFT keeps the option after an error), and choose by "
             "set_adapter, or leave the layer out of target_modules."
         )
     for adapter in wrapper.active_adapters:
@@ -195,7 +163,7 @@ def _check(wrapper: Any, layer: Any) -> None:
         if more:
             raise ValueError(
                 f"Adapter {adapter!r} of a layer ({kind}) has {', '.join(more)}, but the weight of this layer is read "
-                "directly, where LoRA is a sum of weights. Leave that out, or the layer out of target_modules."
+                "directly, as a sum of weights. Leave this option out, or the layer out of target_modules."
             )
 
 

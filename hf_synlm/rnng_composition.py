@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .matrix_products import batched_linear
+from .matrix_products import linear, uses_onednn
 from .module_tools import weight_of
 from .rnng_forest_lstm import forest_lstm
 from .rnng_plan import Chains
@@ -33,8 +33,15 @@ class BidirectionalLSTM(nn.Module):
             torch.stack([weight_of(self.lstm, name), weight_of(self.lstm, name + "_reverse")]) for name in names
         )
         dtype = _matmul_dtype(inputs)
-        gates = batched_linear(inputs.to(dtype), weight_ih.to(dtype), (bias_ih + bias_hh).to(dtype))
+        gates = _batched_linear(inputs.to(dtype), weight_ih.to(dtype), (bias_ih + bias_hh).to(dtype))
         return forest_lstm(gates, weight_hh, sizes, [None] * (len(sizes) - 1))[0].to(inputs.dtype)
+
+
+def _batched_linear(x_GRI: Tensor, weight_GOI: Tensor, bias_GO: Tensor) -> Tensor:
+    """Compute x W^T + b for several matrices, with gradients: [G, R, O]."""
+    if not uses_onednn(weight_GOI):
+        return torch.baddbmm(bias_GO[:, None], x_GRI, weight_GOI.mT)
+    return torch.stack([linear(*values) for values in zip(x_GRI, weight_GOI, bias_GO, strict=True)])
 
 
 def _matmul_dtype(values: Tensor) -> torch.dtype:

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .actions import SHIFT
+from .rnng_actions import SHIFT
 from .rnng_stack_machine import Phase, RNNGStackMachine
 from .search_stack import NodePool, Nodes
-from .search_state import NEG_INF, Candidates, SearchState
+from .search_state import NEG_INF, Candidates, SearchState, keep_frozen
 
 WordScores = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(states [B, R], which may generate [B, R], origins [B, R]) -> scores and ids of G words [B, R, G]."""
@@ -116,14 +116,14 @@ class FastTrackSearch:
                 f"action_beam_size={action_beam_size} is smaller than num_beams={num_beams}, the number of derivations "
                 "kept after a word. Raise it."
             )
-        self.adapter, self.num_beams = machine, num_beams
+        self.machine, self.num_beams = machine, num_beams
         self.action_beam_size, self.fast_track_size = action_beam_size, fast_track_size
         self.eos_token_ids = eos_token_ids
         self.end_ids: list[int] = [] if eos_token_ids is None else eos_token_ids.tolist()  # once: it waits for a GPU
 
     def begin(self, batch_size: int, device: torch.device) -> SearchState:
         """State before the first word."""
-        pool, nodes, history = self.adapter.begin(batch_size, device)
+        pool, nodes, history = self.machine.begin(batch_size, device)
         scores = torch.zeros(nodes.shape, dtype=torch.float32, device=device)
         return SearchState(pool, nodes, scores, history, torch.zeros_like(nodes[:, 0]), [1])
 
@@ -149,7 +149,7 @@ class FastTrackSearch:
         Returns:
             The hypotheses that generate a word, and those that end.
         """
-        pool, machine = state.pool, self.adapter
+        pool, machine = state.pool, self.machine
         batch, device = len(state.nodes), state.nodes.device
         nodes, scores = state.nodes, state.scores
         origin = torch.arange(nodes.shape[1], device=device).expand(batch, -1)
@@ -212,7 +212,7 @@ class FastTrackSearch:
         probable than the SHIFT before them: where k moves beat that, the word is not scored. The last value holds the
         scores [B, R] up to SHIFT of these (-inf elsewhere); None where all are scored.
         """
-        machine, pool = self.adapter, state.pool
+        machine, pool = self.machine, state.pool
         total = scores[..., None] + self._action_log_probs(state, nodes, origin, phase, limits)
         parts: list[tuple[Tensor, Tensor, int, bool]] = []
         late = None
@@ -245,14 +245,14 @@ class FastTrackSearch:
         self, state: SearchState, nodes: Tensor, origin: Tensor, phase: Phase, limits: Limits | None
     ) -> Tensor:
         """Log-probabilities of actions [B, R, A]; where no word may follow, those at the end of a sentence, if any."""
-        log_probs = self.adapter.action_log_probs(state.pool, nodes, state.num_tokens, phase)
+        log_probs = self.machine.action_log_probs(state.pool, nodes, state.num_tokens, phase)
         if limits is None or limits.wordless is None:
             return log_probs
         wordless = limits.wordless.gather(1, origin)[..., None]
         if phase is Phase.CONTINUE:
             return log_probs.masked_fill(wordless, NEG_INF)
         return torch.where(
-            wordless, self.adapter.action_log_probs(state.pool, nodes, state.num_tokens, Phase.END), log_probs
+            wordless, self.machine.action_log_probs(state.pool, nodes, state.num_tokens, Phase.END), log_probs
         )
 
     def _end_scores(self, scores: Tensor, origin: Tensor, limits: Limits | None) -> tuple[Tensor, Tensor]:
@@ -335,13 +335,13 @@ class FastTrackSearch:
             state = replace(state, scores=state.scores.masked_fill(~active[:, None], NEG_INF))
         first = state.pool.size
         return self._candidates(
-            state, self._reach(state, Phase.CONTINUE, _GivenWords(self.adapter, state.pool, tokens))[0], first
+            state, self._reach(state, Phase.CONTINUE, _GivenWords(self.machine, state.pool, tokens))[0], first
         )
 
     def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
         """Log-probability [B, K] of the word of every candidate, without the actions before it."""
         given = chosen.tokens[:, 0] if chosen.tokens.shape[1] else chosen.tokens.new_zeros(len(chosen.tokens))
-        return self.adapter.log_probs_of(state.pool, chosen.parents, given, chosen.scores > NEG_INF)
+        return self.machine.log_probs_of(state.pool, chosen.parents, given, chosen.scores > NEG_INF)
 
     def commit(
         self, state: SearchState, chosen: Candidates, active: Tensor | None = None, wanted: Tensor | None = None
@@ -359,7 +359,7 @@ class FastTrackSearch:
         """
         pool = state.pool
         if active is not None:
-            chosen = _keep_frozen(state, chosen, active)
+            chosen = keep_frozen(state, chosen, active)
         alive = chosen.scores > NEG_INF
         keep = (chosen.history & alive[..., None]).any(1)
         rows, live = torch.stack([alive.sum(1).amax(), keep.sum(1).amax()]).tolist()
@@ -375,7 +375,7 @@ class FastTrackSearch:
         moving = torch.ones_like(state.num_tokens, dtype=torch.bool) if active is None else active
         shifts = torch.full_like(parents, SHIFT)
         live_rows = (scores > NEG_INF) & moving[:, None]
-        nodes = self.adapter.push(pool, parents, shifts, tokens, state.num_tokens, state.edges, live_rows)
+        nodes = self.machine.push(pool, parents, shifts, tokens, state.num_tokens, state.edges, live_rows)
         nodes = torch.where(moving[:, None], nodes, parents)
         new = SearchState(
             pool, nodes, scores, _with_nodes(pool, history, nodes, moving), state.num_tokens + moving,
@@ -393,7 +393,7 @@ class FastTrackSearch:
         """Execute the actions [B, K] that end the sentence."""
         pool, live = state.pool, chosen.scores > NEG_INF
         tokens = torch.zeros_like(actions)
-        nodes = self.adapter.push(pool, chosen.parents, actions, tokens, state.num_tokens, state.edges, live)
+        nodes = self.machine.push(pool, chosen.parents, actions, tokens, state.num_tokens, state.edges, live)
         history = _with_nodes(pool, chosen.history, nodes, torch.ones_like(live[:, 0]))
         return replace(
             state, nodes=nodes, scores=chosen.scores, history=history, level_sizes=[nodes.shape[1]],
@@ -407,7 +407,7 @@ class FastTrackSearch:
         """
         pool, size = state.pool, state.pool.size
         wide = FastTrackSearch(
-            self.adapter, self.action_beam_size, self.action_beam_size, self.fast_track_size, self.eos_token_ids
+            self.machine, self.action_beam_size, self.action_beam_size, self.fast_track_size, self.eos_token_ids
         )
         closed = wide.close(state)
         count = state.nodes.shape[1]
@@ -426,29 +426,6 @@ class FastTrackSearch:
         nodes = pool.derivations(history & (scores > NEG_INF)[..., None])
         pool.truncate(size)
         return scores, nodes
-
-
-def _keep_frozen(state: SearchState, chosen: Candidates, active: Tensor) -> Candidates:
-    """Put the old beam in the place of the candidates where a sentence takes no word."""
-    width = max(chosen.scores.shape[1], state.scores.shape[1])
-    size = chosen.history.shape[2]
-    own = torch.arange(width, device=active.device).expand(len(active), -1)
-    zero = torch.zeros_like(state.nodes)
-
-    def merge(new: Tensor, old: Tensor, fill: float = 0) -> Tensor:
-        new, old = (F.pad(x, (0, width - x.shape[1]), value=fill) for x in (new, old))
-        return torch.where(active[:, None], new, old)
-
-    old_history = F.pad(state.history, (0, size - state.history.shape[2], 0, width - state.history.shape[1]))
-    history = F.pad(chosen.history, (0, 0, 0, width - chosen.history.shape[1]))
-    return Candidates(
-        merge(chosen.scores, state.scores, NEG_INF),
-        merge(chosen.parents, state.nodes),
-        torch.where(active[:, None, None], history, old_history),
-        merge(chosen.tokens, zero),
-        merge(chosen.origin, own),
-        merge(chosen.num_structural, zero),
-    )
 
 
 def _with_nodes(pool: NodePool, history: Tensor, nodes: Tensor, moving: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .actions import SHIFT
+from .rnng_actions import SHIFT
 from .rnng_fast_track import FastTrackSearch, Limits, Reached
 from .rnng_stack_machine import Phase
 from .search_proposals import NEGLIGIBLE, Process, draw_index
@@ -87,7 +87,7 @@ class FastTrackDecoder(FastTrackSearch):
             One candidate per sentence, its score the log-probability under the model (without the processors; -inf
             where no word is possible), and the word scores [B, V] it was drawn from.
         """
-        pool, machine, first = state.pool, self.adapter, state.pool.size
+        pool, machine, first = state.pool, self.machine, state.pool.size
         origin = draw_index(state.scores)
         limits = self._limits(process, _own_places(state.nodes))
         nodes, scores = state.nodes.gather(1, origin), state.scores.gather(1, origin)
@@ -130,7 +130,7 @@ class FastTrackDecoder(FastTrackSearch):
         """Draw the words of states [B, 1] that SHIFT reached, and end those that have `ended` [B, 1]."""
         fields, scores = reached.fields, reached.scores
         nodes, origin = fields["parents"], fields["origin"]
-        log_probs = self._without_specials(self.adapter.word_log_probs(state.pool, nodes))
+        log_probs = self._without_specials(self.machine.word_log_probs(state.pool, nodes))
         words = self._processed_words(process, origin, log_probs)
         token = draw_index(words[:, 0])
         word_score = log_probs[:, 0].gather(1, token).masked_fill(words[:, 0].gather(1, token) == NEG_INF, NEG_INF)
@@ -156,13 +156,13 @@ class FastTrackDecoder(FastTrackSearch):
     # ----------------------------------------------------------------------------------------------- word scores
     def _parts(self, nodes: Tensor) -> Iterator[slice]:
         """Cut states [B, R] so that no table of word scores gets too large."""
-        size = max(1, _TABLE_ELEMENTS // max(1, len(nodes) * self.adapter.config.vocab_size))
+        size = max(1, _TABLE_ELEMENTS // max(1, len(nodes) * self.machine.config.vocab_size))
         for start in range(0, max(1, nodes.shape[1]), size):
             yield slice(start, start + size)
 
     def _words(self, pool: NodePool, nodes: Tensor, origin: Tensor, process: Process | None) -> Tensor:
         """Word scores [B, R, V]; padding and end tokens are no words."""
-        return self._processed_words(process, origin, self._without_specials(self.adapter.word_log_probs(pool, nodes)))
+        return self._processed_words(process, origin, self._without_specials(self.machine.word_log_probs(pool, nodes)))
 
     def _processed_words(self, process: Process | None, origin: Tensor, words: Tensor) -> Tensor:
         """What the processors make of word scores [B, R, V], -inf where they leave nothing."""
@@ -177,7 +177,7 @@ class FastTrackDecoder(FastTrackSearch):
         return torch.cat([process(*pair) for pair in pairs], 1)
 
     def _without_specials(self, words: Tensor) -> Tensor:
-        words[..., self.adapter.config.pad_token_id] = NEG_INF
+        words[..., self.machine.config.pad_token_id] = NEG_INF
         if self.eos_token_ids is not None:
             words[..., self.eos_token_ids] = NEG_INF
         return words
@@ -186,7 +186,7 @@ class FastTrackDecoder(FastTrackSearch):
         """What the processors leave to hypotheses [B, R]; None without processors."""
         if process is None:
             return None
-        nothing = torch.full((*origin.shape, self.adapter.config.vocab_size), NEG_INF, device=origin.device)
+        nothing = torch.full((*origin.shape, self.machine.config.vocab_size), NEG_INF, device=origin.device)
         words = self._processed_words(process, origin, self._without_specials(torch.zeros_like(nothing)))
         wordless = (words == NEG_INF).all(2)
         raises = (words > 0).any(2)
@@ -231,7 +231,7 @@ class FastTrackDecoder(FastTrackSearch):
 
     def _mixture(self, state: SearchState, process: Process | None, limits: Limits | None, origin: Tensor) -> Tensor:
         """Log p(x, w) [B, V], summed over the states that the beam visits; the pool stays as it is."""
-        pool, machine, size = state.pool, self.adapter, state.pool.size
+        pool, machine, size = state.pool, self.machine, state.pool.size
         nodes, scores, phase = state.nodes, state.scores, self._free_phase
         total = scores.new_full((len(scores), machine.config.vocab_size), NEG_INF)
         while True:

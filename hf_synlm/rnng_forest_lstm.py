@@ -9,13 +9,13 @@ all stacks of a batch, at all times, are one forest, and a pass over it takes as
 Shapes: G independent LSTMs (directions), P steps, N steps of one depth, I input, D hidden.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .matrix_products import batched_map, weight_gradient
+from .matrix_products import linear_map, uses_onednn, weight_gradient
 
 Parents = Tensor | None
 """[N] index of each step's parent among the steps one level up; None = the first N of them, in order."""
@@ -100,12 +100,23 @@ def lstm_step_backward(
     return grad_gates.mul_(slope), grad_new * f
 
 
+def _batched_map(weight_GOI: Tensor, num_rows: int, num_uses: int = 1) -> Callable[[Tensor], Tensor]:
+    """The map x -> x W^T for several matrices: from [G, R, I] to [G, R, O]; see `linear_map`."""
+    if not uses_onednn(weight_GOI):
+        transposed = weight_GOI.mT
+        return lambda x_GRI: torch.bmm(x_GRI, transposed)
+    maps = [linear_map(weight, num_rows, num_uses) for weight in weight_GOI]
+    if len(maps) == 1:
+        return lambda x_GRI: maps[0](x_GRI[0])[None]
+    return lambda x_GRI: torch.stack([apply(x) for apply, x in zip(maps, x_GRI, strict=True)])
+
+
 class _ForestLSTM(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gates_GPD, weight_hh_GDD, sizes, parents):
         dtype = gates_GPD.dtype
         state_dtype = torch.promote_types(dtype, torch.float32)
-        recur = batched_map(weight_hh_GDD.to(dtype), max(sizes), len(sizes))
+        recur = _batched_map(weight_hh_GDD.to(dtype), max(sizes), len(sizes))
         hidden: list[Tensor] = []
         cells: list[Tensor] = []
         acts: list[Tensor] = []
@@ -133,7 +144,7 @@ class _ForestLSTM(torch.autograd.Function):
         sizes, parents, dtype = ctx.sizes, ctx.parents, ctx.dtype
         weight_hh_GDD, hidden_GPD, cells_GPD, *rest = ctx.saved_tensors
         acts, activated = rest[: len(sizes)], rest[len(sizes) :]
-        recur_back = batched_map(weight_hh_GDD.to(dtype).mT, max(sizes), len(sizes))
+        recur_back = _batched_map(weight_hh_GDD.to(dtype).mT, max(sizes), len(sizes))
         hidden, cells = hidden_GPD.split(sizes, 1), cells_GPD.split(sizes, 1)
         grads = list(grad_hidden_GPD.split(sizes, 1))
         grad_cell, befores = None, []

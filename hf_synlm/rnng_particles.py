@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .actions import SHIFT
+from .rnng_actions import SHIFT
 from .rnng_fast_track import FastTrackSearch, Reached
 from .rnng_stack_machine import Phase, RNNGStackMachine
 from .search_state import NEG_INF, Candidates, SearchState
@@ -81,7 +81,7 @@ class ParticleSearch(FastTrackSearch):
 
     def _spread(self, state: SearchState, phase: Phase, tokens: Tensor | None) -> Reached:
         """Follow every action that gets a particle until the next word (or the end) is reached."""
-        pool, machine = state.pool, self.adapter
+        pool, machine = state.pool, self.machine
         nodes, scores, particles = state.nodes, state.scores, state.particles.masked_fill(state.scores == NEG_INF, 0.0)
         origin = torch.arange(nodes.shape[1], device=nodes.device).expand_as(nodes)
         reached, steps = Reached.none(len(nodes), nodes.device), 0

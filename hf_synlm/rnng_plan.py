@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .actions import FINISH, REDUCE, SHIFT
+from .rnng_actions import REDUCE, SHIFT, TransitionSystem
 
 
 @dataclass
@@ -230,112 +230,53 @@ class _Record:
         return len(self.parent) - 1
 
 
-class _StackMachine:
-    """One sentence: runs its actions and records the pushes.
+def _run_sentence(
+    record: _Record,
+    row: int,
+    system: TransitionSystem,
+    actions: Sequence[int],
+    word_ends: Sequence[bool] | None,
+    run_last: bool,
+) -> None:
+    """Run the actions of one sentence and record the pushes, that of the last action only with `run_last`.
 
     `pushes` is the order in which the stack LSTM reads, `elements` the order of the tree: they differ in the in-order
     system, where the nonterminal is pushed behind its left corner but stands before it in the tree.
     """
-
-    def __init__(self, record: _Record, row: int, in_order: bool, word_ends: Sequence[bool] | None) -> None:
-        self.record, self.row, self.in_order, self.word_ends = record, row, in_order, word_ends
-        self.pushes = [row]
-        self.elements: list[int] = []
-        self.opened: list[tuple[int, int]] = []  # index among the elements, push
-        self.corner = 0  # index of the left corner: the first piece of the last word, or the last composed element
-        self.num_words = 0
-
-    @property
-    def inside_word(self) -> bool:
-        """Whether more pieces of the last word follow; the last token always ends a word."""
-        ends, count = self.word_ends, self.num_words
-        return ends is not None and 0 < count < len(ends) and not ends[count - 1]
-
-    def shift(self, time: int) -> int:
-        push = self.record.push(self.row, time, self.pushes[-1])
-        self.record.words.append((push, self.row, self.num_words))
-        if not self.inside_word:
-            self.corner = len(self.elements)
-        self.num_words += 1
-        self.elements.append(push)
-        return push
-
-    def open(self, time: int, label: int) -> int:
-        if self.in_order and self.corner >= len(self.elements):
-            raise ValueError("a nonterminal has no left corner")
-        push = self.record.push(self.row, time, self.pushes[-1])
-        self.record.opened.append((push, label))
-        place = self.corner if self.in_order else len(self.elements)
-        self.elements.insert(place, push)
-        self.opened.append((place, push))
-        # Until the next word or composition no element can be a left corner.
-        self.corner = len(self.elements)
-        return push
-
-    def reduce(self, time: int) -> int:
-        if not self.opened:
-            raise ValueError("REDUCE finds no open nonterminal")
-        place, nonterminal = self.opened.pop()
-        children = self.elements[place + 1 :]
-        if not children:
-            raise ValueError("REDUCE finds a nonterminal without children")
-        del self.elements[place:]
-        del self.pushes[place + 1 :]
-        height = 1 + max(self.record.height[child] for child in children)
-        push = self.record.push(self.row, time, self.pushes[-1], height)
-        self.record.composed.append((push, nonterminal, children, height))
-        self.corner = len(self.elements)
-        self.elements.append(push)
-        return push
-
-    def run(self, actions: Sequence[int], first_nonterminal: int, num_labels: int, run_last: bool) -> None:
-        """Run all actions but the last one, whose result nothing reads unless `run_last`."""
-        record = self.record
-        last = len(actions) - 1
-        for time, action in enumerate(actions):
-            record.context.append(self.pushes[-1])
-            record.action.append(action)
-            record.action_row.append(self.row)
-            record.action_column.append(time)
-            if time == last:
-                self._check_last(action)
-                if not run_last:
-                    return
-            try:
-                if action != SHIFT and self.inside_word:
-                    raise ValueError(f"action {action} stands between the pieces of a word, where only SHIFT may")
-                if action == SHIFT:
-                    push = self.shift(time + 1)
-                elif action == REDUCE:
-                    push = self.reduce(time + 1)
-                elif first_nonterminal <= action < first_nonterminal + num_labels:
-                    push = self.open(time + 1, action - first_nonterminal)
-                elif self.in_order and action == FINISH and time == last:  # the state stays as it is
-                    continue
-                else:
-                    raise ValueError(f"action {action} is unknown or out of place")
-            except ValueError as error:
-                raise ValueError(f"actions, row {self.row}, position {time}: {error}.") from error
-            self.pushes.append(push)
-        self.record.final[self.row] = self.pushes[-1]
-
-    def _check_last(self, action: int) -> None:
-        """The last action must end the derivation with one tree."""
-        if self.in_order:
-            done = action == FINISH and not self.opened and len(self.elements) == 1
-        else:
-            done = action == REDUCE and len(self.opened) == 1 and self.opened[0][0] == 0
-        if not done:
-            raise ValueError(
-                f"actions, row {self.row}: the derivation does not end with one tree; complete it with REDUCE"
-                + (" and FINISH." if self.in_order else ".")
-            )
+    record.action += actions
+    record.action_row += [row] * len(actions)
+    record.action_column += range(len(actions))
+    pushes, elements = [row], []
+    for time, stack in enumerate(system.steps(actions, word_ends), 1):
+        action, place = stack.action, stack.place
+        record.context.append(pushes[-1])
+        if time == len(actions) and not run_last:
+            continue  # no break: `steps` checks the end of the sentence
+        if action == SHIFT:
+            push = record.push(row, time, pushes[-1])
+            record.words.append((push, row, stack.start))
+            elements.append(push)
+        elif action == REDUCE:
+            nonterminal, *children = elements[place:]
+            del elements[place:], pushes[place + 1 :]
+            height = 1 + max(record.height[child] for child in children)
+            push = record.push(row, time, pushes[-1], height)
+            record.composed.append((push, nonterminal, children, height))
+            elements.append(push)
+        elif stack.after_nonterminal:
+            push = record.push(row, time, pushes[-1])
+            record.opened.append((push, action - system.first_nonterminal))
+            elements.insert(place, push)
+        else:  # FINISH leaves the state as it is
+            continue
+        pushes.append(push)
+    if run_last:
+        record.final[row] = pushes[-1]
 
 
 def _simulate(
     actions: Sequence[Sequence[int]],
-    in_order: bool,
-    num_labels: int,
+    system: TransitionSystem,
     num_words: Sequence[int],
     word_ends: Sequence[Sequence[bool]] | None,
     run_last: bool,
@@ -344,11 +285,16 @@ def _simulate(
     for row, sequence in enumerate(actions):
         if not len(sequence):
             raise ValueError(f"actions, row {row}: there is no action. Leave empty sentences out.")
-        machine = _StackMachine(record, row, in_order, None if word_ends is None else word_ends[row])
-        machine.run(sequence, 4 if in_order else 3, num_labels, run_last)
-        if machine.num_words != num_words[row]:
+        # The last token always ends a word.
+        ends = None if word_ends is None else [*word_ends[row][:-1], True]
+        try:
+            _run_sentence(record, row, system, sequence, ends, run_last)
+        except ValueError as error:
+            raise ValueError(f"actions, row {row}: {error}.") from error
+        num_shifts = sequence.count(SHIFT)
+        if num_shifts != num_words[row]:
             raise ValueError(
-                f"actions, row {row}: {machine.num_words} SHIFT actions for {num_words[row]} tokens. They must agree."
+                f"actions, row {row}: {num_shifts} SHIFT actions for {num_words[row]} tokens. They must agree."
             )
     return record
 
@@ -384,7 +330,8 @@ def make_plan(
     Cost: O(actions) Python steps, about 2 microseconds each; run it in the data loader.
     Source: the authors' `fixed_stack_models.py` keeps a stack tensor instead and runs one action at a time.
     """
-    record = _simulate(actions, transition_system == "in_order", num_labels, num_words, word_ends, run_last)
+    system = TransitionSystem(transition_system, num_labels)
+    record = _simulate(actions, system, num_words, word_ends, run_last)
     return _by_level(record) if by_level else _by_step(record)
 
 

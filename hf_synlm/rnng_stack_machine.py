@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .actions import FINISH, PAD, REDUCE, SHIFT
+from .rnng_actions import FINISH, PAD, REDUCE, SHIFT
 from .rnng_composition import chain_inputs
 from .rnng_plan import lay_out_chains
 from .search_stack import NodePool, Nodes

@@ -2,7 +2,7 @@
 
 The hypotheses of a beam have taken equally many actions, whatever words they have reached. Illegal actions are
 forbidden before the softmax over actions, so that forced actions cost nothing. The word-synchronous search is in
-`word_beam_search`; states and adapters are the same.
+`word_beam_search`; states and machine are the same.
 
 Shapes: B sentences, R hypotheses of a beam, M expansions, N nodes, T tokens, V vocabulary.
 """
@@ -61,7 +61,7 @@ def take_actions(
     Returns:
         The new beam, in the order of the expansions. Those that exist in no sentence are cut off.
     """
-    pool, adapter = state.pool, search.adapter
+    pool, machine = state.pool, search.machine
     parents = state.with_hypotheses(chosen.origin)
     alive = chosen.scores > NEG_INF
     keep = (parents.history & alive[..., None]).any(1)
@@ -75,10 +75,10 @@ def take_actions(
         old, renumber = pool.compact(keep, max(1, live))
         nodes = renumber.gather(1, nodes).clamp(min=0)
         history = history.gather(2, old[:, None].expand(-1, rows, -1))
-    first = adapter.push(pool, nodes, num_tokens, tokens=tokens, actions=actions)
+    first = machine.push(pool, nodes, num_tokens, tokens=tokens, actions=actions)
     new, history = append_own(first, history)
-    adapter.read_actions(pool, history)
-    adapter.score_words(pool, history)
+    machine.read_actions(pool, history)
+    machine.score_words(pool, history)
     if active is not None:
         new = torch.where(active[:, None], new, nodes)
         history[..., first:] &= active[:, None, None]
@@ -102,11 +102,11 @@ def read_by_actions(search: WordBeamSearch, state: SearchState, tokens: Tensor, 
     Returns:
         The finished beam, best first.
     """
-    adapter, pool = search.adapter, state.pool
+    machine, pool = search.machine, state.pool
     state = replace(state, num_tokens=torch.zeros_like(state.nodes))
     for step in range(2 * tokens.shape[1] - 1):
         active, count = 2 * length - 1 > step, state.num_tokens
-        log_probs = adapter.action_log_probs(pool, state.nodes, count, state.edges, renormalize=True)
+        log_probs = machine.action_log_probs(pool, state.nodes, count, state.edges, renormalize=True)
         next_token = tokens.gather(1, count.clamp(max=tokens.shape[1] - 1))
         words = search.log_probs_of(state, state.nodes, next_token)
         gen = (state.scores + log_probs[..., GEN] + words).masked_fill(count >= length[:, None], NEG_INF)

@@ -71,11 +71,11 @@ def first_token_mask(input_ids: Tensor, mask: Tensor, bos_token_id: int | None) 
     return mask & (mask.long().cumsum(1) == 1) & (input_ids == bos_token_id)
 
 
-def check_length(adapter: Any, num_tokens: int, what: str, remedy: str = "Shorten it.") -> None:
+def check_length(machine: Any, num_tokens: int, what: str, remedy: str = "Shorten it.") -> None:
     """Check that a text fits the positions of the model.
 
     Args:
-        adapter: Model side of the search.
+        machine: Model side of the search.
         num_tokens: Tokens of the text, context included.
         what: What the text is, for the message.
         remedy: What to do, for the message.
@@ -83,9 +83,9 @@ def check_length(adapter: Any, num_tokens: int, what: str, remedy: str = "Shorte
     Raises:
         ValueError: if it does not.
     """
-    if num_tokens > adapter.max_tokens:
+    if num_tokens > machine.max_tokens:
         raise ValueError(
-            f"{what} of {num_tokens} tokens does not fit the {adapter.max_tokens} positions of the model. {remedy}"
+            f"{what} of {num_tokens} tokens does not fit the {machine.max_tokens} positions of the model. {remedy}"
         )
 
 
@@ -168,14 +168,14 @@ def start_state(
     Raises:
         ValueError: for texts that do not fit the positions of the model, and context behind text.
     """
-    mask, context = _split_inputs(search.adapter.config, input_ids, attention_mask, context_sentence_ids, bos_token_id)
+    mask, context = _split_inputs(search.machine.config, input_ids, attention_mask, context_sentence_ids, bos_token_id)
     text = AlignedText.read(input_ids, mask)
     total = max(text.lengths, default=0)
     arguments = {}
     if context is not None and bool((context > 0).any()):
         total = int((mask.sum(1) + (context > 0).sum(1)).max())
         arguments = {"input_ids": input_ids.masked_fill(context == 0, 0), "context_sentence_ids": context}
-    check_length(search.adapter, total, "A text")
+    check_length(search.machine, total, "A text")
     return search.begin(len(input_ids), input_ids.device, **arguments), text
 
 
@@ -379,7 +379,7 @@ def _parse_output(
     history = torch.nn.functional.pad(history, (0, 0, 0, count - history.shape[1]))
     nodes = state.pool.derivations(history & (scores > NEG_INF)[..., None])
     exists = (scores > NEG_INF).tolist()
-    trees, labels = search.adapter.trees(nodes)
+    trees, labels = search.machine.trees(nodes)
     spans = [
         [[(i + offset, j + offset) for i, j in tree] for tree, there in zip(row, kept, strict=True) if there]
         for row, kept, offset in zip(trees, exists, offsets, strict=True)
@@ -399,7 +399,7 @@ def _parse_output(
     return ParseOutput(
         spans=spans,
         labels=labels,
-        actions=nodes.action.clamp(min=search.adapter.pad_action),
+        actions=nodes.action.clamp(min=search.machine.pad_action),
         log_probs=scores,
         text_log_probs=total,
         offsets=offsets,
@@ -441,7 +441,7 @@ def marginal_logits(
     Cost: as `parse_with_search`, with all structural successors at the columns that are kept.
     """
     cache = SyntacticCache(search.num_beams, search.eos_token_ids) if cache is None else cache
-    mask = _new_columns(search.adapter.config, input_ids, attention_mask, cache)
+    mask = _new_columns(search.machine.config, input_ids, attention_mask, cache)
     _check_word_ends(word_ends, input_ids)
     if isinstance(logits_to_keep, int) and logits_to_keep < 0:
         raise ValueError(f"logits_to_keep={logits_to_keep} must not be negative: the number of last columns, 0 = all")
@@ -453,12 +453,12 @@ def marginal_logits(
     begins = text.align(first_token_mask(input_ids, mask, bos_token_id)) & ~cache.begun[:, None]
     total = state.num_tokens + text.present.sum(1) - begins.sum(1)
     check_length(
-        search.adapter, int(total.max()), "A text",
+        search.machine, int(total.max()), "A text",
         "Shorten it; in generate, shorten the prompt or lower max_new_tokens.",
     )  # fmt: skip
     first_begins = bool(begins.any())
     if word_ends is not None or state.edges is not None:
-        _extend_edges(search.adapter, state, text, begins, word_ends)
+        _extend_edges(search.machine, state, text, begins, word_ends)
     if state.block is None and state.max_depth:
         search.refresh(state)
     kept = torch.arange(width, device=input_ids.device)
@@ -467,7 +467,7 @@ def marginal_logits(
     target[kept] = torch.arange(len(kept), device=input_ids.device)
     wanted = (target[text.columns] < len(kept)) & text.present
     wanted_steps = wanted.any(0).tolist()
-    size = search.adapter.config.vocab_size
+    size = search.machine.config.vocab_size
     # One column more takes what belongs to no kept position.
     logits = torch.full((batch, len(kept) + 1, size), -torch.tensor(float(size)).log().item(), device=input_ids.device)
     rows = torch.arange(batch, device=input_ids.device)
@@ -506,11 +506,11 @@ def _new_columns(config: Any, input_ids: Tensor, attention_mask: Tensor | None, 
 
 
 def _extend_edges(
-    adapter: Any, state: SearchState, text: AlignedText, begins: Tensor, word_ends: Tensor | None
+    machine: Any, state: SearchState, text: AlignedText, begins: Tensor, word_ends: Tensor | None
 ) -> None:
     """Add the word edges of new columns; where none are given, those that the model knows, or every token is a word."""
     present = text.present & ~begins
-    known = adapter.word_ends_of(text.tokens) if word_ends is None else text.align(word_ends.bool())
+    known = machine.word_ends_of(text.tokens) if word_ends is None else text.align(word_ends.bool())
     ends = torch.ones_like(present) if known is None else known | ~present
     if state.edges is None:
         size = int(state.num_tokens.max()) if len(state.num_tokens) else 0

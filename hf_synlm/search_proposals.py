@@ -44,7 +44,7 @@ def propose_words(
         words = search.word_log_probs(frontier, block.nodes)
         if process is not None:
             levels = [process(block.origin[:, a:b], words[:, a:b]) for a, b in block.bounds]
-            words = search.mask_end(torch.cat(levels, 1), search.adapter.is_complete(state.pool, block.nodes))
+            words = search.mask_end(torch.cat(levels, 1), search.machine.is_complete(state.pool, block.nodes))
         base = block.scores + block.log_probs[..., 0]
         if keep_scores:
             summed = _add_words(summed, state, block, base, words)
@@ -114,7 +114,7 @@ def draw_word(search: Any, state: SearchState, process: Process | None) -> tuple
         if process is None:
             break
         scores = process(block.origin.gather(1, row), log_probs.clone())
-        scores = search.mask_end(scores, search.adapter.is_complete(state.pool, nodes))
+        scores = search.mask_end(scores, search.machine.is_complete(state.pool, nodes))
         barren = (scores == NEG_INF).all(2)
         weights = weights.scatter(1, row, weights.gather(1, row).masked_fill(barren, NEG_INF))
         again = barren & (weights > NEG_INF).any(1, keepdim=True)

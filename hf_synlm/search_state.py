@@ -1,24 +1,27 @@
-"""What a beam search over derivations keeps: word edges, blocks of states, the beam, and the beam as a cache.
+"""State of a beam search over derivations: word edges, blocks, the beam, and the beam as a cache; and its contracts.
+
+`StackMachine` and `WordSearch` are what the code that all searches share needs of a model and of a search.
 
 Shapes: B sentences, K hypotheses, R rows of a block, C levels, N nodes, T tokens, V vocabulary.
 All scores are natural logs in float32; -inf marks a hypothesis that does not exist.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers.cache_utils import Cache
 
-from .search_stack import NodePool
+from .search_stack import NodePool, Nodes
 
 NEG_INF = float("-inf")
 
 
 @dataclass
 class WordEdges:
-    """Where the words of a text begin and end when tokens are word pieces."""
+    """Where the words of a text begin and end when tokens are word pieces: the end of a word is its last piece."""
 
     is_end: Tensor
     """[B, T] True at the last piece of a word; T counts tokens of the derivation."""
@@ -119,7 +122,7 @@ class SearchState:
             self,
             nodes=self.nodes.gather(1, index),
             scores=self.scores.gather(1, index),
-            history=self.history.gather(1, index[..., None].expand(-1, -1, self.history.shape[2])),
+            history=self.history.take_along_dim(index[..., None], 1),
             num_tokens=num_tokens,
             level_sizes=[index.shape[1]],
             block=None,
@@ -159,7 +162,7 @@ class BlockTable:
     def candidates(self, scores: Tensor, rows: Tensor, tokens: Tensor) -> Candidates:
         """Look up rows [B, K] of the table."""
         width = self.blocks[-1].history.shape[2]
-        parts = [torch.nn.functional.pad(block.history, (0, width - block.history.shape[2])) for block in self.blocks]
+        parts = [F.pad(block.history, (0, width - block.history.shape[2])) for block in self.blocks]
         history = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         nodes = torch.cat([block.nodes for block in self.blocks], 1)
         origin = torch.cat([block.origin for block in self.blocks], 1)
@@ -170,11 +173,110 @@ class BlockTable:
         return Candidates(
             scores,
             nodes.gather(1, rows),
-            history.gather(1, rows[..., None].expand(-1, -1, width)),
+            history.take_along_dim(rows[..., None], 1),
             tokens,
             origin.gather(1, rows),
             level[rows],
         )
+
+
+def keep_frozen(state: SearchState, chosen: Candidates, active: Tensor) -> Candidates:
+    """Put the old beam in the place of the candidates of sentences that take no word.
+
+    Args:
+        state: Beam before the word.
+        chosen: Continuations by a word [B, K].
+        active: Sentences that take the word [B].
+
+    Returns:
+        Candidates, as many as the larger of both.
+    """
+    width = max(chosen.scores.shape[1], state.scores.shape[1])
+    size = chosen.history.shape[2]
+    own = torch.arange(width, device=active.device).expand(len(active), -1)
+    zero = torch.zeros_like(state.nodes)
+
+    def merge(new: Tensor, old: Tensor, fill: float = 0) -> Tensor:
+        new, old = (F.pad(x, (0, width - x.shape[1]), value=fill) for x in (new, old))
+        return torch.where(active[:, None], new, old)
+
+    old_history = F.pad(state.history, (0, size - state.history.shape[2], 0, width - state.history.shape[1]))
+    history = F.pad(chosen.history, (0, 0, 0, width - chosen.history.shape[1]))
+    return Candidates(
+        merge(chosen.scores, state.scores, NEG_INF),
+        merge(chosen.parents, state.nodes),
+        torch.where(active[:, None, None], history, old_history),
+        merge(chosen.tokens, zero),
+        merge(chosen.origin, own),
+        merge(chosen.num_structural, zero),
+    )
+
+
+class StackMachine(Protocol):
+    """The model side of a search."""
+
+    config: Any
+    """Configuration of the model: `vocab_size`, `pad_token_id`."""
+    max_tokens: float
+    """Number of tokens that the positions of the model allow, or infinity."""
+    pad_action: int
+    """Id that pads action sequences."""
+
+    def begin(self, batch_size: int, device: torch.device, **context: Any) -> tuple[NodePool, Tensor, Tensor]:
+        """The pool, the state before the first action [B, 1], and its history [B, 1, N]."""
+
+    def word_ends_of(self, tokens: Tensor) -> Tensor | None:
+        """Which of the `tokens` [B, T] end a word, as far as the vocabulary tells; None = all."""
+
+    def trees(self, nodes: Nodes) -> tuple[list[list[list[tuple[int, int]]]], list[list[list[str]]] | None]:
+        """Spans of derivations [B, K, A], and their labels if trees are labeled."""
+
+
+class WordSearch(Protocol):
+    """A word-synchronous search, as parsing, next-token distributions and `generate` use it."""
+
+    machine: StackMachine
+    num_beams: int
+    eos_token_ids: Tensor | None
+
+    def begin(self, batch_size: int, device: torch.device, **context: Any) -> SearchState:
+        """State before the first word."""
+
+    def refresh(self, state: SearchState) -> None:
+        """Count again what the next word needs, after sentences or hypotheses were selected."""
+
+    def keep(self, state: SearchState, index: Tensor) -> SearchState:
+        """The beam with the hypotheses `index` [B, R'] only."""
+
+    def propose(
+        self, state: SearchState, tokens: Tensor, block: Block | None = None, active: Tensor | None = None
+    ) -> Candidates:
+        """The best K derivations that generate one given word [B] per sentence."""
+
+    def propose_words(
+        self, state: SearchState, process: Any, keep_scores: bool = False
+    ) -> tuple[Candidates, Candidates | None, Tensor | None]:
+        """The best K derivations that generate one more word; see `search_proposals.propose_words`."""
+
+    def draw_word(self, state: SearchState, process: Any) -> tuple[Candidates, Tensor]:
+        """Draw one derivation and its next word per sentence; see `search_proposals.draw_word`."""
+
+    def commit(
+        self, state: SearchState, chosen: Candidates, active: Tensor | None = None, wanted: Tensor | None = None
+    ) -> tuple[SearchState, Tensor]:
+        """Generate the chosen words: the new beam, and the candidate from which each hypothesis comes."""
+
+    def close(self, state: SearchState) -> SearchState:
+        """Complete the trees; hypotheses best first."""
+
+    def close_each(self, state: SearchState) -> tuple[Tensor, Nodes]:
+        """Scores [B, K] and derivations [B, K, A] of the hypotheses with closed trees; the state does not change."""
+
+    def next_token_log_probs(self, state: SearchState) -> Tensor:
+        """Log-probabilities [B, V] of the next word given the prefix, derivations summed out."""
+
+    def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
+        """Log-probability [B, K] of the word of every candidate, without the actions before it."""
 
 
 class SyntacticCache(Cache):
@@ -260,6 +362,9 @@ __all__ = [
     "BlockTable",
     "Candidates",
     "SearchState",
+    "StackMachine",
     "SyntacticCache",
     "WordEdges",
+    "WordSearch",
+    "keep_frozen",
 ]

@@ -1,48 +1,125 @@
 """Word-synchronous beam search over the derivations of a syntactic language model.
 
-A derivation builds a tree with the words as it goes: between two words it may take structural actions. Here a state
-has one structural successor (COMP for GPST); `fast_track_search` is for systems with many. The beam holds K derivations
-that have generated the same words, so that
+A derivation builds a tree together with the words: between two words it may take structural actions. Here a state has
+one structural successor (COMP for GPST); `rnng_fast_track.py` is for systems with many. "Word-synchronous": the
+hypotheses of the beam are compared at the end of a word only, when all of them have generated the same words, so that
 
     m_t = logsumexp_k log p(x_1..t, y_k)
 
-is a lower bound on the prefix log-probability, tight once K exceeds the number of derivations (Stern et al. 2017; for
-GPST the authors' `R2D2GenFastBeamSearcher`).
+over the K derivations y_k of the beam is a lower bound on the prefix log-probability, tight once K exceeds the number
+of derivations (Stern et al. 2017; for GPST the authors' `R2D2GenFastBeamSearcher`). Where tokens are pieces of words,
+no constituent may cross the end of a word: see `WordEdges`.
 
 One word takes few calls of the model. The structural successors of the current states are laid out level by level (a
-*block*: row (c, k) is state k after c structural actions); all rows get the probabilities of their next action in one
-pass, and those of their next word in another; and the selection is then replayed on the table of scores, level by
-level, exactly as if the states had been expanded one action at a time. Nodes live in a `NodePool`; nothing is copied
-when hypotheses branch.
+*block*: row (c, k) is state k after c structural actions). One pass gives all rows the probabilities of their next
+action, another one those of their next word. Then the selection is replayed on the table of scores, level by level,
+exactly as if the states had been expanded one action at a time. Nodes live in a `NodePool`: hypotheses branch without
+copies. The model side is a `LevelMachine`.
 
-The model side is an *adapter* with
-    begin(batch_size, device, **context) -> (pool, nodes [B, 1], history [B, 1, N])
-    push(pool, parents, num_tokens, tokens=None, actions=None) -> id of the first of R new nodes
-    read_actions(pool, history): run the layers that predict actions on the R newest nodes, history [B, R, N]
-    num_unread(pool) -> how many of the newest nodes these layers have not seen
-    action_log_probs(pool, nodes, num_tokens, edges, renormalize=False) -> [B, R, 2]: generate a word, take the
-        structural action; -inf where illegal
-    chain_bound(pool, nodes) -> [B, R] upper bound of the structural actions before the next word
-    is_complete(pool, nodes) -> [B, R] exactly one tree on the stack
-    score_words(pool, history), num_unscored(pool): the same for the layers that predict words
-    word_features(pool, nodes) -> [B, R, D], and logits_of(features [..., D]) -> [..., V] float32
+The slow and obvious version is `synchronous_beam` in tests/reference/exhaustive_search.py.
 
 Shapes: B sentences, K hypotheses, R rows of a step, C levels, N nodes, T tokens, V vocabulary.
 All scores are natural logs in float32; -inf marks a hypothesis that does not exist.
 """
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from .search_proposals import NEGLIGIBLE, Process, draw_word, propose_words
-from .search_stack import Nodes
-from .search_state import NEG_INF, Block, BlockTable, Candidates, SearchState
+from .search_proposals import NEGLIGIBLE, draw_word, propose_words
+from .search_stack import NodePool, Nodes
+from .search_state import NEG_INF, Block, BlockTable, Candidates, SearchState, StackMachine, WordEdges, keep_frozen
 
 # Numbers in one chunk of logits where only a few of each row are kept: memory does not grow with the batch.
 _CHUNK_ELEMENTS = 1 << 24
+
+
+class LevelMachine(StackMachine, Protocol):
+    """A stack machine with one structural action: what `WordBeamSearch` needs of a model."""
+
+    def push(
+        self,
+        pool: NodePool,
+        parents: Tensor,
+        num_tokens: Tensor,
+        tokens: Tensor | None = None,
+        actions: Tensor | None = None,
+    ) -> int:
+        """Take one action from each of R states; returns the id of the first of R new nodes."""
+
+    def num_unread(self, pool: NodePool) -> int:
+        """Number of newest nodes that the layers which predict actions have not read."""
+
+    def read_actions(self, pool: NodePool, history: Tensor) -> None:
+        """Run the layers that predict actions on the R newest nodes, with their histories [B, R, N]."""
+
+    def action_log_probs(
+        self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, edges: WordEdges | None, renormalize: bool = False
+    ) -> Tensor:
+        """Log-probabilities [B, R, 2]: generate a word, take the structural action; -inf where illegal."""
+
+    def chain_bound(self, pool: NodePool, nodes: Tensor) -> Tensor:
+        """Upper bound [B, R] of the number of structural actions before the next word."""
+
+    def is_complete(self, pool: NodePool, nodes: Tensor) -> Tensor:
+        """Whether exactly one tree is on the stack [B, R]."""
+
+    def num_unscored(self, pool: NodePool) -> int:
+        """Number of newest nodes that the layers which predict words have not read."""
+
+    def score_words(self, pool: NodePool, history: Tensor) -> None:
+        """Run the layers that predict words on the R newest nodes, with their histories [B, R, N]."""
+
+    def word_features(self, pool: NodePool, nodes: Tensor) -> Tensor:
+        """Inputs [B, R, D] of `logits_of`."""
+
+    def logits_of(self, features: Tensor) -> Tensor:
+        """Logits [..., V] of the next word, float32."""
+
+
+@dataclass
+class _Levels:
+    """A block while its levels are added."""
+
+    sizes: list[int]
+    """Rows of each level; row k of level c + 1 succeeds row k of level c."""
+    history: Tensor
+    """[B, all rows, N + new nodes]"""
+    chain: Tensor
+    """[all rows] state from which each row descends."""
+    num_tokens: Tensor
+    """[B, R] of each state."""
+    nodes: list[Tensor]
+    scores: list[Tensor]
+    log_probs: list[Tensor] = field(default_factory=list)
+    mass: Tensor | None = None
+    """[B, 1] log of the mass of all words after the rows so far."""
+
+    @classmethod
+    def start(cls, state: SearchState, sizes: list[int]) -> "_Levels":
+        """The states themselves as level 0."""
+        # The pool may hold nodes of an earlier expansion of this state.
+        history = F.pad(state.history, (0, state.pool.size - state.history.shape[2]))
+        history, chain = chain_history(history, sizes)
+        counts = state.num_tokens if state.num_tokens.dim() == 2 else state.num_tokens[:, None].expand_as(state.nodes)
+        return cls(sizes, history, chain, counts, [state.nodes], [state.scores])
+
+    def add_scores(self, level: int, negligible: float | None) -> None:
+        """Score a level whose action probabilities are known; leave out negligible rows."""
+        if level:
+            self.scores.append(
+                self.scores[-1][:, : self.sizes[level]] + self.log_probs[level - 1][:, : self.sizes[level], 1]
+            )
+        if negligible is None:
+            return
+        if self.mass is not None:
+            self.scores[-1] = self.scores[-1].masked_fill(self.scores[-1] < self.mass - negligible, NEG_INF)
+        more = (self.scores[-1] + self.log_probs[level][..., 0]).logsumexp(1, keepdim=True)
+        self.mass = more if self.mass is None else torch.logaddexp(self.mass, more)
 
 
 def chain_history(history: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
@@ -64,37 +141,40 @@ def chain_history(history: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
 
 
 class WordBeamSearch:
-    """Word-synchronous beam search with a model adapter.
+    """Word-synchronous beam search with a stack machine.
 
     Args:
-        adapter: Model side of the search (see the top of this file).
+        machine: Model side of the search.
         num_beams: Number K of derivations kept per sentence.
-        eos_token_ids: Words that may only be generated when exactly one tree is on the stack [E].
+        eos_token_ids: Words [E] that may only be generated when exactly one tree is on the stack.
         renormalize: Forbid structural actions before the softmax over actions instead of after it.
     """
 
+    propose_words = propose_words
+    draw_word = draw_word
+
     def __init__(
-        self, adapter: Any, num_beams: int, eos_token_ids: Tensor | None = None, renormalize: bool = False
+        self, machine: LevelMachine, num_beams: int, eos_token_ids: Tensor | None = None, renormalize: bool = False
     ) -> None:
         if not isinstance(num_beams, int) or isinstance(num_beams, bool):
             raise ValueError(f"num_beams={num_beams!r} must be an integer: the number of derivations in the beam")
         if num_beams < 1:
             raise ValueError(f"num_beams={num_beams}: a beam holds at least one derivation")
-        self.adapter = adapter
+        self.machine = machine
         self.num_beams = num_beams
         self.eos_token_ids = eos_token_ids
         self.renormalize = renormalize
 
     # ------------------------------------------------------------------------------------------------ one block
     def begin(self, batch_size: int, device: torch.device, **context: Any) -> SearchState:
-        """State before the first word; `context` goes to the adapter (complete sentences before the text)."""
-        pool, nodes, history = self.adapter.begin(batch_size, device, **context)
+        """State before the first word; `context` goes to the machine (complete sentences before the text)."""
+        pool, nodes, history = self.machine.begin(batch_size, device, **context)
         scores = torch.zeros(nodes.shape, dtype=torch.float32, device=device)
         return SearchState(pool, nodes, scores, history, torch.zeros_like(nodes[:, 0]), [1])
 
     def refresh(self, state: SearchState) -> None:
         """Recount the levels of the next block over all sentences (one host sync)."""
-        chain = self.adapter.chain_bound(state.pool, state.nodes).masked_fill(state.scores == NEG_INF, -1)
+        chain = self.machine.chain_bound(state.pool, state.nodes).masked_fill(state.scores == NEG_INF, -1)
         state.level_sizes = [state.nodes.shape[1], *_level_counts(chain, state.max_depth).tolist()]
 
     def expand(
@@ -117,47 +197,41 @@ class WordBeamSearch:
         Returns:
             The block. Its new nodes stay in the pool.
         """
-        pool, adapter = state.pool, self.adapter
         sizes, cut = self._block_sizes(state.level_sizes, max_rows)
-        # The pool may hold nodes of an earlier expansion of this state.
-        history = torch.nn.functional.pad(state.history, (0, pool.size - state.history.shape[2]))
-        history, chain = chain_history(history, sizes)
-        counts = state.num_tokens if state.num_tokens.dim() == 2 else state.num_tokens[:, None].expand_as(state.nodes)
-        nodes, scores, log_probs, mass = [state.nodes], [state.scores], [], None
+        rows = _Levels.start(state, sizes)
         for first, last in self._chunks(sizes, negligible is not None):
-            for size in sizes[max(first, 1) : last]:
-                start = adapter.push(pool, nodes[-1][:, :size], counts[:, :size])
-                nodes.append(torch.arange(start, start + size, device=history.device).expand(len(history), -1))
-            end, unread = sum(sizes[:last]), adapter.num_unread(pool)
-            if unread:
-                adapter.read_actions(pool, history[:, end - unread : end, : pool.size])
-            ids = torch.cat(nodes[first:last], 1)
-            row_counts = counts[:, chain[end - ids.shape[1] : end]]
-            actions = adapter.action_log_probs(pool, ids, row_counts, state.edges, self.renormalize)
-            log_probs += actions.split(sizes[first:last], 1)
+            self._run_levels(state, rows, first, last)
             for level in range(first, last):
-                if level:
-                    scores.append(scores[-1][:, : sizes[level]] + log_probs[level - 1][:, : sizes[level], 1])
-                if negligible is not None:
-                    if mass is not None:
-                        scores[-1] = scores[-1].masked_fill(scores[-1] < mass - negligible, NEG_INF)
-                    more = (scores[-1] + log_probs[level][..., 0]).logsumexp(1, keepdim=True)
-                    mass = more if mass is None else torch.logaddexp(mass, more)
-            if last < len(sizes) and not bool((scores[-1] > NEG_INF).any()):
+                rows.add_scores(level, negligible)
+            if last < len(sizes) and not bool((rows.scores[-1] > NEG_INF).any()):
                 sizes = sizes[:last]
                 break
         end = sum(sizes)
-        history, chain = history[:, :end, : pool.size], chain[:end]
-        unscored = adapter.num_unscored(pool)
+        history, chain = rows.history[:, :end, : state.pool.size], rows.chain[:end]
+        unscored = self.machine.num_unscored(state.pool)
         if words and unscored:
-            adapter.score_words(pool, history[:, end - unscored :])
+            self.machine.score_words(state.pool, history[:, end - unscored :])
         origin = chain.expand(len(history), -1) if state.origin is None else state.origin[:, chain]
         bounds = [(sum(sizes[:c]), sum(sizes[: c + 1])) for c in range(len(sizes))]
-        rows = torch.cat(nodes, 1), torch.cat(scores, 1), torch.cat(log_probs, 1)
-        return Block(rows[0], rows[1], rows[2], history, origin, bounds, state.level, cut)
+        nodes, scores, log_probs = (torch.cat(levels, 1) for levels in (rows.nodes, rows.scores, rows.log_probs))
+        return Block(nodes, scores, log_probs, history, origin, bounds, state.level, cut)
+
+    def _run_levels(self, state: SearchState, rows: _Levels, first: int, last: int) -> None:
+        """Push the nodes of the levels `first` .. `last` - 1, and compute the probabilities of their next actions."""
+        pool, sizes, history = state.pool, rows.sizes, rows.history
+        for size in sizes[max(first, 1) : last]:
+            start = self.machine.push(pool, rows.nodes[-1][:, :size], rows.num_tokens[:, :size])
+            rows.nodes.append(torch.arange(start, start + size, device=history.device).expand(len(history), -1))
+        end, unread = sum(sizes[:last]), self.machine.num_unread(pool)
+        if unread:
+            self.machine.read_actions(pool, history[:, end - unread : end, : pool.size])
+        ids = torch.cat(rows.nodes[first:last], 1)
+        num_tokens = rows.num_tokens[:, rows.chain[end - ids.shape[1] : end]]
+        actions = self.machine.action_log_probs(pool, ids, num_tokens, state.edges, self.renormalize)
+        rows.log_probs += actions.split(sizes[first:last], 1)
 
     def _chunks(self, sizes: list[int], may_stop: bool) -> list[tuple[int, int]]:
-        """Levels that are run together, as (first, last + 1): all, or runs of about 4 K rows if one may stop early."""
+        """Levels to run together, as (first, last + 1): all, or runs of about 4 K rows if the search may stop early."""
         if not may_stop:
             return [(0, len(sizes))]
         stops, rows = [0], 0
@@ -169,11 +243,11 @@ class WordBeamSearch:
         return list(zip(stops, [*stops[1:], len(sizes)], strict=True))
 
     def settle(self, state: SearchState) -> None:
-        """Run the layers on the newest nodes while they stand in the order of the beam (before it is reordered)."""
-        if self.adapter.num_unread(state.pool):
-            self.adapter.read_actions(state.pool, state.history)
-        if self.adapter.num_unscored(state.pool):
-            self.adapter.score_words(state.pool, state.history)
+        """Run the layers on the newest nodes before the beam is reordered: they must read nodes in the order of ids."""
+        if self.machine.num_unread(state.pool):
+            self.machine.read_actions(state.pool, state.history)
+        if self.machine.num_unscored(state.pool):
+            self.machine.score_words(state.pool, state.history)
 
     def _block_sizes(self, level_sizes: list[int], max_rows: int | None) -> tuple[list[int], bool]:
         """Rows per level of the next block, and whether states with successors remain behind it."""
@@ -188,8 +262,8 @@ class WordBeamSearch:
 
     def word_log_probs(self, state: SearchState, nodes: Tensor) -> Tensor:
         """Next-word log-probabilities of states [B, R, V], end tokens only where one tree is on the stack."""
-        log_probs = self.adapter.logits_of(self.adapter.word_features(state.pool, nodes)).log_softmax(-1)
-        return self.mask_end(log_probs, self.adapter.is_complete(state.pool, nodes))
+        log_probs = self.machine.logits_of(self.machine.word_features(state.pool, nodes)).log_softmax(-1)
+        return self.mask_end(log_probs, self.machine.is_complete(state.pool, nodes))
 
     def mask_end(self, log_probs: Tensor, complete: Tensor) -> Tensor:
         """Forbid end tokens in rows whose stack does not hold exactly one tree (no renormalization), in place."""
@@ -213,7 +287,7 @@ class WordBeamSearch:
         """Log-probability [B, R] that the next word is one that may be generated: no end token inside a tree."""
         if self.eos_token_ids is None:
             return torch.zeros(nodes.shape, device=nodes.device)
-        complete = self.adapter.is_complete(state.pool, nodes).flatten()
+        complete = self.machine.is_complete(state.pool, nodes).flatten()
         return self._by_chunks(
             state, nodes, lambda logits, rows: self.mask_end(logits.log_softmax(1), complete[rows]).logsumexp(1)
         )
@@ -223,10 +297,10 @@ class WordBeamSearch:
 
         `reduce` maps the logits [M, V] of a slice of the B R flat rows to [M].
         """
-        features = self.adapter.word_features(state.pool, nodes).flatten(0, 1)
-        size = max(1, _CHUNK_ELEMENTS // self.adapter.config.vocab_size)
+        features = self.machine.word_features(state.pool, nodes).flatten(0, 1)
+        size = max(1, _CHUNK_ELEMENTS // self.machine.config.vocab_size)
         chunks = [slice(first, first + size) for first in range(0, max(1, len(features)), size)]
-        return torch.cat([reduce(self.adapter.logits_of(features[rows]), rows) for rows in chunks]).view(nodes.shape)
+        return torch.cat([reduce(self.machine.logits_of(features[rows]), rows) for rows in chunks]).view(nodes.shape)
 
     # ---------------------------------------------------------------------------------------------- selection
     def select(
@@ -275,14 +349,13 @@ class WordBeamSearch:
         """Execute the structural actions that survive a block, as the first level of the next one."""
         row = block.bounds[-1][0] + move
         parents = block.nodes.gather(1, row)
-        chain = self.adapter.chain_bound(state.pool, parents).masked_fill(moved == NEG_INF, 0) - 1
+        chain = self.machine.chain_bound(state.pool, parents).masked_fill(moved == NEG_INF, 0) - 1
         chain, order = chain.sort(dim=1, descending=True, stable=True)
         counts = _level_counts(chain, state.max_depth, first=0).tolist()
         order = order[:, : max(1, counts[0])]
         row, moved, parents = row.gather(1, order), moved.gather(1, order), parents.gather(1, order)
-        width = block.history.shape[2]
-        history = block.history.gather(1, row[..., None].expand(-1, -1, width))
-        first = self.adapter.push(state.pool, parents, state.num_tokens)
+        history = block.history.take_along_dim(row[..., None], 1)
+        first = self.machine.push(state.pool, parents, state.num_tokens)
         nodes, history = append_own(first, history)
         origin = block.origin.gather(1, row)
         level = block.level + len(block.bounds)
@@ -302,7 +375,7 @@ class WordBeamSearch:
             state: Beam between two words.
             tokens: The word of each sentence [B].
             block: All structural successors of the beam, if they are laid out already.
-            active: Not used: the levels leave out sentences that are over.
+            active: Not used: the levels leave out finished sentences.
 
         Returns:
             At most K candidates per sentence.
@@ -338,11 +411,12 @@ class WordBeamSearch:
         Returns:
             The new beam, and for each of its hypotheses the index of the candidate it comes from [B, R].
         """
-        pool, adapter = state.pool, self.adapter
-        scores, parents, tokens, history = chosen.scores, chosen.parents, chosen.tokens, chosen.history
-        chain = adapter.chain_bound(pool, parents) + 1
+        pool = state.pool
+        moving = torch.ones_like(state.num_tokens, dtype=torch.bool) if active is None else active
         if active is not None:
-            scores, parents, tokens, history, chain = self._keep_frozen(state, chosen, chain, active)
+            chosen = keep_frozen(state, chosen, active)
+        scores, parents, tokens, history = chosen.scores, chosen.parents, chosen.tokens, chosen.history
+        chain = self.machine.chain_bound(pool, parents) + moving[:, None]
         alive = scores > NEG_INF
         keep = (history & alive[..., None]).any(1)
         chain, order = chain.masked_fill(~alive, -1).sort(dim=1, descending=True, stable=True)
@@ -352,59 +426,32 @@ class WordBeamSearch:
         rows, live, *sizes = torch.cat([alive.sum(1).amax()[None], keep.sum(1).amax()[None], counts]).tolist()
         order = order[:, : max(1, rows)]
         scores, parents, tokens = scores.gather(1, order), parents.gather(1, order), tokens.gather(1, order)
-        history = history.gather(1, order[..., None].expand(-1, -1, history.shape[2]))
+        history = history.take_along_dim(order[..., None], 1)
         if pool.size > 2 * live + 32:
             index, renumber = pool.compact(keep, max(1, live))
             parents = renumber.gather(1, parents).clamp(min=0)
             history = history.gather(2, index[:, None].expand(-1, history.shape[1], -1))
-        first = adapter.push(pool, parents, state.num_tokens + 1, tokens=tokens)
+        first = self.machine.push(pool, parents, state.num_tokens + 1, tokens=tokens)
         nodes, new_history = append_own(first, history)
-        num_tokens = state.num_tokens + 1
         if active is not None:
             nodes = torch.where(active[:, None], nodes, parents)
             new_history[..., -nodes.shape[1] :] &= active[:, None, None]
-            num_tokens = torch.where(active, num_tokens, state.num_tokens)
         new = SearchState(
-            pool, nodes, scores, new_history, num_tokens, [nodes.shape[1], *sizes], state.edges,
+            pool, nodes, scores, new_history, state.num_tokens + moving, [nodes.shape[1], *sizes], state.edges,
             max_depth=state.max_depth + 1,
         )  # fmt: skip
         return new, order
 
-    def _keep_frozen(
-        self, state: SearchState, chosen: Candidates, chain: Tensor, active: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Put the old beam in the place of the candidates where a sentence takes no word."""
-        width = max(chosen.scores.shape[1], state.scores.shape[1])
-        size = chosen.history.shape[2]
-        old_chain = self.adapter.chain_bound(state.pool, state.nodes)
-        pad = torch.nn.functional.pad
-        old_history = pad(state.history, (0, size - state.history.shape[2]))
-        merged = []
-        for new, old, fill in (
-            (chosen.scores, state.scores, NEG_INF),
-            (chosen.parents, state.nodes, 0),
-            (chosen.tokens, torch.zeros_like(state.nodes), 0),
-            (chain, old_chain, 0),
-        ):
-            new, old = pad(new, (0, width - new.shape[1]), value=fill), pad(old, (0, width - old.shape[1]), value=fill)
-            merged.append(torch.where(active[:, None], new, old))
-        history = pad(chosen.history, (0, 0, 0, width - chosen.history.shape[1]))
-        old_history = pad(old_history, (0, 0, 0, width - old_history.shape[1]))
-        scores, parents, tokens, chain = merged
-        return scores, parents, tokens, torch.where(active[:, None, None], history, old_history), chain
-
     def close(self, state: SearchState) -> SearchState:
-        """Take the structural actions that are left until one tree is on the stack; no other action is legal.
-
-        Only for systems with one structural action. Every state has one successor, so nothing is selected.
+        """Take structural actions until one tree is on the stack. Every state has one successor: nothing is selected.
 
         Returns:
             A new state over the same pool, its hypotheses best first.
         """
-        chain = self.adapter.chain_bound(state.pool, state.nodes).masked_fill(state.scores == NEG_INF, -1)
+        chain = self.machine.chain_bound(state.pool, state.nodes).masked_fill(state.scores == NEG_INF, -1)
         chain, deepest = chain.sort(dim=1, descending=True, stable=True)
         if not bool((deepest[:, 1:] > deepest[:, :-1]).all()):
-            self.settle(state)  # nodes that no layer has read yet must be read in the order of their ids
+            self.settle(state)
         state = state.with_hypotheses(deepest)
         self.refresh(state)
         block = self.expand(state, words=False)
@@ -415,18 +462,18 @@ class WordBeamSearch:
         scores = block.scores.gather(1, row).masked_fill(state.scores == NEG_INF, NEG_INF)
         scores, order = scores.sort(dim=1, descending=True, stable=True)
         row = row.gather(1, order)
-        history = block.history.gather(1, row[..., None].expand(-1, -1, block.history.shape[2]))
+        history = block.history.take_along_dim(row[..., None], 1)
         return SearchState(
             state.pool, block.nodes.gather(1, row), scores, history, state.num_tokens, [row.shape[1]], state.edges,
             deepest.gather(1, order), max_depth=state.max_depth,
         )  # fmt: skip
 
     def close_each(self, state: SearchState) -> tuple[Tensor, Nodes]:
-        """Scores [B, K] and derivations [B, K, A] of the hypotheses with their trees closed; the state stays as is."""
+        """Scores [B, K] and derivations [B, K, A] of the hypotheses with closed trees; the state does not change."""
         size = state.pool.size
         closed = self.close(state)
         back = closed.origin.argsort(1)
-        history = closed.history.gather(1, back[..., None].expand(-1, -1, closed.history.shape[2]))
+        history = closed.history.take_along_dim(back[..., None], 1)
         nodes = state.pool.derivations(history)
         state.pool.truncate(size)
         return closed.scores.gather(1, back), nodes
@@ -435,18 +482,8 @@ class WordBeamSearch:
         """The beam with the hypotheses `index` [B, R'] only, over the same pool."""
         self.settle(state)
         state = state.with_hypotheses(index)
-        chain = self.adapter.chain_bound(state.pool, state.nodes).masked_fill(state.scores == NEG_INF, -1)
+        chain = self.machine.chain_bound(state.pool, state.nodes).masked_fill(state.scores == NEG_INF, -1)
         return state.with_hypotheses(chain.argsort(dim=1, descending=True, stable=True))
-
-    def propose_words(
-        self, state: SearchState, process: Process | None, keep_scores: bool = False
-    ) -> tuple[Candidates, Candidates | None, Tensor | None]:
-        """The best K derivations that generate one more word; see `word_proposals.propose_words`."""
-        return propose_words(self, state, process, keep_scores)
-
-    def draw_word(self, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
-        """Draw one derivation and its next word per sentence; see `word_proposals.draw_word`."""
-        return draw_word(self, state, process)
 
     # ------------------------------------------------------------------------------------------ distributions
     def closure(self, state: SearchState) -> Block:

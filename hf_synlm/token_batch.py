@@ -1,4 +1,4 @@
-"""Batches of token rows, checked and shifted to the left end: what every model does before it reads text.
+"""Check batches of token rows and move their tokens to the left end, before a model reads them.
 
 Shapes: B rows, T columns.
 """
@@ -12,14 +12,14 @@ from transformers import PreTrainedConfig
 def attended_tokens(
     config: PreTrainedConfig, input_ids: Tensor, attention_mask: Tensor | None, sentence_ids: Tensor | None = None
 ) -> Tensor:
-    """Mask [B, T] of the tokens that count: attended, and not the begin token at the start of a row.
+    """Mask [B, T] of the tokens to read: attended, and not the begin token at the start of a row.
 
     Args:
         config: for the vocabulary and the begin and padding ids.
         input_ids: [B, T].
         attention_mask: [B, T] or `None`: everything but runs of `pad_token_id` at both ends.
-        sentence_ids: [B, T] or `None`; 0 is padding, too. A leading begin token that they make a sentence of its own
-            stays a token.
+        sentence_ids: [B, T] or `None`; 0 is padding, too. A leading begin token that has another sentence id than the
+            next token stays a token.
 
     Returns:
         Boolean mask.
@@ -45,21 +45,13 @@ def attended_tokens(
 
 
 def between_padding(input_ids: Tensor, pad_token_id: int) -> Tensor:
-    """Mask of everything but runs of padding at both ends.
-
-    Args:
-        input_ids: [B, T].
-        pad_token_id: the padding.
-
-    Returns:
-        Boolean mask [B, T], True = token.
-    """
+    """Mask [B, T] of `input_ids`, False at the runs of `pad_token_id` at both ends of a row."""
     word = (input_ids != pad_token_id).long()
     return (word.flip(1).cummax(1).values.flip(1) * word.cummax(1).values).bool()
 
 
 def check_tokens(config: PreTrainedConfig, input_ids: Tensor, attention_mask: Tensor | None) -> None:
-    """Check that a batch holds token ids of the vocabulary.
+    """Check that token ids are in the vocabulary.
 
     Args:
         config: for the vocabulary.
@@ -68,7 +60,7 @@ def check_tokens(config: PreTrainedConfig, input_ids: Tensor, attention_mask: Te
 
     Raises:
         ValueError: for wrong shapes and types, or ids outside the vocabulary. (On a GPU, and in compiled and exported
-            code, the embedding lookup finds these: a check would stall every step, and break the graph.)
+            code, the embedding lookup finds these ids: a check would stall every step and break the graph.)
     """
     _check_shapes(input_ids, attention_mask)
     if not (input_ids.is_cuda or torch.compiler.is_compiling()):
@@ -127,11 +119,11 @@ def check_label_ids(config: PreTrainedConfig, labels: Tensor) -> None:
 
 
 def tokens_first(values: Tensor, mask_BT: Tensor | None) -> Tensor:
-    """Move the tokens of every row to its left end, in their order; what is no token comes after them.
+    """Move the tokens of every row to its left end, in their order; padding follows.
 
     Args:
         values: [B, T, ...].
-        mask_BT: True = token; None = every column, nothing is moved.
+        mask_BT: True = token; None = every column is a token.
 
     Returns:
         [B, T, ...].
@@ -143,10 +135,9 @@ def tokens_first(values: Tensor, mask_BT: Tensor | None) -> Tensor:
 
 
 def after_columns(states: Tensor, mask_BT: Tensor | None) -> Tensor:
-    """Put what a network computed after 0, 1, 2, ... tokens back to the columns of its input.
+    """Put the states after 0, 1, 2, ... tokens back to the columns of the input.
 
-    Inverse of `tokens_first` at the columns that hold tokens; a column that is skipped has the state of the column
-    before it.
+    Inverse of `tokens_first` at the tokens; padding has the state of the column before it.
 
     Args:
         states: [B, T + 1, ...]: before the first token, and after every token.
@@ -163,7 +154,7 @@ def after_columns(states: Tensor, mask_BT: Tensor | None) -> Tensor:
 
 
 def next_tokens(labels: Tensor, mask_BT: Tensor | None) -> Tensor:
-    """The label of the token after each token; -100 after the last one and at columns that are no token.
+    """The label of the token after each token; -100 after the last one and at padding.
 
     Args:
         labels: [B, T].

@@ -1,28 +1,28 @@
 """Constituency trees as plain data: half-open spans, nested tuples, bracket strings.
 
-A **span** is a pair of boundaries `(i, j)`, 0 <= i < j <= n: the tokens i, ..., j - 1. A tree over n tokens is given in
-one of three ways, with a function for every way there and back:
+A **span** is a pair of boundaries `(i, j)`, 0 <= i < j <= n: the tokens i, ..., j - 1. A tree over n tokens has three
+forms, with functions from each form to the others:
 
-* spans: the list of its constituents of width >= 2, the whole sentence included, in post-order (children before
-  parents, left before right), leaves left out. A binary tree has n - 1 of them, a one-token tree has none.
+* spans: its constituents of width >= 2, including the whole sentence, in post-order (children before parents, left
+  before right), without leaves. A binary tree has n - 1 of them, a one-token tree has none.
 * nested tuples: a leaf is the int of its position, an inner node is the tuple of its two or more children.
 * brackets: `((fruit flies) (like (a banana)))`.
 
 A labeled tree is a list of (label, i, j), or brackets with labels: `(S (NP the cat) (VP sleeps))`. It may have
 constituents over a single word and unary chains.
 
-Everything here is pure Python and iterative: a right-branching tree over thousands of tokens is no special case.
+Everything here is pure Python without recursion: trees may be thousands of tokens deep. Labeled trees are
+read by `hf_synlm.data.treebank`; baseline trees other than right branching are in `hf_synlm.evaluation.baseline_trees`.
 """
 
-import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
 from typing import Literal, TypeAlias
 
 Span: TypeAlias = tuple[int, int]
 Tree: TypeAlias = "int | tuple[Tree, ...]"
 
-_ESCAPES = (("(", "-LRB-"), (")", "-RRB-"))
 _BRACKET_OR_WORD = re.compile(r"[()]|[^\s()]+")
 
 
@@ -85,24 +85,34 @@ def spans_to_tree(spans: Sequence[Span], num_tokens: int) -> Tree:
     Cost: O(n + s log s) for s spans.
     """
     validate_spans(spans, num_tokens)
-    if num_tokens == 1:
-        return 0
+    if num_tokens > 1:
+        _check_whole_sentence(spans, num_tokens)
+    # Post-order is the order by end, then by descending start.
+    return _build_tree(sorted(spans, key=lambda span: (span[1], -span[0])), tuple)
+
+
+def _check_whole_sentence(spans: Sequence[Span], num_tokens: int) -> None:
+    """Raise ValueError unless one of the spans is the whole sentence."""
     if all(end - start < num_tokens for start, end in spans):
         raise ValueError(
             f"the whole-sentence span (0, {num_tokens}) is missing, so the {len(spans)} spans are a forest: add it"
         )
+
+
+def _build_tree(spans: Sequence[Span], join: Callable[[list[Tree]], Tree]) -> Tree:
+    """Build a tree from spans in post-order; `join` makes a node of its children. Without spans it is one leaf."""
+    if not spans:
+        return 0
     stack: list[tuple[int, Tree]] = []
     next_token = 0
-    # Post-order is the order by end, then by descending start.
-    for start, end in sorted(spans, key=lambda span: (span[1], -span[0])):
+    for start, end in spans:
         while next_token < end:
             stack.append((next_token, next_token))
             next_token += 1
         first = len(stack)
         while first > 0 and stack[first - 1][0] >= start:
             first -= 1
-        children = tuple(node for _, node in stack[first:])
-        stack[first:] = [(start, children)]
+        stack[first:] = [(start, join([node for _, node in stack[first:]]))]
     return stack[0][1]
 
 
@@ -144,7 +154,7 @@ def tree_to_spans(tree: Tree) -> list[Span]:
                 raise ValueError(f"leaf {node} stands where {next_token} should: leaves must read 0, 1, ..., n - 1")
             next_token += 1
         else:
-            raise ValueError(f"{node!r} is no part of a tree: leaves are ints and inner nodes are tuples")
+            raise ValueError(f"{node!r} is not part of a tree: leaves are ints and inner nodes are tuples")
     return spans
 
 
@@ -157,9 +167,7 @@ def escape_word(word: str) -> str:
     Returns:
         The word without parentheses.
     """
-    for symbol, escape in _ESCAPES:
-        word = word.replace(symbol, escape)
-    return word
+    return word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
 def unescape_word(word: str) -> str:
@@ -171,16 +179,14 @@ def unescape_word(word: str) -> str:
     Returns:
         The word.
     """
-    for symbol, escape in _ESCAPES:
-        word = word.replace(escape, symbol)
-    return word
+    return word.replace("-LRB-", "(").replace("-RRB-", ")")
 
 
 def tree_to_brackets(tree: Tree, words: Sequence[str]) -> str:
-    """Write a tree as unlabeled brackets, e.g. `((fruit flies) (like (a banana)))`; a single word stands bare.
+    """Write a tree as unlabeled brackets, e.g. `((fruit flies) (like (a banana)))`; a single word has no brackets.
 
-    Inverse of `brackets_to_tree`. Parentheses inside words are written -LRB- and -RRB-; therefore a word that contains
-    these five letters literally comes back as a parenthesis.
+    Inverse of `brackets_to_tree`. Parentheses inside words become -LRB- and -RRB-; so a word that contains one of these
+    strings literally comes back with a parenthesis.
 
     Args:
         tree: nested tuples over the positions of `words`.
@@ -190,49 +196,123 @@ def tree_to_brackets(tree: Tree, words: Sequence[str]) -> str:
         One line of text.
 
     Raises:
-        ValueError: the number of words is not the number of leaves, a word is empty or holds white space, or the
-            leaves of the tree are out of order.
+        ValueError: the number of words differs from the number of leaves, a word is empty or contains white space, or
+            the leaves are out of order.
 
     Cost: O(n).
     """
-    _check_words(tree, words)
-    pieces: list[str] = []
-    agenda: list[Tree | str] = [tree]
-    while agenda:
-        node = agenda.pop()
-        if isinstance(node, str):
-            pieces.append(node)
-        elif isinstance(node, int):
-            pieces.append(escape_word(words[node]))
-        else:
-            pieces.append("(")
-            agenda.append(")")
-            for child in reversed(node[1:]):
-                agenda.extend((child, " "))
-            agenda.append(node[0])
-    return "".join(pieces)
-
-
-def _check_words(tree: Tree, words: Sequence[str]) -> None:
-    """Raise ValueError unless there is one printable word for every leaf of the tree."""
     spans = tree_to_spans(tree)
     num_leaves = spans[-1][1] if spans else 1
     if len(words) != num_leaves:
         raise ValueError(f"{len(words)} words for a tree of {num_leaves} leaves: give exactly one word per leaf")
-    _check_printable(words)
+    return _write_brackets([("(", start, end) for start, end in spans], words)
 
 
-def _check_printable(words: Sequence[str]) -> None:
-    """Raise ValueError for a word that cannot stand among others with spaces between them."""
+def _write_brackets(openings: Sequence[tuple[str, int, int]], words: Sequence[str]) -> str:
+    """Write brackets around words, given the opening text and the span of each constituent in post-order."""
+    check_words(words)
+    opening: list[list[str]] = [[] for _ in words]
+    num_closing = [0] * len(words)
+    for text, start, end in openings:
+        opening[start].append(text)
+        num_closing[end - 1] += 1
+    return " ".join(
+        "".join(reversed(before)) + escape_word(word) + ")" * after
+        for before, word, after in zip(opening, words, num_closing, strict=True)
+    )
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Check that a sentence can be written as its words with single spaces between them.
+
+    Args:
+        words: the words of a sentence.
+
+    Raises:
+        ValueError: a word is empty or contains white space.
+    """
     for position, word in enumerate(words):
-        if not word or any(character.isspace() for character in word):
+        if not word or any(map(str.isspace, word)):
             raise ValueError(f"word {position} is {word!r}: words must be non-empty and free of white space")
+
+
+def labeled_spans_to_brackets(labeled_spans: Sequence[tuple[str, int, int]], words: Sequence[str]) -> str:
+    """Write a labeled tree as brackets without part-of-speech tags, e.g. `(S (NP the cat) (VP sleeps))`.
+
+    Inverse of `hf_synlm.data.treebank.brackets_to_labeled_spans`. Words are escaped as in `tree_to_brackets`.
+
+    Args:
+        labeled_spans: (label, i, j) of every constituent, including the whole sentence, in any order, but unary chains
+            from bottom to top; width 1 is allowed. A single word may have none.
+        words: the n words, without white space.
+
+    Returns:
+        One line of text.
+
+    Raises:
+        ValueError: the spans cross, leave the sentence or lack the whole sentence; a word or label is empty or contains
+            white space; a label contains a parenthesis.
+
+    Cost: O(n + s log s) for s spans.
+    """
+    spans = [(start, end) for _, start, end in labeled_spans]
+    validate_spans(spans, len(words), min_width=1, allow_duplicates=True)
+    if len(words) > 1:
+        _check_whole_sentence(spans, len(words))
+    for label, start, end in labeled_spans:
+        if not label or any(character.isspace() or character in "()" for character in label):
+            raise ValueError(
+                f"the label of span ({start}, {end}) is {label!r}: "
+                "labels must be non-empty and free of white space and parentheses"
+            )
+    ordered = sorted(labeled_spans, key=lambda span: (span[2], -span[1]))
+    return _write_brackets([(f"({label} ", start, end) for label, start, end in ordered], words)
+
+
+def _at_character(symbol: str, place: tuple[int, int]) -> str:
+    """Name a symbol of a text of one line."""
+    return f"{symbol!r} at character {place[1]}"
+
+
+def read_brackets(
+    lines: Iterable[str], describe: Callable[[str, tuple[int, int]], str] = _at_character
+) -> Iterator[tuple[str, tuple[int, int], bool]]:
+    """Split bracketed trees into brackets and words, and check that the brackets match.
+
+    All readers of trees use this: `brackets_to_tree`, `hf_synlm.data.treebank`, `hf_synlm.evaluation.evalb_input`.
+
+    Args:
+        lines: lines of text.
+        describe: names a symbol and its place in error messages; default: its character, for a text of one line.
+
+    Yields:
+        "(", ")" or a word; its line (from 1) and its character in the line (from 0); whether it directly follows a "(",
+        as a label does.
+
+    Raises:
+        ValueError: a bracket has no partner.
+    """
+    open_places: list[tuple[int, int]] = []
+    is_first = False
+    for number, line in enumerate(lines, start=1):
+        for match in _BRACKET_OR_WORD.finditer(line):
+            symbol, place = match.group(), (number, match.start())
+            if symbol == "(":
+                open_places.append(place)
+            elif symbol == ")":
+                if not open_places:
+                    raise ValueError(f"{describe(symbol, place)} closes nothing: remove it or add its '('")
+                open_places.pop()
+            yield symbol, place, is_first
+            is_first = symbol == "("
+    if open_places:
+        raise ValueError(f"{describe('(', open_places[-1])} is never closed: add its ')'")
 
 
 def brackets_to_tree(text: str) -> tuple[Tree, list[str]]:
     """Read unlabeled brackets such as `((fruit flies) (like (a banana)))`.
 
-    Inverse of `tree_to_brackets`. Labeled trees of a treebank are read by `hf_synlm.data.treebank`.
+    Inverse of `tree_to_brackets`.
 
     Args:
         text: one tree; white space between words and brackets is free.
@@ -241,25 +321,22 @@ def brackets_to_tree(text: str) -> tuple[Tree, list[str]]:
         The tree as nested tuples, and its words with -LRB- and -RRB- turned back into parentheses.
 
     Raises:
-        ValueError: the text is empty, brackets do not match, a bracket holds fewer than two children, or text follows
-            after the tree; it names the character position.
+        ValueError: the text is empty, brackets do not match, a bracket has fewer than two children, or text follows
+            after the tree; the message names the character position.
 
     Cost: O(length of the text).
     """
     words: list[str] = []
-    open_nodes: list[tuple[int, list[Tree]]] = []
     tree: Tree | None = None
-    for match in _BRACKET_OR_WORD.finditer(text):
-        symbol, position = match.group(), match.start()
+    open_nodes: list[tuple[int, list[Tree]]] = []
+    for symbol, place, _ in read_brackets([text]):
         if tree is not None:
-            raise ValueError(f"{symbol!r} at character {position} stands after the end of the tree: give one tree")
+            raise ValueError(f"{_at_character(symbol, place)} stands after the end of the tree: give one tree")
         if symbol == "(":
-            open_nodes.append((position, []))
+            open_nodes.append((place[1], []))
             continue
         node: Tree
         if symbol == ")":
-            if not open_nodes:
-                raise ValueError(f"')' at character {position} closes nothing: remove it or add its '('")
             opened_at, children = open_nodes.pop()
             if len(children) < 2:
                 raise ValueError(
@@ -274,128 +351,9 @@ def brackets_to_tree(text: str) -> tuple[Tree, list[str]]:
             open_nodes[-1][1].append(node)
         else:
             tree = node
-    if open_nodes:
-        raise ValueError(f"'(' at character {open_nodes[-1][0]} is never closed: add its ')'")
     if tree is None:
         raise ValueError(f"no tree in {text!r}: leave empty lines out")
     return tree, words
-
-
-def labeled_spans_to_brackets(labeled_spans: Sequence[tuple[str, int, int]], words: Sequence[str]) -> str:
-    """Write a labeled tree as brackets without part-of-speech tags, e.g. `(S (NP the cat) (VP sleeps))`.
-
-    Inverse of `brackets_to_labeled_spans`. Parentheses inside words are written -LRB- and -RRB-; therefore a word that
-    contains these five letters literally comes back as a parenthesis.
-
-    Args:
-        labeled_spans: (label, i, j) of every constituent, the whole sentence included, in any order but for unary
-            chains, which stand from the bottom to the top; width 1 is allowed. A single word may have none.
-        words: the n words, without white space.
-
-    Returns:
-        One line of text.
-
-    Raises:
-        ValueError: the spans cross, leave the sentence or lack the whole sentence; a word or label is empty or holds
-            white space; a label holds a parenthesis.
-
-    Cost: O(n + s log s) for s spans.
-    """
-    spans = [(start, end) for _, start, end in labeled_spans]
-    validate_spans(spans, len(words), min_width=1, allow_duplicates=True)
-    if (0, len(words)) not in spans and len(words) > 1:
-        raise ValueError(
-            f"the whole-sentence span (0, {len(words)}) is missing, so the {len(spans)} spans are a forest: add it"
-        )
-    _check_printable(words)
-    opening: list[list[str]] = [[] for _ in words]
-    num_closing = [0] * (len(words) + 1)
-    for label, start, end in sorted(labeled_spans, key=lambda span: (span[2], -span[1])):
-        if not label or any(character.isspace() or character in "()" for character in label):
-            raise ValueError(
-                f"the label of span ({start}, {end}) is {label!r}: "
-                "labels must be non-empty and free of white space and parentheses"
-            )
-        opening[start].append(label)
-        num_closing[end] += 1
-    return " ".join(
-        "".join(f"({label} " for label in reversed(opening[position]))
-        + escape_word(word)
-        + ")" * num_closing[position + 1]
-        for position, word in enumerate(words)
-    )
-
-
-def brackets_to_labeled_spans(text: str) -> tuple[list[tuple[str, int, int]], list[str]]:
-    """Read labeled brackets without part-of-speech tags, e.g. `(S (NP the cat) (VP sleeps))`.
-
-    Inverse of `labeled_spans_to_brackets`. Trees of a treebank, whose words have tags, are read by
-    `hf_synlm.data.treebank`; here a tag would be a constituent over one word.
-
-    Args:
-        text: one tree; white space between words and brackets is free.
-
-    Returns:
-        (label, i, j) of every constituent in post-order, unary chains from the bottom to the top, and the words with
-        -LRB- and -RRB- turned back into parentheses.
-
-    Raises:
-        ValueError: the text is empty, brackets do not match, a bracket has no label or holds nothing, or text follows
-            after the tree; it names the character position.
-
-    Cost: O(length of the text).
-    """
-    labeled_spans: list[tuple[str, int, int]] = []
-    words: list[str] = []
-    # Per open bracket: where it stands in the text, its label (None as long as it is to come), its first word.
-    open_nodes: list[tuple[int, str | None, int]] = []
-    for match in _BRACKET_OR_WORD.finditer(text):
-        symbol, position = match.group(), match.start()
-        if words and not open_nodes:
-            raise ValueError(f"{symbol!r} at character {position} stands after the end of the tree: give one tree")
-        label_expected = bool(open_nodes) and open_nodes[-1][1] is None
-        if label_expected and symbol in "()":
-            raise ValueError(f"the bracket opened at character {open_nodes[-1][0]} has no label: add one")
-        if label_expected:
-            open_nodes[-1] = (open_nodes[-1][0], symbol, len(words))
-        elif symbol == "(":
-            open_nodes.append((position, None, len(words)))
-        elif symbol == ")":
-            if not open_nodes:
-                raise ValueError(f"')' at character {position} closes nothing: remove it or add its '('")
-            opened_at, label, start = open_nodes.pop()
-            if start == len(words):
-                raise ValueError(f"the bracket opened at character {opened_at} holds no word: remove it")
-            labeled_spans.append((str(label), start, len(words)))
-        else:
-            words.append(unescape_word(symbol))
-    if open_nodes:
-        raise ValueError(f"'(' at character {open_nodes[-1][0]} is never closed: add its ')'")
-    if not words:
-        raise ValueError(f"no tree in {text!r}: leave empty lines out")
-    return labeled_spans, words
-
-
-def _check_length(num_tokens: int) -> None:
-    """Raise ValueError unless a tree over this number of tokens exists."""
-    if num_tokens < 1:
-        raise ValueError(f"num_tokens is {num_tokens}: a tree needs at least one token")
-
-
-def left_branching(num_tokens: int) -> list[Span]:
-    """Return the spans of the left-branching binary tree: (0, 2), (0, 3), ..., (0, n).
-
-    Args:
-        num_tokens: length n of the sentence in tokens.
-
-    Returns:
-        The n - 1 spans in post-order.
-
-    Raises:
-        ValueError: `num_tokens` is less than 1.
-    """
-    _check_length(num_tokens)
-    return [(0, end) for end in range(2, num_tokens + 1)]
 
 
 def right_branching(num_tokens: int) -> list[Span]:
@@ -410,87 +368,19 @@ def right_branching(num_tokens: int) -> list[Span]:
     Raises:
         ValueError: `num_tokens` is less than 1.
     """
-    _check_length(num_tokens)
+    if num_tokens < 1:
+        raise ValueError(f"num_tokens is {num_tokens}: a tree needs at least one token")
     return [(start, num_tokens) for start in range(num_tokens - 2, -1, -1)]
 
 
-def balanced(num_tokens: int) -> list[Span]:
-    """Return the spans of the balanced binary tree: every span is split in the middle, the right half is the longer.
-
-    Args:
-        num_tokens: length n of the sentence in tokens.
-
-    Returns:
-        The n - 1 spans in post-order.
-
-    Raises:
-        ValueError: `num_tokens` is less than 1.
-    """
-    _check_length(num_tokens)
-    # Parent, right, left is post-order backwards.
-    spans: list[Span] = []
-    agenda: list[Span] = [(0, num_tokens)]
-    while agenda:
-        start, end = agenda.pop()
-        if end - start < 2:
-            continue
-        spans.append((start, end))
-        middle = start + (end - start) // 2
-        agenda.extend(((start, middle), (middle, end)))
-    return spans[::-1]
-
-
-def random_tree(num_tokens: int, generator: random.Random) -> list[Span]:
-    """Draw a binary tree uniformly from all Catalan(n - 1) binary trees over n tokens.
-
-    Source: Remy's algorithm (Knuth, The Art of Computer Programming 4A, section 7.2.1.6, algorithm R): a tree over
-    k + 1 leaves comes from a tree over k leaves by putting a new leaf beside one of its 2k - 1 nodes, left or right.
-
-    Args:
-        num_tokens: length n of the sentence in tokens.
-        generator: source of randomness, e.g. `random.Random(seed)`.
-
-    Returns:
-        The n - 1 spans in post-order.
-
-    Raises:
-        ValueError: `num_tokens` is less than 1.
-
-    Cost: O(n).
-    """
-    _check_length(num_tokens)
-    # Slot s holds a node: None for a leaf, else the slots of its two children. A node that gets a new sibling moves to
-    # a fresh slot and leaves its old one to the new parent, so that no parent has to be updated.
-    children: list[tuple[int, int] | None] = [None]
-    for _ in range(num_tokens - 1):
-        slot = generator.randrange(len(children))
-        moved, leaf = len(children), len(children) + 1
-        children.extend((children[slot], None))
-        children[slot] = (leaf, moved) if generator.random() < 0.5 else (moved, leaf)
-    spans: list[Span] = []
-    next_token = 0
-    agenda: list[tuple[int, int | None]] = [(0, None)]
-    while agenda:
-        slot, start = agenda.pop()
-        pair = children[slot]
-        if start is not None:
-            spans.append((start, next_token))
-        elif pair is None:
-            next_token += 1
-        else:
-            agenda.extend(((slot, next_token), (pair[1], None), (pair[0], None)))
-    return spans
-
-
 def binarize(tree: Tree, direction: Literal["right", "left"] = "right") -> Tree:
-    """Split nodes with more than two children into binary ones.
+    """Split nodes with more than two children into binary ones; the spans of the tree stay, and others are added.
 
-    "right" gives (a, (b, (c, d))) for (a, b, c, d), "left" gives (((a, b), c), d). The spans of the tree are kept, so
-    removing the spans that were added restores it.
+    "right" gives (a, (b, (c, d))) for (a, b, c, d), "left" gives (((a, b), c), d).
 
     Args:
         tree: nested tuples, two or more children per node.
-        direction: the side on which the added nodes stand.
+        direction: the side of the added nodes.
 
     Returns:
         The binary tree over the same leaves.
@@ -502,25 +392,13 @@ def binarize(tree: Tree, direction: Literal["right", "left"] = "right") -> Tree:
     """
     if direction not in ("right", "left"):
         raise ValueError(f"direction is {direction!r}: choose 'right' or 'left'")
-    tree_to_spans(tree)  # rejects malformed trees
-    done: list[Tree] = []
-    # Children come off the agenda before their parent: a number stands for "combine the last so many results".
-    agenda: list[tuple[Tree, bool]] = [(tree, False)]
-    while agenda:
-        node, children_done = agenda.pop()
-        if not isinstance(node, tuple):
-            done.append(node)
-        elif not children_done:
-            agenda.append((node, True))
-            agenda.extend((child, False) for child in reversed(node))
-        else:
-            parts = done[-len(node) :]
-            del done[-len(node) :]
-            while len(parts) > 1:
-                where = slice(-2, None) if direction == "right" else slice(0, 2)
-                parts[where] = [tuple(parts[where])]
-            done.append(parts[0])
-    return done[0]
+
+    def join(children: list[Tree]) -> Tree:
+        if direction == "left":
+            return reduce(lambda left, right: (left, right), children)
+        return reduce(lambda right, left: (left, right), reversed(children))
+
+    return _build_tree(tree_to_spans(tree), join)
 
 
 def fold_tokens(spans: Sequence[Span], word_ends: Sequence[bool]) -> list[Span]:

@@ -23,8 +23,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("hf_synlm", deadline=None)
+settings.load_profile("hf_synlm")
 
 # torch remembers at its first use which functions a device as context reaches; `poisoned_empty` replaces some of them.
 with torch.device("meta"):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.test_layer_outputs import batch, build
+from tests.test_hidden_states import batch, build
 
 RECURRENT = ("on_lstm", "prpn", "palm", "awd_lstm", "lstm")
 UNROLLED = ("on_lstm", "prpn")  # operation by operation

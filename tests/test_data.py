@@ -1,42 +1,25 @@
-"""Treebank and text readers, PCFG corpora, batches, tokenizers, the embedded corpus."""
+"""Treebank and text readers, trees as actions, batches, the embedded corpus."""
 
 import dataclasses
-import json
-import math
-import random
-import subprocess
-import sys
-from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from transformers import GPT2Tokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-from hf_synlm.actions import FINISH, REDUCE, SHIFT, TransitionSystem
 from hf_synlm.data.collate import (
     collate_contexts,
     collate_trees,
-    encode_words,
     word_ends_from_offsets,
     word_ends_from_word_ids,
 )
-from hf_synlm.data.oracle import encode_tree, encode_trees, label_inventory
-from hf_synlm.data.pcfg import DEFAULT_GRAMMAR, PCFG, generate_corpus
+from hf_synlm.data.gold_trees import encode_tree, encode_trees, label_inventory
 from hf_synlm.data.samples import SAMPLE_NAMES, sample_path
 from hf_synlm.data.text import read_lines, split_sentences
-from hf_synlm.data.tokenizers import (
-    GPST_EXTRA_TOKENS,
-    encode_sentences,
-    load_tokenizer,
-    special_token_ids,
-    train_bpe_tokenizer,
-    train_wordpiece_tokenizer,
-)
+from hf_synlm.data.tokenizers import train_bpe_tokenizer
 from hf_synlm.data.treebank import PUNCTUATION_TAGS, WORD_TAGS, clean_label, parse_treebank, read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.rnng_actions import FINISH, REDUCE, SHIFT, TransitionSystem
 from hf_synlm.trees import spans_to_tree, tree_to_spans, validate_spans
 
 # Treebank
@@ -67,13 +50,10 @@ def test_function_tags_can_be_kept():
     assert parse(text)[0].tags == ("NN", "RP")
 
 
-@pytest.mark.parametrize(
-    ("label", "cleaned"),
-    [("NP-SBJ-1", "NP"), ("NP=2", "NP"), ("ADVP|PRT", "ADVP"), ("-LRB-", "-LRB-"), ("-NONE-", "-NONE-"),
-     ("PRP$", "PRP$"), ("=", "="), ("S", "S")],
-)  # fmt: skip
-def test_labels(label, cleaned):
-    assert clean_label(label) == cleaned
+def test_labels():
+    labels = {"NP-SBJ-1": "NP", "NP=2": "NP", "ADVP|PRT": "ADVP", "-LRB-": "-LRB-", "-NONE-": "-NONE-", "PRP$": "PRP$"}
+    for label, cleaned in {**labels, "=": "=", "S": "S"}.items():
+        assert clean_label(label) == cleaned
 
 
 def test_layout_of_the_file_is_free(tmp_path):
@@ -84,15 +64,11 @@ def test_layout_of_the_file_is_free(tmp_path):
     assert [s.source for s in sentences] == [f"{file}:1", f"{file}:2", f"{file}:4"]
 
 
-@pytest.mark.parametrize("wrapper", ["( {} )", "(TOP {})", "(ROOT {})", "(S1 {})", "( (TOP {}))", "{}"])
-def test_root_wrappers(wrapper):
-    (sentence,) = parse(wrapper.format("(S (A a) (B b))"))
-    assert sentence.labeled_spans == (("S", 0, 2),)
-
-
-def test_a_wrapper_around_several_constituents_stays():
-    (sentence,) = parse("( (NP (A a) (B b)) (. .))")
-    assert sentence.labeled_spans == (("NP", 0, 2), ("ROOT", 0, 3))
+def test_root_wrappers():
+    for wrapper in ("( {} )", "(TOP {})", "(ROOT {})", "(S1 {})", "( (TOP {}))", "{}"):
+        assert parse(wrapper.format("(S (A a) (B b))"))[0].labeled_spans == (("S", 0, 2),)
+    # A wrapper around several constituents stays.
+    assert parse("( (NP (A a) (B b)) (. .))")[0].labeled_spans == (("NP", 0, 2), ("ROOT", 0, 3))
 
 
 def test_every_tree_has_a_constituent_over_the_whole_sentence():
@@ -223,10 +199,11 @@ def test_oracle(pieces):
 
 
 @pytest.mark.parametrize("name", ["top_down", "in_order"])
-def test_sample_trees_survive_the_oracle(name, bpe):
+def test_sample_trees_survive_the_oracle(name):
     sentences = [s for split in ("train", "valid", "test") for s in read_treebank(sample_path(f"trees.{split}.txt"))]
     labels = label_inventory(sentences)
     system = TransitionSystem(name, len(labels))
+    bpe = train_bpe_tokenizer(["the cat sat on the mat"] * 3, 300)
     for sentence, encoded in zip(sentences, encode_trees(sentences, bpe, system, labels), strict=True):
         assert sum(encoded["word_ends"]) == len(sentence.words)
         words_before = [0]
@@ -256,18 +233,18 @@ def test_sentences_that_the_oracle_cannot_encode_are_named(pieces):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("batch", "message"),
     [
-        ({"input_ids": [], "word_ends": []}, "sentence 0 has no tokens or no actions"),
-        ({"actions": []}, "sentence 0 has no tokens or no actions"),
-        ({"word_ends": [True]}, "sentence 0 has 1 word_ends for 2 tokens"),
+        ([], "the batch is empty"),
+        ([{"input_ids": [], "word_ends": []}], "sentence 0 has no tokens"),
+        ([{"actions": []}], "sentence 0 has no actions"),
+        ([{"word_ends": [True]}], "sentence 0 has 1 word_ends for 2 tokens"),
     ],
 )
-def test_batches_of_trees_that_do_not_fit_are_named(change, message):
-    with pytest.raises(ValueError, match="the batch is empty"):
-        collate_trees([], 0)
+def test_bad_batches_of_trees_are_named(batch, message):
+    good = {"input_ids": [1, 2], "actions": [3, 1, 1, 2], "word_ends": [True, True]}
     with pytest.raises(ValueError, match=message):
-        collate_trees([{"input_ids": [1, 2], "actions": [3, 1, 1, 2], "word_ends": [True, True], **change}], 0)
+        collate_trees([{**good, **change} for change in batch], 0)
 
 
 # Text
@@ -307,70 +284,6 @@ def test_empty_files_are_named(tmp_path):
         list(read_treebank(file))
     with pytest.raises(FileNotFoundError):
         list(read_lines(tmp_path / "absent.txt"))
-
-
-# PCFG
-
-
-def test_pcfg_corpora_have_binary_trees_and_repeat():
-    corpus = generate_corpus(200, seed=1)
-    assert corpus == generate_corpus(200, seed=1) != generate_corpus(200, seed=2)
-    for words, spans in corpus:
-        assert 2 <= len(words) <= 40
-        assert len(spans) == len(words) - 1
-        assert tree_to_spans(spans_to_tree(spans, len(words))) == spans
-        assert DEFAULT_GRAMMAR.log_prob(words) > -math.inf
-    assert max(len(words) for words, _ in generate_corpus(200, seed=1, max_length=5)) == 5
-    assert generate_corpus(0, seed=1) == []
-
-
-def test_pcfg_probability_sums_over_both_attachments():
-    # Mary saw the dog with Kim: S -> NP VP, then the PP under NP or under VP, which cost the same.
-    name, noun_phrase, verb = 0.2 / 3, 0.6 / 3 / 6, 0.55 / 4
-    one_tree = name * verb * noun_phrase * 0.2 * (1 / 3) * name
-    assert DEFAULT_GRAMMAR.log_prob("Mary saw the dog with Kim".split()) == pytest.approx(math.log(2 * one_tree))
-    assert DEFAULT_GRAMMAR.log_prob("Mary slept".split()) == pytest.approx(math.log(name * 0.25 / 3))
-    assert DEFAULT_GRAMMAR.log_prob("slept Mary".split()) == -math.inf
-
-
-def test_pcfg_sampling_follows_the_probabilities():
-    # S -> S S | a with p = 1/3: p(n words) = Catalan(n - 1) (1/3)^(n - 1) (2/3)^n.
-    grammar = PCFG("S", {"S": {("S", "S"): 1 / 3, ("a",): 2 / 3}})
-    draws = 20_000
-    generator = random.Random(0)
-    drawn = [grammar.sample(generator, max_length=10_000) for _ in range(draws)]
-    lengths = Counter(len(words) for words, _ in drawn)
-    for length, catalan in ((1, 1), (2, 1), (3, 2), (4, 5)):
-        probability = catalan * (1 / 3) ** (length - 1) * (2 / 3) ** length
-        assert grammar.log_prob(["a"] * length) == pytest.approx(math.log(probability))
-        assert lengths[length] == pytest.approx(draws * probability, abs=4 * math.sqrt(draws * probability))
-    trees_of_four = Counter(tuple(spans) for words, spans in drawn if len(words) == 4)
-    assert len(trees_of_four) == 5
-
-
-@pytest.mark.parametrize(
-    ("start", "rules", "message"),
-    [
-        ("S", {}, "start symbol 'S' has no rules"),
-        ("S", {"S": {("a",): 0.5}}, "'S' sum to 0.5"),
-        ("S", {"S": {("a",): 2.0, ("b",): -1.0}}, "must be positive"),
-        ("S", {"S": {("S", "X"): 1.0}}, "'X' in S -> S X has no rules"),
-        ("S", {"S": {("a", "b", "c"): 1.0}}, "S -> a b c is not a pair"),
-    ],
-)
-def test_wrong_grammars_are_named(start, rules, message):
-    with pytest.raises(ValueError, match=message):
-        PCFG(start, rules)
-
-
-def test_grammars_without_short_sentences_are_told():
-    endless = PCFG("S", {"S": {("S", "S"): 1.0}})
-    with pytest.raises(ValueError, match="no sentence of at most 3 words"):
-        endless.sample(random.Random(0), max_length=3)
-    with pytest.raises(ValueError, match="num_sentences is -1"):
-        generate_corpus(-1, seed=0)
-    with pytest.raises(ValueError, match="the sentence is empty"):
-        DEFAULT_GRAMMAR.log_prob([])
 
 
 # Batches
@@ -425,184 +338,25 @@ def test_bad_batches_are_named(batch, message):
     [
         [(0, 2), (2, 5), (5, 7), (7, 8), (8, 12)],  # the space belongs to the token
         [(0, 2), (2, 5), (6, 7), (7, 8), (9, 12)],  # it does not
-        [(0, 2), (2, 5), (6, 6), (6, 8), (9, 12)],  # a token of nothing but the space, trimmed to nothing
+        [(0, 2), (2, 5), (6, 6), (6, 8), (9, 12)],  # a token that is only the space, trimmed to nothing
     ],
 )
 def test_word_ends_from_offsets(offsets):
     assert word_ends_from_offsets(offsets, ["fruit", "of", "fly"]) == [False, True, False, True, True]
 
 
-def test_word_ends_from_offsets_of_characters_in_several_tokens():
+def test_word_ends_of_shared_characters_and_missing_tokens():
     assert word_ends_from_offsets([(0, 1), (0, 1), (1, 3), (2, 3)], ["é", "é"]) == [False, True, False, True]
-
-
-def test_word_ends_that_do_not_exist():
-    with pytest.raises(ValueError, match=r"characters 0\.\.3 spans 'a' and 'b'"):
-        word_ends_from_offsets([(0, 3)], ["a", "b"])
-    with pytest.raises(ValueError, match=r"word 1 \('b'\) has no token"):
-        word_ends_from_offsets([(0, 1)], ["a", "b"])
-    with pytest.raises(ValueError, match=r"word 0 \('a'\) has no token"):
-        word_ends_from_offsets([(2, 3)], ["a", "b"])
+    for offset, message in [
+        ((0, 3), r"characters 0\.\.3 spans 'a' and 'b'"),
+        ((0, 1), r"word 1 \('b'\) has no token"),
+        ((2, 3), r"word 0 \('a'\) has no token"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            word_ends_from_offsets([offset], ["a", "b"])
 
 
 def test_word_ends_from_word_ids():
     assert word_ends_from_word_ids([None, 0, 0, 1, None]) == [True, False, True, True, True]
     assert word_ends_from_word_ids([0, 0]) == [False, True]
     assert word_ends_from_word_ids([]) == []
-
-
-# Tokenizers
-
-TEXTS = [
-    "the cat sat on the mat",
-    "the dog sat on the log",
-    "a cat and a dog, they sat.",
-    "cats don't sit; dogs do!",
-] * 3
-
-
-@pytest.fixture(scope="module")
-def bpe():
-    return train_bpe_tokenizer(TEXTS, 300)
-
-
-@pytest.fixture(scope="module")
-def wordpiece():
-    return train_wordpiece_tokenizer(TEXTS, 60)
-
-
-@pytest.fixture(scope="module")
-def stock_gpt2(tmp_path_factory):
-    """A folder like the stock GPT-2 tokenizer: 256 bytes, 50,000 merges (here invented), <|endoftext|> last."""
-    folder = tmp_path_factory.mktemp("gpt2")
-    # GPT-2 writes bytes as printable characters: these stay, the others move up from code point 256 on.
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    alphabet = [chr(byte) for byte in printable] + [chr(256 + i) for i in range(256 - len(printable))]
-    merges = [(a, b) for a in alphabet for b in alphabet][:50_000]
-    vocab = {token: i for i, token in enumerate([*alphabet, *(a + b for a, b in merges), "<|endoftext|>"])}
-    (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
-    lines = ["#version: 0.2", *(" ".join(merge) for merge in merges)]
-    (folder / "merges.txt").write_text("\n".join(lines), encoding="utf-8")
-    config = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
-    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": "GPT2Tokenizer"}))
-    return folder
-
-
-def test_bpe_special_tokens(bpe):
-    assert isinstance(bpe, GPT2Tokenizer)
-    assert len(bpe) <= 300
-    assert special_token_ids(bpe) == {
-        "vocab_size": len(bpe), "bos_token_id": 0, "eos_token_id": 0, "reduce_token_id": 1, "pad_token_id": 2,
-        "cls_token_id": 3, "sep_token_id": 4,
-    }  # fmt: skip
-    assert bpe.decode(bpe("a <|REDUCE|>cat")["input_ids"], skip_special_tokens=True) == "a cat"
-
-
-def test_bpe_encodes_sentences_without_leading_space(bpe):
-    ids = encode_sentences(bpe, ["the cat sat\n", "  cat"])
-    assert [bpe.decode(row) for row in ids] == ["the cat sat", "cat"]
-    # From the second word on, the space is part of the first piece.
-    assert bpe.convert_ids_to_tokens(ids[0])[1].startswith("Ġ")
-    assert encode_sentences(bpe, []) == []
-    with pytest.raises(ValueError, match=r"sentence 1 \(' '\) has no tokens"):
-        encode_sentences(bpe, ["a", " "])
-
-
-@given(words=st.lists(st.text(st.characters(codec="utf-8", exclude_categories=("Z", "C")), min_size=1), min_size=1))
-def test_bpe_loses_nothing_and_finds_every_word(bpe, words):
-    ids, word_ends = encode_words(bpe, words)
-    assert bpe.decode(ids, clean_up_tokenization_spaces=False) == " ".join(words)
-    assert sum(word_ends) == len(words)
-    pieces, start = [], 0
-    for end, is_end in enumerate(word_ends, start=1):
-        if is_end:
-            pieces.append(bpe.decode(ids[start:end], clean_up_tokenization_spaces=False).removeprefix(" "))
-            start = end
-    assert pieces == words
-
-
-def test_bpe_training_repeats_and_rejects_bad_sizes(bpe):
-    assert train_bpe_tokenizer(iter(TEXTS), 300).get_vocab() == bpe.get_vocab()
-    with pytest.raises(ValueError, match="vocab_size is 260: byte-level BPE needs at least 261"):
-        train_bpe_tokenizer(TEXTS, 260)
-    with pytest.raises(ValueError, match="no text"):
-        train_bpe_tokenizer(["", " "], 300)
-
-
-def test_wordpiece(wordpiece):
-    assert wordpiece.convert_tokens_to_ids(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]) == [0, 1, 2, 3, 4]
-    assert special_token_ids(wordpiece) == {
-        "vocab_size": len(wordpiece), "bos_token_id": 5, "eos_token_id": 5, "reduce_token_id": 6, "pad_token_id": 0,
-        "cls_token_id": 2, "sep_token_id": 3,
-    }  # fmt: skip
-    encoding = wordpiece("The CAT sat.")
-    assert set(encoding) == {"input_ids", "attention_mask"}
-    assert wordpiece.decode(encoding["input_ids"]) == "the cat sat."
-    ids, word_ends = encode_words(wordpiece, ["dogs", "don't", "☃"])
-    assert sum(word_ends) == 3
-    assert ids[-1] == wordpiece.unk_token_id
-    assert any(token.startswith("##") for token in wordpiece.get_vocab())
-    assert train_wordpiece_tokenizer(TEXTS, 60).get_vocab() == wordpiece.get_vocab()
-    assert len(wordpiece) <= 60
-    with pytest.raises(ValueError, match="vocab_size is 7"):
-        train_wordpiece_tokenizer(TEXTS, 7)
-    with pytest.raises(ValueError, match=r"word 1 is 'b c'"):
-        encode_words(wordpiece, ["a", "b c"])
-
-
-def test_stock_gpt2_gets_the_vocabulary_of_gpst(stock_gpt2):
-    tokenizer = load_tokenizer(stock_gpt2)
-    assert len(tokenizer) == 50_264
-    assert tokenizer.convert_tokens_to_ids(list(GPST_EXTRA_TOKENS)) == list(range(50_257, 50_264))
-    assert special_token_ids(tokenizer) == {
-        "vocab_size": 50_264, "bos_token_id": 50_256, "eos_token_id": 50_256, "reduce_token_id": 50_257,
-        "pad_token_id": 50_258, "cls_token_id": 50_259, "sep_token_id": 50_263,
-    }  # fmt: skip
-    assert set(GPST_EXTRA_TOKENS) < set(tokenizer.all_special_tokens)
-
-
-def test_incomplete_tokenizers_are_completed_once(tmp_path):
-    alphabet = "abcĠ"
-    plain = GPT2Tokenizer(vocab={c: i for i, c in enumerate([*alphabet, "<|endoftext|>"])}, merges=[])
-    with pytest.raises(ValueError, match="no pad_token_id, cls_token_id, sep_token_id, reduce_token_id"):
-        special_token_ids(plain)
-    plain.save_pretrained(tmp_path / "plain")
-    completed = load_tokenizer(tmp_path / "plain")
-    expected = ["<|REDUCE|>", "<|pad|>", "<|CLS|>", "<|SEP|>"]
-    assert completed.convert_tokens_to_ids(expected) == [5, 6, 7, 8]
-    completed.save_pretrained(tmp_path / "completed")
-    again = load_tokenizer(tmp_path / "completed")
-    assert again.get_vocab() == completed.get_vocab()
-    assert special_token_ids(again) == special_token_ids(completed)
-    assert set(again.all_special_tokens) == set(completed.all_special_tokens)
-
-
-LOADER = """
-import json, sys
-from transformers import AutoTokenizer
-for folder in sys.argv[1:]:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    text = "the cat<|REDUCE|> sat, don't"
-    ids = tokenizer(text)["input_ids"]
-    print(json.dumps([type(tokenizer).__name__, len(tokenizer), ids, tokenizer.decode(ids, skip_special_tokens=True),
-                      tokenizer.pad_token_id, tokenizer.padding_side]))
-assert "hf_synlm" not in sys.modules
-"""
-
-
-def test_saved_tokenizers_load_with_transformers_alone(bpe, wordpiece, stock_gpt2, tmp_path):
-    made = {"bpe": bpe, "wordpiece": wordpiece, "gpst": load_tokenizer(stock_gpt2)}
-    for name, tokenizer in made.items():
-        tokenizer.save_pretrained(tmp_path / name)
-        assert not list((tmp_path / name).glob("*.py"))
-        config = json.loads((tmp_path / name / "tokenizer_config.json").read_text(encoding="utf-8"))
-        assert config["tokenizer_class"] == ("TokenizersBackend" if name == "wordpiece" else "GPT2Tokenizer")
-    folders = [str(tmp_path / name) for name in made]
-    run = subprocess.run([sys.executable, "-c", LOADER, *folders], capture_output=True, text=True, check=True, cwd="/")
-    text = "the cat<|REDUCE|> sat, don't"
-    for tokenizer, line in zip(made.values(), run.stdout.splitlines(), strict=True):
-        ids = tokenizer(text)["input_ids"]
-        assert json.loads(line) == [
-            type(tokenizer).__name__, len(tokenizer), ids, tokenizer.decode(ids, skip_special_tokens=True),
-            tokenizer.pad_token_id, "left",
-        ]  # fmt: skip

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hf_synlm.data.parsed import word_brackets
 from hf_synlm.data.treebank import parse_treebank, read_treebank
+from hf_synlm.evaluation.baseline_trees import random_tree
 from hf_synlm.evaluation.evalb import (
     COLLINS,
     EvalbParameters,
@@ -21,7 +22,6 @@ from hf_synlm.evaluation.evalb import (
     score_sentence,
 )
 from hf_synlm.evaluation.treebank_parsing import make_treebank, score_trees
-from hf_synlm.trees import random_tree
 
 GOLDENS = Path(__file__).parent / "goldens" / "evalb"
 GOLD = "(TOP (S (NP-SBJ (DT the) (NN cat)) (VP (VBD sat) (PRT (RP down)) (NP (-NONE- *T*))) (. .)))"

@@ -29,7 +29,7 @@ from hf_synlm.actions import actions_to_spans
 from hf_synlm.search_state import SyntacticCache
 from tests.reference import exhaustive_search as reference
 from tests.test_modeling_gpst import TINY
-from tests.test_word_beam_search import golden, make_model, padded  # noqa: F401
+from tests.test_search_words import golden, make_model, padded  # noqa: F401
 
 EOS = 1
 

@@ -21,7 +21,7 @@ from transformers import (
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
 from hf_synlm import RNNGForCausalLM
-from hf_synlm.actions import TransitionSystem
+from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.rnng_fast_track import FastTrackSearch
 from hf_synlm.search_state import SyntacticCache
 from tests.reference.rnng_search import CONTINUE, EITHER, END, SHIFT, Actions, Grammar, log_sum_exp
@@ -644,7 +644,7 @@ def test_end_tokens_are_no_words() -> None:
         search = model.word_search(None, torch.tensor([3]))
         state = search.begin(1, torch.device("cpu"))
         state, _ = search.commit(state, search.propose(state, torch.tensor([4])))
-        assert float(search.adapter.word_log_probs(state.pool, state.nodes)[0, 0].exp().sum()) == pytest.approx(1)
+        assert float(search.machine.word_log_probs(state.pool, state.nodes)[0, 0].exp().sum()) == pytest.approx(1)
         distributions.append(search.next_token_log_probs(state)[0])
     assert torch.allclose(distributions[0], distributions[1], atol=1e-5)
 

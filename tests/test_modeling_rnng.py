@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, Trainer, TrainingArguments
 
 from hf_synlm import RNNGConfig, RNNGForCausalLM, RNNGForSequenceClassification, RNNGModel
-from hf_synlm.actions import TransitionSystem
 from hf_synlm.data.collate import collate_trees
+from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.rnng_plan import make_plan
 from tests.reference.rnng import naive_log_prob
 from tests.test_rnng_derivations import SYSTEMS, batch_of, draw

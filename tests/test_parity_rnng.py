@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_synlm.actions import TransitionSystem
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.conversion.rename import rename_state_dict
 from hf_synlm.conversion.rnng import RULES
+from hf_synlm.rnng_actions import TransitionSystem
 
 GOLDENS = Path(__file__).parent / "goldens" / "rnng"
 CASES = sorted(folder.name for folder in GOLDENS.iterdir() if folder.is_dir())

@@ -14,6 +14,7 @@ from hf_synlm.cli import main
 from hf_synlm.data.parsed import ParsedSentence, read_parses
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank
+from hf_synlm.evaluation.baseline_trees import left_branching
 from hf_synlm.evaluation.evalb import evaluate_files
 from hf_synlm.evaluation.parsing_report import report_parsing
 from hf_synlm.evaluation.results import load_result
@@ -24,7 +25,7 @@ from hf_synlm.evaluation.treebank_parsing import (
     parse_sentences,
     score_baselines,
 )
-from hf_synlm.trees import left_branching, right_branching, spans_to_tree, tree_to_brackets
+from hf_synlm.trees import right_branching, spans_to_tree, tree_to_brackets
 from hf_synlm.viz import posteriors
 from tests.scoring_models import model_and_tokenizer
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hf_synlm.evaluation.baseline_trees import random_tree
 from hf_synlm.evaluation.parsing import (
     CONVENTIONS,
     ParsingConvention,
@@ -17,7 +18,7 @@ from hf_synlm.evaluation.parsing import (
     resolve_convention,
     unlabeled_f1,
 )
-from hf_synlm.trees import random_tree, right_branching
+from hf_synlm.trees import right_branching
 from tests.reference.trees import spans_of
 
 # Gold tree, predicted tree, precision, recall and F1 of the Ordered-Neurons scorer (epsilon included).

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import parse_treebank, read_treebank
+from hf_synlm.evaluation.baseline_trees import left_branching, random_tree
 from hf_synlm.evaluation.evalb import EvalbParameters, EvalbTree, labeled_f1
 from hf_synlm.evaluation.parsing import binarized_gold, branching_baselines, unlabeled_f1
 from hf_synlm.evaluation.parsing_breakdown import recall_by_height, recall_by_label, recall_by_length, span_heights
@@ -26,7 +27,7 @@ from hf_synlm.evaluation.treebank_parsing import (
     score_table,
     score_trees,
 )
-from hf_synlm.trees import left_branching, random_tree, right_branching, spans_to_tree
+from hf_synlm.trees import right_branching, spans_to_tree
 
 TREE = "(S (NP (DT the) (NN cat)) (VP (VBD sat) (PP (IN on) (NP (NP (DT a) (NN mat))))) (. .))"
 

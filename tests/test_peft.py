@@ -17,7 +17,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from hf_synlm.module_tools import weight_of
-from tests.test_layer_outputs import batch, build
+from tests.test_hidden_states import batch, build
 
 # What docs/ecosystem.md recommends: names of layers, and of parameters of recurrent layers that are no `nn.Linear`.
 TARGETS: dict[str, dict[str, Any]] = {

@@ -31,7 +31,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from training_runs import environment
 from transformers import PreTrainedTokenizerFast
 
-from hf_synlm.data import encoding, prepare, shard_writer, shards, sources
+from hf_synlm.data import encoding, prepare, shards, sources
 from hf_synlm.data.collate import word_ends_from_word_ids
 from hf_synlm.data.contexts import ContextDataset, pack_sentences
 from hf_synlm.data.prepare import CorpusArguments, PreparedText
@@ -118,7 +118,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 def corpus_of(folder: Path, blocks: list[encoding.EncodedBlock], shard_tokens: int = 1 << 20) -> PreparedCorpus:
     """Write encoded blocks."""
-    writer = shard_writer.CorpusWriter(folder, {"sources": []}, np.dtype(np.uint16), shard_tokens)
+    writer = shards.CorpusWriter(folder, {"sources": []}, np.dtype(np.uint16), shard_tokens)
     for block in blocks:
         writer.add(block)
     writer.finish()
@@ -302,7 +302,7 @@ def without_hint(block: encoding.Block) -> encoding.Block:
     """What a hint is: two ways to a place may have different ones."""
     if block.position is None or not block.position["at"]:
         return block
-    at = {name: value for name, value in block.position["at"].items() if name != sources.HINT}
+    at = {name: value for name, value in block.position["at"].items() if name != shards.HINT}
     return replace(block, position={**block.position, "at": at})
 
 
@@ -443,7 +443,7 @@ def test_messy_text_survives_and_is_counted(tmp_path: Path, tokenizer_folder: st
         sources.EMPTY_ROWS: 3,
         encoding.NULS: 4,
         encoding.SURROGATES: 1,
-        shard_writer.EMPTY_DOCUMENTS: 1,
+        shards.EMPTY_DOCUMENTS: 1,
     }
     decoded = ["\n".join(text.tokenizer.decode(ids) for ids in document) for document in sentences_of(text.train)]
     assert [x for x in decoded if len(x) < 1000] == [
@@ -576,7 +576,7 @@ def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path: Path, tokenizer_f
         ("a.txt", b"PK\x03\x04", "a.txt is compressed"),
         ("a.parquet", b"PAR1 no", "cannot be read as Parquet"),
         ("a.txt", "\n \n", "has no tokens. Check files and options"),
-        ("a.jsonl", "no\njson", r"has no tokens. Check files and options \(2 rows that are no JSON object dropped"),
+        ("a.jsonl", "no\njson", r"has no tokens. Check files and options \(2 dropped rows .not JSON objects."),
     ],
 )
 def test_unreadable_sources_are_named(
@@ -744,8 +744,8 @@ def test_command_names_errors(tmp_path: Path, tokenizer_folder: str, capsys: pyt
         ([], "output_dir is not set"),
     ]
     for content, message in (
-        ("a: [1\n", "is no YAML"),
-        ("", "does not hold a mapping"),
+        ("a: [1\n", "is not valid YAML"),
+        ("", "does not contain a mapping"),
         ("train_files: no.txt", "'no.txt'"),
     ):
         config = write(tmp_path / f"{len(cases)}.yaml", content)
@@ -768,9 +768,9 @@ def test_lists_may_be_empty(tmp_path: Path, tokenizer_folder: str) -> None:
     (data,) = parse_arguments([DataArguments], ["--config", write(tmp_path / "b.yaml", text + "train_trees: []")])
     assert data.train_trees == []
     for bad in ("a: [1", "{a"):
-        with pytest.raises(ValueError, match="is no YAML"):
+        with pytest.raises(ValueError, match="is not valid YAML"):
             parse_arguments([DataArguments], ["--config", write(tmp_path / "c.yaml", bad)])
-    with pytest.raises(ValueError, match="--x '{a: .1' is no YAML"):
+    with pytest.raises(ValueError, match="--x '{a: .1' is not valid YAML"):
         read_mapping("{a: [1", "x")
 
 
@@ -848,7 +848,7 @@ def test_sentences_without_tokens_are_dropped(tmp_path: Path) -> None:
     )  # fmt: skip
     corpus = prepare.prepare(arguments, tmp_path / "out").train
     assert [len(document) for document in sentences_of(corpus)] == [2, 1]
-    assert corpus.counts == {encoding.EMPTY_SENTENCES: 2, shard_writer.EMPTY_DOCUMENTS: 1}
+    assert corpus.counts == {encoding.EMPTY_SENTENCES: 2, shards.EMPTY_DOCUMENTS: 1}
 
 
 def test_word_ends_of_tokens_without_word() -> None:
@@ -984,7 +984,7 @@ def test_index_of_contexts_is_kept_and_repaired(
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hf_synlm.data.contexts.write_atomically", full)
+    monkeypatch.setattr("hf_synlm.data.contexts.write_bytes", full)
     in_memory = ContextDataset(corpus, 50)
     assert "is kept in memory" in caplog.text
     assert len(pickle.loads(pickle.dumps(in_memory))[0]["input_ids"]) <= 50

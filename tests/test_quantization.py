@@ -11,7 +11,7 @@ from torchao.quantization import Int8WeightOnlyConfig
 from transformers import TorchAoConfig
 
 from hf_synlm.module_tools import weight_of
-from tests.test_layer_outputs import batch, build
+from tests.test_hidden_states import batch, build
 
 # Layers that must be in int8: those that do most of the work, so far as they are `nn.Linear`.
 QUANTIZED = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_synlm import RNNGConfig, RNNGForCausalLM
-from hf_synlm.actions import TransitionSystem
+from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.rnng_forest_lstm import forest_lstm
 from hf_synlm.rnng_plan import lay_out_chains, make_plan
 from tests.reference.rnng import (
@@ -294,24 +294,24 @@ def test_moving_keeps_a_schedule():
 @pytest.mark.parametrize(
     ("system", "actions", "num_words", "message"),
     [
-        ("top_down", [3, 1, 1], 2, "complete it with REDUCE"),
-        ("top_down", [3, 1, 2, 1], 2, "REDUCE"),
-        ("top_down", [1, 3, 1, 2], 2, "one tree"),
-        ("top_down", [3, 1, 2, 3, 1, 2], 2, "one tree"),
-        ("top_down", [3, 4, 2, 1, 2], 1, "position 2: REDUCE finds a nonterminal without children"),
-        ("top_down", [2], 1, "one tree"),
-        ("top_down", [2, 2], 1, "position 0: REDUCE finds no open nonterminal|one tree"),
-        ("top_down", [3, 6, 1, 2, 2], 1, "position 1: action 6 is unknown"),
+        ("top_down", [3, 1, 1], 2, "stop with 1 open nonterminal"),
+        ("top_down", [3, 1, 2, 1], 2, "position 3 is illegal: the sentence is finished"),
+        ("top_down", [1, 3, 1, 2], 2, "position 0 is illegal: SHIFT needs an open"),
+        ("top_down", [3, 1, 2, 3, 1, 2], 2, "position 3 is illegal: the sentence is finished"),
+        ("top_down", [3, 4, 2, 1, 2], 1, "position 2 is illegal: REDUCE finds a nonterminal without"),
+        ("top_down", [2], 1, "position 0 is illegal: REDUCE finds no open"),
+        ("top_down", [2, 2], 1, "position 0 is illegal: REDUCE finds no open nonterminal"),
+        ("top_down", [3, 6, 1, 2, 2], 1, "action 6 at position 1 is illegal: the 6 ids"),
         ("top_down", [3, 1, 2], 2, "1 SHIFT actions for 2 tokens"),
         ("top_down", [3, 1, 1, 2], 1, "2 SHIFT actions for 1 tokens"),
         ("top_down", [], 1, "there is no action"),
-        ("in_order", [1, 4, 1, 2], 2, "REDUCE and FINISH"),
-        ("in_order", [4, 1, 2, 3], 1, "position 0: a nonterminal has no left corner"),
-        ("in_order", [1, 4, 4, 2, 2, 3], 1, "position 2: a nonterminal has no left corner"),
-        ("in_order", [1, 1, 4, 2, 3], 2, "one tree"),
-        ("in_order", [1, 3, 4, 2, 3], 1, "position 1: action 3 is unknown or out of place"),
-        ("in_order", [1, 4, 2, 2, 3], 1, "position 3: REDUCE finds no open nonterminal"),
-        ("in_order", [3], 1, "one tree"),
+        ("in_order", [1, 4, 1, 2], 2, "before the sentence is finished"),
+        ("in_order", [4, 1, 2, 3], 1, "position 0 is illegal: an in-order NT needs"),
+        ("in_order", [1, 4, 4, 2, 2, 3], 1, "position 2 is illegal: an in-order NT needs"),
+        ("in_order", [1, 1, 4, 2, 3], 2, "position 1 is illegal: SHIFT needs an open"),
+        ("in_order", [1, 3, 4, 2, 3], 1, "position 2 is illegal: the sentence is finished"),
+        ("in_order", [1, 4, 2, 2, 3], 1, "position 3 is illegal: REDUCE finds no open nonterminal"),
+        ("in_order", [3], 1, "position 0 is illegal: FINISH needs"),
     ],
 )
 def test_what_is_no_derivation_is_named(system, actions, num_words, message):

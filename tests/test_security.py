@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import hf_synlm
-from hf_synlm.actions import TransitionSystem, actions_to_spans, spans_to_actions
+from hf_synlm.actions import actions_to_spans, spans_to_actions
 from hf_synlm.cli import main
 from hf_synlm.data.parsed import read_parse
-from hf_synlm.data.treebank import parse_treebank
+from hf_synlm.data.treebank import brackets_to_labeled_spans, parse_treebank
 from hf_synlm.evaluation.formulas import Formula
 from hf_synlm.evaluation.syntaxgym import load_suite
 from hf_synlm.hub.card import fill_card
@@ -35,7 +35,8 @@ from hf_synlm.hub.checkpoint import (
 )
 from hf_synlm.hub.export import check_complete, export_model, push_to_hub
 from hf_synlm.hub.info import describe_model
-from hf_synlm.trees import brackets_to_labeled_spans, brackets_to_tree, spans_to_tree, tree_to_spans
+from hf_synlm.rnng_actions import TransitionSystem
+from hf_synlm.trees import brackets_to_tree, spans_to_tree, tree_to_spans
 from tests.scoring_models import model_and_tokenizer
 from tests.test_syntaxgym import suite_data
 

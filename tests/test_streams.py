@@ -9,11 +9,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from hf_synlm.data.characters import character_tokenizer
-from hf_synlm.data.gold_structure import gold_distances, gold_spans
-from hf_synlm.data.penn_treebank import to_ptb_concat
+from hf_synlm.data.gold_trees import gold_distances, gold_spans
 from hf_synlm.data.streams import SentenceCode, StreamRows, TokenStream, collate_framed, make_stream
-from hf_synlm.data.treebank import parse_treebank
+from hf_synlm.data.tokenizers import character_tokenizer
+from hf_synlm.data.treebank import parse_treebank, to_ptb_concat
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.syntactic_distance import distances_to_spans
 from hf_synlm.trees import binarize, spans_to_tree, tree_to_spans

@@ -423,21 +423,21 @@ def test_an_unfinished_run_is_resumed_and_a_finished_one_refused(tmp_path: Path)
 def test_changed_settings_are_named(tmp_path: Path) -> None:
     run, _ = make_run(tmp_path)
     tokenizer = word_tokenizer([["a", "b"]])
-    settings = common.course_settings(run.arguments, run.model.config, "text", run.accelerator, tokenizer)
+    settings = common.course_settings(run.arguments, run.model.config, run.accelerator, tokenizer)
     run.state.settings = checkpoints.plain_settings(settings)
     folder = checkpoints.save_checkpoint(run.accelerator, tmp_path, run.state, 1)
     assert checkpoints.load_checkpoint(run.accelerator, folder, settings).settings == run.state.settings
     # How a tokenizer was last called changes nothing.
     tokenizer(["a b", "b"], padding=True, truncation=True, max_length=1)
-    again = common.course_settings(run.arguments, run.model.config, "text", run.accelerator, tokenizer)
+    again = common.course_settings(run.arguments, run.model.config, run.accelerator, tokenizer)
     assert again == settings
     run.arguments.learning_rate = 0.5
     run.model.config.window_size = 7
     two = SimpleNamespace(num_processes=2, mixed_precision="bf16", distributed_type="MULTI_CPU")
-    other = common.course_settings(run.arguments, run.model.config, "other", two, word_tokenizer([["a", "c"]]))
+    other = common.course_settings(run.arguments, run.model.config, two, word_tokenizer([["a", "c"]]))
     with pytest.raises(ValueError) as error:
         checkpoints.load_checkpoint(run.accelerator, folder, other)
-    for text in ("learning_rate 0.01 (now 0.5)", "config.window_size 2 (now 7)", "training_data 'text' (now 'other')",
+    for text in ("learning_rate 0.01 (now 0.5)", "config.window_size 2 (now 7)",
                  "num_processes 1 (now 2)", "mixed_precision 'no' (now 'bf16')", "tokenizer '"):  # fmt: skip
         assert text in str(error.value)
 

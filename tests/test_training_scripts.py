@@ -176,7 +176,7 @@ def test_the_course_of_a_run_includes_its_precision(tmp_path: Path) -> None:
     arguments = run_arguments.TrainingArguments(output_dir=str(tmp_path), max_train_steps=1)
     accelerator = common.make_accelerator(arguments)
     tokenizer = word_tokenizer([["a"]])
-    settings = common.course_settings(arguments, GPSTConfig(), "data", accelerator, tokenizer)
+    settings = common.course_settings(arguments, GPSTConfig(), accelerator, tokenizer)
     assert (settings["mixed_precision"], settings["num_processes"]) == ("no", 1)
 
 

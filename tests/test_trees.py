@@ -6,15 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hf_synlm.data.treebank import brackets_to_labeled_spans
+from hf_synlm.evaluation.baseline_trees import balanced, left_branching, random_tree
 from hf_synlm.trees import (
-    balanced,
     binarize,
-    brackets_to_labeled_spans,
     brackets_to_tree,
     fold_tokens,
     labeled_spans_to_brackets,
-    left_branching,
-    random_tree,
     right_branching,
     spans_to_tree,
     tree_to_brackets,
@@ -23,7 +21,6 @@ from hf_synlm.trees import (
 )
 from tests.reference.trees import all_binary_trees, all_trees, keeps_words_together, spans_of
 
-FLIES = (((0, 1), (2, (3, 4))), ["fruit", "flies", "like", "a", "banana"])
 DEEP = 3000
 
 
@@ -32,44 +29,30 @@ def catalan(n: int) -> int:
 
 
 @st.composite
-def trees(draw, max_tokens: int = 30, binary: bool = False) -> tuple[list[tuple[int, int]], int]:
+def trees(draw, max_tokens: int = 30) -> tuple[list[tuple[int, int]], int]:
     """Spans of a random tree and its number of tokens."""
     num_tokens = draw(st.integers(1, max_tokens))
     spans = random_tree(num_tokens, random.Random(draw(st.integers(0, 2**32))))
-    if not binary:
-        keep = draw(st.lists(st.booleans(), min_size=len(spans), max_size=len(spans)))
-        spans = [span for span, kept in zip(spans, keep, strict=True) if kept or span == (0, num_tokens)]
-    return spans, num_tokens
+    keep = draw(st.lists(st.booleans(), min_size=len(spans), max_size=len(spans)))
+    return [span for span, kept in zip(spans, keep, strict=True) if kept or span == (0, num_tokens)], num_tokens
 
 
-@pytest.mark.parametrize("num_tokens", range(1, 9))
-def test_reference_enumerates_catalan_many_binary_trees(num_tokens):
-    found = all_binary_trees(0, num_tokens)
-    assert len(found) == len(set(found)) == catalan(num_tokens - 1)
-
-
-def test_reference_enumerates_schroeder_many_trees():
+def test_reference_enumerates_catalan_and_schroeder_many_trees():
+    for num_tokens in range(1, 9):
+        found = all_binary_trees(0, num_tokens)
+        assert len(found) == len(set(found)) == catalan(num_tokens - 1)
     assert [len(all_trees(0, n)) for n in range(1, 7)] == [1, 1, 3, 11, 45, 197]
 
 
-@pytest.mark.parametrize("num_tokens", range(1, 8))
-def test_every_binary_tree_survives_spans_and_brackets(num_tokens):
-    words = [f"w{i}" for i in range(num_tokens)]
-    for tree in all_binary_trees(0, num_tokens):
-        spans = tree_to_spans(tree)
-        assert spans == spans_of(tree)
-        assert spans_to_tree(spans, num_tokens) == tree
-        assert brackets_to_tree(tree_to_brackets(tree, words)) == (tree, words)
-
-
-@pytest.mark.parametrize("num_tokens", range(1, 7))
-def test_every_tree_survives_spans_and_brackets(num_tokens):
-    words = [f"w{i}" for i in range(num_tokens)]
-    for tree in all_trees(0, num_tokens):
-        spans = tree_to_spans(tree)
-        assert spans == spans_of(tree)
-        assert spans_to_tree(spans[::-1], num_tokens) == tree
-        assert brackets_to_tree(tree_to_brackets(tree, words)) == (tree, words)
+@pytest.mark.parametrize(("enumerate_trees", "longest"), [(all_binary_trees, 7), (all_trees, 6)])
+def test_every_tree_survives_spans_and_brackets(enumerate_trees, longest):
+    for num_tokens in range(1, longest + 1):
+        words = [f"w{i}" for i in range(num_tokens)]
+        for tree in enumerate_trees(0, num_tokens):
+            spans = tree_to_spans(tree)
+            assert spans == spans_of(tree)
+            assert spans_to_tree(spans, num_tokens) == spans_to_tree(spans[::-1], num_tokens) == tree
+            assert brackets_to_tree(tree_to_brackets(tree, words)) == (tree, words)
 
 
 @given(trees(), st.data())
@@ -104,7 +87,7 @@ def test_binarize_directions():
 
 
 def test_brackets_of_the_example():
-    tree, words = FLIES
+    tree, words = ((0, 1), (2, (3, 4))), ["fruit", "flies", "like", "a", "banana"]
     text = "((fruit flies) (like (a banana)))"
     assert tree_to_brackets(tree, words) == text
     assert brackets_to_tree("  ( (fruit\nflies)(like (a banana) ) ) ") == (tree, words)
@@ -155,29 +138,11 @@ def test_deep_trees_do_not_reach_the_recursion_limit():
         assert read == words
         assert tree_to_spans(again) == spans
         assert tree_to_spans(binarize(tree, "left")) == spans
+        labeled = [("X", i, j) for i, j in spans]
+        assert brackets_to_labeled_spans(labeled_spans_to_brackets(labeled, words)) == (labeled, words)
     flat = spans_to_tree([(0, DEEP)], DEEP)
     assert tree_to_spans(binarize(flat)) == right_branching(DEEP)
     assert tree_to_spans(binarize(flat, "left")) == left_branching(DEEP)
-
-
-@pytest.mark.parametrize(
-    ("spans", "num_tokens", "message"),
-    [
-        ([(0, 2), (1, 3), (0, 3)], 3, r"\(0, 2\) and \(1, 3\) cross"),
-        ([(0, 5), (1, 4), (2, 5)], 5, r"\(1, 4\) and \(2, 5\) cross"),
-        ([(0, 3), (1, 4)], 3, r"span \(1, 4\) does not fit into a sentence of 3 tokens"),
-        ([(-1, 3)], 3, r"span \(-1, 3\) does not fit"),
-        ([(2, 1)], 3, r"span \(2, 1\) does not fit"),
-        ([(0, 3), (1, 2)], 3, r"span \(1, 2\) is 1 token"),
-        ([(0, 3), (0, 3)], 3, r"span \(0, 3\) is given twice"),
-        ([(0, 2)], 3, r"whole-sentence span \(0, 3\) is missing"),
-        ([], 2, r"whole-sentence span \(0, 2\) is missing"),
-        ([], 0, r"num_tokens is 0"),
-    ],
-)
-def test_wrong_spans_are_named(spans, num_tokens, message):
-    with pytest.raises(ValueError, match=message):
-        spans_to_tree(spans, num_tokens)
 
 
 def test_validate_spans_options():
@@ -197,46 +162,55 @@ def test_validate_spans_finds_exactly_the_crossing_ones(spans):
 
 
 @pytest.mark.parametrize(
-    ("tree", "message"),
+    ("function", "arguments", "message"),
     [
-        ((1, 0), "leaf 1 stands where 0 should"),
-        ((0, 2), "leaf 2 stands where 1 should"),
-        ((0, (1,)), r"1 child"),
-        ((0, ()), r"0 child"),
-        ([0, 1], r"\[0, 1\] is no part of a tree"),
-        ((0, "a"), "'a' is no part of a tree"),
-        ((False, 1), "False is no part of a tree"),
+        (spans_to_tree, ([(0, 2), (1, 3), (0, 3)], 3), r"\(0, 2\) and \(1, 3\) cross"),
+        (spans_to_tree, ([(0, 5), (1, 4), (2, 5)], 5), r"\(1, 4\) and \(2, 5\) cross"),
+        (spans_to_tree, ([(0, 3), (1, 4)], 3), r"span \(1, 4\) does not fit into a sentence of 3 tokens"),
+        (spans_to_tree, ([(-1, 3)], 3), r"span \(-1, 3\) does not fit"),
+        (spans_to_tree, ([(2, 1)], 3), r"span \(2, 1\) does not fit"),
+        (spans_to_tree, ([(0, 3), (1, 2)], 3), r"span \(1, 2\) is 1 token"),
+        (spans_to_tree, ([(0, 3), (0, 3)], 3), r"span \(0, 3\) is given twice"),
+        (spans_to_tree, ([(0, 2)], 3), r"whole-sentence span \(0, 3\) is missing"),
+        (spans_to_tree, ([], 2), r"whole-sentence span \(0, 2\) is missing"),
+        (spans_to_tree, ([], 0), r"num_tokens is 0"),
+        (tree_to_spans, ((1, 0),), "leaf 1 stands where 0 should"),
+        (tree_to_spans, ((0, 2),), "leaf 2 stands where 1 should"),
+        (tree_to_spans, ((0, (1,)),), r"1 child"),
+        (tree_to_spans, ((0, ()),), r"0 child"),
+        (tree_to_spans, ([0, 1],), r"\[0, 1\] is not part of a tree"),
+        (tree_to_spans, ((0, "a"),), "'a' is not part of a tree"),
+        (tree_to_spans, ((False, 1),), "False is not part of a tree"),
+        (tree_to_brackets, ((0, 1), ["a"]), "1 words for a tree of 2 leaves"),
+        (tree_to_brackets, ((0, 1), ["a", ""]), "word 1 is ''"),
+        (tree_to_brackets, ((0, 1), ["a b", "c"]), "word 0 is 'a b'"),
+        (brackets_to_tree, ("",), "no tree in ''"),
+        (brackets_to_tree, ("(a b",), r"'\(' at character 0 is never closed"),
+        (brackets_to_tree, ("(a b))",), r"'\)' at character 5 closes nothing"),
+        (brackets_to_tree, (") a",), r"'\)' at character 0 closes nothing"),
+        (brackets_to_tree, ("(a b) c",), "'c' at character 6 stands after the end"),
+        (brackets_to_tree, ("(a b) (c d)",), r"'\(' at character 6 stands after the end"),
+        (brackets_to_tree, ("(a (b))",), r"opened at character 3 has 1 child"),
+        (brackets_to_tree, ("()",), r"opened at character 0 has 0 child"),
+        (labeled_spans_to_brackets, ([("A", 0, 1)], ["a", "b"]), r"the whole-sentence span \(0, 2\) is missing"),
+        (labeled_spans_to_brackets, ([("A", 0, 3)], ["a", "b"]), r"\(0, 3\) does not fit"),
+        (labeled_spans_to_brackets, ([("A", 0, 1)], ["a b"]), "word 0 is 'a b'"),
+        (labeled_spans_to_brackets, ([("", 0, 1)], ["a"]), r"the label of span \(0, 1\) is ''"),
+        (labeled_spans_to_brackets, ([("A(", 0, 1)], ["a"]), r"the label of span \(0, 1\) is 'A\('"),
+        (labeled_spans_to_brackets, ([], []), "num_tokens is 0"),
+        (brackets_to_labeled_spans, ("",), "no tree in ''"),
+        (brackets_to_labeled_spans, ("(S a",), r"'\(' at character 0 is never closed"),
+        (brackets_to_labeled_spans, ("(S a) b",), "'b' at character 6 stands after the end"),
+        (brackets_to_labeled_spans, ("a b",), "'b' at character 2 stands after the end"),
+        (brackets_to_labeled_spans, (")",), r"'\)' at character 0 closes nothing"),
+        (brackets_to_labeled_spans, ("(S a (B))",), "the bracket opened at character 5 holds no word"),
+        (brackets_to_labeled_spans, ("(S a ())",), "the bracket opened at character 5 has no label"),
+        (brackets_to_labeled_spans, ("((S a))",), "the bracket opened at character 0 has no label"),
     ],
 )
-def test_wrong_trees_are_named(tree, message):
+def test_wrong_input_is_named(function, arguments, message):
     with pytest.raises(ValueError, match=message):
-        tree_to_spans(tree)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [(["a"], "1 words for a tree of 2 leaves"), (["a", ""], "word 1 is ''"), (["a b", "c"], "word 0 is 'a b'")],
-)
-def test_wrong_words_are_named(words, message):
-    with pytest.raises(ValueError, match=message):
-        tree_to_brackets((0, 1), words)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "no tree in ''"),
-        ("(a b", r"'\(' at character 0 is never closed"),
-        ("(a b))", r"'\)' at character 5 stands after the end"),
-        (") a", r"'\)' at character 0 closes nothing"),
-        ("(a b) c", "'c' at character 6 stands after the end"),
-        ("(a (b))", r"opened at character 3 has 1 child"),
-        ("()", r"opened at character 0 has 0 child"),
-    ],
-)
-def test_wrong_brackets_are_named(text, message):
-    with pytest.raises(ValueError, match=message):
-        brackets_to_tree(text)
+        function(*arguments)
 
 
 def test_fold_tokens():
@@ -246,14 +220,14 @@ def test_fold_tokens():
     assert fold_tokens(spans, word_ends) == [(0, 2), (0, 3)]
     assert fold_tokens(right_branching(3), [True] * 3) == right_branching(3)
     assert fold_tokens([(0, 2)], [False, True]) == []
-    with pytest.raises(ValueError, match=r"span \(3, 5\) cuts a word at boundary 5"):
-        fold_tokens([(3, 5)], word_ends)
-    with pytest.raises(ValueError, match=r"span \(2, 4\) cuts a word at boundary 2"):
-        fold_tokens([(2, 4)], word_ends)
-    with pytest.raises(ValueError, match="True at the last token"):
-        fold_tokens([(0, 2)], [True, False])
-    with pytest.raises(ValueError, match=r"span \(0, 3\) does not fit"):
-        fold_tokens([(0, 3)], [True, True])
+    for wrong, ends, message in [
+        ([(3, 5)], word_ends, r"span \(3, 5\) cuts a word at boundary 5"),
+        ([(2, 4)], word_ends, r"span \(2, 4\) cuts a word at boundary 2"),
+        ([(0, 2)], [True, False], "True at the last token"),
+        ([(0, 3)], [True, True], r"span \(0, 3\) does not fit"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            fold_tokens(wrong, ends)
 
 
 def test_fold_tokens_gives_binary_word_trees_whenever_words_are_kept_together():
@@ -295,37 +269,3 @@ def test_labeled_trees_survive_brackets(tree, data):
     labeled = [(data.draw(LABELS), i, j) for i, j in sorted(spans, key=lambda span: (span[1], -span[0]))]
     words = data.draw(st.lists(LABELS | st.just("("), min_size=num_tokens, max_size=num_tokens))
     assert brackets_to_labeled_spans(labeled_spans_to_brackets(labeled, words)) == (labeled, words)
-
-
-@pytest.mark.parametrize(
-    ("spans", "words", "message"),
-    [
-        ([("A", 0, 1)], ["a", "b"], r"the whole-sentence span \(0, 2\) is missing"),
-        ([("A", 0, 3)], ["a", "b"], r"\(0, 3\) does not fit"),
-        ([("A", 0, 1)], ["a b"], "word 0 is 'a b'"),
-        ([("", 0, 1)], ["a"], r"the label of span \(0, 1\) is ''"),
-        ([("A(", 0, 1)], ["a"], r"the label of span \(0, 1\) is 'A\('"),
-        ([], [], "num_tokens is 0"),
-    ],
-)
-def test_labeled_spans_that_cannot_be_written_are_named(spans, words, message):
-    with pytest.raises(ValueError, match=message):
-        labeled_spans_to_brackets(spans, words)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "no tree in ''"),
-        ("(S a", r"'\(' at character 0 is never closed"),
-        ("(S a) b", "'b' at character 6 stands after the end"),
-        ("a b", "'b' at character 2 stands after the end"),
-        (")", r"'\)' at character 0 closes nothing"),
-        ("(S a (B))", "the bracket opened at character 5 holds no word"),
-        ("(S a ())", "the bracket opened at character 5 has no label"),
-        ("((S a))", "the bracket opened at character 0 has no label"),
-    ],
-)
-def test_wrong_labeled_brackets_are_named(text, message):
-    with pytest.raises(ValueError, match=message):
-        brackets_to_labeled_spans(text)

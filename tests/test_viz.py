@@ -19,8 +19,9 @@ from hf_synlm import (
     RNNGForCausalLM,
 )
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
+from hf_synlm.evaluation.baseline_trees import random_tree
 from hf_synlm.outputs import ParseOutput
-from hf_synlm.trees import random_tree, right_branching
+from hf_synlm.trees import right_branching
 from hf_synlm.viz import (
     bars_to_svg,
     chart_scores,

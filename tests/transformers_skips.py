@@ -35,7 +35,7 @@ SKIPS: tuple[Skip, ...] = (
     Skip(
         "test_(cpu_offload|disk_offload_(bin|safetensors)|model_parallelism)",
         "needs GPUs; layers read weights of their parts without calling them, so that offloading is an error "
-        "(tests/test_device_map.py)",
+        "(tests/test_module_tools.py)",
     ),
     Skip(
         "test_can_load_with_(device_context_manager|global_device_set)",
@@ -93,39 +93,39 @@ SKIPS: tuple[Skip, ...] = (
     ),
     Skip(
         "test_attention_outputs",
-        "no attention, which output_attentions says in an error (tests/test_layer_outputs.py)",
+        "no attention, which output_attentions says in an error (tests/test_hidden_states.py)",
         ("rnng", "on_lstm", "lstm"),
     ),
     Skip(
         "test_attention_outputs",
         "attention is over memory slots or spans, in one head: [B, T, N], not [B, H, T, T] "
-        "(tests/test_layer_outputs.py)",
+        "(tests/test_hidden_states.py)",
         ("prpn", "palm"),
     ),
     Skip(
         "test_(capture_outputs_decorator|can_capture_specific_layers_hidden_states)",
         "is about the hooks of transformers; states of tokens that were moved for padding have to be moved back, so "
-        "that forward collects them itself (tests/test_layer_outputs.py)",
+        "that forward collects them itself (tests/test_hidden_states.py)",
         _NO_ATTENTION,
     ),
     Skip(
         "test_eager_matches_sdpa_inference_24_fp32_pad_left_output_attentions",
         "sdpa computes no attention weights, which output_attentions says in an error instead of returning none "
-        "(tests/test_layer_outputs.py)",
+        "(tests/test_hidden_states.py)",
         ("gpst",),
     ),
     Skip(
         "test_(hidden_states_output|attention_outputs|model_outputs_equivalence|capture_outputs_decorator"
         "|can_capture_specific_layers_hidden_states|eager_matches_sdpa_inference.*)",
         "next-token logits are summed over many trees, whose layers see different sequences: asking for their states "
-        "is an error (tests/test_layer_outputs.py, which also compares attention implementations in the search)",
+        "is an error (tests/test_hidden_states.py, which also compares attention implementations in the search)",
         ("gpst",),
         _LANGUAGE_MODEL,
     ),
     Skip(
         "test_batching_equivalence",
         "asks for hidden states, which the language model refuses; the base model also returns its chart, with the "
-        "cells of all rows together (tests/test_modeling_gpst.py and tests/test_layer_outputs.py compare rows)",
+        "cells of all rows together (tests/test_modeling_gpst.py and tests/test_hidden_states.py compare rows)",
         ("gpst",),
         ("Model", *_LANGUAGE_MODEL),
     ),
@@ -137,7 +137,7 @@ SKIPS: tuple[Skip, ...] = (
     ),
     Skip(
         "test_model_outputs_equivalence",
-        "subtracts outputs, of which `token_mask` is boolean (tests/test_layer_outputs.py compares tuples)",
+        "subtracts outputs, of which `token_mask` is boolean (tests/test_hidden_states.py compares tuples)",
         ("lstm",),
     ),
     # ----------------------------------------------------------------------------------------------------------- RNNG

@@ -1,5 +1,6 @@
 """Command lines made of dataclasses: flags, and config files in YAML or JSON."""
 
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,23 @@ import yaml
 from transformers import HfArgumentParser
 
 
+def option(default: Any, help: str) -> Any:
+    """Make a field of a dataclass of arguments.
+
+    Args:
+        default: its default; a list is copied.
+        help: its text in `--help`.
+
+    Returns:
+        What `dataclasses.field` returns.
+    """
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata={"help": help})
+    return field(default=default, metadata={"help": help})
+
+
 class ArgumentParser(HfArgumentParser):
-    """`HfArgumentParser` whose lists may be empty: `--train_trees` without a value is the empty list."""
+    """`HfArgumentParser` that allows empty lists: `--train_trees` without a value is the empty list."""
 
     def add_argument(self, *names: Any, **options: Any) -> Any:
         """Add an argument."""
@@ -28,12 +44,12 @@ def read_yaml(text: str, where: str) -> Any:
         Its value.
 
     Raises:
-        ValueError: it is no YAML.
+        ValueError: it is not valid YAML.
     """
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ValueError(f"{where} is no YAML: {error}") from error
+        raise ValueError(f"{where} is not valid YAML: {error}") from error
 
 
 def read_config_file(path: str) -> dict[str, Any]:
@@ -46,18 +62,18 @@ def read_config_file(path: str) -> dict[str, Any]:
         Argument name -> value.
 
     Raises:
-        ValueError: there is no such file, or it holds no mapping.
+        ValueError: the file is missing, or does not contain a mapping.
     """
     if not Path(path).is_file():
         raise ValueError(f"There is no config file {path!r}.")
     values = read_yaml(Path(path).read_text(encoding="utf-8"), path)
     if not isinstance(values, dict):
-        raise ValueError(f"{path} does not hold a mapping of argument names to values.")
+        raise ValueError(f"{path} does not contain a mapping of argument names to values.")
     return values
 
 
 def config_flags(values: dict[str, Any]) -> list[str]:
-    """Flags that say the same as `values`; a value may stand for a list of one, and null for the default."""
+    """Write `values` as flags; a single value may stand for a list of one, and null for the default."""
     flags: list[str] = []
     for key, value in values.items():
         if value is not None:

@@ -1,4 +1,4 @@
-"""Contexts, and sentences with actions -> padded batches; word boundaries of tokens.
+"""Collate contexts, or sentences with actions, into padded batches; find the word boundaries of tokens.
 
 Shapes: B contexts, T tokens of the longest context in the batch.
 """
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hf_synlm.actions import PAD
+from hf_synlm.rnng_actions import PAD
+from hf_synlm.trees import check_words
 
 LABEL_PADDING = -100
 
@@ -30,7 +31,7 @@ def collate_contexts(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> d
     Args:
         batch: per context a mapping with `input_ids` (at least one token) and, in all contexts or in none,
             `sentence_ids` (default: the context is one sentence) and `word_ends` (bools, True at the last piece of
-            each word), all of the same length; other keys are left out.
+            each word), all of the same length; other keys are ignored.
         pad_token_id: id that fills `input_ids`.
 
     Returns:
@@ -40,31 +41,42 @@ def collate_contexts(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> d
     Raises:
         ValueError: the batch or a context is empty, lengths within a context differ, or a key is in some contexts only.
     """
-    if not batch:
-        raise ValueError("the batch is empty: give at least one context")
     optional = [name for name in ("sentence_ids", "word_ends") if any(name in context for context in batch)]
-    for index, context in enumerate(batch):
-        length = len(context["input_ids"])
-        if length == 0:
-            raise ValueError(f"context {index} has no tokens: leave empty contexts out")
-        for name in optional:
-            if name not in context:
-                raise ValueError(f"context {index} has no {name} but others have: give it in all contexts or in none")
-            if len(context[name]) != length:
-                raise ValueError(f"context {index} has {len(context[name])} {name} for {length} tokens: give one each")
-    rows = [context["input_ids"] for context in batch]
-    ones = [[1] * len(row) for row in rows]
-    has_sentences = "sentence_ids" in optional
-    collated = {
-        "input_ids": _pad(rows, pad_token_id, torch.long),
-        "attention_mask": _pad(ones, 0, torch.long),
-        # Padding is told by position, never by its id: a tokenizer may use a real token for padding.
-        "labels": _pad(rows, LABEL_PADDING, torch.long),
-        "sentence_ids": _pad([context["sentence_ids"] for context in batch] if has_sentences else ones, 0, torch.long),
-    }
+    _check_batch(batch, "context", optional)
+    collated = _pad_tokens(batch, pad_token_id)
+    if "sentence_ids" in optional:
+        collated["sentence_ids"] = _pad([context["sentence_ids"] for context in batch], 0, torch.long)
+    else:
+        collated["sentence_ids"] = collated["attention_mask"].clone()
     if "word_ends" in optional:
         collated["word_ends"] = _pad([context["word_ends"] for context in batch], False, torch.bool)
     return collated
+
+
+def _check_batch(batch: Sequence[Mapping[str, Any]], kind: str, names: Sequence[str]) -> None:
+    """Raise ValueError unless each part of a batch has tokens, and values of these names for each token."""
+    if not batch:
+        raise ValueError(f"the batch is empty: give at least one {kind}")
+    for index, part in enumerate(batch):
+        length = len(part["input_ids"])
+        if length == 0:
+            raise ValueError(f"{kind} {index} has no tokens: leave empty {kind}s out")
+        for name in names:
+            if name not in part:
+                raise ValueError(f"{kind} {index} has no {name} but others have: give it in all {kind}s or in none")
+            if len(part[name]) != length:
+                raise ValueError(f"{kind} {index} has {len(part[name])} {name} for {length} tokens: give one each")
+
+
+def _pad_tokens(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, Tensor]:
+    """Padded `input_ids`, with `attention_mask` and `labels`."""
+    rows = [part["input_ids"] for part in batch]
+    return {
+        "input_ids": _pad(rows, pad_token_id, torch.long),
+        "attention_mask": _pad([[1] * len(row) for row in rows], 0, torch.long),
+        # Labels are masked by position, not by id: a tokenizer may use a real token for padding.
+        "labels": _pad(rows, LABEL_PADDING, torch.long),
+    }
 
 
 def collate_trees(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, Tensor]:
@@ -73,8 +85,8 @@ def collate_trees(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict
     A is the number of actions of the longest sequence in the batch.
 
     Args:
-        batch: per sentence the mapping of `hf_synlm.data.oracle.encode_tree`: `input_ids` (at least one token),
-            `actions` (at least one) and `word_ends` (as many as tokens); other keys are left out.
+        batch: per sentence the mapping of `hf_synlm.data.gold_trees.encode_tree`: `input_ids` (at least one token),
+            `actions` (at least one) and `word_ends` (as many as tokens); other keys are ignored.
         pad_token_id: id that fills `input_ids`.
 
     Returns:
@@ -85,19 +97,12 @@ def collate_trees(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict
     Raises:
         ValueError: the batch, a sentence or its actions are empty, or the number of word ends is not that of tokens.
     """
-    if not batch:
-        raise ValueError("the batch is empty: give at least one sentence")
+    _check_batch(batch, "sentence", ["word_ends"])
     for index, sentence in enumerate(batch):
-        num_tokens, num_ends = len(sentence["input_ids"]), len(sentence["word_ends"])
-        if num_tokens == 0 or len(sentence["actions"]) == 0:
-            raise ValueError(f"sentence {index} has no tokens or no actions: leave empty sentences out")
-        if num_ends != num_tokens:
-            raise ValueError(f"sentence {index} has {num_ends} word_ends for {num_tokens} tokens: give one each")
-    rows = [sentence["input_ids"] for sentence in batch]
+        if len(sentence["actions"]) == 0:
+            raise ValueError(f"sentence {index} has no actions: leave empty sentences out")
     return {
-        "input_ids": _pad(rows, pad_token_id, torch.long),
-        "attention_mask": _pad([[1] * len(row) for row in rows], 0, torch.long),
-        "labels": _pad(rows, LABEL_PADDING, torch.long),
+        **_pad_tokens(batch, pad_token_id),
         "actions": _pad([sentence["actions"] for sentence in batch], PAD, torch.long),
         "word_ends": _pad([sentence["word_ends"] for sentence in batch], False, torch.bool),
     }
@@ -107,7 +112,7 @@ def word_ends_from_offsets(offsets: Sequence[tuple[int, int]], words: Sequence[s
     """Find the last token of each word from the character offsets of a fast tokenizer.
 
     The tokenizer must have encoded `" ".join(words)` without special tokens. The space before a word belongs to the
-    word, whether or not the tokenizer counts it into its offsets.
+    word, whether or not the offsets include it.
 
     Args:
         offsets: `(start, end)` character offsets of the tokens, as from `return_offsets_mapping=True`.
@@ -152,9 +157,9 @@ def word_ends_from_word_ids(word_ids: Sequence[int | None]) -> list[bool]:
 
 
 def encode_words(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> tuple[list[int], list[bool]]:
-    """Encode a sentence given as words, and say where its words end.
+    """Encode a sentence given as words, and find the last token of each word.
 
-    The words are joined by single spaces: the first has no leading space, the others keep theirs in their first piece.
+    The words are joined by single spaces: the first piece of each word but the first contains the space.
 
     Args:
         tokenizer: a fast tokenizer.
@@ -164,23 +169,9 @@ def encode_words(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> tu
         The token ids without special tokens, and one bool per token, True at the last piece of each word.
 
     Raises:
-        ValueError: a word is empty or holds white space, has no token, or shares a token with its neighbour.
+        ValueError: a word is empty or contains white space, has no token, or shares a token with its neighbour.
     """
     check_words(words)
-    # Sentences may be longer than the tokenizer expects its inputs to be, so its warning is out of place here.
+    # verbose=False: sentences may be longer than model_max_length.
     encoding = tokenizer(" ".join(words), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     return list(encoding["input_ids"]), word_ends_from_offsets(encoding["offset_mapping"], words)
-
-
-def check_words(words: Sequence[str]) -> None:
-    """Check that a sentence can be written as its words with single spaces between them.
-
-    Args:
-        words: the words of a sentence.
-
-    Raises:
-        ValueError: a word is empty or holds white space.
-    """
-    for index, word in enumerate(words):
-        if not word or any(map(str.isspace, word)):
-            raise ValueError(f"word {index} is {word!r}: words must be non-empty and free of white space")

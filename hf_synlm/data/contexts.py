@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from hf_synlm.data.shards import PreparedCorpus, Shard, write_atomically
+from hf_synlm.data.files import write_bytes, write_json
+from hf_synlm.data.shards import PreparedCorpus, Shard
 
 logger = logging.getLogger(__name__)
 
@@ -158,8 +159,8 @@ class ContextDataset(torch.utils.data.Dataset):
                 opening, totals = self._pack()
                 buffer = io.BytesIO()
                 np.save(buffer, opening)
-                write_atomically(self._path, buffer.getvalue())
-                write_atomically(self._path.with_suffix(".json"), json.dumps(totals).encode())
+                write_bytes(self._path, buffer.getvalue())
+                write_json(self._path.with_suffix(".json"), totals)
         except OSError as error:
             logger.warning("The index of contexts is kept in memory, since it cannot be written: %s", error)
             return self._pack()

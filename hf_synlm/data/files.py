@@ -42,13 +42,47 @@ def write_bytes(path: PathLike, data: bytes) -> None:
 
 
 def write_text(path: PathLike, text: str) -> None:
-    """Write a UTF-8 text file atomically, line ends as they are; see `write_bytes`."""
+    """Write a UTF-8 text file atomically, line ends as they are; see `write_bytes`.
+
+    Args:
+        path: the file.
+        text: its content.
+    """
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: PathLike, value: Any) -> None:
-    """Write indented JSON with sorted keys atomically; equal values give equal bytes. See `write_bytes`."""
+    """Write indented JSON with sorted keys atomically; equal values give equal bytes. See `write_bytes`.
+
+    Args:
+        path: the file.
+        value: its content.
+    """
     write_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def read_json(path: PathLike, remedy: str) -> dict[str, Any]:
+    """Read a file that contains one JSON object.
+
+    Args:
+        path: the file.
+        remedy: what the user can do if it cannot be read.
+
+    Returns:
+        The object.
+
+    Raises:
+        ValueError: the file is missing, or contains something else.
+    """
+    try:
+        value = json.loads(Path(path).read_bytes())
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing. {remedy}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}). {remedy}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is damaged (not a JSON object). {remedy}")
+    return value
 
 
 @contextmanager
@@ -74,7 +108,12 @@ def folder_writer(folder: PathLike) -> Iterator[Path]:
 
 
 def publish_folder(partial: Path, folder: Path) -> None:
-    """Give a complete folder its final name, once its files are on the disk; an older folder of that name goes."""
+    """Give a complete folder its final name, once its files are on the disk; an older folder of that name goes.
+
+    Args:
+        partial: the complete folder, beside the final one.
+        folder: its final name.
+    """
     for path in (*partial.rglob("*"), partial):
         handle = os.open(path, os.O_RDONLY)
         try:

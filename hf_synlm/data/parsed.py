@@ -11,10 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 from hf_synlm.data.text import PathLike, read_lines
-from hf_synlm.data.treebank import parse_treebank
+from hf_synlm.data.treebank import brackets_to_labeled_spans, parse_treebank
 from hf_synlm.trees import (
     Span,
-    brackets_to_labeled_spans,
     brackets_to_tree,
     fold_tokens,
     labeled_spans_to_brackets,

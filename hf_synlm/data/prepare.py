@@ -9,13 +9,10 @@ output folder holds `tokenizer/`, `train/` and `validation/`; the latter two are
 goes on where it stopped when the same command is given again, and makes the same files, byte for byte.
 """
 
-import json
-import os
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,7 @@ from filelock import FileLock
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from hf_synlm.data.arguments import ArgumentParser, config_flags, read_config_file
+from hf_synlm.data.arguments import ArgumentParser, config_flags, option, read_config_file
 from hf_synlm.data.encoding import (
     BlockEncoder,
     TextOptions,
@@ -33,17 +30,18 @@ from hf_synlm.data.encoding import (
     read_blocks,
     tokenizer_sha256,
 )
+from hf_synlm.data.files import folder_writer, write_json
 from hf_synlm.data.samples import sample_path
-from hf_synlm.data.shard_writer import SHARD_TOKENS, CorpusWriter
 from hf_synlm.data.shards import (
     INDEX_FILE,
     MADE_FROM_FILE,
+    SHARD_TOKENS,
+    CorpusWriter,
     PreparedCorpus,
     check_made_from,
     differences,
-    read_json,
+    read_record,
     token_dtype,
-    write_atomically,
 )
 from hf_synlm.data.sources import (
     CSVFiles,
@@ -68,49 +66,37 @@ SPLITS = ("train", "validation")
 class CorpusArguments:
     """Where text comes from and how it becomes token ids."""
 
-    dataset_name: str | None = field(
-        default=None, metadata={"help": "Data set of the Hub, or a folder; without it and files: the embedded corpus."}
+    dataset_name: str | None = option(
+        None, "Data set of the Hub, or a folder; without it and without files: the embedded corpus."
     )
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the data set."})
-    train_split: str = field(default="train", metadata={"help": "Split to train on."})
-    validation_split: str | None = field(
-        default="validation", metadata={"help": "Split to validate on; 'none' takes documents off the training split."}
+    dataset_config_name: str | None = option(None, "Configuration of the data set.")
+    train_split: str = option("train", "Split to train on.")
+    validation_split: str | None = option(
+        "validation", "Split to validate on; 'none' takes documents from the training split."
     )
-    num_validation_documents: int = field(
-        default=1000,
-        metadata={"help": "First documents to take off the training text where there is no validation text."},
+    num_validation_documents: int = option(
+        1000, "Number of first documents to take from the training text if there is no validation text."
     )
-    train_files: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Text files (documents between blank lines), or parquet, json, csv, tsv."},
+    train_files: list[str] = option([], "Text files (blank lines separate documents), or parquet, json, csv, tsv.")
+    validation_files: list[str] = option([], "The same for validation.")
+    train_trees: list[str] = option(
+        [], "Treebank files whose words are added as training sentences; their trees are not used."
     )
-    validation_files: list[str] = field(default_factory=list, metadata={"help": "The same for validation."})
-    train_trees: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Treebank files whose words are added as training sentences; their trees are not used."},
+    text_column: str = option("text", "Column of the text in data sets and tables.")
+    rows: str = option("documents", "What a row of a data set is: 'documents' or 'lines' (WikiText).")
+    streaming: bool = option(False, "Read the data set over the network, without storing it; the shards are the same.")
+    one_sentence_per_line: bool = option(False, "Lines are sentences; do not split them.")
+    language: str = option("en", "Language for sentence splitting (ISO 639).")
+    drop_punctuation: bool = option(
+        False, "Remove punctuation at word edges, as in grammar induction (Kim et al. 2019)."
     )
-    text_column: str = field(default="text", metadata={"help": "Column of the text in data sets and tabular files."})
-    rows: str = field(
-        default="documents", metadata={"help": "What a row of a data set is: 'documents' or 'lines' (WikiText)."}
+    tokenizer_name: str | None = option(
+        None, "Folder or Hub name of a tokenizer; without it, one is trained on the text."
     )
-    streaming: bool = field(
-        default=False,
-        metadata={"help": "Read the data set while preparing, without storing it; the shards are the same."},
-    )
-    one_sentence_per_line: bool = field(default=False, metadata={"help": "Lines are sentences; do not split them."})
-    language: str = field(default="en", metadata={"help": "Language of the sentence splitting (ISO 639)."})
-    drop_punctuation: bool = field(
-        default=False, metadata={"help": "Remove punctuation at word edges, as in grammar induction (Kim et al. 2019)."}
-    )
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Folder or Hub name of a tokenizer; without it one is trained on the text."}
-    )
-    tokenizer_type: str = field(default="bpe", metadata={"help": "Tokenizer to train: 'bpe' or 'wordpiece'."})
-    tokenizer_vocab_size: int = field(default=8192, metadata={"help": "Vocabulary of the tokenizer to train."})
-    tokenizer_min_frequency: int = field(default=2, metadata={"help": "Pieces that are rarer are not made."})
-    preprocessing_num_workers: int | None = field(
-        default=None, metadata={"help": "Processes that encode text; the shards do not depend on it. Default: 1."}
-    )
+    tokenizer_type: str = option("bpe", "Tokenizer to train: 'bpe' or 'wordpiece'.")
+    tokenizer_vocab_size: int = option(8192, "Vocabulary size of the tokenizer to train.")
+    tokenizer_min_frequency: int = option(2, "Smallest frequency of the pieces of the tokenizer to train.")
+    preprocessing_num_workers: int = option(1, "Processes that encode text; the shards do not depend on it.")
 
     def __post_init__(self):
         """Check the values and name the files of the embedded corpus."""
@@ -120,8 +106,6 @@ class CorpusArguments:
             raise ValueError(f"tokenizer_type is {self.tokenizer_type!r}. Choose 'bpe' or 'wordpiece'.")
         if self.dataset_name is not None and self.train_files:
             raise ValueError("dataset_name and train_files are both given. Choose one source of text.")
-        if self.preprocessing_num_workers is None:
-            self.preprocessing_num_workers = 1
         for name in ("num_validation_documents", "tokenizer_min_frequency", "preprocessing_num_workers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
@@ -286,7 +270,7 @@ def _describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 
 def _check_given(arguments: CorpusArguments, folder: Path) -> None:
     """Where no text is named, refuse options of text and tokenizer that are not those of a finished folder."""
-    made_with = read_json(folder / "tokenizer" / MADE_FROM_FILE)
+    made_with = read_record(folder / "tokenizer" / MADE_FROM_FILE)
     made_with |= PreparedCorpus(folder / "train").made_from["text"]
     if arguments.tokenizer_name is not None:
         _prepare_tokenizer(arguments, folder / "tokenizer")
@@ -325,11 +309,9 @@ def _prepare_tokenizer(arguments: CorpusArguments, folder: Path) -> None:
         train = train_bpe_tokenizer if arguments.tokenizer_type == "bpe" else train_wordpiece_tokenizer
         size, frequency = arguments.tokenizer_vocab_size, arguments.tokenizer_min_frequency
         tokenizer = train(_sentences(arguments), size, min_frequency=frequency)
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    tokenizer.save_pretrained(partial)
-    write_atomically(partial / MADE_FROM_FILE, (json.dumps(made_from, indent=2) + "\n").encode())
-    os.replace(partial, folder)
+    with folder_writer(folder) as partial:
+        tokenizer.save_pretrained(partial)
+        write_json(partial / MADE_FROM_FILE, made_from)
 
 
 def _sentences(arguments: CorpusArguments) -> Iterator[str]:
@@ -364,14 +346,14 @@ def write_corpus(
             f"There are too few documents to take {skipped} off for validation. Pass --validation_files, or a smaller "
             "--num_validation_documents."
         )
-    assert arguments.preprocessing_num_workers is not None
     dtype = token_dtype(max(tokenizer.get_vocab().values()) + 1)
     writer = CorpusWriter(folder, _made_from(arguments, split, tokenizer), dtype, shard_tokens)
     if not writer.is_complete:
         encoder = BlockEncoder(tokenizer, arguments.text_options, dtype)
         blocks = read_blocks(sources, writer.start, **limits)
         encoded = encode_blocks(blocks, encoder, arguments.preprocessing_num_workers)
-        with _progress(split, writer) as bar, closing(encoded):
+        style = {"unit": "tok", "unit_scale": True, "dynamic_ncols": True, "mininterval": 0.5}
+        with tqdm(desc=f"{split} text", initial=writer.num_tokens, **style) as bar, closing(encoded):
             try:
                 for block in encoded:
                     writer.add(block)
@@ -383,27 +365,14 @@ def write_corpus(
     writer.finish()
 
 
-def _progress(split: str, writer: CorpusWriter) -> tqdm:
-    return tqdm(
-        desc=f"{split} text",
-        initial=writer.num_tokens,
-        unit="tok",
-        unit_scale=True,
-        dynamic_ncols=True,
-        mininterval=0.5,
-    )
-
-
 # ---------------------------------------------------------------------------------------------- command line
 @dataclass
 class PrepareArguments(CorpusArguments):
     """Arguments of the command."""
 
-    output_dir: str = field(default="", metadata={"help": "Folder for tokenizer and shards."})
-    shard_tokens: int = field(default=SHARD_TOKENS, metadata={"help": "Tokens of a shard."})
-    verify: bool = field(
-        default=False, metadata={"help": "Check the checksums of all shards at the end, not only their sizes."}
-    )
+    output_dir: str = option("", "Folder for tokenizer and shards.")
+    shard_tokens: int = option(SHARD_TOKENS, "Tokens per shard.")
+    verify: bool = option(False, "Check the checksums of all shards at the end, not only their sizes.")
 
     def __post_init__(self):
         """Check the values."""

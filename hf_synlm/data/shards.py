@@ -1,85 +1,62 @@
 """A corpus of token ids on disk: memory-mapped shards with the boundaries of sentences, documents and words.
 
     FOLDER/made_from.json     what the corpus is made from; written first
-    FOLDER/shard_00000.bin    token ids, uint16 or uint32 by the size of the vocabulary, from byte 0 on; then, each
-                              beginning at a multiple of 8 bytes: sentence ends, document ends, word ends
+    FOLDER/shard_00000.bin    token ids from byte 0 on, uint16 or uint32 depending on the size of the vocabulary; then,
+                              each from a multiple of 8 bytes on: sentence ends, document ends, word ends
     FOLDER/shard_00000.json   sizes, checksum, what was dropped, and where the text of the next shard begins
     FOLDER/corpus.json        the index: all shards and the totals; written last, so only a complete corpus has one
 
 Sentence ends are uint32 positions in the shard's tokens, document ends uint32 positions in its sentences. Word ends are
-one bit per token (lowest first): a byte would make them as large as half of the tokens. A file is written under a
-temporary name and renamed when it is on disk; a shard counts when its JSON file is there.
+one bit per token (lowest first): a byte would make them half as large as the tokens. A file is written under a
+temporary name and renamed when it is on disk. A shard counts when its JSON file exists, so a killed `CorpusWriter`
+leaves only whole shards, and the next one continues after them.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from hf_synlm.data.files import PARTIAL_SUFFIX, read_json, remove_partial, write_json
 from hf_synlm.data.text import PathLike
+
+if TYPE_CHECKING:  # training reads shards without the imports of encoding
+    from hf_synlm.data.encoding import EncodedBlock
 
 FORMAT = 1
 INDEX_FILE, MADE_FROM_FILE = "corpus.json", "made_from.json"
-ALIGNMENT = 8
-_OPEN_SHARDS = 512  # every memory map holds a file open
+SHARD_TOKENS = 1 << 25
+TOKENS_PER_SENTENCE = (
+    8  # a shard has at most one sentence per this many of its tokens, so that packing needs little memory
+)
+EMPTY_DOCUMENTS = "documents without sentences dropped"
+HINT = (
+    "hint"  # key of a position in a text: makes a restart quick, but two ways to the same place may have different ones
+)
+_ALIGNMENT = 8
+_OPEN_SHARDS = 512  # every memory map keeps a file open
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a small file under a temporary name, then rename it.
-
-    Args:
-        path: the file.
-        data: its content.
-    """
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(data)
-            to_disk(file)
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def to_disk(file: BinaryIO) -> None:
-    """Wait until what was written to `file` is on disk."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def as_json(value: Any) -> bytes:
-    """Readable JSON of `value`, the same for equal values."""
-    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file of a corpus.
+def read_record(path: Path) -> dict[str, Any]:
+    """Read a JSON file of a corpus.
 
     Args:
         path: the file.
 
     Returns:
-        The object.
+        Its object.
 
     Raises:
-        ValueError: there is no such file, or it holds none.
+        ValueError: the file is missing or damaged; the message says what to do.
     """
-    remedy = f"Restore it, or delete {path.parent} and prepare again."
-    try:
-        value = json.loads(path.read_bytes())
-        if not isinstance(value, dict):
-            raise ValueError("no JSON object")
-    except FileNotFoundError:
-        raise ValueError(f"{path} is missing. {remedy}") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}). {remedy}") from error
-    return value
+    return read_json(path, f"Restore it, or delete {path.parent} and prepare again.")
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -134,7 +111,7 @@ class ShardRecord:
     sha256: str
     ends_inside_document: bool
     next: dict[str, Any] | None
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int]
 
     def sections(self, dtype: np.dtype) -> list[tuple[int, int, np.dtype]]:
         """Offset in bytes, number of values and type of tokens, sentence ends, document ends and word ends."""
@@ -143,7 +120,7 @@ class ShardRecord:
         kinds = ((self.tokens, dtype), (self.sentences, small), (self.documents, small))
         for count, kind in (*kinds, (-(-self.tokens // 8), np.dtype(np.uint8))):
             found.append((offset, count, kind))
-            offset += -(-count * kind.itemsize // ALIGNMENT) * ALIGNMENT
+            offset += -(-count * kind.itemsize // _ALIGNMENT) * _ALIGNMENT
         return found
 
 
@@ -209,7 +186,7 @@ def finished_shards(folder: Path) -> list[ShardRecord]:
             f"{shard_path(folder, missing).with_suffix('.json')} is missing. Restore it, or delete all later shards "
             "too and prepare again: the shards before it are kept."
         )
-    records = [ShardRecord(**read_json(shard_path(folder, number).with_suffix(".json"))) for number in numbers]
+    records = [ShardRecord(**read_record(shard_path(folder, number).with_suffix(".json"))) for number in numbers]
     for number, record in enumerate(records):
         _check_size(folder, number, record)
     return records
@@ -225,7 +202,7 @@ def check_made_from(folder: Path, made_from: Mapping[str, Any]) -> None:
     Raises:
         ValueError: it is made from something else; the message names every difference.
     """
-    changed = differences(read_json(folder / MADE_FROM_FILE), json.loads(json.dumps(made_from)))
+    changed = differences(read_record(folder / MADE_FROM_FILE), json.loads(json.dumps(made_from)))
     if changed:
         raise ValueError(
             f"{folder} is made from something else: {'; '.join(changed)}. Repeat the old values (as options of "
@@ -268,7 +245,7 @@ class PreparedCorpus:
         if not (self.folder / INDEX_FILE).is_file():
             state = "is not finished" if (self.folder / MADE_FROM_FILE).is_file() else "holds no prepared corpus"
             raise ValueError(f"{self.folder} {state}. Run python -m hf_synlm.data.prepare with its options (again).")
-        index = read_json(self.folder / INDEX_FILE)
+        index = read_record(self.folder / INDEX_FILE)
         self.made_from: dict[str, Any] = index["made_from"]
         if self.made_from["format"] != FORMAT:
             raise ValueError(f"{self.folder} has format {self.made_from['format']}, not {FORMAT}. Prepare it again.")
@@ -331,3 +308,222 @@ class PreparedCorpus:
             f"{self.num_documents:,} documents, {self.num_sentences:,} sentences, {self.num_tokens:,} tokens in "
             f"{len(self.records)} shards of {self.dtype.name}{dropped(self.counts)}"
         )
+
+
+# ---------------------------------------------------------------------------------------------- writing
+class _OpenShard:
+    """A shard that is being written: its tokens go to the file, its boundaries are kept until the end."""
+
+    def __init__(self, path: Path, dtype: np.dtype, continues_document: bool):
+        self.path, self.dtype = path, dtype
+        self.file: BinaryIO = path.open("wb")
+        self.digest = hashlib.sha256()
+        self.tokens = self.sentences = 0
+        self.sentence_ends: list[np.ndarray] = []
+        self.document_ends: list[np.ndarray] = []
+        self.word_ends: list[np.ndarray] = []
+        self.counts: Counter[str] = Counter()
+        # The end of a document that goes on counts even if it has no more sentences.
+        self._document_end = -1 if continues_document else 0
+        self._bits = np.zeros(0, bool)  # word ends that do not fill a byte yet
+
+    def add(self, block: "EncodedBlock") -> None:
+        self._write(np.ascontiguousarray(block.tokens, self.dtype).tobytes())
+        ends = self.sentences + block.document_ends
+        is_new = np.diff(ends, prepend=self._document_end) > 0
+        self.counts.update(block.counts)
+        self.counts[EMPTY_DOCUMENTS] += int((~is_new).sum())
+        self.document_ends.append(ends[is_new])
+        if len(ends):
+            self._document_end = int(ends[-1])
+        self.sentence_ends.append(self.tokens + np.cumsum(block.sentence_lengths, dtype=np.int64))
+        bits = np.concatenate([self._bits, block.word_ends])
+        whole = len(bits) // 8 * 8
+        self.word_ends.append(np.packbits(bits[:whole], bitorder="little"))
+        self._bits = bits[whole:]
+        self.tokens += len(block.tokens)
+        self.sentences += len(block.sentence_lengths)
+
+    def close(self) -> None:
+        """Append the boundaries and bring the file to disk."""
+        self.word_ends.append(np.packbits(self._bits, bitorder="little"))
+        sections = ((self.sentence_ends, np.uint32), (self.document_ends, np.uint32), (self.word_ends, np.uint8))
+        for parts, kind in sections:
+            self._write(bytes(-self.file.tell() % _ALIGNMENT))
+            for part in parts:
+                self._write(part.astype(kind).tobytes())
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+
+    def record(self, position: dict[str, Any] | None) -> ShardRecord:
+        return ShardRecord(
+            tokens=self.tokens,
+            sentences=self.sentences,
+            documents=self.num_documents,
+            bytes=self.path.stat().st_size,
+            sha256=self.digest.hexdigest(),
+            ends_inside_document=self.sentences > self._document_end,
+            next=position,
+            counts={name: count for name, count in sorted(self.counts.items()) if count},
+        )
+
+    @property
+    def num_documents(self) -> int:
+        return sum(map(len, self.document_ends))
+
+    def delete(self) -> None:
+        try:
+            self.file.close()
+        finally:  # closing writes what is buffered, and may fail as the write before it
+            self.path.unlink(missing_ok=True)
+
+    def _write(self, data: bytes) -> None:
+        self.file.write(data)
+        self.digest.update(data)
+
+
+class CorpusWriter:
+    """Writes encoded blocks as shards; what a killed writer has finished, the next one keeps.
+
+    Memory: the boundaries of one shard. A shard ends with the block that fills it, if reading can begin after that.
+
+    Args:
+        folder: of the corpus; made if needed.
+        made_from: what the corpus is made from, as JSON: another one is refused.
+        dtype: of the tokens.
+        shard_tokens: tokens that fill a shard.
+
+    Raises:
+        ValueError: the folder holds a corpus made from something else, or a damaged one.
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, made_from: dict[str, Any], dtype: np.dtype, shard_tokens: int):
+        if not 1 <= shard_tokens < 1 << 31:
+            raise ValueError(f"shard_tokens is {shard_tokens}: choose a number from 1 to 2**31 - 1")
+        self.folder, self.dtype, self.shard_tokens = folder, dtype, shard_tokens
+        self.made_from = {"format": FORMAT, "dtype": dtype.name, "shard_tokens": shard_tokens, **made_from}
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_partial(folder)
+        self.records = finished_shards(folder)
+        if self.records:
+            check_made_from(folder, self.made_from)
+        else:  # a first run that failed at once, by a wrong option perhaps, binds nobody
+            write_json(folder / MADE_FROM_FILE, self.made_from)
+        self._shard: _OpenShard | None = None
+        self._position: dict[str, Any] | None = None
+
+    @property
+    def start(self) -> dict[str, Any] | None:
+        """Position of the text to write next; `None` is its beginning."""
+        if not self.records:
+            return None
+        if self._restart.is_file():
+            restart = read_record(self._restart)
+            if restart["shards"] == len(self.records):
+                return restart["position"]
+        return self.records[-1].next
+
+    @property
+    def _restart(self) -> Path:
+        """File of the last position with its hint; it is not part of the corpus."""
+        return self.folder / "restart.json"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last shard ends with the text."""
+        return bool(self.records) and self.records[-1].next is None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens written so far."""
+        return sum(record.tokens for record in self.records) + (self._shard.tokens if self._shard else 0)
+
+    @property
+    def num_documents(self) -> int:
+        """Documents whose end is written."""
+        return sum(record.documents for record in self.records) + (self._shard.num_documents if self._shard else 0)
+
+    def add(self, block: "EncodedBlock") -> None:
+        """Append a block.
+
+        Args:
+            block: the next one of the text.
+
+        Raises:
+            OSError: it cannot be written; what is unfinished is deleted.
+        """
+        with self._clear_errors():
+            shard = self._open()
+            is_full = max(shard.tokens, shard.sentences * TOKENS_PER_SENTENCE) >= self.shard_tokens
+            # Not before there is more to write, so that no shard is empty.
+            if is_full and self._position is not None and len(block.tokens):
+                self._close(shard, self._position)
+                shard = self._open()
+            shard.add(block)
+            self._position = block.position
+
+    def finish(self) -> None:
+        """Write the last shard and the index.
+
+        Raises:
+            ValueError: the text has no tokens; the message says what was dropped.
+            OSError: they cannot be written.
+        """
+        names = ("tokens", "sentences", "documents")
+        with self._clear_errors():
+            if not self.is_complete:
+                shard = self._open()
+                if not self.num_tokens:
+                    self.abandon()
+                    what = dropped(shard.counts)
+                    raise ValueError(f"The text for {self.folder} has no tokens. Check files and options{what}.")
+                self._close(shard, None)
+            counts: Counter[str] = Counter()
+            for record in self.records:
+                counts.update(record.counts)
+            totals = {name: sum(getattr(record, name) for record in self.records) for name in names}
+            index = {"shards": [asdict(record) for record in self.records], "counts": dict(counts), **totals}
+            write_json(self.folder / INDEX_FILE, {**index, "made_from": self.made_from})
+            self._restart.unlink(missing_ok=True)
+
+    def abandon(self) -> None:
+        """Delete the shard that is not finished."""
+        shard, self._shard = self._shard, None
+        if shard is not None:
+            shard.delete()
+
+    def _open(self) -> _OpenShard:
+        if self._shard is None:
+            path = shard_path(self.folder, len(self.records))
+            continues_document = bool(self.records) and self.records[-1].ends_inside_document
+            self._shard = _OpenShard(path.with_name(path.name + PARTIAL_SUFFIX), self.dtype, continues_document)
+        return self._shard
+
+    def _close(self, shard: _OpenShard, position: dict[str, Any] | None) -> None:
+        """Bring a shard to disk, rename it, and write its record."""
+        shard.close()
+        at = position and position["at"]
+        if position and at and HINT in at:
+            write_json(self._restart, {"shards": len(self.records) + 1, "position": position})
+            position = {**position, "at": {name: value for name, value in at.items() if name != HINT}}
+        record, path = shard.record(position), shard_path(self.folder, len(self.records))
+        os.replace(shard.path, path)
+        self._shard = None
+        write_json(path.with_suffix(".json"), asdict(record))
+        self.records.append(record)
+
+    @contextmanager
+    def _clear_errors(self) -> Iterator[None]:
+        """Say which shard an error of the disk is about, and delete what is unfinished."""
+        try:
+            yield
+        except OSError as error:
+            with suppress(OSError):
+                self.abandon()
+            raise OSError(
+                error.errno,
+                f"{error.strerror}: shard {len(self.records)} of {self.folder} could not be written. The "
+                f"{len(self.records)} shards before it are kept; make room and run the same command again",
+            ) from error

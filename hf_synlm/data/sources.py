@@ -18,13 +18,13 @@ from typing import Any, BinaryIO
 import pyarrow
 import pyarrow.parquet
 
+from hf_synlm.data.shards import HINT
 from hf_synlm.data.treebank import count_tags, read_treebank
 from hf_synlm.evaluation.parsing_conventions import check_tags, keep_by_tag
 
 LINE_LIMIT = 1 << 20  # bytes of a line; longer ones are cut
 HASHED_BYTES = 1 << 26  # files up to this size are told apart by their content, larger ones by size and time
 ROWS_PER_BATCH = 64
-HINT = "hint"  # key of a position: makes a restart quick, but two ways to the same place may have different ones
 
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")  # gzip, bzip2, xz, zstd, zip
 _CELL_BREAK = "\u2028"  # Unicode's line separator: \r inside a cell of CSV, whose reader stops at \r without quotes
@@ -32,7 +32,7 @@ _CELL_BREAK = "\u2028"  # Unicode's line separator: \r inside a cell of CSV, who
 # What is counted, in the words in which it is printed.
 BAD_BYTES = "undecodable bytes replaced"
 CUT_LINES = "lines longer than 1 MiB cut"
-BAD_ROWS = "rows that are no JSON object dropped"
+BAD_ROWS = "dropped rows (not JSON objects)"
 ODD_ROWS = "rows whose text is no string dropped"
 EMPTY_ROWS = "rows without text dropped"
 

@@ -7,9 +7,11 @@ model needs an id for REDUCE, the embedding that stands for "compose the top of 
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 END_OF_TEXT_TOKEN = "<|endoftext|>"
@@ -20,14 +22,13 @@ SEP_TOKEN = "<|SEP|>"
 
 # What GPST's vocabulary has after GPT-2's 50,257 types, ids 50257 to 50263.
 GPST_EXTRA_TOKENS = (REDUCE_TOKEN, PAD_TOKEN, CLS_TOKEN, "<CLSTGT1>", "<CLSTGT2>", "<CLSTGT3>", SEP_TOKEN)
+MODEL_MAX_LENGTH = 1024  # tokens of an input; longer ones only make a tokenizer warn
 _GPT2_VOCAB_SIZE = 50_257
 _NUM_BYTES = 256
 _FIRST_INNER = 0x100000  # first code point of the last plane, which is for private use
 
 
-def train_bpe_tokenizer(
-    texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2, model_max_length: int = 1024
-) -> GPT2Tokenizer:
+def train_bpe_tokenizer(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) -> GPT2Tokenizer:
     """Train a byte-level BPE tokenizer in the style of GPT-2.
 
     Ids 0 to 4 are <|endoftext|> (bos and eos), <|REDUCE|>, <|pad|>, <|CLS|> and <|SEP|>; the 256 bytes and the merges
@@ -37,7 +38,6 @@ def train_bpe_tokenizer(
         texts: the training text, e.g. one string per sentence.
         vocab_size: size of the vocabulary, special tokens included. Less comes out if the text has too few pairs.
         min_frequency: a pair must occur this often to be merged.
-        model_max_length: longest input in tokens that users are not warned about.
 
     Returns:
         A GPT-2 tokenizer, padding on the left as generation wants it.
@@ -73,7 +73,7 @@ def train_bpe_tokenizer(
         cls_token=CLS_TOKEN,
         sep_token=SEP_TOKEN,
         extra_special_tokens=[REDUCE_TOKEN],
-        model_max_length=model_max_length,
+        model_max_length=MODEL_MAX_LENGTH,
         padding_side="left",
     )
 
@@ -84,7 +84,6 @@ def train_wordpiece_tokenizer(
     *,
     lowercase: bool = True,
     min_frequency: int = 2,
-    model_max_length: int = 1024,
 ) -> PreTrainedTokenizerFast:
     """Train a WordPiece tokenizer in the style of BERT: BERT's normalization and splitting, ## before inner pieces.
 
@@ -97,7 +96,6 @@ def train_wordpiece_tokenizer(
         vocab_size: size of the vocabulary, special tokens included. Less comes out if the text has too few pieces.
         lowercase: lower-case the text and strip accents.
         min_frequency: a pair must occur this often to be merged.
-        model_max_length: longest input in tokens that users are not warned about.
 
     Returns:
         A fast tokenizer, padding on the left as generation wants it.
@@ -115,8 +113,8 @@ def train_wordpiece_tokenizer(
     trained.normalizer = normalizer
     trained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trained.decoder = decoders.WordPiece(prefix="##")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=trained,
+    return fast_tokenizer(
+        trained,
         unk_token="[UNK]",
         bos_token=END_OF_TEXT_TOKEN,
         eos_token=END_OF_TEXT_TOKEN,
@@ -125,9 +123,6 @@ def train_wordpiece_tokenizer(
         sep_token="[SEP]",
         mask_token="[MASK]",
         extra_special_tokens=[REDUCE_TOKEN],
-        model_input_names=["input_ids", "attention_mask"],
-        model_max_length=model_max_length,
-        padding_side="left",
     )
 
 
@@ -169,6 +164,55 @@ def _some_text(texts: Iterable[str]) -> Iterable[str]:
         yield text
     if is_empty:
         raise ValueError("there is no text to train a tokenizer on: check the files it comes from")
+
+
+def character_tokenizer(texts: Iterable[str], *, min_count: int = 1) -> PreTrainedTokenizerFast:
+    """Make a tokenizer whose tokens are single characters, the space among them.
+
+    Ids 0 to 2 are `<|pad|>`, `<|unk|>` and `</s>`, which begins and ends a text; the characters follow, the most
+    frequent first, ties by code point. The special token is not named `<unk>`, because the Penn Treebank of character
+    models spells `<unk>` in five characters.
+
+    Args:
+        texts: the texts.
+        min_count: characters that occur less often are unknown.
+
+    Returns:
+        A fast tokenizer, padding on the left as generation wants it.
+
+    Raises:
+        ValueError: there are no characters, or none is frequent enough.
+    """
+    counts = Counter(chain.from_iterable(texts))
+    known = sorted((c for c, count in counts.items() if count >= min_count), key=lambda c: (-counts[c], c))
+    if not known:
+        raise ValueError(f"no character is left of {len(counts)} with min_count {min_count}: check the files")
+    pad_token, unknown_token, boundary = special = ("<|pad|>", "<|unk|>", "</s>")
+    vocabulary = {token: index for index, token in enumerate([*special, *known])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown_token))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    made.decoder = decoders.Fuse()
+    return fast_tokenizer(made, pad_token=pad_token, unk_token=unknown_token, bos_token=boundary, eos_token=boundary)
+
+
+def fast_tokenizer(backend: Tokenizer, **special_tokens: str | list[str]) -> PreTrainedTokenizerFast:
+    """Wrap a trained tokenizer for a language model: padding on the left, no token types.
+
+    Args:
+        backend: the tokenizer.
+        **special_tokens: its special tokens by role, e.g. `pad_token="<pad>"`.
+
+    Returns:
+        A fast tokenizer of transformers.
+    """
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+        model_max_length=MODEL_MAX_LENGTH,
+        padding_side="left",
+        **special_tokens,
+    )
 
 
 def load_tokenizer(name_or_path: str | os.PathLike[str], **kwargs: object) -> PreTrainedTokenizerBase:

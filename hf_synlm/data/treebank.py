@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate, compress
 
 from hf_synlm.data.text import PathLike, read_lines
-from hf_synlm.trees import Span
+from hf_synlm.trees import Span, read_brackets, unescape_word
 
 # The 36 part-of-speech tags of the Penn Treebank that words have: everything but punctuation, $, # and empty elements.
 WORD_TAGS = frozenset(
@@ -29,7 +29,11 @@ SYMBOL_TAGS = frozenset(("$", "#", "HYPH", "NFP", "LRB", "RRB", "-LSB-", "-RSB-"
 TRACE_TAG = "-NONE-"
 ROOT_LABELS = frozenset(("", "ROOT", "TOP", "S1", "VROOT"))
 
-_SYMBOL = re.compile(r"[()]|[^\s()]+")
+_PTB_NUMBER = re.compile(r"(?=.*[0-9])[0-9.,:\-\\/]+|%")
+_PTB_DROPPED_WORDS = frozenset(
+    "`` '' , . : ; - ? ! ¨ ^ \\ \\\\ | ~ -lrb- -rrb- -lcb- -rcb- ( ) [ ] { } < > -- ... `".split()
+)
+_PTB_DROPPED_PAIRS = frozenset((("wa", "NNP"), ("'", "''")))
 _LABEL_END = re.compile(r"(?<=.)[-=|]")
 
 
@@ -168,7 +172,7 @@ def parse_treebank(
         ValueError: as `read_treebank`.
     """
     num_trees = num_kept = 0
-    for root in _read_brackets(lines, source, split_leaves):
+    for root in _read_nodes(lines, source, split_leaves):
         num_trees += 1
         sentence = _flatten(root, source, frozenset(drop_tags) | {TRACE_TAG}, keep_tags, keep_functions)
         if sentence.words:
@@ -201,44 +205,38 @@ def count_tags(paths: Iterable[PathLike], *, split_leaves: bool = False) -> Coun
     )
 
 
-def _read_brackets(lines: Iterable[str], source: str, split_leaves: bool) -> Iterator[_Node]:
+def _read_nodes(lines: Iterable[str], source: str, split_leaves: bool) -> Iterator[_Node]:
     """Yield the outermost brackets of the text."""
+
+    def describe(symbol: str, place: tuple[int, int]) -> str:
+        return f"{source}:{place[0]}: {symbol!r}"
+
     path: list[_Node] = []
-    label_expected = False
-    for number, line in enumerate(lines, start=1):
-        for symbol in _SYMBOL.findall(line):
-            where = f"{source}:{number}"
-            if symbol == "(":
-                if path and path[-1].words:
-                    raise ValueError(
-                        f"{where}: '(' after the word {path[-1].words[-1]!r}: give the word its own (TAG )"
-                    )
-                path.append(_Node("", number))
-                label_expected = True
-                continue
-            if symbol == ")":
-                if not path:
-                    raise ValueError(f"{where}: ')' closes nothing: remove it or add its '('")
-                node = path.pop()
-                _check_node(node, source, is_root=not path)
-                if path:
-                    path[-1].children.append(node)
-                else:
-                    yield node
-            elif not path:
-                raise ValueError(f"{where}: {symbol!r} stands outside of all trees: trees begin with '('")
-            elif label_expected:
-                path[-1].label = symbol
-            elif path[-1].children or (path[-1].words and not split_leaves):
+    for symbol, place, is_first in read_brackets(lines, describe):
+        if symbol == "(":
+            if path and path[-1].words:
                 raise ValueError(
-                    f"{where}: the word {symbol!r} has no bracket of its own: write it as (TAG {symbol}), "
-                    "or read it with split_leaves=True if it belongs to the leaf before it"
+                    f"{describe(symbol, place)} after the word {path[-1].words[-1]!r}: give the word its own (TAG )"
                 )
+            path.append(_Node("", place[0]))
+        elif symbol == ")":
+            node = path.pop()
+            _check_node(node, source, is_root=not path)
+            if path:
+                path[-1].children.append(node)
             else:
-                path[-1].words.append(symbol)
-            label_expected = False
-    if path:
-        raise ValueError(f"{source}:{path[-1].line}: '(' is never closed: add its ')'")
+                yield node
+        elif not path:
+            raise ValueError(f"{describe(symbol, place)} stands outside of all trees: trees begin with '('")
+        elif is_first:
+            path[-1].label = symbol
+        elif path[-1].children or (path[-1].words and not split_leaves):
+            raise ValueError(
+                f"{source}:{place[0]}: the word {symbol!r} has no bracket of its own: write it as (TAG {symbol}), "
+                "or read it with split_leaves=True if it belongs to the leaf before it"
+            )
+        else:
+            path[-1].words.append(symbol)
 
 
 def _check_node(node: _Node, source: str, *, is_root: bool) -> None:
@@ -281,3 +279,81 @@ def _flatten(
     if words and not labeled_spans:
         labeled_spans.append(("ROOT", *whole))
     return TreebankSentence(tuple(words), tuple(tags), tuple(labeled_spans), f"{source}:{line}")
+
+
+def brackets_to_labeled_spans(text: str) -> tuple[list[tuple[str, int, int]], list[str]]:
+    """Read labeled brackets without part-of-speech tags, e.g. `(S (NP the cat) (VP sleeps))`.
+
+    Inverse of `hf_synlm.trees.labeled_spans_to_brackets`. For trees with tags use `parse_treebank`; here a tag would be
+    a constituent over one word.
+
+    Args:
+        text: one tree; white space between words and brackets is free.
+
+    Returns:
+        (label, i, j) of every constituent in post-order, unary chains from bottom to top, and the words with -LRB- and
+        -RRB- turned back into parentheses.
+
+    Raises:
+        ValueError: the text is empty, brackets do not match, a bracket has no label or no words, or text follows after
+            the tree; the message names the character position.
+
+    Cost: O(length of the text).
+    """
+    labeled_spans: list[tuple[str, int, int]] = []
+    words: list[str] = []
+    # Per open bracket: its character in the text, its label, its first word.
+    open_nodes: list[tuple[int, str, int]] = []
+    for symbol, (_, character), is_first in read_brackets([text]):
+        if words and not open_nodes:
+            raise ValueError(f"{symbol!r} at character {character} stands after the end of the tree: give one tree")
+        if symbol == "(":
+            open_nodes.append((character, "", len(words)))
+        elif symbol == ")":
+            opened_at, label, start = open_nodes.pop()
+            if not label:
+                raise ValueError(f"the bracket opened at character {opened_at} has no label: add one")
+            if start == len(words):
+                raise ValueError(f"the bracket opened at character {opened_at} holds no word: remove it")
+            labeled_spans.append((label, start, len(words)))
+        elif is_first:
+            open_nodes[-1] = (open_nodes[-1][0], symbol, len(words))
+        else:
+            words.append(unescape_word(symbol))
+    if not words:
+        raise ValueError(f"no tree in {text!r}: leave empty lines out")
+    return labeled_spans, words
+
+
+def to_ptb_concat(sentence: TreebankSentence) -> TreebankSentence | None:
+    r"""Bring a sentence of the Penn Treebank to the form of PTB-Concat (Mikolov et al. 2010), with its tree.
+
+    Words become lower case and numbers N; punctuation is removed, and with it the constituents that contain nothing
+    else. The vocabulary is left to `word_tokenizer(..., vocab_size=10_001, end_token=True)`, the 10,000 types and
+    padding: other words become `<unk>`. With the trees of its sentences the corpus is called PTB-Concat-Syn (Du et al.
+    2020). (PTB-Sepsent of Dyer et al. 2016 keeps punctuation and case: use `read_treebank` alone, and
+    `word_tokenizer(..., unknown="berkeley2", min_count=2, end_token=True)`.)
+
+    Source: Du et al. (2020), appendix A.3, steps 1 to 6, with three differences that give the published text. Of the
+    3,914 sentences of the 10 % sample of the treebank in NLTK, 3,907 come out as in Mikolov's training file, token for
+    token (79 % by the appendix to the letter; its last step is to correct the rest by hand).
+
+    * Not `$` but `%` becomes N: `$` is a word of the published text, `%` is not.
+    * Numbers are all tokens of digits and the characters `. , : - \ /`, such as 1,200, 3\/4 and 1:30.
+    * The apostrophe is removed where it closes a quotation (tag `''`).
+
+    Args:
+        sentence: as `read_treebank` gives it, without empty elements and function tags.
+
+    Returns:
+        The sentence, its spans counted in the remaining words; `None` if no word remains.
+    """
+    words = [word.lower() for word in sentence.words]
+    words = ["N" if _PTB_NUMBER.fullmatch(word) else word for word in words]
+    keep = [
+        word not in _PTB_DROPPED_WORDS and (word, tag) not in _PTB_DROPPED_PAIRS
+        for word, tag in zip(words, sentence.tags, strict=True)
+    ]
+    if not any(keep):
+        return None
+    return dataclasses.replace(sentence, words=tuple(words)).select_words(keep)

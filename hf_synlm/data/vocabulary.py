@@ -17,11 +17,13 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Literal, TypeAlias
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from hf_synlm.data.tokenizers import fast_tokenizer
 
 UnknownRule: TypeAlias = Literal["single", "berkeley", "berkeley2"]
 UNKNOWN_RULES = ("single", "berkeley", "berkeley2")
@@ -120,21 +122,6 @@ def _any_case(text: str) -> str:
     return "".join(f"[{letter}{letter.upper()}]" for letter in text)
 
 
-def count_words(sentences: Iterable[Sequence[str]]) -> Counter[str]:
-    """Count the words of sentences.
-
-    Args:
-        sentences: per sentence its words.
-
-    Returns:
-        Word -> how often it occurs.
-    """
-    counts: Counter[str] = Counter()
-    for words in sentences:
-        counts.update(words)
-    return counts
-
-
 def word_tokenizer(
     sentences: Iterable[Sequence[str]],
     *,
@@ -144,7 +131,6 @@ def word_tokenizer(
     lowercase: bool = False,
     replace_numbers: bool = False,
     end_token: bool = False,
-    model_max_length: int = 1024,
 ) -> PreTrainedTokenizerFast:
     """Make a tokenizer whose tokens are the words of sentences and classes of unknown words.
 
@@ -162,7 +148,6 @@ def word_tokenizer(
         lowercase: lower-case all text.
         replace_numbers: write N for each sequence of digits, commas and periods that begins with a digit.
         end_token: make `</s>` the token between sentences.
-        model_max_length: longest input in tokens that users are not warned about.
 
     Returns:
         A fast tokenizer, padding on the left as generation wants it.
@@ -178,7 +163,7 @@ def word_tokenizer(
         raise ValueError(f"min_count is {min_count}: it must be at least 1")
     steps = _cleaning(lowercase, replace_numbers)
     counts = Counter[str]()
-    for word, count in count_words(sentences).items():
+    for word, count in Counter(chain.from_iterable(sentences)).items():
         counts[_clean(word, steps)] += count
     if not counts:
         raise ValueError("there are no words to make a vocabulary of: check the files they come from")
@@ -200,7 +185,6 @@ def word_tokenizer(
         lowercase=lowercase,
         replace_numbers=replace_numbers,
         boundary=boundary,
-        model_max_length=model_max_length,
     )
 
 
@@ -212,7 +196,6 @@ def tokenizer_of_words(
     replace_numbers: bool = False,
     boundary: str = PAD_TOKEN,
     unknown_token: str = UNKNOWN_TOKEN,
-    model_max_length: int = 1024,
 ) -> PreTrainedTokenizerFast:
     """Make the tokenizer of a vocabulary of words.
 
@@ -223,7 +206,6 @@ def tokenizer_of_words(
         replace_numbers: write N for each sequence of digits, commas and periods that begins with a digit.
         boundary: the begin and end token.
         unknown_token: one of the tokens.
-        model_max_length: longest input in tokens that users are not warned about.
 
     Returns:
         A fast tokenizer, padding on the left as generation wants it.
@@ -243,17 +225,7 @@ def tokenizer_of_words(
     if steps:
         made.normalizer = normalizers.Sequence(steps)
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        pad_token=PAD_TOKEN,
-        bos_token=boundary,
-        eos_token=boundary,
-        unk_token=unknown_token,
-        clean_up_tokenization_spaces=False,
-        model_input_names=["input_ids", "attention_mask"],
-        model_max_length=model_max_length,
-        padding_side="left",
-    )
+    return fast_tokenizer(made, pad_token=PAD_TOKEN, bos_token=boundary, eos_token=boundary, unk_token=unknown_token)
 
 
 def _cleaning(lowercase: bool, replace_numbers: bool) -> list[normalizers.Normalizer]:
@@ -360,7 +332,6 @@ def subword_tokenizer(
     *,
     model: Literal["bpe", "unigram"] = "bpe",
     min_frequency: int = 2,
-    model_max_length: int = 1024,
 ) -> PreTrainedTokenizerFast:
     """Train a tokenizer whose tokens are pieces of words; the last piece of each word ends in U+2581.
 
@@ -373,7 +344,6 @@ def subword_tokenizer(
         vocab_size: size of the vocabulary, special tokens included. Less comes out if the words have too few pieces.
         model: "bpe", or "unigram" (Kudo 2018).
         min_frequency: BPE merges a pair only if it occurs this often; without effect on "unigram".
-        model_max_length: longest input in tokens that users are not warned about.
 
     Returns:
         A fast tokenizer, padding on the left as generation wants it.
@@ -384,7 +354,7 @@ def subword_tokenizer(
     """
     if model not in ("bpe", "unigram"):
         raise ValueError(f"the model is {model!r}: choose 'bpe' or 'unigram'")
-    counts = count_words(sentences)
+    counts = Counter(chain.from_iterable(sentences))
     if not counts:
         raise ValueError("there are no words to train a tokenizer on: check the files they come from")
     for word in counts:
@@ -406,16 +376,8 @@ def subword_tokenizer(
     trained.decoder = decoders.Sequence(
         [decoders.Replace(WORD_END, " "), decoders.Fuse(), decoders.Replace(Regex(" $"), "")]
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=trained,
-        pad_token=PAD_TOKEN,
-        unk_token=UNKNOWN_TOKEN,
-        bos_token=BEGIN_TOKEN,
-        eos_token=END_TOKEN,
-        clean_up_tokenization_spaces=False,
-        model_input_names=["input_ids", "attention_mask"],
-        model_max_length=model_max_length,
-        padding_side="left",
+    return fast_tokenizer(
+        trained, pad_token=PAD_TOKEN, unk_token=UNKNOWN_TOKEN, bos_token=BEGIN_TOKEN, eos_token=END_TOKEN
     )
 
 

@@ -4,17 +4,13 @@ The scores are in `hf_synlm.evaluation.evalb`. Source: evalb.c of EVALB 20080701
 """
 
 import dataclasses
-import re
 from collections.abc import Sequence
 
 from hf_synlm.data.text import PathLike, read_lines
 from hf_synlm.data.treebank import TreebankSentence
-from hf_synlm.trees import Span
+from hf_synlm.trees import Span, read_brackets
 
 Bracket = tuple[str, int, int]
-
-# A closing bracket, an opening one with its label and, if a word follows, the word and its closing bracket, or rubbish.
-_ELEMENT = re.compile(r"\)|\(([^\s()]*)(?:\s+([^\s()]+)\s*\))?|[^\s()]+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,24 +133,30 @@ class EvalbTree:
         words: list[str] = []
         tags: list[str] = []
         brackets: list[Bracket] = []
-        open_brackets: list[int] = []
-        for element in _ELEMENT.finditer(line):
-            label, word = element.groups()
-            if label is None and element[0] == ")":
-                if not open_brackets:
-                    raise ValueError(f"{where}: ')' closes nothing: remove it or add its '('")
-                index = open_brackets.pop()
-                brackets[index] = (*brackets[index][:2], len(words))
-            elif label is None:
-                raise ValueError(f"{where}: {element[0]!r} has no bracket of its own: write it as (TAG {element[0]})")
-            elif word is None:
-                open_brackets.append(len(brackets))
-                brackets.append((label, len(words), len(words)))
+        open_brackets: list[tuple[int, int]] = []  # its number in `brackets`, its character in the line
+        word = None  # in the innermost bracket
+        for symbol, (_, character), is_first in read_brackets([line], lambda symbol, _: f"{where}: {symbol!r}"):
+            index, opened_at = open_brackets[-1] if open_brackets else (-1, -1)
+            if symbol == ")":
+                open_brackets.pop()
+                label, start, _ = brackets[index]
+                if word is None:
+                    brackets[index] = (label, start, len(words))
+                else:  # not a constituent, but a word with its tag
+                    brackets.pop()
+                    words.append(word)
+                    tags.append(label)
+                    word = None
+            elif word is None and symbol == "(":
+                open_brackets.append((len(brackets), character))
+                brackets.append(("", len(words), len(words)))
+            elif is_first and character == opened_at + 1:  # EVALB reads no label after a space
+                brackets[index] = (symbol, len(words), len(words))
+            elif word is None and open_brackets and index == len(brackets) - 1 and brackets[index][1] == len(words):
+                word = symbol
             else:
-                words.append(word)
-                tags.append(label)
-        if open_brackets:
-            raise ValueError(f"{where}: '(' of {brackets[open_brackets[-1]][0]!r} is never closed: add its ')'")
+                lost = word or symbol
+                raise ValueError(f"{where}: {lost!r} has no bracket of its own: write it as (TAG {lost})")
         return cls(tuple(words), tuple(tags), tuple(brackets))
 
     @classmethod

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from hf_synlm.evaluation.baseline_trees import balanced, left_branching, random_tree
 from hf_synlm.evaluation.parsing_conventions import (
     CONVENTIONS,
     ParsingConvention,
@@ -22,16 +23,7 @@ from hf_synlm.evaluation.parsing_conventions import (
     keep_words,
     resolve_convention,
 )
-from hf_synlm.trees import (
-    Span,
-    balanced,
-    binarize,
-    left_branching,
-    random_tree,
-    right_branching,
-    spans_to_tree,
-    tree_to_spans,
-)
+from hf_synlm.trees import Span, binarize, right_branching, spans_to_tree, tree_to_spans
 
 __all__ = [
     "CONVENTIONS",

@@ -224,7 +224,7 @@ class TextScorer:
         """Longest text in tokens, a begin token not counted; None = any."""
         config = self.model.config
         if self.searches:
-            limit = self.model.word_search(1).adapter.max_tokens
+            limit = self.model.word_search(1).machine.max_tokens
             return None if limit == float("inf") else int(limit)
         for attribute in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
             size = getattr(config, attribute, None)

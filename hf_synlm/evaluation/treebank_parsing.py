@@ -249,7 +249,7 @@ def _check_lengths(
 ) -> None:
     if not hasattr(model, "word_search"):
         return  # recurrent models read any length
-    limit = model.word_search(1).adapter.max_tokens
+    limit = model.word_search(1).machine.max_tokens
     long = [number for number, (ids, _) in enumerate(encoded) if len(ids) > limit]
     if long:
         words = sentences[long[0]]

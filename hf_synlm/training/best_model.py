@@ -30,11 +30,12 @@ class BestModel:
 
     Args:
         metric: the number of an evaluation to minimise.
-        patience: stop after so many evaluations in a row without a better one; 0 = never.
+        patience: stop after this many evaluations in a row without a better one; 0 = never.
+        first_step: evaluations of earlier steps are never the best; 1 leaves out the model that a run begins with.
     """
 
-    def __init__(self, metric: Callable[[dict[str, Any]], float], patience: int):
-        self.metric, self.patience = metric, patience
+    def __init__(self, metric: Callable[[dict[str, Any]], float], patience: int = 0, first_step: int = 0):
+        self.metric, self.patience, self.first_step = metric, patience, first_step
 
     def update(self, run: Run) -> bool:
         """Look at the newest evaluation; every process has to call.
@@ -50,6 +51,8 @@ class BestModel:
         """
         notes = run.state.notes
         evaluation = notes["evaluations"][-1]
+        if evaluation["step"] < self.first_step:
+            return False
         value, best = self.metric(evaluation), notes.get("best")
         if not np.isfinite(value):
             raise FloatingPointError(f"The validation loss is {value} at step {evaluation['step']}.")

@@ -8,7 +8,6 @@ training: treebanks only serve evaluation. `--architecture gpt2` trains a GPT-2 
 Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024).
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +18,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, gather_object, set_seed
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
@@ -26,7 +26,6 @@ from hf_synlm.data.collate import collate_contexts
 from hf_synlm.data.contexts import ContextDataset
 from hf_synlm.data.prepare import PreparedText
 from hf_synlm.data.samples import sample_path
-from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.data.tokenizers import special_token_ids
 from hf_synlm.evaluation.treebank_parsing import (
     PUNCTUATION,
@@ -40,30 +39,15 @@ from hf_synlm.evaluation.treebank_parsing import (
 )
 from hf_synlm.hub.checkpoint import check_model_source
 from hf_synlm.losses import to_shares
-from hf_synlm.training.arguments import TrainingArguments, check_overrides, parse_arguments
+from hf_synlm.training.arguments import TrainingArguments, check_overrides
 from hf_synlm.training.baseline_model import collate_plain, decoder_flops_per_token, make_baseline
 from hf_synlm.training.best_model import BestModel
-from hf_synlm.training.checkpoints import TrainingState, read_state, write_json
 from hf_synlm.training.final_report import load_report_treebanks, report_saved_model
 from hf_synlm.training.flops import gpst_flops_per_token
-from hf_synlm.training.generation_samples import SampleGenerator
-from hf_synlm.training.hub_uploads import CheckpointUploads, push_final_model
-from hf_synlm.training.loop import start_or_resume, train
-from hf_synlm.training.optimizers import make_optimizer
-from hf_synlm.training.output_folder import RESULTS_FILE, output_folder
-from hf_synlm.training.preflight import preflight
-from hf_synlm.training.run import (
-    Run,
-    course_settings,
-    end_run,
-    load_pretrained,
-    make_accelerator,
-    save_final_model,
-    set_up_layers,
-    start_tracking,
-)
+from hf_synlm.training.recipe import Recipe, kept_evaluation, run_recipe
+from hf_synlm.training.run import Run, load_pretrained
 from hf_synlm.training.samplers import StepSampler, make_loader
-from hf_synlm.training.steps import to_device
+from hf_synlm.training.steps import model_loss, to_device
 from hf_synlm.training.text_contexts import DataArguments, load_contexts, load_text
 from hf_synlm.trees import Span
 
@@ -115,12 +99,6 @@ class ModelArguments:
         """Whether the model is one of transformers."""
         return self.architecture != "gpst"
 
-    def learning_rates(self) -> dict[str, float]:
-        """Modules with a learning rate of their own."""
-        if self.is_baseline or self.parser_learning_rate is None:
-            return {}
-        return {"parser": self.parser_learning_rate}
-
 
 @dataclass
 class EvaluationArguments:
@@ -171,6 +149,16 @@ class EvaluationArguments:
         """Leave out what a model without trees cannot be asked."""
         self.validation_trees = self.test_trees = None
         self.final_report = False
+
+    def check_sharded(self) -> None:
+        """Refuse what cannot be done with the shards of FSDP."""
+        if self.load_best_model_at_end:
+            raise ValueError("load_best_model_at_end does not go with the shards of FSDP. Leave it out, or use DDP.")
+        if self.validation_trees is not None:
+            raise ValueError(
+                "Trees cannot be evaluated on the shards of FSDP. Pass --validation_trees none and evaluate the "
+                "saved model, or train with DDP."
+            )
 
     def report_treebanks(self) -> dict[str, Treebank]:
         """Trees of the final report by treatment of punctuation; empty without a report."""
@@ -229,12 +217,6 @@ def make_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, co
     return model
 
 
-def compute_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """The objective of a micro batch and its detached parts, if it has some."""
-    output = model(**batch)
-    return output.loss, dict(getattr(output, "losses", None) or {})
-
-
 # ---------------------------------------------------------------------------------------------- evaluation
 @torch.no_grad()
 def evaluate_losses(
@@ -276,10 +258,10 @@ def evaluate_losses(
     for batch, counts in batches():
         shares, batch = to_shares(counts, by_name), to_device(batch, accelerator.device)
         if count_items is _count_tokens:
-            loss, parts = compute_loss(model, batch)
+            loss, parts = model_loss(model, batch)
             loss = loss * shares["tokens"]
         else:
-            loss, parts = compute_loss(model, {**batch, "loss_shares": shares})
+            loss, parts = model_loss(model, {**batch, "loss_shares": shares})
         for name, value in {"loss": loss, **parts}.items():
             sums[name] = value.float() + sums.get(name, 0.0)
     values = accelerator.reduce(torch.stack(list(sums.values())), "sum").tolist()
@@ -292,43 +274,106 @@ def _count_tokens(attention_mask: Tensor, **_: Tensor) -> dict[str, int]:
     return {"tokens": int(attention_mask.sum())}
 
 
-class Evaluator:
-    """Measures losses on validation text and F1 on validation trees, and keeps what it measured."""
+def _flat(result: dict[str, Any]) -> dict[str, float]:
+    """Scalars of an evaluation by tracker name."""
+    flat = {f"validation/{name}": value for name, value in result["losses"].items()}
+    for name, scores in result.get("trees", {}).items():
+        flat[f"validation_f1/{name}"] = scores["sentence_f1"]
+    return flat
+
+
+# ---------------------------------------------------------------------------------------------- the run
+class GPSTRecipe(Recipe):
+    """Contexts of raw text; trees are induced, and compared with treebanks in evaluation only."""
+
+    program = "pretrain_gpst"
+    argument_types = (ModelArguments, DataArguments, EvaluationArguments, TrainingArguments)
+    text: PreparedText
+    contexts: ContextDataset
+    validation: ContextDataset
+    collate: Collate
 
     def __init__(
         self,
         accelerator: Accelerator,
-        arguments: EvaluationArguments,
-        tokenizer: PreTrainedTokenizerBase,
-        contexts: ContextDataset,
-        collate: Collate,
-        batch_size: int,
+        model_arguments: ModelArguments,
+        data: DataArguments,
+        evaluation: EvaluationArguments,
+        arguments: TrainingArguments,
     ):
-        self.accelerator, self.arguments, self.tokenizer = accelerator, arguments, tokenizer
-        self.contexts, self.collate, self.batch_size = contexts, collate, batch_size
+        super().__init__(accelerator, arguments)
+        self.model_arguments, self.data, self.evaluation = model_arguments, data, evaluation
+        if model_arguments.is_baseline:
+            evaluation.without_trees()
+        if accelerator.distributed_type == DistributedType.FSDP:
+            evaluation.check_sharded()
         self.treebank: Treebank | None = None
-        if arguments.load_best_model_at_end and accelerator.distributed_type == DistributedType.FSDP:
-            raise ValueError("load_best_model_at_end does not go with the shards of FSDP. Leave it out, or use DDP.")
-        if arguments.validation_trees is not None:
-            if accelerator.distributed_type == DistributedType.FSDP:
-                raise ValueError(
-                    "Trees cannot be evaluated on the shards of FSDP. Pass --validation_trees none and evaluate the "
-                    "saved model, or train with DDP."
-                )
+        self.report_treebanks: dict[str, Treebank] = {}
+
+    def load(self) -> PreTrainedModel:
+        """Prepare the text and its contexts, read the treebanks, make or load the model."""
+        data, evaluation, seed = self.data, self.evaluation, self.arguments.seed
+        self.arguments.limit_steps()
+        if evaluation.validation_trees is not None:
             self.treebank = load_treebank(
-                arguments.validation_trees, arguments.punctuation, arguments.max_tree_sentences
+                evaluation.validation_trees, evaluation.punctuation, evaluation.max_tree_sentences
             )
             self.baselines = score_baselines(self.treebank)
+        self.report_treebanks = evaluation.report_treebanks()
+        self.text = load_text(data, Path(self.arguments.output_dir), self.model_arguments.model_name_or_path)
+        self.tokenizer = tokenizer = self.text.tokenizer
+        end_id = tokenizer.eos_token_id if self.model_arguments.document_end_token else None
+        self.contexts, self.validation = (
+            load_contexts(data, corpus, end_id) for corpus in (self.text.train, self.text.validation)
+        )
+        self.collate = partial(collate_contexts, pad_token_id=tokenizer.pad_token_id)
+        if self.model_arguments.is_baseline:
+            self.collate = partial(
+                collate_plain, pad_token_id=tokenizer.pad_token_id, begin_token_id=tokenizer.bos_token_id
+            )
+        self.accelerator.print(self.text.describe())
+        self.accelerator.print(
+            f"training contexts: {self.contexts.describe()}\nvalidation contexts: {self.validation.describe()}"
+        )
+        set_seed(seed)  # the model does not depend on whether the text had been prepared before
+        return make_model(self.model_arguments, tokenizer, data.context_length)
 
-    def run(self, model: nn.Module, step: int) -> dict[str, Any]:
-        """Evaluate; the main process prints the result. Every process has to call."""
-        losses = evaluate_losses(self.accelerator, model, self.contexts, self.collate, self.batch_size)
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        """Fingerprints of the contexts, and how the model is chosen."""
+        return {
+            "training_data": self.contexts.fingerprint(),
+            "validation": self.validation.fingerprint(),
+            "parser_learning_rate": self.model_arguments.parser_learning_rate,
+            "load_best_model_at_end": self.evaluation.load_best_model_at_end,
+        }
+
+    def learning_rates(self, model: PreTrainedModel) -> dict[str, float]:
+        """GPST's parser has its own."""
+        rate = self.model_arguments.parser_learning_rate
+        return {} if self.model_arguments.is_baseline or rate is None else {"parser": rate}
+
+    def loader(self, run: Run) -> DataLoader:
+        """Shuffled contexts."""
+        sampler = StepSampler(
+            len(self.contexts),
+            self.arguments.per_device_train_batch_size,
+            self.arguments.seed,
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+            run.state.consumed,
+        )
+        return make_loader(self.accelerator, self.contexts, self.collate, self.arguments, sampler)
+
+    def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
+        """Measure losses on validation text and F1 on validation trees."""
+        batch_size = self.arguments.per_device_eval_batch_size
+        losses = evaluate_losses(self.accelerator, model, self.validation, self.collate, batch_size)
         result: dict[str, Any] = {"step": step, "losses": losses}
         text = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
         self.accelerator.print(f"step {step}: validation text: {text}")
         if self.treebank is not None:
             plain = self.accelerator.unwrap_model(model)
-            trees = {kind: self._parse(plain, options) for kind, options in self.arguments.methods().items()}
+            trees = {kind: self._parse(plain, options) for kind, options in self.evaluation.methods().items()}
             scores = {kind: score_trees(found, self.treebank) for kind, found in trees.items()}
             self.accelerator.print(score_table({**scores, **self.baselines}, self.treebank))
             result["trees"] = score_numbers({**scores, **self.baselines})
@@ -342,153 +387,54 @@ class Evaluator:
         every = dict(gather_object(list(zip(range(rank, len(words), world), own, strict=True))))
         return [every[row] for row in range(len(words))]
 
+    def best_model(self) -> BestModel | None:
+        """The evaluation with the lowest validation loss, if it was asked for."""
+        return BestModel(lambda result: result["losses"]["loss"]) if self.evaluation.load_best_model_at_end else None
 
-def _flat(result: dict[str, Any]) -> dict[str, float]:
-    """Scalars of an evaluation by tracker name."""
-    flat = {f"validation/{name}": value for name, value in result["losses"].items()}
-    for name, scores in result.get("trees", {}).items():
-        flat[f"validation_f1/{name}"] = scores["sentence_f1"]
-    return flat
+    def flops_per_token(self, model: PreTrainedModel) -> float:
+        """By the formula of the architecture."""
+        if isinstance(model, GPSTForCausalLM):
+            return gpst_flops_per_token(model.config, self.data.context_length)
+        return decoder_flops_per_token(model, self.data.context_length)
 
+    def card_facts(self, run: Run) -> dict[str, Any]:
+        """Names of the texts, steps and contexts."""
+        return {
+            "training_data": f"{', '.join(self.text.train.source_names())}; no trees.",
+            "training_procedure": f"{run.state.step} steps of `training/pretrain_gpst.py`, "
+            f"{run.state.consumed} contexts of up to {self.data.context_length} tokens, seed {self.arguments.seed}.",
+        }
 
-# ---------------------------------------------------------------------------------------------- the run
-def flops_per_token(model: PreTrainedModel, context_length: int) -> float:
-    """FLOPs of training per token, by formula."""
-    if isinstance(model, GPSTForCausalLM):
-        return gpst_flops_per_token(model.config, context_length)
-    return decoder_flops_per_token(model, context_length)
+    def final_results(self, run: Run, step: int) -> dict[str, Any]:
+        """Number of contexts; treebanks are parsed in `report`."""
+        return {"contexts": run.state.consumed}
 
-
-def card_facts(run: Run, data: DataArguments, text: PreparedCorpus) -> dict[str, Any]:
-    """What the card of the final model states about this run."""
-    return {
-        "training_data": f"{', '.join(text.source_names())}; no trees.",
-        "training_procedure": f"{run.state.step} steps of `training/pretrain_gpst.py`, "
-        f"{run.state.consumed} contexts of up to {data.context_length} tokens, seed {run.arguments.seed}.",
-    }
-
-
-def report_results(
-    run: Run,
-    folder: Path,
-    results: dict[str, Any],
-    tokenizer: PreTrainedTokenizerBase,
-    treebanks: dict[str, Treebank],
-    evaluation: EvaluationArguments,
-) -> None:
-    """Measure the saved model on test trees, add that to `all_results.json`, and print the closing line."""
-    evaluations = results["evaluations"]
-    kept_step = results.get("best_step", results["step"])
-    before, kept = evaluations[0], next(item for item in evaluations if item["step"] == kept_step)
-    line = f"validation loss {before['losses']['loss']:.4f} -> {kept['losses']['loss']:.4f}"
-    if treebanks:
-        report = report_saved_model(folder, tokenizer, treebanks, evaluation.methods(), run.arguments.seed)
-        write_json(run.output_dir / RESULTS_FILE, {**results, "test": report.numbers()})
-        line += f"; {report.summary()}"
-    elif "trees" in kept:
-        f1 = kept["trees"]
-        line += (
-            f"; validation sentence F1 {f1['induced (inside)']['sentence_f1']:.2f}, "
-            f"right branching {f1['right']['sentence_f1']:.2f}"
-        )
-    print(line)
+    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
+        """Parse test trees with the saved model."""
+        kept = kept_evaluation(results)
+        line = f"validation loss {results['evaluations'][0]['losses']['loss']:.4f} -> {kept['losses']['loss']:.4f}"
+        if self.report_treebanks:
+            report = report_saved_model(
+                folder, self.tokenizer, self.report_treebanks, self.evaluation.methods(), self.arguments.seed
+            )
+            results["test"] = report.numbers()
+            line += f"; {report.summary()}"
+        elif "trees" in kept:
+            f1 = kept["trees"]
+            line += (
+                f"; validation sentence F1 {f1['induced (inside)']['sentence_f1']:.2f}, "
+                f"right branching {f1['right']['sentence_f1']:.2f}"
+            )
+        return line
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the script."""
-    model_arguments, data, evaluation, arguments = parse_arguments(
-        (ModelArguments, DataArguments, EvaluationArguments, TrainingArguments), argv, mappings=["config_overrides"]
-    )
-    started = time.monotonic()
-    arguments.limit_steps()
-    accelerator = make_accelerator(arguments)
-    if model_arguments.is_baseline:
-        evaluation.without_trees()
-    with output_folder(accelerator, arguments, model_arguments, data, evaluation) as checkpoint:
-        set_seed(arguments.seed)
-        text = load_text(data, Path(arguments.output_dir), model_arguments.model_name_or_path)
-        tokenizer = text.tokenizer
-        end_id = tokenizer.eos_token_id if model_arguments.document_end_token else None
-        contexts, validation = (load_contexts(data, corpus, end_id) for corpus in (text.train, text.validation))
-        accelerator.print(text.describe())
-        accelerator.print(f"training contexts: {contexts.describe()}\nvalidation contexts: {validation.describe()}")
+    """Run the program.
 
-        set_seed(arguments.seed)
-        model = make_model(model_arguments, tokenizer, data.context_length)
-        accelerator.print(f"model: {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}")
-        set_up_layers(model, arguments)
-        optimizer, schedule = make_optimizer(model, arguments, model_arguments.learning_rates())
-        settings = course_settings(arguments, model.config, contexts.fingerprint(), accelerator, tokenizer)
-        settings.update(
-            parser_learning_rate=model_arguments.parser_learning_rate,
-            validation=validation.fingerprint(),
-            load_best_model_at_end=evaluation.load_best_model_at_end,
-        )
-        if checkpoint is not None:
-            read_state(checkpoint, settings)  # refuses other settings
-        preflight(accelerator, arguments, model)
-        run = Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
-        collate = partial(collate_contexts, pad_token_id=tokenizer.pad_token_id)
-        if model_arguments.is_baseline:
-            collate = partial(collate_plain, **collate.keywords, begin_token_id=tokenizer.bos_token_id)
-        batch_size = arguments.per_device_eval_batch_size
-        evaluator = Evaluator(accelerator, evaluation, tokenizer, validation, collate, batch_size)
-        treebanks = evaluation.report_treebanks()
-    start_tracking(accelerator, "pretrain_gpst", model_arguments, data, evaluation, arguments)
-    folder, results = run_training(run, checkpoint, settings, contexts, evaluator, data, evaluation, text, started)
-    # What follows takes one process: the others need not wait for it.
-    end_run(run)
-    if accelerator.is_main_process:
-        report_results(run, folder, results, tokenizer, treebanks, evaluation)
-    push_final_model(run)
-
-
-def run_training(
-    run: Run,
-    checkpoint: Path | None,
-    settings: dict[str, Any],
-    contexts: ContextDataset,
-    evaluator: Evaluator,
-    data: DataArguments,
-    evaluation: EvaluationArguments,
-    text: PreparedText,
-    started: float,
-) -> tuple[Path, dict[str, Any]]:
-    """Train, save the model and write the results; returns the folder of the model and the results."""
-    accelerator, arguments, tokenizer = run.accelerator, run.arguments, text.tokenizer
-    best = BestModel(lambda result: result["losses"]["loss"], 0) if evaluation.load_best_model_at_end else None
-    generator = SampleGenerator(run, tokenizer)
-    uploads = CheckpointUploads(run, tokenizer, lambda: card_facts(run, data, text.train))
-    start_or_resume(run, checkpoint, settings, evaluator.run, best)
-    sampler = StepSampler(
-        len(contexts),
-        arguments.per_device_train_batch_size,
-        arguments.seed,
-        accelerator.process_index,
-        accelerator.num_processes,
-        run.state.consumed,
-    )
-    loader = make_loader(accelerator, contexts, evaluator.collate, arguments, sampler)
-    speed = train(
-        run, loader, compute_loss, evaluator.run, best, generate=generator, after_checkpoint=uploads,
-        flops_per_token=flops_per_token(accelerator.unwrap_model(run.model), data.context_length),
-    )  # fmt: skip
-    uploads.finish()
-    if best is not None:
-        accelerator.print(f"the best model is that of step {best.restore(run)}")
-    folder = save_final_model(run, tokenizer, card_facts(run, data, text.train))
-    results = {
-        "step": run.state.step,
-        "contexts": run.state.consumed,
-        "seconds_of_this_process": round(time.monotonic() - started, 1),
-        **speed,
-        **({} if best is None else {"best_step": run.state.notes["best"]["step"]}),
-        "train": run.state.notes.get("train", []),
-        "evaluations": run.state.notes["evaluations"],
-    }
-    if accelerator.is_main_process:
-        write_json(run.output_dir / RESULTS_FILE, results)
-    return folder, results
+    Args:
+        argv: command line without the program name; default: the process's.
+    """
+    run_recipe(GPSTRecipe, argv)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -340,6 +341,11 @@ class EpochControl(BestModel):
                 text += f", from the weights of step {self.restore(run)}"
             run.accelerator.print(text)
         return stop
+
+    def adopt(self, run: Run, checkpoint: Path) -> None:
+        """Take over the best weights and the phase of a resumed run; every process has to call."""
+        super().adopt(run, checkpoint)
+        self.optimizer.phase = self.next_phase(run)
 
     def next_phase(self, run: Run) -> Phase:
         """Phase that follows after the evaluations of a run."""

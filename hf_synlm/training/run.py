@@ -113,16 +113,14 @@ def end_run(run: Run) -> None:
 def course_settings(
     arguments: TrainingArguments,
     config: Any,
-    data_fingerprint: str,
     accelerator: Accelerator,
     tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, Any]:
-    """Everything that decides the course of a run and that all scripts share; folders and intervals do not.
+    """Settings that decide the course of a run and that all programs share; folders and intervals do not.
 
     Args:
         arguments: of the run.
         config: of the model.
-        data_fingerprint: hash of the training data.
         accelerator: of the run.
         tokenizer: of the model.
 
@@ -136,7 +134,6 @@ def course_settings(
     return {
         **{name: getattr(arguments, name) for name in names},
         "config": config.to_dict(),
-        "training_data": data_fingerprint,
         "tokenizer": tokenizer_hash(tokenizer),
         "num_processes": accelerator.num_processes,
         "distributed_type": str(accelerator.distributed_type),

@@ -31,6 +31,12 @@ def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
     return {k: v.to(device, non_blocking=True) if hasattr(v, "to") else v for k, v in batch.items()}
 
 
+def model_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of a batch and its detached parts, if the model names some."""
+    output = model(**batch)
+    return output.loss, dict(getattr(output, "losses", None) or {})
+
+
 # ---------------------------------------------------------------------------------------------- steps
 @dataclass
 class StepPlan:

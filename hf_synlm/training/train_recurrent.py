@@ -8,14 +8,15 @@ is the one with the best validation likelihood. Papers: Shen et al. (ICLR 2019),
 (EMNLP 2019), Merity et al. (ICLR 2018); supervised distances: Du et al. (ACL 2020).
 """
 
-import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, set_seed
-from torch import nn
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm import (
@@ -29,32 +30,21 @@ from hf_synlm import (
 from hf_synlm.data.streams import TokenStream
 from hf_synlm.evaluation.treebank_parsing import score_numbers, score_table
 from hf_synlm.hub.checkpoint import check_model_source
-from hf_synlm.training.arguments import check_overrides, parse_arguments
-from hf_synlm.training.checkpoints import TrainingState, read_state, write_json
+from hf_synlm.training.arguments import check_overrides
 from hf_synlm.training.final_report import report_saved_model
 from hf_synlm.training.flops import recurrent_flops_per_token
-from hf_synlm.training.generation_samples import SampleGenerator
-from hf_synlm.training.hub_uploads import CheckpointUploads, push_final_model
-from hf_synlm.training.loop import start_or_resume, train
-from hf_synlm.training.output_folder import RESULTS_FILE, output_folder
-from hf_synlm.training.preflight import preflight
+from hf_synlm.training.recipe import Recipe, kept_evaluation, run_recipe
 from hf_synlm.training.recurrent_measures import Measures, ParsingArguments, has_trees, make_measures
 from hf_synlm.training.recurrent_schedule import (
     EpochControl,
+    PhasedOptimizer,
+    PhaseSchedule,
     RecurrentTrainingArguments,
     ScheduleArguments,
     make_phased_optimizer,
     schedule_settings,
 )
-from hf_synlm.training.run import (
-    Run,
-    course_settings,
-    end_run,
-    load_pretrained,
-    make_accelerator,
-    save_final_model,
-    start_tracking,
-)
+from hf_synlm.training.run import Run, load_pretrained
 from hf_synlm.training.samplers import PaddedBatchSampler, make_loader
 from hf_synlm.training.stream_batches import (
     EpochEnds,
@@ -210,196 +200,193 @@ def load_data(
     return parts, tokenizer, model
 
 
-def make_batches(
-    accelerator: Accelerator,
-    arguments: RecurrentTrainingArguments,
-    data: StreamDataArguments,
-    stream: TokenStream,
-    pad_token_id: int,
-    consumed: int = 0,
-) -> tuple[Any, Any, Any, EpochEnds]:
-    """Data set, sampler and collate function of the training batches, and the ends of epochs."""
-    rank, world, size = accelerator.process_index, accelerator.num_processes, arguments.per_device_train_batch_size
-    if data.batching == "stream":
-        segments = SegmentSampler(len(stream), size * world, data.bptt, data.variable_bptt, arguments.seed, consumed)
-        dataset = SegmentDataset(stream, size * world, range(rank * size, (rank + 1) * size))
-        return dataset, segments, first_item, EpochEnds(segments.num_batches, 1)
-    sentences = SentenceDataset(stream)
-    sampler = PaddedBatchSampler(
-        sentences.lengths, size, data.max_batch_tokens, data.batch_group_size, arguments.seed, rank, world, consumed
+class RecurrentRecipe(Recipe):
+    """A stream of text, or sentences; optimizers and evaluations follow the epochs."""
+
+    program = "train_recurrent"
+    argument_types = (
+        ModelArguments,
+        StreamDataArguments,
+        ParsingArguments,
+        ScheduleArguments,
+        RecurrentTrainingArguments,
     )
-    ends = EpochEnds(lambda epoch: len(sampler.epoch_batches(epoch)), world * arguments.gradient_accumulation_steps)
-    return sentences, sampler, FramedCollator(stream, pad_token_id), ends
+    mappings = ("config_overrides", "parse_options")
+    streams: Data
+    measures: Measures
+    objective: StreamObjective
+    control: EpochControl
 
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model_arguments: ModelArguments,
+        data: StreamDataArguments,
+        parsing: ParsingArguments,
+        schedule: ScheduleArguments,
+        arguments: RecurrentTrainingArguments,
+    ):
+        super().__init__(accelerator, arguments)
+        self.model_arguments, self.data, self.parsing, self.schedule = model_arguments, data, parsing, schedule
+        parsing.complete(data, model_arguments.architecture)
+        if accelerator.distributed_type == DistributedType.FSDP:
+            raise ValueError("These models are small, and FSDP would shard what parsing needs whole. Use DDP.")
+        if accelerator.mixed_precision == "fp16":
+            raise ValueError(
+                "mixed_precision fp16 scales gradients per optimizer, of which there are two. Use bf16 or no."
+            )
+        if data.batching == "stream" and arguments.gradient_accumulation_steps > 1:
+            raise ValueError(
+                f"gradient_accumulation_steps is {arguments.gradient_accumulation_steps}, but the segments of a stream "
+                "come one after the other. Use a larger per_device_train_batch_size."
+            )
 
-def check_course(accelerator: Accelerator, arguments: RecurrentTrainingArguments, data: StreamDataArguments) -> None:
-    """Raise ValueError for what does not go together."""
-    if accelerator.distributed_type == DistributedType.FSDP:
-        raise ValueError("These models are small, and FSDP would shard what parsing needs whole. Use DDP.")
-    if accelerator.mixed_precision == "fp16":
-        raise ValueError("mixed_precision fp16 scales gradients per optimizer, of which there are two. Use bf16 or no.")
-    if data.batching == "stream" and arguments.gradient_accumulation_steps > 1:
-        raise ValueError(
-            f"gradient_accumulation_steps is {arguments.gradient_accumulation_steps}, but the segments of a stream "
-            "come one after the other. Use a larger per_device_train_batch_size."
+    def load(self) -> PreTrainedModel:
+        """Make or load tokenizer and model, encode the text, and try what will be measured."""
+        accelerator, arguments, data = self.accelerator, self.arguments, self.data
+        streams, tokenizer, model = load_data(accelerator, self.model_arguments, data, Path(arguments.output_dir))
+        self.streams, self.tokenizer = streams, tokenizer
+        accelerator.print(
+            f"training: {describe_stream(streams.train)}\nvalidation: {describe_stream(streams.validation)}"
         )
+        epochs = self.schedule.num_train_epochs
+        self.ends = self._batches()[-1]
+        arguments.limit_steps(self.ends.step(epochs - 1) if epochs else None)
+        whole = self.ends.count(arguments.max_train_steps)
+        accelerator.print(f"{arguments.max_train_steps:,} steps, {whole} whole epochs")
+        held_out, size = (streams.validation, streams.test), arguments.per_device_eval_batch_size
+        self.measures = make_measures(accelerator, *held_out, data, self.parsing, model, tokenizer, size)
+        return model
 
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        """Fingerprints of the text, how it is read, and the schedule."""
+        names = "batching bptt variable_bptt max_batch_tokens batch_group_size".split()
+        return {
+            "training_data": stream_fingerprint(self.streams.train),
+            "validation": stream_fingerprint(self.streams.validation),
+            **schedule_settings(self.schedule),
+            **{name: getattr(self.data, name) for name in names},
+            "per_device_eval_batch_size": self.arguments.per_device_eval_batch_size,
+        }
 
-# ---------------------------------------------------------------------------------------------- the run
-def card_facts(run: Run, data: StreamDataArguments) -> dict[str, Any]:
-    """What the card of the final model states about this run."""
-    best, num_epochs = run.state.notes["best"]["step"], len(run.state.notes["evaluations"]) - 1
-    return {
-        "training_data": data.describe(),
-        "training_procedure": f"The best of {run.state.step} steps ({num_epochs} epochs) of "
-        f"`training/train_recurrent.py` by validation likelihood, that of step {best}; seed {run.arguments.seed}.",
-    }
+    def prepare(self, model: PreTrainedModel) -> tuple[nn.Module, PhasedOptimizer, PhaseSchedule]:
+        """Both optimizers of the schedule; the state of the stream becomes part of checkpoints."""
+        prepared, optimizer, schedule = make_phased_optimizer(self.accelerator, model, self.schedule, self.arguments)
+        self.objective = StreamObjective(self.accelerator, optimizer, carry=self.data.batching == "stream")
+        self.accelerator.register_for_checkpointing(self.objective)
+        self.control = EpochControl(optimizer, self.schedule, self.arguments.learning_rate)
+        return prepared, optimizer, schedule
 
-
-def write_results(run: Run, seconds: float, speed: dict[str, float], test: dict[str, Any] | None) -> None:
-    """Write `all_results.json` and print the closing line."""
-    notes = run.state.notes
-    best = next(item for item in notes["evaluations"] if item["step"] == notes["best"]["step"])
-    results = {
-        "step": run.state.step,
-        "best_step": best["step"],
-        "seconds_of_this_process": round(seconds, 1),
-        **speed,
-        "train": notes.get("train", []),
-        "evaluations": notes["evaluations"],
-        **({} if test is None else {"test": test}),
-    }
-    write_json(run.output_dir / RESULTS_FILE, results)
-    unit = "bits_per_character" if "bits_per_character" in best["losses"] else "perplexity"
-    label = unit.replace("_", " ")
-    before, after = notes["evaluations"][0]["losses"][unit], best["losses"][unit]
-    line = f"validation {label} {before:.2f} -> {after:.2f} (best at step {best['step']})"
-    if test is not None and "losses" in test:
-        line += f"; test {label} {test['losses'][unit]:.2f}"
-    if test is not None and "trees" in test:
-        scores = test["trees"]["model"]
-        line += (
-            f"; sentence F1 {scores['sentence_f1']:.2f}, right branching {test['trees']['right']['sentence_f1']:.2f}"
+    def _batches(self, consumed: int = 0) -> tuple[Dataset, Sampler, Callable[[list[Any]], dict[str, Any]], EpochEnds]:
+        """Data set, sampler and collate function of the training batches, and the ends of epochs."""
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        data, stream, seed = self.data, self.streams.train, self.arguments.seed
+        size = self.arguments.per_device_train_batch_size
+        if data.batching == "stream":
+            segments = SegmentSampler(len(stream), size * world, data.bptt, data.variable_bptt, seed, consumed)
+            dataset = SegmentDataset(stream, size * world, range(rank * size, (rank + 1) * size))
+            return dataset, segments, first_item, EpochEnds(segments.num_batches, 1)
+        sentences = SentenceDataset(stream)
+        sampler = PaddedBatchSampler(
+            sentences.lengths, size, data.max_batch_tokens, data.batch_group_size, seed, rank, world, consumed
         )
-    run.accelerator.print(line)
+        per_step = world * self.arguments.gradient_accumulation_steps
+        ends = EpochEnds(lambda epoch: len(sampler.epoch_batches(epoch)), per_step)
+        return sentences, sampler, FramedCollator(stream, self.tokenizer.pad_token_id), ends
+
+    def loader(self, run: Run) -> DataLoader:
+        """Segments of the stream, or sentences of similar length."""
+        dataset, sampler, collate, _ = self._batches(run.state.consumed)
+        return make_loader(self.accelerator, dataset, collate, self.arguments, sampler)
+
+    def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Objective, with the state of the batch before."""
+        return self.objective(model, batch)
+
+    def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
+        """Measure validation text and trees with the averaged weights, if there are some."""
+        with self.control.optimizer.averaged_weights():
+            return self.measures.validation.run(model, step)
+
+    def evaluation_due(self, step: int) -> bool:
+        """At the end of every epoch."""
+        return step in self.ends
+
+    def best_model(self) -> EpochControl:
+        """The epoch with the lowest validation loss; it decides about the phases of the schedule, too."""
+        return self.control
+
+    def flops_per_token(self, model: PreTrainedModel) -> float:
+        """By the number of parameters."""
+        return recurrent_flops_per_token(model)
+
+    def card_facts(self, run: Run) -> dict[str, Any]:
+        """Files, steps and epochs."""
+        best, num_epochs = run.state.notes["best"]["step"], len(run.state.notes["evaluations"]) - 1
+        return {
+            "training_data": self.data.describe(),
+            "training_procedure": f"The best of {run.state.step} steps ({num_epochs} epochs) of "
+            f"`training/train_recurrent.py` by validation likelihood, that of step {best}; seed {self.arguments.seed}.",
+        }
+
+    def final_results(self, run: Run, step: int) -> dict[str, Any]:
+        """Likelihood of the test text and F1 of the induced trees."""
+        test: dict[str, Any] = {}
+        if self.measures.test is not None:
+            test.update(self.measures.test.run(run.model, step))
+        if self.measures.final_trees is not None:
+            test["trees"] = score_final_trees(run, self.measures.final_trees)
+        return {"test": test} if test else {}
+
+    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
+        """Parse the first test sentences with the saved model, as its users will, and generate one."""
+        parsing, test = self.parsing, results.get("test", {})
+        if parsing.final_report:
+            bank = parsing.treebank(parsing.final_parsing_files, self.data.split_leaves, REPORT_SENTENCES)
+            report = report_saved_model(
+                folder,
+                self.tokenizer,
+                {parsing.punctuation: bank},
+                {"model": parsing.parse_options},
+                self.arguments.seed,
+                parsing.parsing_convention,
+            )
+            test["saved_model"] = report.numbers()
+        before, best = results["evaluations"][0]["losses"], kept_evaluation(results)["losses"]
+        unit = "bits_per_character" if "bits_per_character" in best else "perplexity"
+        label = unit.replace("_", " ")
+        line = f"validation {label} {before[unit]:.2f} -> {best[unit]:.2f} (best at step {results['best_step']})"
+        if "losses" in test:
+            line += f"; test {label} {test['losses'][unit]:.2f}"
+        if "trees" in test:
+            model, right = (test["trees"][name]["sentence_f1"] for name in ("model", "right"))
+            line += f"; sentence F1 {model:.2f}, right branching {right:.2f}"
+        return line
 
 
 def score_final_trees(run: Run, scorer: TreeScorer) -> dict[str, Any]:
-    """F1 of the final model's trees and of those that need no model; every process has to call."""
+    """F1 of the final model's trees and of those that need no model; every process calls.
+
+    Args:
+        run: of this process.
+        scorer: of the final treebank.
+
+    Returns:
+        Convention, treatment of punctuation, and scores by kind of tree.
+    """
     scores = {"model": scorer.run(run.accelerator, run.model), **scorer.baselines()}
     run.accelerator.print(score_table(scores, scorer.treebank))
     numbers: dict[str, Any] = score_numbers(scores)
     return {"convention": scores["model"].convention, "punctuation": scorer.treebank.convention, **numbers}
 
 
-def run_settings(
-    accelerator: Accelerator,
-    streams: Data,
-    data: StreamDataArguments,
-    schedule: ScheduleArguments,
-    arguments: RecurrentTrainingArguments,
-    config: PreTrainedConfig,
-    tokenizer: PreTrainedTokenizerBase,
-) -> dict[str, Any]:
-    """What a resumed run must have in common with its first part."""
-    names = "batching bptt variable_bptt max_batch_tokens batch_group_size".split()
-    return {
-        **course_settings(arguments, config, stream_fingerprint(streams.train), accelerator, tokenizer),
-        **schedule_settings(schedule),
-        **{name: getattr(data, name) for name in names},
-        "validation": stream_fingerprint(streams.validation),
-        "per_device_eval_batch_size": arguments.per_device_eval_batch_size,
-    }
-
-
 def main(argv: list[str] | None = None) -> None:
-    """Run the script."""
-    model_arguments, data, parsing, schedule, arguments = parse_arguments(
-        (ModelArguments, StreamDataArguments, ParsingArguments, ScheduleArguments, RecurrentTrainingArguments),
-        argv,
-        mappings=["config_overrides", "parse_options"],
-    )
-    parsing.complete(data, model_arguments.architecture)
-    started = time.monotonic()
-    accelerator = make_accelerator(arguments)
-    check_course(accelerator, arguments, data)
-    with output_folder(accelerator, arguments, model_arguments, data, parsing, schedule) as checkpoint:
-        set_seed(arguments.seed)
-        streams, tokenizer, model = load_data(accelerator, model_arguments, data, Path(arguments.output_dir))
-        accelerator.print(
-            f"training: {describe_stream(streams.train)}\nvalidation: {describe_stream(streams.validation)}"
-        )
-        accelerator.print(f"model: {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}")
-        ends = make_batches(accelerator, arguments, data, streams.train, tokenizer.pad_token_id)[-1]
-        epochs = schedule.num_train_epochs
-        arguments.limit_steps(ends.step(epochs - 1) if epochs else None)
-        accelerator.print(f"{arguments.max_train_steps:,} steps, {ends.count(arguments.max_train_steps)} whole epochs")
-        settings = run_settings(accelerator, streams, data, schedule, arguments, model.config, tokenizer)
-        if checkpoint is not None:
-            read_state(checkpoint, settings)  # refuses other settings
-        size = arguments.per_device_eval_batch_size
-        held_out = (streams.validation, streams.test)
-        measures = make_measures(accelerator, *held_out, data, parsing, model, tokenizer, size)
-        preflight(accelerator, arguments, model)
-        parts = make_phased_optimizer(accelerator, model, schedule, arguments)
-        run = Run(accelerator, arguments, *parts, TrainingState())
-        del parts  # the wrapper of the model belongs to the run alone, which ends with it
-    start_tracking(accelerator, "train_recurrent", model_arguments, data, parsing, schedule, arguments)
-    run_training(run, checkpoint, settings, streams.train, measures, data, parsing, schedule, tokenizer, started)
-    end_run(run)
-    push_final_model(run)
+    """Run the program.
 
-
-def run_training(
-    run: Run,
-    checkpoint: Path | None,
-    settings: dict[str, Any],
-    stream: TokenStream,
-    measures: Measures,
-    data: StreamDataArguments,
-    parsing: ParsingArguments,
-    schedule: ScheduleArguments,
-    tokenizer: PreTrainedTokenizerBase,
-    started: float,
-) -> None:
-    """Train, go back to the best model, save it and measure it on the test text and trees."""
-    accelerator, arguments, optimizer = run.accelerator, run.arguments, run.optimizer
-
-    def evaluate(model: nn.Module, step: int) -> dict[str, Any]:
-        with optimizer.averaged_weights():
-            return measures.validation.run(model, step)
-
-    objective = StreamObjective(accelerator, optimizer, carry=data.batching == "stream")
-    accelerator.register_for_checkpointing(objective)
-    control = EpochControl(optimizer, schedule, arguments.learning_rate)
-    start_or_resume(run, checkpoint, settings, evaluate, control)
-    optimizer.phase = control.next_phase(run)
-    pad, consumed = tokenizer.pad_token_id, run.state.consumed
-    dataset, sampler, collate, ends = make_batches(accelerator, arguments, data, stream, pad, consumed)
-    loader = make_loader(accelerator, dataset, collate, arguments, sampler)
-    uploads = CheckpointUploads(run, tokenizer, lambda: card_facts(run, data))
-    speed = train(
-        run, loader, objective, evaluate, control, evaluation_due=ends.__contains__,
-        generate=SampleGenerator(run, tokenizer), after_checkpoint=uploads,
-        flops_per_token=recurrent_flops_per_token(accelerator.unwrap_model(run.model)),
-    )  # fmt: skip
-    uploads.finish()
-    step = control.restore(run)
-    folder = save_final_model(run, tokenizer, card_facts(run, data))
-    test: dict[str, Any] = {}
-    if measures.test is not None:
-        test.update(measures.test.run(run.model, step))
-    if measures.final_trees is not None:
-        test["trees"] = score_final_trees(run, measures.final_trees)
-    if accelerator.is_main_process:
-        if parsing.final_report:
-            bank = parsing.treebank(parsing.final_parsing_files, data.split_leaves, REPORT_SENTENCES)
-            options, convention = {"model": parsing.parse_options}, parsing.parsing_convention
-            report = report_saved_model(
-                folder, tokenizer, {parsing.punctuation: bank}, options, arguments.seed, convention
-            )
-            test["saved_model"] = report.numbers()
-        write_results(run, time.monotonic() - started, speed, test or None)
+    Args:
+        argv: command line without the program name; default: the process's.
+    """
+    run_recipe(RecurrentRecipe, argv)
 
 
 if __name__ == "__main__":

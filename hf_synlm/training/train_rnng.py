@@ -8,43 +8,28 @@ numbers of actions under a budget of padded actions. The model that is kept is t
 likelihood. Paper: Noji and Oseki, "Effective Batching for Recurrent Neural Network Grammars" (Findings of ACL 2021).
 """
 
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, set_seed
-from torch import nn
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm import LSTMConfig, LSTMForCausalLM, RNNGConfig, RNNGForCausalLM
 from hf_synlm.data.vocabulary import word_final_ids
 from hf_synlm.evaluation.treebank_parsing import PUNCTUATION, Treebank
 from hf_synlm.hub.checkpoint import check_model_source
-from hf_synlm.training.arguments import TrainingArguments, check_overrides, parse_arguments
+from hf_synlm.training.arguments import TrainingArguments, check_overrides
 from hf_synlm.training.best_model import BestModel
-from hf_synlm.training.checkpoints import TrainingState, read_state, write_json
 from hf_synlm.training.final_report import load_report_treebanks, report_saved_model
 from hf_synlm.training.flops import recurrent_flops_per_token, rnng_flops_per_token
-from hf_synlm.training.generation_samples import SampleGenerator
-from hf_synlm.training.hub_uploads import CheckpointUploads, push_final_model
 from hf_synlm.training.labeled_evaluation import Objective, add_perplexities, evaluate_given_trees, search_trees, spread
-from hf_synlm.training.loop import start_or_resume, train
-from hf_synlm.training.optimizers import make_optimizer
-from hf_synlm.training.output_folder import RESULTS_FILE, output_folder
-from hf_synlm.training.preflight import preflight
-from hf_synlm.training.run import (
-    Run,
-    course_settings,
-    end_run,
-    load_pretrained,
-    make_accelerator,
-    save_final_model,
-    set_up_layers,
-    start_tracking,
-)
+from hf_synlm.training.recipe import Recipe, kept_evaluation, run_recipe
+from hf_synlm.training.run import Run, load_pretrained
 from hf_synlm.training.samplers import PaddedBatchSampler, make_loader
 from hf_synlm.training.tree_batches import (
     TreeCollator,
@@ -224,62 +209,6 @@ def make_model(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> 
     return model
 
 
-# ---------------------------------------------------------------------------------------------- evaluation
-@dataclass
-class Evaluator:
-    """Measures likelihood on held-out trees, and parsing accuracy on some or all of them.
-
-    Fields:
-        accelerator: of the run.
-        name: of the data, for messages.
-        dataset: the held-out trees.
-        collate: makes batches.
-        objective: of the model.
-        arguments: of the run; sizes of batches.
-        max_batch_actions: bound on the padded size of a batch.
-        rows: sentences to parse; may be none.
-        search: batch size and widths of the search.
-        from_scratch: the model of step 0 is untrained.
-    """
-
-    accelerator: Accelerator
-    name: str
-    dataset: TreeDataset
-    collate: TreeCollator
-    objective: Objective
-    arguments: TrainingArguments
-    max_batch_actions: int
-    rows: list[int]
-    search: dict[str, Any]
-    from_scratch: bool
-
-    def run(self, model: nn.Module, step: int) -> dict[str, Any]:
-        """Evaluate; the main process prints the result. Every process has to call.
-
-        An untrained model is not searched: it would open and close constituents at random.
-        """
-        sizes = (self.arguments.per_device_eval_batch_size, self.max_batch_actions)
-        losses = evaluate_given_trees(self.accelerator, model, self.dataset, self.collate, self.objective, *sizes)
-        result: dict[str, Any] = {"step": step, "losses": losses}
-        text = "  ".join(f"{name} {value:.4g}" for name, value in losses.items())
-        self.accelerator.print(f"step {step}: {self.name} of {len(self.dataset)} sentences: {text}")
-        flat = {f"{self.name}/{name}": value for name, value in losses.items()}
-        if self.rows and step == 0 and self.from_scratch:
-            self.accelerator.print("step 0: no sentence is parsed with an untrained model")
-        elif self.rows:
-            scores = search_trees(self.accelerator, model, self.dataset, self.rows, self.collate, **self.search)
-            self.accelerator.print(f"step {step}: {self.name}: {scores}")
-            result["search"] = scores.numbers()
-            flat.update({f"{self.name}/{k}": v for k, v in result["search"].items() if not isinstance(v, dict)})
-        self.accelerator.log(flat, step=step)
-        return result
-
-
-def validation_loss(evaluation: dict[str, Any]) -> float:
-    """What early stopping and the choice of the best model go by: nats of all held-out trees."""
-    return evaluation["losses"]["nats"]
-
-
 # ---------------------------------------------------------------------------------------------- the run
 @dataclass
 class Data:
@@ -316,186 +245,194 @@ def load_data(
     return Data(encoded[0], encoded[1], encoded[2] if len(encoded) > 2 else None), tokenizer, model
 
 
-def make_sampler(
-    accelerator: Accelerator,
-    arguments: TrainingArguments,
-    data: TreeDataArguments,
-    trees: TreeDataset,
-    consumed: int = 0,
-) -> PaddedBatchSampler:
-    """Batches of sentences with similar numbers of actions; for both architectures the same."""
-    return PaddedBatchSampler(
-        trees.lengths("actions"),
-        arguments.per_device_train_batch_size,
-        data.max_batch_actions,
-        data.batch_group_size,
-        arguments.seed,
-        accelerator.process_index,
-        accelerator.num_processes,
-        consumed,
-    )
-
-
 def steps_of_epochs(sampler: PaddedBatchSampler, num_epochs: int, accumulation: int) -> int:
-    """Optimizer steps that it takes to read the data so many times."""
+    """Optimizer steps that `num_epochs` passes through the data take.
+
+    Args:
+        sampler: of the training batches.
+        num_epochs: number of passes.
+        accumulation: micro steps per optimizer step.
+
+    Returns:
+        The number, rounded up.
+    """
     return -(-sampler.num_batches(num_epochs) // (sampler.world_size * accumulation))
 
 
-def flops_per_token(run: Run, trees: TreeDataset) -> float:
-    """FLOPs of training per token of these trees."""
-    model = run.accelerator.unwrap_model(run.model)
-    if not isinstance(model.config, RNNGConfig):
-        return recurrent_flops_per_token(model)
-    return rnng_flops_per_token(model.config, trees.lengths("actions").sum() / trees.lengths("input_ids").sum())
+class RNNGRecipe(Recipe):
+    """Gold trees by teacher forcing; the model with the best validation likelihood is kept."""
 
+    program = "train_rnng"
+    argument_types = (ModelArguments, TreeDataArguments, CourseArguments, TrainingArguments)
+    trees: Data
+    collate: TreeCollator
+    objective: Objective
 
-def card_facts(run: Run, data: TreeDataArguments, num_sentences: int) -> dict[str, Any]:
-    """What the card of the final model states about this run."""
-    best = run.state.notes["best"]["step"]
-    return {
-        "training_data": data.describe(),
-        "training_procedure": f"The best of {run.state.step} steps of `training/train_rnng.py` by validation "
-        f"likelihood, that of step {best}; {num_sentences} sentences read, seed {run.arguments.seed}.",
-    }
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model_arguments: ModelArguments,
+        data: TreeDataArguments,
+        course: CourseArguments,
+        arguments: TrainingArguments,
+    ):
+        super().__init__(accelerator, arguments)
+        self.model_arguments, self.data, self.course = model_arguments, data, course
+        course.check_architecture(model_arguments.architecture)
+        if accelerator.distributed_type == DistributedType.FSDP:
+            raise ValueError("These models are small, and FSDP would shard what the search needs whole. Use DDP.")
+        self.report_treebanks: dict[str, Treebank] = {}
 
+    def load(self) -> PreTrainedModel:
+        """Read and encode the trees, make or load tokenizer and model."""
+        arguments, output_dir = self.arguments, Path(self.arguments.output_dir)
+        self.report_treebanks = self.course.report_treebanks(self.data)
+        self.trees, self.tokenizer, model = load_data(self.accelerator, self.model_arguments, self.data, output_dir)
+        self.config = model.config
+        self.collate = TreeCollator(self.tokenizer.pad_token_id, self.config if self._is_grammar else None)
+        self.objective = Objective(self.config)
+        train, validation = self.trees.train, self.trees.validation
+        self.accelerator.print(f"training trees: {train.describe()}\nvalidation trees: {validation.describe()}")
+        epochs, accumulation = self.course.num_train_epochs, arguments.gradient_accumulation_steps
+        arguments.limit_steps(steps_of_epochs(self._sampler(), epochs, accumulation) if epochs else None)
+        self.accelerator.print(f"{arguments.max_train_steps:,} steps")
+        return model
 
-def write_results(
-    run: Run, seconds: float, speed: dict[str, float], num_sentences: int, test: dict[str, Any] | None
-) -> None:
-    """Write `all_results.json` and print the closing line."""
-    notes = run.state.notes
-    best = next(item for item in notes["evaluations"] if item["step"] == notes["best"]["step"])
-    results = {
-        "step": run.state.step,
-        "best_step": best["step"],
-        "sentences": num_sentences,
-        "seconds_of_this_process": round(seconds, 1),
-        **speed,
-        "train": notes.get("train", []),
-        "evaluations": notes["evaluations"],
-        **({} if test is None else {"test": test}),
-    }
-    write_json(run.output_dir / RESULTS_FILE, results)
-    before, after = notes["evaluations"][0]["losses"], best["losses"]
-    line = (
-        f"validation nats per sentence {before['nats_per_sentence']:.2f} -> {after['nats_per_sentence']:.2f} "
-        f"(best at step {best['step']})"
-    )
-    if test is not None:
+    @property
+    def _is_grammar(self) -> bool:
+        return isinstance(self.config, RNNGConfig)
+
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        """Fingerprints of the trees, how batches are drawn, and how the model is chosen."""
+        return {
+            "training_data": self.trees.train.fingerprint(),
+            "validation": self.trees.validation.fingerprint(),
+            "max_batch_actions": self.data.max_batch_actions,
+            "batch_group_size": self.data.batch_group_size,
+            "patience": self.course.early_stopping_patience,
+            "evaluation_steps": self.arguments.evaluation_steps,
+        }
+
+    def _sampler(self, consumed: int = 0) -> PaddedBatchSampler:
+        """Batches of sentences with similar numbers of actions; for both architectures the same."""
+        return PaddedBatchSampler(
+            self.trees.train.lengths("actions"),
+            self.arguments.per_device_train_batch_size,
+            self.data.max_batch_actions,
+            self.data.batch_group_size,
+            self.arguments.seed,
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+            consumed,
+        )
+
+    def loader(self, run: Run) -> DataLoader:
+        """Batches under a budget of padded actions."""
+        sampler = self._sampler(run.state.consumed)
+        return make_loader(self.accelerator, self.trees.train, self.collate, self.arguments, sampler)
+
+    def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Objective with the nats that perplexities are made of."""
+        return self.objective(model, batch)
+
+    def summarize(self, means: dict[str, float]) -> dict[str, float]:
+        """Losses and perplexities."""
+        return add_perplexities(means)
+
+    def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
+        """Measure the likelihood of the validation trees, and parse some of them.
+
+        An untrained model is not searched: it would open and close constituents at random.
+        """
+        rows = self._rows(self.trees.validation, self.course.search_sentences)
+        if rows and step == 0 and self.model_arguments.model_name_or_path is None:
+            self.accelerator.print("step 0: no sentence is parsed with an untrained model")
+            rows = []
+        return self._measure("validation", self.trees.validation, rows, model, step)
+
+    def _rows(self, dataset: TreeDataset, limit: int | None) -> list[int]:
+        """Sentences to parse."""
+        return spread(len(dataset), limit) if self._is_grammar else []
+
+    def _measure(self, name: str, dataset: TreeDataset, rows: list[int], model: nn.Module, step: int) -> dict[str, Any]:
+        """Likelihood of held-out trees and, for `rows`, parsing accuracy; every process calls."""
+        sizes = (self.arguments.per_device_eval_batch_size, self.data.max_batch_actions)
+        losses = evaluate_given_trees(self.accelerator, model, dataset, self.collate, self.objective, *sizes)
+        result: dict[str, Any] = {"step": step, "losses": losses}
+        text = "  ".join(f"{key} {value:.4g}" for key, value in losses.items())
+        self.accelerator.print(f"step {step}: {name} of {len(dataset)} sentences: {text}")
+        flat = {f"{name}/{key}": value for key, value in losses.items()}
+        if rows:
+            size, beam = self.course.search_batch_size, self.course.beam(self.config)
+            scores = search_trees(self.accelerator, model, dataset, rows, self.collate, batch_size=size, beam=beam)
+            self.accelerator.print(f"step {step}: {name}: {scores}")
+            result["search"] = scores.numbers()
+            flat.update({f"{name}/{k}": v for k, v in result["search"].items() if not isinstance(v, dict)})
+        self.accelerator.log(flat, step=step)
+        return result
+
+    def best_model(self) -> BestModel:
+        """The evaluation with the lowest negative log-likelihood of all validation trees, in nats."""
+        return BestModel(lambda evaluation: evaluation["losses"]["nats"], self.course.early_stopping_patience)
+
+    def flops_per_token(self, model: PreTrainedModel) -> float:
+        """By the formula of the architecture."""
+        if not self._is_grammar:
+            return recurrent_flops_per_token(model)
+        train = self.trees.train
+        return rnng_flops_per_token(model.config, train.lengths("actions").sum() / train.lengths("input_ids").sum())
+
+    def card_facts(self, run: Run) -> dict[str, Any]:
+        """Files, steps and sentences."""
+        return {
+            "training_data": self.data.describe(),
+            "training_procedure": f"The best of {run.state.step} steps of `training/train_rnng.py` by validation "
+            f"likelihood, that of step {run.state.notes['best']['step']}; {self._num_sentences(run)} sentences read, "
+            f"seed {self.arguments.seed}.",
+        }
+
+    def _num_sentences(self, run: Run) -> int:
+        return self._sampler().num_samples(run.state.consumed)
+
+    def final_results(self, run: Run, step: int) -> dict[str, Any]:
+        """Number of sentences read; likelihood and search on the test trees."""
+        results: dict[str, Any] = {"sentences": self._num_sentences(run)}
+        if self.trees.test is not None:
+            rows = self._rows(self.trees.test, self.course.final_search_sentences)
+            results["test"] = self._measure("test", self.trees.test, rows, run.model, step)
+        return results
+
+    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
+        """Parse the first test sentences with the saved model, as its users will, and generate one."""
+        if self.report_treebanks:
+            beam = self.course.beam(self.config)
+            methods = {f"search (beams {beam['num_beams']} and {beam['action_beam_size']})": beam}
+            report = report_saved_model(folder, self.tokenizer, self.report_treebanks, methods, self.arguments.seed)
+            results["test"]["saved_model"] = report.numbers()
+        before, after = results["evaluations"][0]["losses"], kept_evaluation(results)["losses"]
+        line = (
+            f"validation nats per sentence {before['nats_per_sentence']:.2f} -> {after['nats_per_sentence']:.2f} "
+            f"(best at step {results['best_step']})"
+        )
+        test = results.get("test")
+        if test is None:
+            return line
         line += f"; test nats per sentence {test['losses']['nats_per_sentence']:.2f}"
         if "search" in test:
             search = test["search"]
             line += f", labeled F1 {search['labeled_f1']:.2f}, word perplexity {search['word_perplexity']:.2f}"
         elif "word_perplexity" in test["losses"]:
             line += f", word perplexity {test['losses']['word_perplexity']:.2f}"
-    run.accelerator.print(line)
-
-
-def report(
-    folder: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    treebanks: dict[str, Treebank],
-    beam: dict[str, int],
-    seed: int,
-) -> dict[str, Any]:
-    """Load the saved model as its users will, parse the first test sentences and generate one; for JSON."""
-    methods = {f"search (beams {beam['num_beams']} and {beam['action_beam_size']})": beam}
-    return report_saved_model(folder, tokenizer, treebanks, methods, seed).numbers()
+        return line
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the script."""
-    model_arguments, data, course, arguments = parse_arguments(
-        (ModelArguments, TreeDataArguments, CourseArguments, TrainingArguments), argv, mappings=["config_overrides"]
-    )
-    course.check_architecture(model_arguments.architecture)
-    started = time.monotonic()
-    accelerator = make_accelerator(arguments)
-    if accelerator.distributed_type == DistributedType.FSDP:
-        raise ValueError("These models are small, and FSDP would shard what the search needs whole. Use DDP.")
-    with output_folder(accelerator, arguments, model_arguments, data, course) as checkpoint:
-        report_treebanks = course.report_treebanks(data)
-        set_seed(arguments.seed)
-        trees, tokenizer, model = load_data(accelerator, model_arguments, data, Path(arguments.output_dir))
-        accelerator.print(f"training trees: {trees.train.describe()}\nvalidation trees: {trees.validation.describe()}")
-        accelerator.print(f"model: {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}")
-        set_up_layers(model, arguments)
-        epochs, sampler = course.num_train_epochs, make_sampler(accelerator, arguments, data, trees.train)
-        accumulation = arguments.gradient_accumulation_steps
-        arguments.limit_steps(steps_of_epochs(sampler, epochs, accumulation) if epochs else None)
-        accelerator.print(f"{arguments.max_train_steps:,} steps")
-        settings = course_settings(arguments, model.config, trees.train.fingerprint(), accelerator, tokenizer)
-        settings.update(
-            max_batch_actions=data.max_batch_actions,
-            batch_group_size=data.batch_group_size,
-            patience=course.early_stopping_patience,
-            evaluation_steps=arguments.evaluation_steps,
-            validation=trees.validation.fingerprint(),
-        )
-        if checkpoint is not None:
-            read_state(checkpoint, settings)  # refuses other settings
-        optimizer, schedule = make_optimizer(model, arguments)
-        preflight(accelerator, arguments, model)
-        run = Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
-    start_tracking(accelerator, "train_rnng", model_arguments, data, course, arguments)
-    from_scratch = model_arguments.model_name_or_path is None
-    run_training(run, checkpoint, settings, trees, report_treebanks, data, course, tokenizer, started, from_scratch)
-    end_run(run)
-    push_final_model(run)
+    """Run the program.
 
-
-def run_training(
-    run: Run,
-    checkpoint: Path | None,
-    settings: dict[str, Any],
-    trees: Data,
-    report_treebanks: dict[str, Treebank],
-    data: TreeDataArguments,
-    course: CourseArguments,
-    tokenizer: PreTrainedTokenizerBase,
-    started: float,
-    from_scratch: bool,
-) -> None:
-    """Train, go back to the best model, save it and measure it on the test trees."""
-    accelerator, arguments = run.accelerator, run.arguments
-    config = accelerator.unwrap_model(run.model).config
-    is_grammar = isinstance(config, RNNGConfig)
-    collate = TreeCollator(tokenizer.pad_token_id, config if is_grammar else None)
-    objective = Objective(config)
-    search = {"batch_size": course.search_batch_size, "beam": course.beam(config)} if is_grammar else {}
-
-    def evaluator(name: str, dataset: TreeDataset, limit: int | None) -> Evaluator:
-        rows = spread(len(dataset), limit) if is_grammar else []
-        return Evaluator(
-            accelerator, name, dataset, collate, objective, arguments, data.max_batch_actions, rows, search,
-            from_scratch,
-        )  # fmt: skip
-
-    validation = evaluator("validation", trees.validation, course.search_sentences)
-    best = BestModel(validation_loss, course.early_stopping_patience)
-    start_or_resume(run, checkpoint, settings, validation.run, best)
-    sampler = make_sampler(accelerator, arguments, data, trees.train, run.state.consumed)
-    loader = make_loader(accelerator, trees.train, collate, arguments, sampler)
-
-    def facts() -> dict[str, Any]:
-        return card_facts(run, data, sampler.num_samples(run.state.consumed))
-
-    uploads = CheckpointUploads(run, tokenizer, facts)
-    speed = train(
-        run, loader, objective, validation.run, best, add_perplexities, generate=SampleGenerator(run, tokenizer),
-        after_checkpoint=uploads, flops_per_token=flops_per_token(run, trees.train),
-    )  # fmt: skip
-    uploads.finish()
-    step = best.restore(run)
-    folder = save_final_model(run, tokenizer, facts())
-    test = None
-    if trees.test is not None:
-        test = evaluator("test", trees.test, course.final_search_sentences).run(run.model, step)
-    if accelerator.is_main_process:
-        if report_treebanks:
-            test["saved_model"] = report(folder, tokenizer, report_treebanks, course.beam(config), arguments.seed)
-        num_sentences = sampler.num_samples(run.state.consumed)
-        write_results(run, time.monotonic() - started, speed, num_sentences, test)
+    Args:
+        argv: command line without the program name; default: the process's.
+    """
+    run_recipe(RNNGRecipe, argv)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from tests.test_generation_gpst import (
     generate,
     model,  # noqa: F401
 )
-from tests.test_word_beam_search import make_model, padded
+from tests.test_search_words import make_model, padded
 
 
 def generate_by_actions(model: GPSTForCausalLM, ids: Any, **kwargs: Any) -> Any:  # noqa: F811

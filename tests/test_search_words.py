@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_synlm import GPSTForCausalLM, word_beam_search
+from hf_synlm import GPSTForCausalLM, search_words
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.search_parsing import marginal_logits, parse_with_search
 from hf_synlm.search_state import SyntacticCache
@@ -446,7 +446,7 @@ def test_chunks_of_logits_change_nothing(model: GPSTForCausalLM, monkeypatch: py
     """Log-probabilities of single words do not depend on how many rows are multiplied out at a time."""
     ids = torch.randint(5, 40, (3, 7))
     expected = parse(model, ids, 4).log_probs
-    monkeypatch.setattr(word_beam_search, "_CHUNK_ELEMENTS", 5 * 40)
+    monkeypatch.setattr(search_words, "_CHUNK_ELEMENTS", 5 * 40)
     assert torch.allclose(parse(model, ids, 4).log_probs, expected, atol=1e-5)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.test_layer_outputs import batch, build
+from tests.test_hidden_states import batch, build
 
 every_architecture = pytest.mark.parametrize("name", ["gpst", "rnng", "on_lstm", "prpn", "palm", "lstm"])
 

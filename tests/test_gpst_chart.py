@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
+from hf_synlm.evaluation.baseline_trees import random_tree
 from hf_synlm.gpst_chart import best_splits, induced_trees, plan_chart, plan_trees
-from hf_synlm.trees import random_tree
 from tests.reference.inside_outside import replay_chart
 
 

@@ -1,0 +1,272 @@
+"""One recipe for all training programs: `run_recipe` runs a `Recipe`, which says what is trained, on what, and how.
+
+A program subclasses `Recipe` and calls `run_recipe` in its `main`. The order of a run: arguments, accelerator, output
+folder, data and model (`load`), optimizer (`prepare`), checkpoint or first evaluation, loop, best model, final model,
+test (`final_results`), `all_results.json`, end of the processes, `report`, push to the Hub.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_synlm.data.files import write_json
+from hf_synlm.training.arguments import TrainingArguments, parse_arguments
+from hf_synlm.training.best_model import BestModel
+from hf_synlm.training.checkpoints import TrainingState, read_state
+from hf_synlm.training.generation_samples import generate_trees
+from hf_synlm.training.hub_uploads import CheckpointUploads, push_final_model
+from hf_synlm.training.loop import is_due, start_or_resume, train
+from hf_synlm.training.optimizers import make_optimizer
+from hf_synlm.training.output_folder import RESULTS_FILE, output_folder
+from hf_synlm.training.preflight import preflight
+from hf_synlm.training.run import (
+    Run,
+    course_settings,
+    end_run,
+    make_accelerator,
+    save_final_model,
+    set_up_layers,
+    start_tracking,
+)
+from hf_synlm.training.steps import model_loss
+
+
+class Recipe(ABC):
+    """What a training program adds to `run_recipe`.
+
+    Fields:
+        program: name of the module; also of the run in the trackers.
+        argument_types: dataclasses of arguments; the last one is `TrainingArguments` or a subclass.
+        mappings: names of arguments that hold mappings (see `parse_arguments`).
+        tokenizer: of the model; `load` sets it.
+
+    Args:
+        accelerator: of the run.
+        arguments: the last of `argument_types`. A subclass takes one instance per dataclass, in their order.
+
+    Raises:
+        ValueError: arguments that exclude each other or the launcher's choice; nothing has been written yet.
+    """
+
+    program: ClassVar[str]
+    argument_types: ClassVar[tuple[type, ...]]
+    mappings: ClassVar[tuple[str, ...]] = ("config_overrides",)
+    tokenizer: PreTrainedTokenizerBase
+
+    def __init__(self, accelerator: Accelerator, *arguments: Any):
+        self.accelerator = accelerator
+        self.arguments: TrainingArguments = arguments[-1]
+
+    # ------------------------------------------------------------------------------------------ before training
+    @abstractmethod
+    def load(self) -> PreTrainedModel:
+        """Read data, tokenizer and model, and settle the number of steps (`arguments.limit_steps`).
+
+        Every process calls. Everything that would stop the run later, such as test data, is read here. The random
+        state is that of the run's seed.
+
+        Returns:
+            The model that is trained, on the CPU and not prepared.
+
+        Raises:
+            ValueError: bad input; a run that was to be replaced is kept.
+        """
+
+    @abstractmethod
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        """Settings that a resumed run must repeat, besides `course_settings`.
+
+        Args:
+            model: of `load`.
+
+        Returns:
+            Name -> JSON value; "training_data" and "validation" are fingerprints.
+        """
+
+    def prepare(self, model: PreTrainedModel) -> tuple[nn.Module, Any, Any]:
+        """Make the optimizer and its schedule, and prepare them and the model with accelerate.
+
+        Args:
+            model: of `load`.
+
+        Returns:
+            Model, optimizer and schedule, for `Run`. The recipe keeps no reference to the prepared model.
+        """
+        return self.accelerator.prepare(model, *make_optimizer(model, self.arguments, self.learning_rates(model)))
+
+    def learning_rates(self, model: PreTrainedModel) -> dict[str, float]:
+        """Learning rates of modules that differ from `learning_rate`, by name of the module."""
+        return {}
+
+    @abstractmethod
+    def loader(self, run: Run) -> DataLoader:
+        """Endless training batches that begin after `run.state.consumed`; see `make_loader`."""
+
+    # ------------------------------------------------------------------------------------------ during training
+    def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Objective of a micro batch and its named parts, detached; see `optimizer_steps`."""
+        return model_loss(model, batch)
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
+        """Evaluate, print and log; every process calls.
+
+        Args:
+            model: of the run.
+            step: optimizer steps done.
+
+        Returns:
+            The evaluation (JSON) with the key "step".
+        """
+
+    def best_model(self) -> BestModel | None:
+        """Which evaluation gives the final model and when to stop early; `None`: the last step gives it."""
+        return None
+
+    def evaluation_due(self, step: int) -> bool:
+        """Whether to evaluate after a step that is not the last one."""
+        return is_due(step, self.arguments.evaluation_steps, self.arguments.max_train_steps)
+
+    def summarize(self, means: dict[str, float]) -> dict[str, float]:
+        """What is shown and noted of the mean losses of some steps."""
+        return means
+
+    def generate(self, model: nn.Module, step: int) -> None:
+        """Print and log a few generated sentences with their trees; every process calls, the main one generates."""
+        if self.accelerator.is_main_process:
+            plain = self.accelerator.unwrap_model(model, keep_torch_compile=False)
+            # Training seeds every micro step anew, so that this changes nothing there.
+            torch.manual_seed(self.arguments.seed + step)
+            texts = generate_trees(plain, self.tokenizer)
+            self.accelerator.print(f"step {step}: generated\n" + "\n".join(texts))
+            self.accelerator.log({f"generated/{number}": text for number, text in enumerate(texts)}, step=step)
+        self.accelerator.wait_for_everyone()
+
+    def flops_per_token(self, model: PreTrainedModel) -> float | None:
+        """FLOPs of training per token (see `flops.py`); `None`: unknown, utilization is not shown."""
+        return None
+
+    # ------------------------------------------------------------------------------------------ after training
+    @abstractmethod
+    def card_facts(self, run: Run) -> dict[str, Any]:
+        """What the model card states about the run, such as "training_data" and "training_procedure"."""
+
+    def final_results(self, run: Run, step: int) -> dict[str, Any]:
+        """Measure the final model; every process calls.
+
+        Args:
+            run: whose model is the final one.
+            step: that it is from.
+
+        Returns:
+            Entries of `all_results.json` besides those that every run has, such as "test".
+        """
+        return {}
+
+    @abstractmethod
+    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
+        """Finish on the main process: what other processes need not wait for, such as loading the saved model.
+
+        Args:
+            run: ended; its model is not wrapped any more.
+            folder: of the saved model.
+            results: of `all_results.json`, which is written again if this changes them.
+
+        Returns:
+            The closing line.
+        """
+
+
+def kept_evaluation(results: dict[str, Any]) -> dict[str, Any]:
+    """The evaluation of the final model among those of `all_results.json`."""
+    step = results.get("best_step", results["step"])
+    return next(item for item in results["evaluations"] if item["step"] == step)
+
+
+def run_recipe(recipe_type: type[Recipe], argv: Sequence[str] | None = None) -> None:
+    """Run a training program from its command line to the push of its model.
+
+    Args:
+        recipe_type: the program.
+        argv: command line without the program name; default: the process's.
+
+    Raises:
+        ValueError: wrong arguments or input. A run that was to be replaced is put back.
+        FloatingPointError: a loss became NaN or infinite.
+        OSError: a checkpoint or the model cannot be written; the message says how to go on.
+        SystemExit: with status 0, after SIGTERM or SIGINT, when a checkpoint has been saved.
+        RuntimeError: the finished run cannot be pushed to the Hub.
+    """
+    started = time.monotonic()
+    parsed = parse_arguments(recipe_type.argument_types, argv, recipe_type.mappings)
+    *others, arguments = parsed
+    accelerator = make_accelerator(arguments)
+    recipe = recipe_type(accelerator, *parsed)
+    with output_folder(accelerator, arguments, *others) as checkpoint:
+        set_seed(arguments.seed)
+        model = recipe.load()
+        accelerator.print(
+            f"model: {type(model).__name__}, {model.num_parameters():,} parameters, "
+            f"vocabulary {model.config.vocab_size}"
+        )
+        set_up_layers(model, arguments)
+        shared = course_settings(arguments, model.config, accelerator, recipe.tokenizer)
+        settings = {**shared, **recipe.settings(model)}
+        if checkpoint is not None:
+            read_state(checkpoint, settings)  # refuses other settings
+        preflight(accelerator, arguments, model)
+        run = Run(accelerator, arguments, *recipe.prepare(model), TrainingState())
+    start_tracking(accelerator, recipe.program, *parsed)
+    step, speed = _train(recipe, run, checkpoint, settings)
+    folder = save_final_model(run, recipe.tokenizer, recipe.card_facts(run))
+    results = {
+        "step": run.state.step,
+        **({"best_step": step} if "best" in run.state.notes else {}),
+        **speed,
+        "train": run.state.notes.get("train", []),
+        "evaluations": run.state.notes["evaluations"],
+        **recipe.final_results(run, step),
+        "seconds_of_this_process": round(time.monotonic() - started, 1),
+    }
+    if accelerator.is_main_process:
+        write_json(run.output_dir / RESULTS_FILE, results)
+    end_run(run)
+    if accelerator.is_main_process:
+        closing_line = recipe.report(run, folder, results)
+        write_json(run.output_dir / RESULTS_FILE, results)
+        print(closing_line)
+    push_final_model(run)
+
+
+def _train(recipe: Recipe, run: Run, checkpoint: Path | None, settings: dict[str, Any]) -> tuple[int, dict[str, float]]:
+    """Train from the checkpoint or from step 0; the step that the final model is from, and the speed."""
+    best = recipe.best_model()
+    start_or_resume(run, checkpoint, settings, recipe.evaluate, best)
+    uploads = CheckpointUploads(run, recipe.tokenizer, lambda: recipe.card_facts(run))
+    speed = train(
+        run,
+        recipe.loader(run),
+        recipe.compute_loss,
+        recipe.evaluate,
+        best,
+        summarize=recipe.summarize,
+        evaluation_due=recipe.evaluation_due,
+        generate=recipe.generate,
+        after_checkpoint=uploads,
+        flops_per_token=recipe.flops_per_token(run.accelerator.unwrap_model(run.model)),
+    )
+    uploads.finish()
+    if best is None:
+        return run.state.step, speed
+    step = best.restore(run)
+    run.accelerator.print(f"the best model is that of step {step}")
+    return step, speed
