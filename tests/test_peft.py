@@ -1,6 +1,6 @@
 """LoRA by PEFT on every layer of every architecture: training, saving, loading, merging, search; and what is refused.
 
-Charts, stacks and recurrences read weights without calling the layers that hold them (see `adapted_weights`), so every
+Charts, stacks and recurrences read weights without calling the layers that hold them (see `module_tools`), so every
 single adapter is shown to have its effect.
 """
 
@@ -198,7 +198,7 @@ def test_what_is_no_sum_of_weights_is_refused(name: str) -> None:
         with pytest.raises(ValueError, match=message):
             adapted(model_of(name), target_modules=target, **option)(**inputs)
     other = get_peft_model(model_of(name), IA3Config(target_modules=target, feedforward_modules=[]))
-    with pytest.raises(ValueError, match="only LoRA can be added"):
+    with pytest.raises(ValueError, match="which works with LoRA only"):
         other(**inputs)
 
 
