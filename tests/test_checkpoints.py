@@ -218,7 +218,7 @@ def test_export_states_results(tmp_path: Path):
 def test_unknown_checkpoint_is_refused(capsys):
     with pytest.raises(SystemExit):
         make_checkpoints.main(["gpt-tiny"])
-    assert "there is no checkpoint gpt-tiny" in capsys.readouterr().err
+    assert "unknown checkpoint gpt-tiny" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------ citation

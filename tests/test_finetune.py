@@ -6,6 +6,7 @@ import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -13,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import DistributedType
 from tokenizers.processors import TemplateProcessing
 from training_runs import TRAINING, launch, results_of, run_script, torchrun
 from transformers import (
@@ -40,7 +43,7 @@ from hf_synlm.training import example_tables, finetune_glue, finetune_grammar_in
 from hf_synlm.training.arguments import TrainingArguments, parse_arguments  # noqa: E402
 from hf_synlm.training.run import TrainingState  # noqa: E402
 from hf_synlm.training.example_tables import load_table  # noqa: E402
-from hf_synlm.training.finetuning import CourseArguments, ModelArguments, learning_rates, map_rows, set_steps  # noqa: E402
+from hf_synlm.training.finetuning import CourseArguments, ModelArguments, map_rows  # noqa: E402
 from hf_synlm.training.summary_contexts import ContextLayout, SummaryArguments  # noqa: E402
 
 SENTENCES = sample_path("raw.train.txt").read_text(encoding="utf-8").splitlines()[:300]
@@ -452,20 +455,20 @@ def test_mnli_has_two_parts_and_own_tasks_are_inferred(models: Path, files: dict
     results = run("glue", models / "gpt2", files, tmp_path / "mnli", *flags)
     assert {"eval_accuracy_matched", "eval_accuracy_mismatched"} <= set(results)
     data = finetune_glue.GlueArguments(train_file=files["named"], validation_file=files["named"])
-    accelerator = finetune_glue.make_accelerator(TrainingArguments(output_dir=str(tmp_path / "x")))
-    tables = finetune_glue.read_tables(accelerator, data)
-    assert tables.task == TextTask("custom", ("review",), ("bad", "good", "odd"))
-    assert tables.train_labels[:4].tolist() == [0, 1, 2, 0]
+    accelerator = Accelerator(cpu=True)
+    task, parts = finetune_glue.read_tables(accelerator, data)
+    assert task == TextTask("custom", ("review",), ("bad", "good", "odd"))
+    assert parts["training"].labels[:4].tolist() == [0, 1, 2, 0]
     data = finetune_glue.GlueArguments(train_file=files["stsb"], validation_file=files["stsb"])
-    assert finetune_glue.read_tables(accelerator, data).task.is_regression
+    assert finetune_glue.read_tables(accelerator, data)[0].is_regression
     # A folder with a file for every split is a data set.
     folder = tmp_path / "cola"
     folder.mkdir()
     for split in ("train", "validation"):
         shutil.copy(files["cola"], folder / f"{split}.jsonl")
     data = finetune_glue.GlueArguments(task_name="cola", dataset_name=str(folder), max_eval_samples=3)
-    tables = finetune_glue.read_tables(accelerator, data)
-    assert (len(tables.train), len(tables.validation["validation"])) == (14, 3)
+    _, parts = finetune_glue.read_tables(accelerator, data)
+    assert {name: len(part.table) for name, part in parts.items()} == {"training": 14, "validation": 3}
 
 
 @pytest.mark.parametrize("name", ["gpst", "gpt2", "on_lstm"])
@@ -593,7 +596,7 @@ def test_bad_tables_of_glue_are_refused(models: Path, files: dict[str, str], tmp
     fails([good, {"sentence": "b", "label": None}], where + r"row 1 \(counted from 0\) has no label")
     fails([{"sentence": "a", "label": -1}], where + "row 0 .* has no label .-1.")
     fails([good, {"sentence": "b", "label": 2}], where + "label 2 of row 1 .* is not an id from 0 to 1")
-    fails([{"sentence": "a", "label": "fine"}], where + "label 'fine' of row 0 .* is none of .*unacceptable")
+    fails([{"sentence": "a", "label": "fine"}], where + "label 'fine' of row 0 .* is not one of .*unacceptable")
     fails([{"sentence": " ", "label": 1}], where + "sentence of row 0 .* is ' '")
     pair = {"sentence1": "a", "sentence2": "b"}
     fails([{**pair, "label": 5.5}], r"label 5.5 of row 0 .* is outside \[0.0, 5.0\]", task="stsb")
@@ -617,7 +620,7 @@ def test_files_that_cannot_be_read_are_named(name: str, content: bytes, cause: s
 @pytest.mark.parametrize("label", [10**9, -3, [1]])
 def test_classes_are_counted_from_zero(label: Any) -> None:
     table = datasets.Dataset.from_list([{"text": "a", "label": label}] * 2)
-    with pytest.raises(ValueError, match=r"there is the label .* Number the classes from 0"):
+    with pytest.raises(ValueError, match=r"unusable label .* Number the classes from 0"):
         finetune_glue.infer_task(table, "training data")
 
 
@@ -644,7 +647,7 @@ def test_bad_flags_of_glue_are_refused(models: Path, files: dict[str, str], tmp_
         finetune_glue.GlueArguments(train_file="x")
     with pytest.raises(ValueError, match="two validation files"):
         finetune_glue.GlueArguments(task_name="mnli", train_file="x", validation_file="y")
-    with pytest.raises(ValueError, match="nothing to learn"):
+    with pytest.raises(ValueError, match="No training data"):
         finetune_glue.GlueArguments()
 
 
@@ -659,7 +662,7 @@ def test_bad_flags_of_glue_are_refused(models: Path, files: dict[str, str], tmp_
         ("gpst", ("--max_new_tokens", "0"), "max_new_tokens must be at least 1"),
         ("gpt2", ("--max_new_tokens", "60"), "a summary of max_new_tokens 60 is .* model has 64 positions"),
         ("rnng", (), "RNNG learns from trees"),
-        ("bart", (), "encoder of its own"),
+        ("bart", (), "separate encoder"),
     ],
 )
 def test_bad_summarization_is_refused_before_training(
@@ -673,11 +676,11 @@ def test_bad_summarization_is_refused_before_training(
 @pytest.mark.parametrize(
     ("name", "flags", "match"),
     [
-        ("gpt2", (), "is a gpt2, and this script fine-tunes GPST"),
-        ("gpst", ("--methods", "cky"), "no kind of trees 'cky'"),
+        ("gpt2", (), "is a gpt2, and this program fine-tunes GPST"),
+        ("gpst", ("--methods", "cky"), "Unknown tree type 'cky'"),
         ("gpst", ("--train_trees", "missing"), "no file 'missing'"),
         ("gpst", ("--punctuation", "maybe"), "punctuation 'maybe'"),
-        ("gpst", ("--max_sentence_tokens", "1"), "No example is left"),
+        ("gpst", ("--max_sentence_tokens", "1"), "No examples are left"),
         ("gpst", ("--max_tree_words", "1"), "none of the 6 sentences is scored"),
         ("gpst", ("--config_overrides", "merge_noise=-1"), "merge_noise must be"),
     ],
@@ -692,14 +695,16 @@ def test_bad_induction_is_refused_before_training(
 # ---------------------------------------------------------------------------------------------- shared parts
 def test_epochs_become_steps() -> None:
     arguments = TrainingArguments(output_dir="x", per_device_train_batch_size=3, gradient_accumulation_steps=2)
-    set_steps(arguments, CourseArguments(), 20, 2)
-    assert arguments.max_train_steps == 1000
-    set_steps(arguments, CourseArguments(num_train_epochs=3), 20, 2)
-    assert arguments.max_train_steps == 5
+    accelerator = SimpleNamespace(num_processes=2, distributed_type=DistributedType.NO)
+    for epochs, steps in ((0, 1000), (3, 5)):
+        recipe = finetune_glue.GlueRecipe(accelerator, None, None, CourseArguments(epochs), arguments)
+        recipe.examples = range(20)
+        recipe.settle_steps()
+        assert arguments.max_train_steps == steps
 
 
 def test_rows_come_back_in_their_order() -> None:
-    accelerator = finetune_glue.make_accelerator(TrainingArguments(output_dir="x"))
+    accelerator = Accelerator(cpu=True)
     lengths, seen = [5, 1, 9, 5, 2], []
 
     def work(rows: list[int]) -> list[int]:
@@ -711,9 +716,10 @@ def test_rows_come_back_in_their_order() -> None:
 
 
 def test_only_gpst_has_a_parser_with_a_rate_of_its_own(models: Path) -> None:
-    arguments = ModelArguments(model_name_or_path="x", parser_learning_rate=0.5)
-    gpst, gpt2 = (AutoModelForCausalLM.from_pretrained(models / name).config for name in ("gpst", "gpt2"))
-    assert learning_rates(arguments, gpst) == {"parser": 0.5} and learning_rates(arguments, gpt2) == {}
+    arguments, run_arguments = SimpleNamespace(parser_learning_rate=0.5), TrainingArguments(output_dir="x")
+    recipe = finetune_glue.GlueRecipe(Accelerator(cpu=True), arguments, None, CourseArguments(), run_arguments)
+    gpst, gpt2 = (AutoModelForCausalLM.from_pretrained(models / name) for name in ("gpst", "gpt2"))
+    assert recipe.learning_rates(gpst) == {"parser": 0.5} and recipe.learning_rates(gpt2) == {}
 
 
 TYPES = {

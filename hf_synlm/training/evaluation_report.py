@@ -1,4 +1,4 @@
-"""The scores of a fine-tuned model as a result of `synlm evaluate`, for means over seeds and plots."""
+"""Write the scores of a fine-tuned model as a result of `synlm evaluate`, for means over seeds and plots."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,14 +8,14 @@ from hf_synlm.evaluation.results import EvaluationResult, describe_hardware, lib
 from hf_synlm.training.output_folder import ARGUMENTS_FILE, EVALUATION_FILE
 from hf_synlm.training.run import Run
 
-# Arguments that decide where a run works and what it tells, or whose content is described elsewhere in the result.
+# Arguments that do not change the scores, or whose content is described elsewhere in the result.
 _PLACES = frozenset(
     """output_dir overwrite_output_dir resume_from_checkpoint with_tracking report_to push_to_hub hub_strategy
     hub_model_id logging_steps checkpointing_steps checkpoints_total_limit dataloader_num_workers
     preprocessing_num_workers peak_flops model_name_or_path trust_remote_code dataset_name
     dataset_config_name""".split()
 )
-# Names of the arguments that name files end so.
+# Suffixes of the arguments that name files.
 _FILES = ("_file", "_files", "_trees")
 
 
@@ -24,12 +24,12 @@ def save_evaluation(
 ) -> None:
     """Write `evaluation.json` and `evaluation.md`, which `synlm evaluate summary` and `plot` read.
 
-    Options are the arguments that change the scores (those of `arguments.json`), number of processes and precision
-    among them. So runs that differ in them, in the data, or in architecture and size of the model have no mean; they
-    may begin with different weights, for the seed of pretraining counts, too.
+    Options are the arguments of `arguments.json` that change the scores, number of processes, and precision. Runs that
+    differ in them, in the data, or in architecture and size of the model are not averaged. The weights they begin with
+    may differ: the seed of pretraining varies, too.
 
     Args:
-        run: a finished one.
+        run: ended.
         task: such as "glue/rte".
         scores: flat mapping from names to numbers.
         sources: what was read: `role` (an argument), `path`, and a checksum of the content.

@@ -1,14 +1,15 @@
-"""Tables of examples: read from files or data sets, checked, encoded."""
+"""Tables of fine-tuning examples: read from files or data sets, checked, encoded."""
 
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
@@ -16,17 +17,17 @@ _FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parqu
 
 
 def load_table(
-    path: str | None, dataset: tuple[str, str | None, str] | None, max_samples: int | None = None
+    path: str | None, dataset: tuple[str | None, str | None, str], max_samples: int | None = None
 ) -> Dataset:
     """Read a table of examples.
 
     Args:
         path: json, jsonl, csv or parquet file, or `None` for a data set.
         dataset: name on the Hub or folder, configuration, split.
-        max_samples: keep only so many of the first rows.
+        max_samples: keep this many rows from the beginning.
 
     Returns:
-        The table, at least one row.
+        The table, with at least one row.
 
     Raises:
         ValueError: for a missing, empty or damaged file, or another format.
@@ -41,7 +42,7 @@ def load_table(
             raise ValueError(f"{path!r} is empty.")
         try:
             table = load_dataset(kind, data_files=path, split="train")
-        except (DatasetGenerationError, ValueError) as error:  # the former says nothing, its cause what is wrong
+        except (DatasetGenerationError, ValueError) as error:  # the cause of the former says what is wrong
             cause = " ".join(str(error.__cause__ or error).split())
             raise ValueError(
                 f"{path!r} cannot be read as {kind}: {cause}. Correct the file (text is in UTF-8), or get it again."
@@ -50,30 +51,30 @@ def load_table(
         name, config, split = dataset
         table = load_dataset(name, config, split=split)
     if not len(table):
-        raise ValueError(f"{path or dataset} holds no example.")
+        raise ValueError(f"{path or dataset} has no examples.")
     return table if max_samples is None else table.select(range(min(max_samples, len(table))))
 
 
 def name_split(name: str | None, config: str | None, split: str) -> str:
-    """A split of a data set in words."""
+    """The split `split` of configuration `config` of the data set `name`, for messages."""
     return " ".join(filter(None, (name, config, split)))
 
 
 def describe_table(
     role: str, path: str, table: Dataset, columns: Sequence[str], labels: np.ndarray | None = None
 ) -> dict[str, Any]:
-    """Where a table comes from, and what it holds.
+    """Origin and content of a table.
 
     Args:
-        role: what it is for.
+        role: its use.
         path: its file, or data set (`name_split`).
-        table: as it is used.
-        columns: of texts that are read.
-        labels: [n] as they are used.
+        table: the rows that are used.
+        columns: of the texts.
+        labels: [n], of the rows.
 
     Returns:
-        `role`, `path`, `rows`, and `sha256_of_rows`, the same for equal texts and labels in the same order, in
-        whatever format they come.
+        `role`, `path`, `rows`, and `sha256_of_rows`, which depends on texts, labels and their order, not on the format
+        of the file.
 
     Cost: O(characters).
     """
@@ -87,14 +88,32 @@ def describe_table(
 
 
 def check_columns(table: Dataset, names: Iterable[str], source: str) -> None:
-    """Raise ValueError unless a table has all columns."""
+    """Check that a table has all columns.
+
+    Args:
+        table: the table.
+        names: of the columns.
+        source: its origin, for the message.
+
+    Raises:
+        ValueError: a column is missing.
+    """
     missing = [name for name in names if name not in table.column_names]
     if missing:
         raise ValueError(f"{source} has no column {missing[0]!r}. Its columns are {', '.join(table.column_names)}.")
 
 
 def check_texts(table: Dataset, name: str, source: str) -> None:
-    """Raise ValueError unless every row of a column holds a text with something in it."""
+    """Check that every row has a text.
+
+    Args:
+        table: the table.
+        name: of the column.
+        source: its origin, for the message.
+
+    Raises:
+        ValueError: a row has another value, or only white space.
+    """
     for row, text in enumerate(table[name]):
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"{source}: {name} of row {row} (counted from 0) is {text!r}. Remove it or fill it in.")
@@ -105,7 +124,7 @@ class ExampleDataset(torch.utils.data.Dataset):
 
     def __init__(self, table: Dataset):
         if not len(table):
-            raise ValueError("No example is left. Check the files and the limits on length.")
+            raise ValueError("No examples are left. Check the files and the limits on length.")
         self.table = table.with_format("numpy")
         self.lengths = [len(ids) for ids in table["input_ids"]]
 
@@ -127,3 +146,34 @@ class ExampleDataset(torch.utils.data.Dataset):
             for name, value in sorted(self[int(index)].items()):
                 digest.update(name.encode() + np.asarray(value).tobytes())
         return digest.hexdigest()[:16]
+
+
+def encode_table(
+    accelerator: Accelerator,
+    table: Dataset,
+    encode: Callable[..., dict[str, list]],
+    num_workers: int | None,
+    rows: bool = False,
+) -> ExampleDataset:
+    """Encode all rows of a table.
+
+    Args:
+        accelerator: the main process encodes first, the others find its cache.
+        table: the rows.
+        encode: columns of some rows (and their numbers, with `rows`) -> encoded columns.
+        num_workers: processes.
+        rows: whether `encode` takes the numbers of the rows.
+
+    Returns:
+        The encoded examples.
+    """
+    with accelerator.main_process_first():
+        encoded = table.map(
+            encode,
+            with_indices=rows,
+            batched=True,
+            remove_columns=table.column_names,
+            num_proc=num_workers,
+            desc="encoding",
+        )
+    return ExampleDataset(encoded)

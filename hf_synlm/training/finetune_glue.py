@@ -1,23 +1,22 @@
 """Fine-tune a model on a task of GLUE, or on any table of labeled texts.
 
-    accelerate launch training/finetune_glue.py --config training/configs/gpst_glue.yaml --task_name rte \
+    accelerate launch training/finetune_glue.py --config training/configs/glue.yaml --task_name rte \
         --model_name_or_path runs/gpst_small_owt/model --output_dir runs/rte
 
-Inputs are laid out as in the paper, `a <CLS>` or `a <SEP> b <CLS>`, SEP and CLS being sentences of their own for GPST;
-a tokenizer that has a layout for pairs of its own (BERT) keeps it. GPST and RNNG minimise the classifier's loss plus
-their own objective on the inputs. The model that is kept is the one with the best validation score. Paper: Hu et al.,
-"Generative Pretrained Structured Transformers" (ACL 2024), sections 4.1 and A.3.
+The input layout is that of the paper, `a <CLS>` or `a <SEP> b <CLS>`. For GPST, SEP and CLS are separate sentences. A
+tokenizer with its own layout for pairs (BERT) keeps it. GPST and RNNG minimise the classifier's loss plus their own
+objective on the inputs. The final model is the one with the best validation score.
+Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024), sections 4.1 and A.3.
 """
 
-import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
 from datasets import Dataset
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,37 +24,29 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.evaluation.glue import TextTask, check_labels, glue_task, main_score, task_scores
-from hf_synlm.training.arguments import TrainingArguments, parse_arguments
-from hf_synlm.training.checkpoints import write_json
-from hf_synlm.training.evaluation_report import save_evaluation
+from hf_synlm.module_tools import evaluation_mode
+from hf_synlm.training.arguments import TrainingArguments
 from hf_synlm.training.example_tables import (
     ExampleDataset,
     check_columns,
     check_texts,
     describe_table,
+    encode_table,
     load_table,
     name_split,
 )
 from hf_synlm.training.finetuning import (
     CourseArguments,
+    FineTuning,
     ModelArguments,
-    best_evaluation,
-    card_facts,
     check_length,
-    check_run,
-    fine_tune,
-    learning_rates,
     load_model,
     map_rows,
-    prepare_run,
     read_config,
     read_tokenizer,
-    run_results,
-    set_steps,
 )
-from hf_synlm.training.hub_uploads import push_final_model
-from hf_synlm.training.output_folder import RESULTS_FILE, output_folder
-from hf_synlm.training.run import Run, end_run, make_accelerator, save_final_model, start_tracking
+from hf_synlm.training.recipe import kept_evaluation, run_recipe
+from hf_synlm.training.run import Run
 from hf_synlm.training.steps import to_device
 
 GLUE_DATASET = "nyu-mll/glue"
@@ -68,7 +59,7 @@ class GlueArguments:
 
     task_name: str | None = field(
         default=None,
-        metadata={"help": "cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte or wnli; without it: what the files hold."},
+        metadata={"help": "cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte or wnli; default: the task of your files."},
     )
     train_file: str | None = field(
         default=None,
@@ -78,20 +69,26 @@ class GlueArguments:
     validation_mismatched_file: str | None = field(default=None, metadata={"help": "The second one of MNLI."})
     dataset_name: str | None = field(
         default=None,
-        metadata={"help": "Data set of the Hub, or a folder, in place of files; a task's: nyu-mll/glue."},
+        metadata={"help": "Data set of the Hub, or a folder, instead of files; default for a task: nyu-mll/glue."},
     )
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration; a task's is its name."})
+    dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration; default: task_name."})
     max_length: int = field(
         default=128, metadata={"help": "Longest input in tokens; the longer text of a pair is cut."}
     )
     max_train_tokens: int | None = field(
         default=None,
-        metadata={"help": "Leave out longer training examples instead of cutting them (authors: 100 for QQP, 150 for "
-                  "MNLI and QNLI)."},
-    )  # fmt: skip
+        metadata={
+            "help": "Leave out longer training examples instead of cutting them (authors: 100 for QQP, 150 for MNLI "
+            "and QNLI)."
+        },
+    )
     pad_to_max_length: bool = field(default=False, metadata={"help": "Pad all batches to max_length."})
-    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many rows."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on the first so many rows."})
+    max_train_samples: int | None = field(
+        default=None, metadata={"help": "Number of training rows to use; default: all."}
+    )
+    max_eval_samples: int | None = field(
+        default=None, metadata={"help": "Number of validation rows to use; default: all."}
+    )
     preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that encode text."})
 
     def __post_init__(self):
@@ -103,7 +100,7 @@ class GlueArguments:
         if (self.train_file is None) != (self.validation_file is None):
             raise ValueError("train_file and validation_file belong together. Pass both or none.")
         if self.task_name is None and self.train_file is None and self.dataset_name is None:
-            raise ValueError("There is nothing to learn. Pass --task_name, --train_file or --dataset_name.")
+            raise ValueError("No training data are given. Pass --task_name, --train_file or --dataset_name.")
         if self.validation_mismatched_file is not None and self.task_name != "mnli":
             raise ValueError("validation_mismatched_file belongs to task_name mnli only.")
         if self.task_name == "mnli" and self.train_file is not None and self.validation_mismatched_file is None:
@@ -122,49 +119,62 @@ class GlueArguments:
 
 # ---------------------------------------------------------------------------------------------- examples
 @dataclass
-class Tables:
-    """Rows of a task with their labels, not yet encoded."""
+class Part:
+    """Rows of one split with their labels, not yet encoded.
 
-    task: TextTask
-    train: Dataset
-    train_labels: np.ndarray
-    validation: dict[str, Dataset]
-    validation_labels: dict[str, np.ndarray]
-    sources: list[dict[str, Any]]
+    Fields:
+        place: file, or data set, configuration and split.
+        table: the rows.
+        labels: [n], class ids or numbers.
+    """
+
+    place: str
+    table: Dataset
+    labels: np.ndarray
 
 
-def read_tables(accelerator: Accelerator, data: GlueArguments) -> Tables:
-    """Read training and validation rows and check columns, texts and labels."""
+def read_tables(accelerator: Accelerator, data: GlueArguments) -> tuple[TextTask, dict[str, Part]]:
+    """Read training and validation rows, and check columns, texts and labels.
+
+    Args:
+        accelerator: the main process reads first, the others find its cache.
+        data: arguments.
+
+    Returns:
+        The task, and by name its parts: "training" and one or two for validation.
+
+    Raises:
+        ValueError: for files, columns, texts or labels that cannot be used.
+    """
+    task = None if data.task_name is None else glue_task(data.task_name)
+    splits = (("validation", "validation"),) if task is None else task.validation_splits
+    name = data.dataset_name or GLUE_DATASET
+    config = data.dataset_config_name or (data.task_name if data.dataset_name is None else None)
+    files = (data.train_file, data.validation_file, data.validation_mismatched_file)
+    limits = (data.max_train_samples, data.max_eval_samples, data.max_eval_samples)
+    wanted = list(zip((("training", "train"), *splits), files, limits, strict=False))
     with accelerator.main_process_first():
-        task = None if data.task_name is None else glue_task(data.task_name)
-        splits = (("validation", "validation"),) if task is None else task.validation_splits
-        files = (data.validation_file, data.validation_mismatched_file)
-        name = data.dataset_name or GLUE_DATASET
-        config = data.dataset_config_name or (data.task_name if data.dataset_name is None else None)
-        train_table = load_table(data.train_file, (name, config, "train"), data.max_train_samples)
-        parts = {
-            part: load_table(file, (name, config, split), data.max_eval_samples)
-            for (part, split), file in zip(splits, files, strict=False)
-        }
-    places = {"training": data.train_file or name_split(name, config, "train")}
-    for (part, split), file in zip(splits, files, strict=False):
-        places[part] = file or name_split(name, config, split)
-    sources = {part: f"{part} data ({place})" for part, place in places.items()}
-    if task is None:
-        task = infer_task(train_table, sources["training"])
-    tables = {"training": train_table, **parts}
-    labels = {part: read_labels(task, table, sources[part]) for part, table in tables.items()}
-    for part, table in tables.items():
+        tables = [load_table(file, (name, config, split), limit) for (_, split), file, limit in wanted]
+    parts = {}
+    for ((part, split), file, _), table in zip(wanted, tables, strict=True):
+        place = file or name_split(name, config, split)
+        source = f"{part} data ({place})"
+        task = infer_task(table, source) if task is None else task
+        parts[part] = Part(place, table, read_labels(task, table, source))
         for column in task.text_columns:
-            check_texts(table, column, sources[part])
-    described = [
-        describe_table(part, places[part], table, task.text_columns, labels[part]) for part, table in tables.items()
-    ]
-    return Tables(task, train_table, labels.pop("training"), parts, labels, described)
+            check_texts(table, column, source)
+    return task, parts
 
 
 def infer_task(table: Dataset, source: str) -> TextTask:
     """Describe a user's own task: one or two columns of text, and classes or numbers as labels.
+
+    Args:
+        table: the training rows.
+        source: their origin, for messages.
+
+    Returns:
+        The task.
 
     Raises:
         ValueError: when there is no column of labels, or not one or two columns of text.
@@ -184,7 +194,7 @@ def infer_task(table: Dataset, source: str) -> TextTask:
     elif names is None:
         wrong = next((value for value in values if not isinstance(value, int) or not 0 <= value < len(values)), None)
         if wrong is not None:
-            raise ValueError(f"{source}: there is the label {wrong!r}. Number the classes from 0, or give their names.")
+            raise ValueError(f"{source}: unusable label {wrong!r}. Number the classes from 0, or give their names.")
         names = [str(number) for number in range(max(values, default=0) + 1)]
     if len(names) < 2:
         raise ValueError(f"{source}: all labels are {names}. A classifier needs at least two classes.")
@@ -196,7 +206,15 @@ def _is_text(table: Dataset, name: str) -> bool:
 
 
 def read_labels(task: TextTask, table: Dataset, source: str) -> np.ndarray:
-    """Labels [n] of a table: class ids (names of classes are understood), or numbers.
+    """Labels of a table: class ids (also from names of classes), or numbers.
+
+    Args:
+        task: of the table.
+        table: the rows.
+        source: their origin, for messages.
+
+    Returns:
+        Labels [n].
 
     Raises:
         ValueError: for missing columns and labels, and labels that the task does not have; names the row.
@@ -206,13 +224,12 @@ def read_labels(task: TextTask, table: Dataset, source: str) -> np.ndarray:
     for row, value in enumerate(values):
         if value is None or (value == -1 and not task.is_regression):
             raise ValueError(
-                f"{source}: row {row} (counted from 0) has no label ({value}). Test files without labels cannot be "
-                "used."
+                f"{source}: row {row} (counted from 0) has no label ({value}). Files without labels cannot be used."
             )
         if isinstance(value, str) and value not in task.labels:
             raise ValueError(
-                f"{source}: label {value!r} of row {row} (counted from 0) is none of {list(task.labels)}. Correct or "
-                "remove the row."
+                f"{source}: label {value!r} of row {row} (counted from 0) is not one of {list(task.labels)}. Correct "
+                "or remove the row."
             )
     numbers = np.array([task.labels.index(value) if isinstance(value, str) else value for value in values])
     check_labels(task, numbers, source)
@@ -229,7 +246,7 @@ def read_labels(task: TextTask, table: Dataset, source: str) -> np.ndarray:
 
 
 def cut_pair(a: list[int], b: list[int], budget: int) -> tuple[list[int], list[int]]:
-    """The texts cut to `budget` tokens together: the longer one first, then both alike."""
+    """Cut the texts `a` and `b` to `budget` tokens together: the longer one first, then both alike."""
     share = max(budget // 2, budget - len(a))
     kept_b = b[:share]
     return a[: budget - len(kept_b)], kept_b
@@ -238,7 +255,16 @@ def cut_pair(a: list[int], b: list[int], budget: int) -> tuple[list[int], list[i
 def encode_texts(
     texts: list[list[str]], tokenizer: PreTrainedTokenizerBase, max_length: int | None
 ) -> dict[str, list[list[int]]]:
-    """Encode one or two columns of texts: `a <CLS>` or `a <SEP> b <CLS>`, or by the tokenizer's own layout of pairs."""
+    """Encode texts as `a <CLS>` or `a <SEP> b <CLS>`, or in the tokenizer's own layout of pairs.
+
+    Args:
+        texts: one or two columns.
+        tokenizer: of the model.
+        max_length: in tokens; longer texts are cut.
+
+    Returns:
+        `input_ids`, and what else the tokenizer gives, per row.
+    """
     if has_own_layout(tokenizer):
         options = {} if max_length is None else {"truncation": True, "max_length": max_length}
         encoded = dict(tokenizer(*texts, verbose=False, **options))
@@ -266,7 +292,20 @@ def encode_batch(
     max_length: int,
     max_tokens: int | None,
 ) -> dict[str, list]:
-    """Encode examples cut to `max_length`; those of more than `max_tokens` tokens before the cut are left out."""
+    """Encode examples.
+
+    Args:
+        batch: columns of texts.
+        rows: their numbers in the table.
+        tokenizer: of the model.
+        task: names the columns.
+        labels: of the whole table.
+        max_length: longer examples are cut to this many tokens.
+        max_tokens: examples with more tokens before the cut are left out.
+
+    Returns:
+        Columns of `encode_texts`, and `labels`.
+    """
     texts = [batch[name] for name in task.text_columns]
     encoded: dict[str, list] = {**encode_texts(texts, tokenizer, max_length), "labels": [labels[row] for row in rows]}
     if max_tokens is None:
@@ -277,42 +316,13 @@ def encode_batch(
 
 
 def has_own_layout(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a tokenizer marks the texts of a pair itself (BERT, RoBERTa), not just the beginning."""
+    """Whether `tokenizer` itself marks both texts of a pair (BERT, RoBERTa), not just the beginning."""
     return tokenizer.num_special_tokens_to_add(pair=True) > 1
-
-
-def encode_table(
-    accelerator: Accelerator,
-    table: Dataset,
-    labels: np.ndarray,
-    tokenizer: PreTrainedTokenizerBase,
-    task: TextTask,
-    data: GlueArguments,
-    max_tokens: int | None = None,
-) -> ExampleDataset:
-    """Encode a table; the main process does it first, the others find its cache."""
-    with accelerator.main_process_first():
-        encoded = table.map(
-            encode_batch,
-            with_indices=True,
-            batched=True,
-            remove_columns=table.column_names,
-            num_proc=data.preprocessing_num_workers,
-            fn_kwargs={
-                "tokenizer": tokenizer,
-                "task": task,
-                "labels": labels,
-                "max_length": data.max_length,
-                "max_tokens": max_tokens,
-            },
-            desc="encoding examples",
-        )
-    return ExampleDataset(encoded)
 
 
 @dataclass
 class Collator:
-    """Pads examples on the right; `width` pads every batch to so many tokens."""
+    """Pads examples on the right, to `width` tokens if it is given."""
 
     pad_token_id: int
     width: int | None = None
@@ -329,34 +339,71 @@ class Collator:
         return batch
 
 
-# ---------------------------------------------------------------------------------------------- evaluation
-@dataclass
-class Evaluator:
-    """Scores a model on the validation parts of a task.
+# ---------------------------------------------------------------------------------------------- the run
+class GlueRecipe(FineTuning):
+    """A classifier, or a regression, of one or two texts."""
 
-    Fields:
-        accelerator: of the run.
-        task: which scores.
-        parts: name -> examples.
-        collate: makes batches.
-        batch_size: examples per process and batch.
-    """
-
-    accelerator: Accelerator
-    task: TextTask
-    parts: dict[str, ExampleDataset]
+    program = "finetune_glue"
+    argument_types = (ModelArguments, GlueArguments, CourseArguments, TrainingArguments)
+    task = "text-classification"
     collate: Collator
-    batch_size: int
+    parts: dict[str, ExampleDataset]
 
-    def run(self, model: nn.Module, step: int) -> dict[str, Any]:
-        """Evaluate; the main process prints the result. Every process has to call."""
+    def load(self) -> PreTrainedModel:
+        """Read and encode the tables, load the model with a classifier for the task."""
+        data, accelerator = self.data, self.accelerator
+        self.text_task, tables = read_tables(accelerator, data)
+        self.sources = [
+            describe_table(name, part.place, part.table, self.text_task.text_columns, part.labels)
+            for name, part in tables.items()
+        ]
+        model = self._load_classifier()
+        self.parts = {}
+        for name, part in tables.items():
+            encode = partial(
+                encode_batch,
+                tokenizer=self.tokenizer,
+                task=self.text_task,
+                labels=part.labels,
+                max_length=data.max_length,
+                max_tokens=data.max_train_tokens if name == "training" else None,
+            )
+            self.parts[name] = encode_table(accelerator, part.table, encode, data.preprocessing_num_workers, rows=True)
+        self.examples = self.parts.pop("training")
+        left_out = len(tables["training"].table) - len(self.examples)
+        accelerator.print(f"training: {self.examples.describe()} ({left_out:,} left out as too long)")
+        self.collate = Collator(self.tokenizer.pad_token_id, data.max_length if data.pad_to_max_length else None)
+        self.settle_steps()
+        return model
+
+    def _load_classifier(self) -> PreTrainedModel:
+        task, arguments = self.text_task, self.model_arguments
+        names = list(task.labels) or ["score"]
+        config = read_config(
+            arguments,
+            num_labels=task.num_labels,
+            id2label=dict(enumerate(names)),
+            label2id={name: index for index, name in enumerate(names)},
+            problem_type="regression" if task.is_regression else "single_label_classification",
+        )
+        check_length(config, self.data.max_length, "max_length")
+        self.tokenizer = read_tokenizer(arguments, config, ["cls_token", "sep_token"])
+        return load_model(AutoModelForSequenceClassification, arguments, config, self.tokenizer)
+
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        """Examples and their padding."""
+        fingerprints = [part.fingerprint() for part in self.parts.values()]
+        return {**super().settings(model), "validation": fingerprints, "width": self.collate.width}
+
+    def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
+        """Score the validation parts."""
         result: dict[str, Any] = {"step": step, "scores": {}, "classification_loss": {}}
         for part, examples in self.parts.items():
-            logits = self.predict(model, examples)
+            logits = self._predict(model, examples)
             labels = np.array([examples[row]["labels"] for row in range(len(examples))])
-            loss = _loss(self.task, torch.tensor(logits), torch.tensor(labels))
-            predictions = logits[:, 0] if self.task.is_regression else logits.argmax(1)
-            result["scores"][part] = task_scores(self.task, predictions, labels)
+            loss = self._classification_loss(torch.tensor(logits), torch.tensor(labels))
+            predictions = logits[:, 0] if self.text_task.is_regression else logits.argmax(1)
+            result["scores"][part] = task_scores(self.text_task, predictions, labels)
             result["classification_loss"][part] = loss
             text = "  ".join(f"{name} {value:.4f}" for name, value in result["scores"][part].items())
             self.accelerator.print(f"step {step}: {part}, {len(labels)} examples: {text}  loss {loss:.4f}")
@@ -364,114 +411,65 @@ class Evaluator:
         self.accelerator.log({**flat, **{f"{k}/loss": v for k, v in result["classification_loss"].items()}}, step=step)
         return result
 
+    def _classification_loss(self, logits: Tensor, labels: Tensor) -> float:
+        """Mean squared error of a regression, cross entropy of classes in nats."""
+        if self.text_task.is_regression:
+            return float(F.mse_loss(logits[:, 0], labels))
+        return float(F.cross_entropy(logits, labels))
+
     @torch.no_grad()
-    def predict(self, model: nn.Module, examples: ExampleDataset) -> np.ndarray:
+    def _predict(self, model: nn.Module, examples: ExampleDataset) -> np.ndarray:
         """Outputs of the classifier [n, labels]; every process gets all of them."""
         plain = self.accelerator.unwrap_model(model)
-        was_training = plain.training
-        plain.eval()
 
         def logits(rows: list[int]) -> list[np.ndarray]:
             batch = to_device(self.collate([examples[row] for row in rows]), self.accelerator.device)
             batch.pop("labels")
             return list(plain(**batch).logits.float().cpu().numpy())
 
-        outputs = map_rows(self.accelerator, examples.lengths, self.batch_size, logits, "classifying")
-        plain.train(was_training)
-        return np.stack(outputs)
+        batch_size = self.arguments.per_device_eval_batch_size
+        with evaluation_mode(plain):
+            return np.stack(map_rows(self.accelerator, examples.lengths, batch_size, logits, "classifying"))
 
-    def negative_score(self, evaluation: dict[str, Any]) -> float:
-        """What the best model minimises: minus the mean of the main scores of all parts."""
-        return -float(np.mean([main_score(self.task, scores) for scores in evaluation["scores"].values()]))
+    def metric(self, evaluation: dict[str, Any]) -> float:
+        """Minus the mean of the main scores of all parts of `evaluation`."""
+        return -float(np.mean([main_score(self.text_task, scores) for scores in evaluation["scores"].values()]))
 
+    def final_results(self, run: Run, step: int) -> dict[str, Any]:
+        """Scores of the best model under `eval_` names, as in transformers' own scripts."""
+        best = next(item for item in run.state.notes["evaluations"] if item["step"] == step)
+        evaluated = {f"eval_{name}": value for name, value in _flat_scores(best).items()}
+        return {**super().final_results(run, step), "task": self.text_task.name, **evaluated}
 
-def _loss(task: TextTask, logits: Tensor, labels: Tensor) -> float:
-    """Mean squared error of a regression, cross entropy in nats of classes."""
-    loss = F.mse_loss(logits[:, 0], labels) if task.is_regression else F.cross_entropy(logits, labels)
-    return float(loss)
-
-
-# ---------------------------------------------------------------------------------------------- the run
-def make_model(
-    arguments: ModelArguments, task: TextTask, max_length: int
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The pretrained model with a classifier for the task, and its tokenizer."""
-    names = list(task.labels) or ["score"]
-    config = read_config(
-        arguments,
-        num_labels=task.num_labels,
-        id2label=dict(enumerate(names)),
-        label2id={name: index for index, name in enumerate(names)},
-        problem_type="regression" if task.is_regression else "single_label_classification",
-    )
-    check_length(config, max_length, "max_length")
-    tokenizer = read_tokenizer(arguments, config, ["cls_token", "sep_token"])
-    return load_model(AutoModelForSequenceClassification, arguments, config, tokenizer), tokenizer
+    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
+        """Write `evaluation.json`."""
+        before, best = results["evaluations"][0], kept_evaluation(results)
+        self.save_scores(run, f"glue/{self.text_task.name}", _flat_scores(best), results)
+        text = "; ".join(
+            f"{part} {name} {before['scores'][part][name]:.4f} -> {value:.4f}"
+            for part, scores in best["scores"].items()
+            for name, value in scores.items()
+        )
+        return f"{self.text_task.name}: {text} (best at step {best['step']})"
 
 
-def write_results(
-    run: Run, task: TextTask, sources: list[dict[str, Any]], seconds: float, speed: dict[str, float]
-) -> None:
-    """Write `evaluation.json` and `all_results.json`, and print the closing line."""
-    before, best = run.state.notes["evaluations"][0], best_evaluation(run)
-    several = len(best["scores"]) > 1
-    flat = {
+def _flat_scores(evaluation: dict[str, Any]) -> dict[str, float]:
+    """Scores by name; where there are several parts, by name and part."""
+    several = len(evaluation["scores"]) > 1
+    return {
         f"{name}_{part}" if several else name: value
-        for part, scores in best["scores"].items()
+        for part, scores in evaluation["scores"].items()
         for name, value in scores.items()
     }
-    evaluated = {f"eval_{name}": value for name, value in flat.items()}
-    write_json(run.output_dir / RESULTS_FILE, {**run_results(run, seconds, speed), "task": task.name, **evaluated})
-    save_evaluation(run, f"glue/{task.name}", flat, sources, seconds)
-    text = "; ".join(
-        f"{part} {name} {before['scores'][part][name]:.4f} -> {value:.4f}"
-        for part, scores in best["scores"].items()
-        for name, value in scores.items()
-    )
-    run.accelerator.print(f"{task.name}: {text} (best at step {best['step']})")
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the script."""
-    model_arguments, data, course, arguments = parse_arguments(
-        (ModelArguments, GlueArguments, CourseArguments, TrainingArguments), argv, mappings=["config_overrides"]
-    )
-    started = time.monotonic()
-    accelerator = make_accelerator(arguments)
-    check_run(accelerator, arguments)
-    with output_folder(accelerator, arguments, model_arguments, data, course) as checkpoint:
-        tables = read_tables(accelerator, data)
-        task = tables.task
+    """Run the program.
 
-        set_seed(arguments.seed)
-        model, tokenizer = make_model(model_arguments, task, data.max_length)
-        encode = (tokenizer, task, data)
-        examples = encode_table(accelerator, tables.train, tables.train_labels, *encode, data.max_train_tokens)
-        parts = {
-            name: encode_table(accelerator, table, tables.validation_labels[name], *encode)
-            for name, table in tables.validation.items()
-        }
-        accelerator.print(
-            f"training: {examples.describe()} ({len(tables.train) - len(examples):,} left out as too long)"
-        )
-        set_steps(arguments, course, len(examples), accelerator.num_processes)
-        run = prepare_run(accelerator, arguments, model, learning_rates(model_arguments, model.config))
-        collate = Collator(tokenizer.pad_token_id, data.max_length if data.pad_to_max_length else None)
-        evaluator = Evaluator(accelerator, task, parts, collate, arguments.per_device_eval_batch_size)
-        settings = {"validation": [part.fingerprint() for part in parts.values()], "width": collate.width}
-    start_tracking(accelerator, "finetune_glue", model_arguments, data, course, arguments)
-
-    def facts() -> dict[str, Any]:
-        return card_facts(run, "finetune_glue.py", data.describe(), "text-classification")
-
-    speed = fine_tune(
-        run, checkpoint, course, settings, examples, collate, evaluator.run, evaluator.negative_score, tokenizer, facts
-    )
-    save_final_model(run, tokenizer, facts())
-    if accelerator.is_main_process:
-        write_results(run, task, tables.sources, time.monotonic() - started, speed)
-    end_run(run)
-    push_final_model(run)
+    Args:
+        argv: command line without the program name; default: the process's.
+    """
+    run_recipe(GlueRecipe, argv)
 
 
 if __name__ == "__main__":

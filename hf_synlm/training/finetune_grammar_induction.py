@@ -1,23 +1,20 @@
 """Continue to train GPST on the sentences of a treebank, without its trees, and score the trees that it induces.
 
-    accelerate launch training/finetune_grammar_induction.py --config training/configs/gpst_induction_ptb.yaml \
+    accelerate launch training/finetune_grammar_induction.py --config training/configs/induction_ptb.yaml \
         --model_name_or_path runs/gpst_small_wikitext103/model --output_dir runs/gpst_induction
 
-Every sentence is a context of its own, and word pieces stay together. Trees come from the inside pass, from parsing
-left to right with and without synchronization by words, and from the parser's merges; they are scored next to trees
-that need no model. The model that is kept is the one with the best F1 on the validation trees. Paper: Hu et al.,
-"Generative Pretrained Structured Transformers" (ACL 2024), section 4.3.
+Every sentence is a separate context, and word pieces stay together. Trees come from the inside pass, from left-to-right
+parsing with and without word synchronization, and from the parser's merges; the scores stand beside those of baseline
+trees. The final model is the one with the best F1 on the validation trees.
+Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024), section 4.3.
 """
 
 import dataclasses
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
-from accelerate.utils import set_seed
 from datasets import Dataset
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
@@ -38,33 +35,23 @@ from hf_synlm.evaluation.treebank_parsing import (
     score_table,
     score_trees,
 )
-from hf_synlm.training.arguments import TrainingArguments, parse_arguments
-from hf_synlm.training.checkpoints import write_json
-from hf_synlm.training.evaluation_report import save_evaluation
+from hf_synlm.training.arguments import TrainingArguments
 from hf_synlm.training.example_tables import ExampleDataset
 from hf_synlm.training.finetuning import (
     CourseArguments,
+    FineTuning,
     ModelArguments,
-    best_evaluation,
-    card_facts,
     check_length,
-    check_run,
-    fine_tune,
-    learning_rates,
     load_model,
     map_rows,
     mean_losses,
-    prepare_run,
     read_config,
     read_tokenizer,
-    run_results,
-    set_steps,
 )
-from hf_synlm.training.hub_uploads import push_final_model
-from hf_synlm.training.output_folder import RESULTS_FILE, output_folder
-from hf_synlm.training.run import Run, end_run, make_accelerator, save_final_model, start_tracking
+from hf_synlm.training.recipe import kept_evaluation, run_recipe
+from hf_synlm.training.run import Run
 
-# Name of a kind of trees -> (what it is called in tables, options of `parse`); `beam` is filled in.
+# Tree type -> (its name in tables, options of `parse`); `num_beams` is filled in.
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "inside": ("inside", {"method": "inside"}),
     "generative": ("left to right", {"num_beams": 0}),
@@ -79,12 +66,10 @@ class InductionArguments:
 
     train_trees: list[str] = field(
         default_factory=list,
-        metadata={
-            "help": "Treebank files whose words are trained on, or 'embedded' (the default without train_files)."
-        },
+        metadata={"help": "Treebank files whose words are trained on, or 'embedded' (default without train_files)."},
     )
     train_files: list[str] = field(
-        default_factory=list, metadata={"help": "Text files: a sentence per line, words between white space."}
+        default_factory=list, metadata={"help": "Text files: one sentence per line, words separated by white space."}
     )
     validation_trees: str = field(default="embedded", metadata={"help": "Treebank file that chooses the best model."})
     test_trees: str = field(default="embedded", metadata={"help": "Treebank file of the final scores."})
@@ -94,17 +79,18 @@ class InductionArguments:
     )
     lowercase: bool = field(default=True, metadata={"help": "Lower-case all words, as in the paper."})
     max_sentence_tokens: int | None = field(default=None, metadata={"help": "Leave longer training sentences out."})
-    max_tree_sentences: int | None = field(default=None, metadata={"help": "Read only so many trees of a treebank."})
+    max_tree_sentences: int | None = field(default=None, metadata={"help": "Read only this many trees of a treebank."})
     max_tree_words: int | None = field(
-        default=None, metadata={"help": "Leave longer sentences of the scored treebanks out (10 for WSJ10, 40)."}
+        default=None, metadata={"help": "Leave longer sentences out of the scored treebanks (WSJ10: 10)."}
     )
     methods: list[str] = field(
-        default_factory=lambda: list(METHODS), metadata={"help": f"Trees of the final scores: {', '.join(METHODS)}."}
+        default_factory=lambda: list(METHODS),
+        metadata={"help": f"Tree types to score at the end: {', '.join(METHODS)}."},
     )
     selection_method: str = field(
-        default="inside", metadata={"help": "Trees scored during training, whose sentence F1 chooses the best model."}
+        default="inside", metadata={"help": "Tree type scored during training; its sentence F1 chooses the best model."}
     )
-    search_num_beams: int = field(default=20, metadata={"help": "Beam of parsing left to right."})
+    search_num_beams: int = field(default=20, metadata={"help": "Beam of left-to-right parsing."})
 
     def __post_init__(self):
         """Resolve the names of the embedded treebanks and check the values."""
@@ -120,20 +106,20 @@ class InductionArguments:
             raise ValueError(f"punctuation {self.punctuation!r} is unknown. Choose among {', '.join(PUNCTUATION)}.")
         for name in (*self.methods, self.selection_method):
             if name not in METHODS:
-                raise ValueError(f"There is no kind of trees {name!r}. Choose among {', '.join(METHODS)}.")
+                raise ValueError(f"Unknown tree type {name!r}. Choose among {', '.join(METHODS)}.")
         for name in ("search_num_beams", "max_sentence_tokens", "max_tree_sentences", "max_tree_words"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
 
     def method(self, name: str) -> tuple[str, dict[str, Any]]:
-        """How a kind of trees is called in tables, and its options of `parse`."""
+        """Name of the tree type `name` in tables, and its options of `parse`."""
         label, options = METHODS[name]
         if "num_beams" not in options:
             return label, options
         return f"{label} (beam {self.search_num_beams})", {**options, "num_beams": self.search_num_beams}
 
     def treebank(self, path: str) -> Treebank:
-        """A treebank, its words in lower case if asked for."""
+        """The treebank at `path`, as it is trained on and scored."""
         treebank = load_treebank(path, self.punctuation, self.max_tree_sentences)
         if self.max_tree_words is not None:
             short = resolve_convention("gpst", max_length=self.max_tree_words)
@@ -178,158 +164,133 @@ def _resolve(name: str, sample: str) -> str:
 def encode_sentences(
     sentences: list[list[str]], tokenizer: PreTrainedTokenizerBase, max_tokens: int | None
 ) -> ExampleDataset:
-    """Sentences as contexts with `input_ids` and `word_ends`; those of more than `max_tokens` tokens are left out."""
+    """Encode sentences as contexts.
+
+    Args:
+        sentences: words of each.
+        tokenizer: of the model.
+        max_tokens: leave longer sentences out.
+
+    Returns:
+        Examples with `input_ids` and `word_ends`.
+    """
     encoded = [encode_words(tokenizer, words) for words in sentences]
     kept = [(ids, ends) for ids, ends in encoded if max_tokens is None or len(ids) <= max_tokens]
     return ExampleDataset(Dataset.from_dict({"input_ids": [i for i, _ in kept], "word_ends": [e for _, e in kept]}))
 
 
-# ---------------------------------------------------------------------------------------------- evaluation
-@dataclass
-class Evaluator:
-    """Measures the objective on held-out sentences, and F1 of induced trees."""
+# ---------------------------------------------------------------------------------------------- the run
+class InductionRecipe(FineTuning):
+    """GPST on single sentences; the trees that it induces are scored."""
 
-    accelerator: Accelerator
-    data: InductionArguments
-    tokenizer: PreTrainedTokenizerBase
-    batch_size: int
-    treebank: Treebank
-    examples: ExampleDataset
+    program = "finetune_grammar_induction"
+    argument_types = (ModelArguments, InductionArguments, CourseArguments, TrainingArguments)
+    treebanks: dict[str, Treebank]
+    held_out: ExampleDataset
 
-    def __post_init__(self):
-        """Score the trees that need no model."""
-        self.baselines = score_baselines(self.treebank)
+    def load(self) -> PreTrainedModel:
+        """Read and encode the sentences, load the model."""
+        data, accelerator = self.data, self.accelerator
+        self.treebanks = {"validation": data.treebank(data.validation_trees), "test": data.treebank(data.test_trees)}
+        self.baselines = {part: score_baselines(treebank) for part, treebank in self.treebanks.items()}
+        self.sources = data.describe_sources()
+        model = self._load_gpst()
+        self.examples = encode_sentences(list(data.sentences()), self.tokenizer, data.max_sentence_tokens)
+        encoded = {part: encode_sentences(bank.words, self.tokenizer, None) for part, bank in self.treebanks.items()}
+        for part, sentences in {"training": self.examples, **encoded}.items():
+            check_length(model.config, max(sentences.lengths), f"The longest {part} sentence")
+        self.held_out = encoded["validation"]
+        accelerator.print(f"training: {self.examples.describe()}\nvalidation: {self.held_out.describe()}")
+        self.settle_steps()
+        return model
+
+    def _load_gpst(self) -> PreTrainedModel:
+        """The pretrained GPST, with the ablations of `config_overrides`."""
+        arguments = self.model_arguments
+        config = read_config(arguments)
+        if config.model_type != "gpst":
+            raise ValueError(
+                f"{arguments.model_name_or_path} is a {config.model_type}, and this program fine-tunes GPST. Use "
+                "train_recurrent.py to train and score the trees of ON-LSTM, PRPN and PaLM."
+            )
+        self.tokenizer = read_tokenizer(arguments, config, [])
+        return load_model(AutoModelForCausalLM, arguments, config, self.tokenizer)
 
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         """A padded batch."""
         return collate_contexts(rows, self.tokenizer.pad_token_id)
 
-    def run(self, model: nn.Module, step: int) -> dict[str, Any]:
-        """Evaluate; the main process prints the result. Every process has to call."""
-        losses = mean_losses(self.accelerator, model, self.examples, self.collate, self.batch_size)
-        scores = self.score(model, self.treebank, [self.data.selection_method])
-        text = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
-        self.accelerator.print(f"step {step}: validation, {len(self.examples)} sentences: {text}")
-        self.accelerator.print(score_table({**scores, **self.baselines}, self.treebank))
-        numbers = score_numbers({**scores, **self.baselines})
-        flat = {f"validation_f1/{name}": value["sentence_f1"] for name, value in numbers.items()}
-        self.accelerator.log({**flat, **{f"validation/{k}": v for k, v in losses.items()}}, step=step)
-        return {"step": step, "losses": losses, "trees": numbers}
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        """Data, and the choice of the best model."""
+        selection = self.data.method(self.data.selection_method)
+        return {**super().settings(model), "validation": self.held_out.fingerprint(), "selection": selection}
 
-    def score(self, model: nn.Module, treebank: Treebank, methods: list[str]) -> dict[str, ParsingScores]:
-        """Scores of several kinds of trees; the processes share the sentences."""
-        plain = self.accelerator.unwrap_model(model)
+    def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
+        """Measure the objective on validation sentences, and F1 of induced trees."""
+        batch_size = self.arguments.per_device_eval_batch_size
+        losses = mean_losses(self.accelerator, model, self.held_out, self.collate, batch_size)
+        scores = self._score(model, "validation", [self.data.selection_method])
+        text = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
+        self.accelerator.print(f"step {step}: validation, {len(self.held_out)} sentences: {text}")
+        self.accelerator.print(score_table(scores, self.treebanks["validation"]))
+        trees = score_numbers(scores)
+        flat = {f"validation_f1/{name}": value["sentence_f1"] for name, value in trees.items()}
+        self.accelerator.log({**flat, **{f"validation/{k}": v for k, v in losses.items()}}, step=step)
+        return {"step": step, "losses": losses, "trees": trees}
+
+    def _score(self, model: nn.Module, part: str, methods: list[str]) -> dict[str, ParsingScores]:
+        """Scores of several tree types and of the baselines; the processes share the sentences."""
+        plain, treebank = self.accelerator.unwrap_model(model), self.treebanks[part]
+        batch_size = self.arguments.per_device_eval_batch_size
         scores = {}
-        for name in methods:
-            label, options = self.data.method(name)
+        for label, options in map(self.data.method, methods):
 
             def parse(rows: list[int], options: dict[str, Any] = options) -> list[Any]:
                 return parse_words(plain, self.tokenizer, [treebank.words[row] for row in rows], **options)
 
-            trees = map_rows(self.accelerator, treebank.lengths, self.batch_size, parse, label)
+            trees = map_rows(self.accelerator, treebank.lengths, batch_size, parse, label)
             scores[label] = score_trees(trees, treebank)
-        return scores
+        return {**scores, **self.baselines[part]}
 
     def metric(self, evaluation: dict[str, Any]) -> float:
-        """What the best model minimises: minus the sentence F1."""
+        """Minus the sentence F1 of `evaluation`."""
         return -evaluation["trees"][self.data.method(self.data.selection_method)[0]]["sentence_f1"]
 
+    def final_results(self, run: Run, step: int) -> dict[str, Any]:
+        """Parse the test treebank and score all tree types."""
+        treebank = self.treebanks["test"]
+        scores = self._score(run.model, "test", self.data.methods)
+        self.accelerator.print("test trees:\n" + score_table(scores, treebank))
+        test = {
+            "trees": score_numbers(scores),
+            "num_sentences": len(treebank.words),
+            "convention": f"{treebank.convention}; {next(iter(scores.values())).convention}",
+        }
+        return {**super().final_results(run, step), "test": test}
 
-# ---------------------------------------------------------------------------------------------- the run
-def make_model(arguments: ModelArguments) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The pretrained GPST, with the ablations of `config_overrides`, and its tokenizer.
-
-    Raises:
-        ValueError: for another architecture.
-    """
-    config = read_config(arguments)
-    if config.model_type != "gpst":
-        raise ValueError(
-            f"{arguments.model_name_or_path} is a {config.model_type}, and this script fine-tunes GPST. The trees of "
-            "ON-LSTM, PRPN and PaLM are trained and scored by train_recurrent.py."
+    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
+        """Write `evaluation.json`."""
+        before, best, trees = results["evaluations"][0], kept_evaluation(results), results["test"]["trees"]
+        kinds = ("sentence_f1", "corpus_f1")
+        flat = {f"{kind} {name}": numbers[kind] for name, numbers in trees.items() for kind in kinds}
+        self.save_scores(run, "grammar_induction", flat, results)
+        label = self.data.method(self.data.selection_method)[0]
+        labels = [self.data.method(name)[0] for name in self.data.methods]
+        found = "; ".join(f"{name} {trees[name]['sentence_f1']:.2f}" for name in labels)
+        return (
+            f"validation sentence F1 ({label}) {before['trees'][label]['sentence_f1']:.2f} -> "
+            f"{best['trees'][label]['sentence_f1']:.2f} (best at step {best['step']}); test sentence F1: {found}; "
+            f"right branching {trees['right']['sentence_f1']:.2f}"
         )
-    tokenizer = read_tokenizer(arguments, config, [])
-    return load_model(AutoModelForCausalLM, arguments, config, tokenizer), tokenizer
-
-
-def write_results(
-    run: Run,
-    seconds: float,
-    speed: dict[str, float],
-    evaluator: Evaluator,
-    treebank: Treebank,
-    scores: dict,
-    sources: list[dict[str, Any]],
-) -> None:
-    """Write `evaluation.json` and `all_results.json`, and print the final table and the closing line."""
-    every = {**scores, **score_baselines(treebank)}
-    run.accelerator.print("test trees:\n" + score_table(every, treebank))
-    test = {
-        "trees": score_numbers(every),
-        "num_sentences": len(treebank.words),
-        "convention": f"{treebank.convention}; {next(iter(every.values())).convention}",
-    }
-    kinds = ("sentence_f1", "corpus_f1")
-    flat = {f"{kind} {name}": numbers[kind] for name, numbers in test["trees"].items() for kind in kinds}
-    write_json(run.output_dir / RESULTS_FILE, {**run_results(run, seconds, speed), "test": test})
-    save_evaluation(run, "grammar_induction", flat, sources, seconds)
-    label = evaluator.data.method(evaluator.data.selection_method)[0]
-    before, best = run.state.notes["evaluations"][0], best_evaluation(run)
-    found = "; ".join(f"{name} {100 * score.sentence_f1:.2f}" for name, score in scores.items())
-    run.accelerator.print(
-        f"validation sentence F1 ({label}) {before['trees'][label]['sentence_f1']:.2f} -> "
-        f"{best['trees'][label]['sentence_f1']:.2f} (best at step {best['step']}); test sentence F1: {found}; right "
-        f"branching {100 * every['right'].sentence_f1:.2f}"
-    )
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the script."""
-    model_arguments, data, course, arguments = parse_arguments(
-        (ModelArguments, InductionArguments, CourseArguments, TrainingArguments), argv, mappings=["config_overrides"]
-    )
-    started = time.monotonic()
-    accelerator = make_accelerator(arguments)
-    check_run(accelerator, arguments)
-    with output_folder(accelerator, arguments, model_arguments, data, course) as checkpoint:
-        validation, test = data.treebank(data.validation_trees), data.treebank(data.test_trees)
-        sources = data.describe_sources()
+    """Run the program.
 
-        set_seed(arguments.seed)
-        model, tokenizer = make_model(model_arguments)
-        examples = encode_sentences(list(data.sentences()), tokenizer, data.max_sentence_tokens)
-        held_out = encode_sentences(validation.words, tokenizer, None)
-        every = {"training": examples, "validation": held_out, "test": encode_sentences(test.words, tokenizer, None)}
-        for part, sentences in every.items():
-            check_length(model.config, max(sentences.lengths), f"The longest {part} sentence")
-        accelerator.print(f"training: {examples.describe()}\nvalidation: {held_out.describe()}")
-        set_steps(arguments, course, len(examples), accelerator.num_processes)
-        run = prepare_run(accelerator, arguments, model, learning_rates(model_arguments, model.config))
-        evaluator = Evaluator(accelerator, data, tokenizer, arguments.per_device_eval_batch_size, validation, held_out)
-        settings = {"validation": held_out.fingerprint(), "selection": data.method(data.selection_method)}
-    start_tracking(accelerator, "finetune_grammar_induction", model_arguments, data, course, arguments)
-
-    def facts() -> dict[str, Any]:
-        return card_facts(run, "finetune_grammar_induction.py", data.describe())
-
-    speed = fine_tune(
-        run,
-        checkpoint,
-        course,
-        settings,
-        examples,
-        evaluator.collate,
-        evaluator.run,
-        evaluator.metric,
-        tokenizer,
-        facts,
-    )
-    save_final_model(run, tokenizer, facts())
-    scores = evaluator.score(run.model, test, data.methods)
-    if accelerator.is_main_process:
-        write_results(run, time.monotonic() - started, speed, evaluator, test, scores, sources)
-    end_run(run)
-    push_final_model(run)
+    Args:
+        argv: command line without the program name; default: the process's.
+    """
+    run_recipe(InductionRecipe, argv)
 
 
 if __name__ == "__main__":

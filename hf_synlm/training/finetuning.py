@@ -1,19 +1,20 @@
-"""What the fine-tuning scripts share: the model to start from, the course, evaluation, the export.
+"""Shared by the fine-tuning programs: the pretrained model, the recipe, evaluation on all processes.
 
-A model of this library and one of transformers go through the same code: it is told apart only where the paper's input
-layout asks for it (`takes`), and at the export.
+Models of this library and of transformers go through the same code. They differ only where the paper's input layout
+asks for it (`takes`), and at the export.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, gather_object
-from torch import Tensor, nn
+from torch import nn
+from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -21,17 +22,17 @@ from hf_synlm.data.collate import LABEL_PADDING
 from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, load_tokenizer
 from hf_synlm.evaluation.results import describe_hardware, library_versions
 from hf_synlm.hub.checkpoint import check_model_source, check_tokenizer_source
+from hf_synlm.module_tools import evaluation_mode
 from hf_synlm.training.arguments import TrainingArguments, check_overrides
 from hf_synlm.training.best_model import BestModel
-from hf_synlm.training.checkpoints import TrainingState
+from hf_synlm.training.evaluation_report import save_evaluation
 from hf_synlm.training.example_tables import ExampleDataset
-from hf_synlm.training.hub_uploads import CheckpointUploads
-from hf_synlm.training.loop import Evaluate, start_or_resume, train
-from hf_synlm.training.optimizers import make_optimizer
-from hf_synlm.training.preflight import preflight
-from hf_synlm.training.run import Run, course_settings, set_up_layers
+from hf_synlm.training.recipe import Recipe
+from hf_synlm.training.run import Run
 from hf_synlm.training.samplers import StepSampler, make_loader
-from hf_synlm.training.steps import to_device
+from hf_synlm.training.steps import model_loss, to_device
+
+Collate = Callable[[list[Any]], dict[str, Any]]
 
 
 # ---------------------------------------------------------------------------------------------- arguments
@@ -40,7 +41,7 @@ class ModelArguments:
     """The model to fine-tune."""
 
     model_name_or_path: str = field(default="", metadata={"help": "Folder or Hub name of the pretrained model."})
-    tokenizer_name: str | None = field(default=None, metadata={"help": "Its tokenizer, if it lies elsewhere."})
+    tokenizer_name: str | None = field(default=None, metadata={"help": "Its tokenizer, if it is in another place."})
     config_overrides: str | None = field(
         default=None,
         metadata={
@@ -52,14 +53,14 @@ class ModelArguments:
         default=1e-3, metadata={"help": "Peak learning rate of GPST's parser, which gives the merge order."}
     )
     ignore_mismatched_sizes: bool = field(
-        default=False, metadata={"help": "Start afresh with weights whose shape differs, such as another classifier."}
+        default=False, metadata={"help": "Initialize weights whose shape differs, such as another classifier."}
     )
     trust_remote_code: bool = field(
         default=False, metadata={"help": "Run code of the model's repository. Models of this library do not need it."}
     )
 
     def __post_init__(self):
-        """Check that there is a model, and a tokenizer."""
+        """Check that model and tokenizer exist."""
         if not self.model_name_or_path:
             raise ValueError("model_name_or_path is not set. Fine-tuning begins with a pretrained model.")
         check_model_source(self.model_name_or_path)
@@ -73,12 +74,12 @@ class CourseArguments:
     num_train_epochs: int = field(
         default=0,
         metadata={
-            "help": "Passes through the examples, in place of max_train_steps; without evaluation_steps, the model is "
-            "evaluated after each. 0: max_train_steps counts."
+            "help": "Passes through the examples, instead of max_train_steps; without evaluation_steps, the model is "
+            "evaluated after each. 0: max_train_steps decides."
         },
     )
     early_stopping_patience: int = field(
-        default=0, metadata={"help": "Stop after so many evaluations without a better one; 0: never."}
+        default=0, metadata={"help": "Stop after this many evaluations without a better one; 0: never."}
     )
 
     def __post_init__(self):
@@ -90,14 +91,22 @@ class CourseArguments:
 
 # ---------------------------------------------------------------------------------------------- model and tokenizer
 def read_config(arguments: ModelArguments, **fields: Any) -> PreTrainedConfig:
-    """Configuration of the pretrained model, with `fields` and the overrides of the command line put in.
+    """Configuration of the pretrained model.
+
+    Args:
+        arguments: of the command line, with overrides.
+        **fields: further changes; the overrides win.
+
+    Returns:
+        The configuration.
 
     Raises:
-        ValueError: for an override that is no field or not valid.
+        ValueError: for an override that is not a field or not valid.
     """
     options = {"trust_remote_code": arguments.trust_remote_code}
     plain = AutoConfig.from_pretrained(arguments.model_name_or_path, **options)
-    overrides = check_overrides(type(plain), arguments.config_overrides)
+    given: Any = arguments.config_overrides  # a mapping, once the command line is parsed
+    overrides = check_overrides(type(plain), given)
     config = AutoConfig.from_pretrained(arguments.model_name_or_path, **options, **{**fields, **overrides})
     if hasattr(config, "validate_architecture"):
         config.validate_architecture()
@@ -107,19 +116,19 @@ def read_config(arguments: ModelArguments, **fields: Any) -> PreTrainedConfig:
 def read_tokenizer(
     arguments: ModelArguments, config: PreTrainedConfig, roles: Sequence[str]
 ) -> PreTrainedTokenizerBase:
-    """Tokenizer of the pretrained model, with tokens for the roles that it leaves open.
+    """Tokenizer of the pretrained model, with all special tokens that fine-tuning needs.
 
     Args:
         arguments: of the command line.
         config: of the model.
-        roles: "cls_token", "sep_token"; what is missing gets the name of GPST's token. Padding is always there: if
-            need be it is the end token.
+        roles: "cls_token", "sep_token". A missing one gets the name of GPST's token. A missing padding token is always
+            added: the end token, if there is one.
 
     Returns:
-        The tokenizer; it may have more tokens than the model, which `load_model` then resizes.
+        The tokenizer. It may have more tokens than the model, which `load_model` then resizes.
 
     Raises:
-        ValueError: when it is another model's: it has more tokens than the model before any is added.
+        ValueError: it belongs to another model: before tokens are added it has more of them than the model.
     """
     name = arguments.tokenizer_name or arguments.model_name_or_path
     if config.model_type == "gpst":
@@ -143,7 +152,7 @@ def read_tokenizer(
 def load_model(
     auto_class: Any, arguments: ModelArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
-    """The pretrained model in float32, with a row for every token, and the tokenizer's special ids it has a place for.
+    """The pretrained model in float32, with an embedding for every token and the tokenizer's special token ids.
 
     Args:
         auto_class: such as `AutoModelForCausalLM`.
@@ -172,12 +181,21 @@ def load_model(
 
 
 def takes(model: nn.Module, name: str) -> bool:
-    """Whether `forward` of a model has an argument, such as `sentence_ids`."""
+    """Whether `forward` of `model` has the argument `name`, such as `sentence_ids`."""
     return name in inspect.signature(model.forward).parameters
 
 
 def check_length(config: PreTrainedConfig, length: int, what: str) -> None:
-    """Raise ValueError when texts of so many tokens do not fit the positions of a model."""
+    """Check that a text fits the positions of a model.
+
+    Args:
+        config: of the model.
+        length: in tokens.
+        what: the text, for the message.
+
+    Raises:
+        ValueError: it does not fit.
+    """
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and length > limit:
         raise ValueError(
@@ -186,121 +204,122 @@ def check_length(config: PreTrainedConfig, length: int, what: str) -> None:
         )
 
 
-def learning_rates(arguments: ModelArguments, config: PreTrainedConfig) -> dict[str, float]:
-    """Modules with a learning rate of their own: GPST's parser."""
-    if config.model_type != "gpst" or arguments.parser_learning_rate is None:
-        return {}
-    return {"parser": arguments.parser_learning_rate}
+# ---------------------------------------------------------------------------------------------- the recipe
+class FineTuning(Recipe):
+    """Train on examples, evaluate, go back to the best model. The untrained model is evaluated, but never the best.
 
-
-def check_run(accelerator: Accelerator, arguments: TrainingArguments) -> None:
-    """Raise ValueError for what fine-tuning does not do.
-
-    FSDP would shard the model, whose methods evaluation calls; and nothing is generated at intervals.
-    """
-    if accelerator.distributed_type == DistributedType.FSDP:
-        raise ValueError("Fine-tuning evaluates the whole model, which FSDP would shard. Use DDP.")
-    if arguments.generation_steps:
-        raise ValueError("generation_steps is for pretraining. Leave it out.")
-
-
-# ---------------------------------------------------------------------------------------------- course
-def set_steps(arguments: TrainingArguments, course: CourseArguments, num_samples: int, num_processes: int) -> None:
-    """Settle `max_train_steps`: at most what `num_train_epochs`, if given, take."""
-    per_step = num_processes * arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
-    epochs = course.num_train_epochs
-    arguments.limit_steps(-(-epochs * num_samples // per_step) if epochs else None)
-
-
-def prepare_run(
-    accelerator: Accelerator, arguments: TrainingArguments, model: PreTrainedModel, rates: dict[str, float]
-) -> Run:
-    """A run at step 0, with its optimizer; `rates` are those of modules with a learning rate of their own."""
-    accelerator.print(f"model: {model.num_parameters():,} parameters, {type(model).__name__}")
-    set_up_layers(model, arguments)
-    preflight(accelerator, arguments, model)
-    optimizer, schedule = make_optimizer(model, arguments, rates)
-    return Run(accelerator, arguments, *accelerator.prepare(model, optimizer, schedule), TrainingState())
-
-
-def fine_tune(
-    run: Run,
-    checkpoint: Path | None,
-    course: CourseArguments,
-    settings: dict[str, Any],
-    examples: ExampleDataset,
-    collate: Callable[[list[Any]], dict[str, Any]],
-    evaluate: Evaluate,
-    metric: Callable[[dict[str, Any]], float],
-    tokenizer: PreTrainedTokenizerBase,
-    facts: Callable[[], dict[str, Any]],
-) -> dict[str, float]:
-    """Train, evaluate and go back to the best model; the untrained one is measured, but never the best.
+    Fields:
+        task: name of the model's task on the Hub.
+        examples: to train on; `load` sets them.
+        collate: examples -> batch; `load` sets it.
+        sources: what was read: `role` (an argument), `path`, and a checksum of the content; `load` sets them.
 
     Args:
-        run: of `prepare_run`.
-        checkpoint: of `output_folder`.
-        course: of the command line.
-        settings: what decides the course of the run besides what every run has.
-        examples: to train on.
-        collate: examples -> batch.
-        evaluate: (model, step) -> the evaluation, with the key `step`.
-        metric: the number of an evaluation to minimise.
-        tokenizer: of the model.
-        facts: makes what the card of a checkpoint on the Hub states.
+        accelerator: of the run.
+        model_arguments: the model to begin with.
+        data: examples and task.
+        course: how long to train.
+        arguments: of the run.
 
-    Returns:
-        The speed (see `train`).
+    Raises:
+        ValueError: FSDP would shard the model, whose methods evaluation calls; nothing is generated at intervals.
     """
-    accelerator, arguments = run.accelerator, run.arguments
-    config = accelerator.unwrap_model(run.model).config
-    settings = {
-        **course_settings(arguments, config, accelerator, tokenizer),
-        "training_data": examples.fingerprint(),
-        "learning_rates": [group["initial_lr"] for group in run.optimizer.param_groups],
-        "patience": course.early_stopping_patience,
-        "evaluation_steps": arguments.evaluation_steps,
-        "by_epochs": bool(course.num_train_epochs),
-        **settings,
-    }
-    best = BestModel(metric, course.early_stopping_patience)
-    start_or_resume(run, checkpoint, settings, evaluate)
-    if checkpoint is not None:
-        best.adopt(run, checkpoint)
-    sampler = StepSampler(
-        len(examples),
-        arguments.per_device_train_batch_size,
-        arguments.seed,
-        accelerator.process_index,
-        accelerator.num_processes,
-        run.state.consumed,
-    )
-    per_step = sampler.consumed_per_micro_step * arguments.gradient_accumulation_steps
 
-    def epoch_ends(step: int) -> bool:
-        return step * per_step // len(examples) > (step - 1) * per_step // len(examples)
+    task: ClassVar[str] = "text-generation"
+    examples: ExampleDataset
+    collate: Collate
+    sources: list[dict[str, Any]]
 
-    by_epochs = course.num_train_epochs and not arguments.evaluation_steps
-    loader = make_loader(accelerator, examples, collate, arguments, sampler)
-    uploads = CheckpointUploads(run, tokenizer, facts)
-    speed = train(
-        run,
-        loader,
-        compute_loss,
-        evaluate,
-        best,
-        evaluation_due=epoch_ends if by_epochs else None,
-        after_checkpoint=uploads,
-    )
-    uploads.finish()
-    best.restore(run)
-    return speed
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model_arguments: ModelArguments,
+        data: Any,
+        course: CourseArguments,
+        arguments: TrainingArguments,
+    ):
+        super().__init__(accelerator, arguments)
+        self.model_arguments, self.data, self.course = model_arguments, data, course
+        if accelerator.distributed_type == DistributedType.FSDP:
+            raise ValueError("Fine-tuning evaluates the whole model, which FSDP would shard. Use DDP.")
+        if arguments.generation_steps:
+            raise ValueError("generation_steps is for pretraining. Leave it out.")
 
+    @abstractmethod
+    def metric(self, evaluation: dict[str, Any]) -> float:
+        """The number of `evaluation` that the best model minimises."""
 
-def compute_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    """The objective of a micro batch and, for models of this library, its detached parts."""
-    output = model(**batch)
-    return output.loss, dict(getattr(output, "losses", None) or {})
+    @property
+    def samples_per_step(self) -> int:
+        """Examples that an optimizer step reads on all processes."""
+        batch_size = self.arguments.per_device_train_batch_size
+        return self.accelerator.num_processes * batch_size * self.arguments.gradient_accumulation_steps
+
+    def settle_steps(self) -> None:
+        """Settle `max_train_steps`: at most the steps of `num_train_epochs`, if they are given."""
+        epochs = self.course.num_train_epochs
+        steps = -(-epochs * len(self.examples) // self.samples_per_step)
+        self.arguments.limit_steps(steps if epochs else None)
+
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        """Data and course of the run."""
+        return {
+            "training_data": self.examples.fingerprint(),
+            "learning_rates": self.learning_rates(model),
+            "patience": self.course.early_stopping_patience,
+            "evaluation_steps": self.arguments.evaluation_steps,
+            "by_epochs": bool(self.course.num_train_epochs),
+        }
+
+    def learning_rates(self, model: PreTrainedModel) -> dict[str, float]:
+        """GPST's parser has its own."""
+        rate = self.model_arguments.parser_learning_rate
+        return {} if model.config.model_type != "gpst" or rate is None else {"parser": rate}
+
+    def loader(self, run: Run) -> DataLoader:
+        """Shuffled examples."""
+        sampler = StepSampler(
+            len(self.examples),
+            self.arguments.per_device_train_batch_size,
+            self.arguments.seed,
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+            run.state.consumed,
+        )
+        return make_loader(self.accelerator, self.examples, self.collate, self.arguments, sampler)
+
+    def best_model(self) -> BestModel:
+        """The evaluation with the lowest `metric`."""
+        return BestModel(self.metric, self.course.early_stopping_patience, first_step=1)
+
+    def evaluation_due(self, step: int) -> bool:
+        """At intervals, or at the ends of epochs."""
+        if self.arguments.evaluation_steps or not self.course.num_train_epochs:
+            return super().evaluation_due(step)
+        epoch, before = (count * self.samples_per_step // len(self.examples) for count in (step, step - 1))
+        return epoch > before
+
+    def card_facts(self, run: Run) -> dict[str, Any]:
+        """Data, steps and examples."""
+        best = run.state.notes.get("best", {}).get("step", run.state.step)
+        return {
+            "task": self.task,
+            "training_data": self.data.describe(),
+            "training_procedure": f"The best of {run.state.step} steps of `training/{self.program}.py`, that of step "
+            f"{best}; {run.state.consumed} examples read, seed {self.arguments.seed}.",
+        }
+
+    def final_results(self, run: Run, step: int) -> dict[str, Any]:
+        """Examples that were read, and the environment; the arguments are in `arguments.json`."""
+        return {
+            "examples": run.state.consumed,
+            "versions": library_versions(),
+            "hardware": describe_hardware(self.accelerator.device),
+        }
+
+    def save_scores(self, run: Run, task: str, scores: Mapping[str, float], results: dict[str, Any]) -> None:
+        """Write `evaluation.json`; see `save_evaluation`."""
+        save_evaluation(run, task, scores, self.sources, results["seconds_of_this_process"])
 
 
 # ---------------------------------------------------------------------------------------------- evaluation
@@ -311,11 +330,11 @@ def map_rows(
     work: Callable[[list[int]], Sequence[Any]],
     description: str,
 ) -> list[Any]:
-    """Do something with every row of a data set, in batches of similar length, shared among the processes.
+    """Apply a function to every row of a data set, in batches of similar length, shared among the processes.
 
     Args:
         accelerator: of the run. Every process has to call.
-        lengths: of the rows, for batches without much padding; batches do not depend on the number of processes.
+        lengths: of the rows, for batches with little padding; batches do not depend on the number of processes.
         batch_size: rows per process and batch.
         work: rows -> one result per row, which can be pickled.
         description: of the progress bar.
@@ -336,13 +355,9 @@ def map_rows(
 
 @torch.no_grad()
 def mean_losses(
-    accelerator: Accelerator,
-    model: nn.Module,
-    examples: ExampleDataset,
-    collate: Callable[[list[Any]], dict[str, Any]],
-    batch_size: int,
+    accelerator: Accelerator, model: nn.Module, examples: ExampleDataset, collate: Collate, batch_size: int
 ) -> dict[str, float]:
-    """Objective and its parts on held-out texts in evaluation mode, batches weighted by the tokens that have labels.
+    """Objective and its parts on held-out texts in evaluation mode; batches are weighted by their labeled tokens.
 
     Args:
         accelerator: of the run. Every process has to call.
@@ -355,51 +370,16 @@ def mean_losses(
         "loss" and the model's names of its parts -> mean in nats.
     """
     plain = accelerator.unwrap_model(model)
-    was_training = plain.training
-    plain.eval()
 
     def losses(rows: list[int]) -> list[dict[str, float]]:
         batch = collate([examples[row] for row in rows])
         counts = (batch["labels"] != LABEL_PADDING).sum(1).tolist()
-        loss, parts = compute_loss(plain, to_device(batch, accelerator.device))
+        loss, parts = model_loss(plain, to_device(batch, accelerator.device))
         means = {"loss": float(loss), **{name: float(part) for name, part in parts.items()}}
         return [{"tokens": count, **{name: mean * count for name, mean in means.items()}} for count in counts]
 
-    sums = map_rows(accelerator, examples.lengths, batch_size, losses, "validating")
-    plain.train(was_training)
+    with evaluation_mode(plain):
+        sums = map_rows(accelerator, examples.lengths, batch_size, losses, "validating")
     totals = {name: sum(row[name] for row in sums) for name in sums[0]}
     num_tokens = totals.pop("tokens")
     return {name: total / num_tokens for name, total in totals.items()}
-
-
-# ---------------------------------------------------------------------------------------------- export and report
-def card_facts(run: Run, script: str, data: str, task: str = "text-generation") -> dict[str, Any]:
-    """What the card of the model states about a run."""
-    best = run.state.notes.get("best", {}).get("step", run.state.step)
-    return {
-        "task": task,
-        "training_data": data,
-        "training_procedure": f"The best of {run.state.step} steps of `training/{script}`, that of step "
-        f"{best}; {run.state.consumed} examples read, seed {run.arguments.seed}.",
-    }
-
-
-def best_evaluation(run: Run) -> dict[str, Any]:
-    """The evaluation of the model that is kept."""
-    notes = run.state.notes
-    return next(item for item in notes["evaluations"] if item["step"] == notes["best"]["step"])
-
-
-def run_results(run: Run, seconds: float, speed: dict[str, float]) -> dict[str, Any]:
-    """What all `all_results.json` of fine-tuning hold; the arguments are in `arguments.json` beside it."""
-    return {
-        "step": run.state.step,
-        "best_step": run.state.notes["best"]["step"],
-        "examples": run.state.consumed,
-        "seconds_of_this_process": round(seconds, 1),
-        **speed,
-        "versions": library_versions(),
-        "hardware": describe_hardware(run.accelerator.device),
-        "train": run.state.notes.get("train", []),
-        "evaluations": run.state.notes["evaluations"],
-    }

@@ -1,4 +1,4 @@
-"""Documents and summaries -> contexts: document, prompt, summary, end token."""
+"""Documents with summaries -> contexts: document, prompt, summary, end token."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,11 +10,17 @@ import torch
 from accelerate import Accelerator
 from datasets import Dataset
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.collate import LABEL_PADDING, collate_contexts
 from hf_synlm.data.text import split_sentences
-from hf_synlm.training.example_tables import ExampleDataset, check_columns, check_texts, load_table, name_split
+from hf_synlm.training.example_tables import (
+    check_columns,
+    check_texts,
+    load_table,
+    name_split,
+)
 from hf_synlm.training.finetuning import check_length, takes
 
 # Columns of the published data sets, tried in this order where none are named.
@@ -28,33 +34,43 @@ class SummaryArguments:
 
     dataset_name: str | None = field(default=None, metadata={"help": "Data set of the Hub, or a folder."})
     dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration, such as 3.0.0."})
-    train_file: str | None = field(default=None, metadata={"help": "json(l), csv or parquet file, in place of it."})
+    train_file: str | None = field(default=None, metadata={"help": "json(l), csv or parquet file, instead of it."})
     validation_file: str | None = field(default=None, metadata={"help": "The same for validation."})
     test_file: str | None = field(
-        default=None, metadata={"help": "The same for the final summaries; default: those of validation."}
+        default=None, metadata={"help": "The same for the final summaries; default: the validation file."}
     )
     text_column: str | None = field(
         default=None, metadata={"help": f"Column of the documents; default: one of {', '.join(TEXT_COLUMNS)}."}
     )
     summary_column: str | None = field(
         default=None,
-        metadata={"help": f"Column of the summaries (a text, or a list of references); default: one of "
-                  f"{', '.join(SUMMARY_COLUMNS)}."},
-    )  # fmt: skip
-    max_source_length: int = field(default=900, metadata={"help": "Documents are cut to so many tokens."})
-    max_target_length: int = field(default=100, metadata={"help": "Summaries are cut to so many tokens in training."})
-    prompt: str = field(default="Summary:", metadata={"help": "What stands between document and summary."})
+        metadata={
+            "help": "Column of the summaries (a text, or a list of references); default: one of "
+            f"{', '.join(SUMMARY_COLUMNS)}."
+        },
+    )
+    max_source_length: int = field(default=900, metadata={"help": "Documents are cut to this many tokens."})
+    max_target_length: int = field(default=100, metadata={"help": "Summaries are cut to this many tokens in training."})
+    prompt: str = field(default="Summary:", metadata={"help": "Text between document and summary."})
     end_token: bool = field(
         default=True, metadata={"help": "End summaries with the end token, which then ends generation."}
     )
     summary_loss_only: bool = field(
         default=False,
-        metadata={"help": "No token loss on document and prompt. (The authors train on all; GPST's other losses do.)"},
+        metadata={
+            "help": "No token loss on document and prompt. (The authors train on all; GPST's other losses always do.)"
+        },
     )
     language: str = field(default="en", metadata={"help": "Language of the sentence splitting (ISO 639)."})
-    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many rows."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Validate on the first so many rows."})
-    max_predict_samples: int | None = field(default=None, metadata={"help": "Summarize the first so many test rows."})
+    max_train_samples: int | None = field(
+        default=None, metadata={"help": "Number of training rows to use; default: all."}
+    )
+    max_eval_samples: int | None = field(
+        default=None, metadata={"help": "Number of validation rows to use; default: all."}
+    )
+    max_predict_samples: int | None = field(
+        default=None, metadata={"help": "Number of test rows to use; default: all."}
+    )
     preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that encode text."})
 
     def __post_init__(self):
@@ -63,20 +79,23 @@ class SummaryArguments:
             raise ValueError("Pass either --dataset_name, or --train_file and --validation_file.")
         if self.train_file is not None and self.validation_file is None:
             raise ValueError("train_file needs a validation_file, by which the best model is chosen.")
-        for name in ("max_source_length", "max_target_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
-        for name in ("max_train_samples", "max_eval_samples", "max_predict_samples"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
+        for name in ("max_source_length", "max_target_length", "max_train_samples", "max_eval_samples",
+                     "max_predict_samples"):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1 and is {value}.")
         if not self.prompt.strip():
             raise ValueError("prompt is empty. The model needs a mark where the summary begins.")
 
+    def file(self, part: str) -> str | None:
+        """File of `train`, `validation` or `test`; `None`: the split of the data set."""
+        if part == "test" and self.test_file is None and self.dataset_name is None:
+            return self.validation_file
+        return {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}[part]
+
     def source(self, part: str) -> str:
-        """File, or data set, configuration and split of `train`, `validation` or `test`."""
-        files = {"train": self.train_file, "validation": self.validation_file}
-        files["test"] = self.test_file or self.validation_file
-        return files[part] or name_split(self.dataset_name, self.dataset_config_name, part)
+        """File, or data set, configuration and split of `part`."""
+        return self.file(part) or name_split(self.dataset_name, self.dataset_config_name, part)
 
     def describe(self) -> str:
         """One sentence for the model card."""
@@ -85,8 +104,18 @@ class SummaryArguments:
 
 # ---------------------------------------------------------------------------------------------- examples
 def read_tables(accelerator: Accelerator, data: SummaryArguments) -> dict[str, Dataset]:
-    """Tables `train`, `validation`, `test` with the columns `text` and `references` (a list), checked."""
-    files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
+    """Read documents and summaries, and check them.
+
+    Args:
+        accelerator: the main process reads first, the others find its cache.
+        data: arguments.
+
+    Returns:
+        Tables `train`, `validation`, `test` with the columns `text` and `references` (a list).
+
+    Raises:
+        ValueError: for files, columns or rows that cannot be used.
+    """
     limits = {
         "train": data.max_train_samples,
         "validation": data.max_eval_samples,
@@ -94,12 +123,9 @@ def read_tables(accelerator: Accelerator, data: SummaryArguments) -> dict[str, D
     }
     tables: dict[str, Dataset] = {}
     with accelerator.main_process_first():
-        for part, file in files.items():
-            source = part
-            if part == "test" and file is None and data.dataset_name is None:
-                file, source = data.validation_file, "validation"
-            dataset = (data.dataset_name, data.dataset_config_name, source)
-            table = load_table(file, dataset, limits[part])
+        for part, limit in limits.items():
+            dataset = (data.dataset_name, data.dataset_config_name, part)
+            table = load_table(data.file(part), dataset, limit)
             tables[part] = _select_columns(table, data, f"{part} data ({data.source(part)})")
     for part, table in tables.items():
         check_texts(table, "text", f"{part} data ({data.source(part)})")
@@ -108,12 +134,13 @@ def read_tables(accelerator: Accelerator, data: SummaryArguments) -> dict[str, D
 
 def _select_columns(table: Dataset, data: SummaryArguments, source: str) -> Dataset:
     """The two columns of a table under fixed names."""
-    given = {"text_column": data.text_column, "summary_column": data.summary_column}
-    usual = {"text_column": TEXT_COLUMNS, "summary_column": SUMMARY_COLUMNS}
+    wanted = {
+        "text_column": (data.text_column, TEXT_COLUMNS),
+        "summary_column": (data.summary_column, SUMMARY_COLUMNS),
+    }
     names = {}
-    for flag, name in given.items():
-        if name is None:
-            name = next((name for name in usual[flag] if name in table.column_names), None)
+    for flag, (given, usual) in wanted.items():
+        name = given or next((name for name in usual if name in table.column_names), None)
         if name is None:
             raise ValueError(f"{source}: set --{flag} to one of its columns: {', '.join(table.column_names)}.")
         check_columns(table, [name], source)
@@ -143,9 +170,9 @@ class ContextLayout:
 
     Fields:
         by_sentences: encode the document sentence by sentence (GPST); otherwise as running text.
-        begin_ids: what the tokenizer puts before every text, such as a begin token.
+        begin_ids: tokens that the tokenizer puts before every text, such as a begin token.
         end_id: token after the summary, or `None`.
-        max_source, max_target: bounds in tokens.
+        max_source, max_target: limits in tokens.
         prompt, language: see `SummaryArguments`.
     """
 
@@ -158,7 +185,15 @@ class ContextLayout:
     language: str
 
     def encode(self, batch: dict[str, list], tokenizer: PreTrainedTokenizerBase) -> dict[str, list]:
-        """Rows with `input_ids`, `sentence_lengths` and `prompt_length` (document and prompt); the first reference."""
+        """Encode texts and their first references.
+
+        Args:
+            batch: columns `text` and `references`.
+            tokenizer: of the model.
+
+        Returns:
+            Columns `input_ids`, `sentence_lengths`, and `prompt_length`, that of document and prompt.
+        """
         gap = "" if self.by_sentences else " "
         summaries = [gap + " ".join(references[0].split()) for references in batch["references"]]
         targets = _token_ids(tokenizer, summaries)
@@ -175,7 +210,7 @@ class ContextLayout:
         return table
 
     def segments(self, text: str) -> list[str]:
-        """What of a document is encoded in one piece."""
+        """Parts of a document that are encoded one by one."""
         if not self.by_sentences:
             return [text.strip()]
         return [sentence for line in text.splitlines() for sentence in split_sentences(line, language=self.language)]
@@ -200,10 +235,18 @@ def _token_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[lis
 
 
 def make_layout(data: SummaryArguments, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> ContextLayout:
-    """The layout for a model.
+    """Choose the layout for a model.
+
+    Args:
+        data: arguments.
+        model: the model.
+        tokenizer: of the model.
+
+    Returns:
+        The layout.
 
     Raises:
-        ValueError: when the tokenizer has no end token to learn, or the contexts do not fit the model.
+        ValueError: the tokenizer has no end token, or the contexts do not fit the model.
     """
     if data.end_token and tokenizer.eos_token_id is None:
         raise ValueError(
@@ -224,32 +267,9 @@ def make_layout(data: SummaryArguments, model: PreTrainedModel, tokenizer: PreTr
     return layout
 
 
-def encode_tables(
-    accelerator: Accelerator,
-    tables: dict[str, Dataset],
-    layout: ContextLayout,
-    tokenizer: PreTrainedTokenizerBase,
-    num_workers: int | None,
-) -> dict[str, ExampleDataset]:
-    """Encode all tables; the main process does it first, the others find its cache."""
-    with accelerator.main_process_first():
-        encoded = {
-            part: table.map(
-                layout.encode,
-                batched=True,
-                remove_columns=table.column_names,
-                num_proc=num_workers,
-                fn_kwargs={"tokenizer": tokenizer},
-                desc="encoding documents",
-            )
-            for part, table in tables.items()
-        }
-    return {part: ExampleDataset(table) for part, table in encoded.items()}
-
-
 @dataclass
 class ContextCollator:
-    """Pads contexts on the right for the loss; prompts on the left for generation."""
+    """Pads contexts on the right for the loss, prompts on the left for generation."""
 
     pad_token_id: int
     with_sentences: bool
@@ -270,17 +290,21 @@ class ContextCollator:
 
     def prompts(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Arguments of `generate`: documents with the prompt."""
-        longest = max(int(row["prompt_length"]) for row in rows)
-        ids = torch.full((len(rows), longest), self.pad_token_id)
-        mask, sentences = torch.zeros_like(ids), torch.zeros_like(ids)
-        for index, row in enumerate(rows):
+        ids, sentences = [], []
+        for row in rows:
             length = int(row["prompt_length"])
-            ids[index, longest - length :] = torch.as_tensor(row["input_ids"][:length])
-            mask[index, longest - length :] = 1
-            sentences[index, longest - length :] = torch.as_tensor(_sentence_ids(row["sentence_lengths"])[:length])
-        batch = {"input_ids": ids, "attention_mask": mask}
+            ids.append(torch.as_tensor(row["input_ids"][:length]))
+            sentences.append(torch.as_tensor(_sentence_ids(row["sentence_lengths"])[:length]))
+        batch = {
+            "input_ids": _pad_left(ids, self.pad_token_id),
+            "attention_mask": _pad_left([torch.ones_like(row) for row in ids], 0),
+        }
         # GPST reads the prompt as complete sentences with their induced trees, as in training.
-        return {**batch, "context_sentence_ids": sentences} if self.with_sentences else batch
+        return {**batch, "context_sentence_ids": _pad_left(sentences, 0)} if self.with_sentences else batch
+
+
+def _pad_left(rows: list[Tensor], value: int) -> Tensor:
+    return pad_sequence(rows, batch_first=True, padding_value=value, padding_side="left")
 
 
 def _sentence_ids(lengths: np.ndarray) -> np.ndarray:

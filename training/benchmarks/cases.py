@@ -3,40 +3,40 @@
     python training/benchmark.py --list
     python training/benchmark.py --case gpst-train-quarter --runs 7 --json
 
-Every case builds both sides with the same width, layers, vocabulary and tokens, checks that the measured side computes
-the right thing (and refuses to report if it does not), then times the two sides alternately: A B A B. The ratio is the
-median of the pairs, so a machine that changes its speed changes it little. Times are wall-clock; peak memory is the
-highest resident set of a fresh process that runs one step of one side, minus what it held before the step (Linux).
+Every case builds both sides with the same width, layers, vocabulary and tokens. It checks that the measured side
+computes the right thing, and reports nothing if it does not. Then it times the two sides alternately: A B A B. The
+ratio is the median of the pairs, so it depends little on changes of the machine's speed. Times are wall-clock. Peak
+memory (Linux only) is the growth of the resident set of a fresh process that runs one step of one side.
 """
 
 import argparse
-import dataclasses
 import json
 import multiprocessing
 import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from benchmarks.clock import Step, seconds
 from benchmarks.evaluation import evaluation_speed
 from benchmarks.gpst import BEAM, PARSE_TOKENS, QUARTER, gpst_parse, gpst_train
 from benchmarks.loop import gpst_loop, memory_growth, process_scaling
 from benchmarks.prepare import prepare_corpus
 from benchmarks.recurrent import on_lstm_train, palm_train, prpn_train
 from benchmarks.rnng import rnng_search, rnng_search_batched, rnng_search_growth, rnng_train
+from benchmarks.sides import Sides, seconds
+
+Build = Callable[[], Sides]
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One comparison: what is measured, against what, and how both sides are built."""
+class Case(NamedTuple):
+    """One comparison: its name, what is measured, against what, and the function that builds both sides."""
 
     name: str
     what: str
     baseline: str
-    build: Callable[[], tuple[Step, Step, Step]]
-    """Makes the measured step, the baseline's step and the correctness check (which raises)."""
+    build: Build
 
 
 CASES = {
@@ -69,15 +69,10 @@ CASES = {
         Case(
             "rnng-train-b32",
             "RNNG forward + backward, 32 sentences, E = D = 256, 2 layers, LSTM composition, V 5400",
-            "torch.nn.LSTM forward + backward, same sizes, as many steps as the RNNG has pushes, nothing else",
+            "torch.nn.LSTM forward + backward, same sizes, as many steps as the RNNG has pushes",
             lambda: rnng_train(32),
         ),
-        Case(
-            "rnng-train-b128",
-            "the same with 128 sentences",
-            "the same with as many steps",
-            lambda: rnng_train(128),
-        ),
+        Case("rnng-train-b128", "the same with 128 sentences", "the same with as many steps", lambda: rnng_train(128)),
         Case(
             "rnng-search-k100",
             "RNNG parse of 17 tokens, action beam 100, word beam 10, fast-track 1, E = D = 256, 2 layers",
@@ -130,7 +125,7 @@ CASES = {
             "gpst-loop-quarter",
             "a step of the training loop: batch from the data set, GPST forward + backward, clipping, AdamW; D 192, "
             "d 64, 3 + 9 layers, V 12566, 2 x 256 tokens",
-            "forward + backward, clipping and AdamW on a batch that is there already",
+            "forward + backward, clipping and AdamW on a batch that is ready",
             lambda: gpst_loop(QUARTER, 2, 256),
         ),
     )
@@ -145,22 +140,19 @@ def _memory_mib(field: str) -> float:
     raise OSError(f"/proc/self/status has no field {field}; memory is measured on Linux only")
 
 
-Build = Callable[[], tuple[Step, Step, Step]]
-
-
-def _peak_memory(build: str | Build, side: int, threads: int, results: multiprocessing.Queue) -> None:
+def _peak_memory(case: str | Build, side: int, threads: int, results: multiprocessing.Queue) -> None:
     torch.set_num_threads(threads)
-    step = (CASES[build].build if isinstance(build, str) else build)()[side]
+    step = (CASES[case].build if isinstance(case, str) else case)()[side]
     before = _memory_mib("VmRSS")
     step()
     results.put(_memory_mib("VmHWM") - before)
 
 
-def peak_memory(build: str | Build, side: int = 0) -> float:
+def peak_memory(case: str | Build, side: int = 0) -> float:
     """Growth of the resident set during one step, in a fresh process.
 
     Args:
-        build: name of a case, or a function that builds the sides of one and can be pickled.
+        case: name of a case, or a function that builds both sides and can be pickled.
         side: 0 measured side, 1 baseline.
 
     Returns:
@@ -171,15 +163,15 @@ def peak_memory(build: str | Build, side: int = 0) -> float:
     """
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    process = context.Process(target=_peak_memory, args=(build, side, torch.get_num_threads(), results))
+    process = context.Process(target=_peak_memory, args=(case, side, torch.get_num_threads(), results))
     process.start()
     process.join()
     if process.exitcode:
-        raise RuntimeError(f"the process that measures the memory of {build} ended with status {process.exitcode}")
+        raise RuntimeError(f"the process that measures the memory of {case} ended with status {process.exitcode}")
     return results.get()
 
 
-def run_case(name: str, runs: int) -> dict:
+def run_case(name: str, runs: int) -> dict[str, Any]:
     """Check and time one case.
 
     Args:
@@ -223,10 +215,10 @@ def main(arguments: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="list the cases and stop")
-    parser.add_argument("--case", action="append", choices=sorted(CASES), help="case to run (repeat); default all")
+    parser.add_argument("--case", action="append", choices=sorted(CASES), help="case to run (repeat); default: all")
     parser.add_argument("--runs", type=int, default=5, help="counted pairs per case")
-    parser.add_argument("--threads", type=int, help="threads of torch; default as torch chooses")
-    parser.add_argument("--growth", action="store_true", help="print how RNNG's search grows, as a table, and stop")
+    parser.add_argument("--threads", type=int, help="threads of torch; default: torch chooses")
+    parser.add_argument("--growth", action="store_true", help="print how the cost of RNNG's search grows, and stop")
     parser.add_argument("--memory", action="store_true", help="print GPST's memory by batch and context, and stop")
     parser.add_argument("--scaling", action="store_true", help="print the speed of one process and of two, and stop")
     parser.add_argument(
@@ -240,37 +232,47 @@ def main(arguments: list[str] | None = None) -> int:
         torch.set_num_threads(options.threads)
     if options.growth:
         print(rnng_search_growth(options.runs))
-        return 0
-    if options.memory:
+    elif options.memory:
         print(memory_growth(peak_memory))
-        return 0
-    if options.scaling:
+    elif options.scaling:
         print(process_scaling(10 * options.runs))
-        return 0
-    if options.evaluation:
+    elif options.evaluation:
         print(evaluation_speed(options.evaluation, options.runs))
-        return 0
-    failed = False
-    for name in options.case or CASES:
-        if options.list:
+    elif options.list:
+        for name in options.case or CASES:
             print(f"{name}: {CASES[name].what}; baseline: {CASES[name].baseline}")
-            continue
-        try:
-            result = run_case(name, options.runs)
-        except AssertionError as error:
-            failed = True
-            print(f"{name}: not reported, the correctness check failed: {error}", file=sys.stderr)
-            continue
-        if options.json:
-            print(json.dumps(result), flush=True)
-        else:
-            print(
-                f"{name}: ratio {result['ratio']} ({result['ratio_min']} to {result['ratio_max']}, {result['runs']} "
-                f"pairs), peak memory {result['peak_memory_mib']} MiB (baseline "
-                f"{result['baseline_peak_memory_mib']} MiB); baseline: {result['baseline']}",
-                flush=True,
-            )
-    return int(failed)
+    else:
+        reported = [report_case(name, options.runs, options.json) for name in options.case or CASES]
+        return int(not all(reported))
+    return 0
+
+
+def report_case(name: str, runs: int, as_json: bool) -> bool:
+    """Run a case and print its figures, or why there are none.
+
+    Args:
+        name: key of `CASES`.
+        runs: counted pairs.
+        as_json: print JSON instead of a sentence.
+
+    Returns:
+        Whether the measured side passed its correctness check.
+    """
+    try:
+        result = run_case(name, runs)
+    except AssertionError as error:
+        print(f"{name}: not reported, the correctness check failed: {error}", file=sys.stderr)
+        return False
+    if as_json:
+        print(json.dumps(result), flush=True)
+    else:
+        print(
+            f"{name}: ratio {result['ratio']} ({result['ratio_min']} to {result['ratio_max']}, {runs} pairs), peak "
+            f"memory {result['peak_memory_mib']} MiB (baseline {result['baseline_peak_memory_mib']} MiB); baseline: "
+            f"{result['baseline']}",
+            flush=True,
+        )
+    return True
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from benchmarks.clock import Step, seconds
+from benchmarks.sides import Step, seconds
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.samples import sample_path

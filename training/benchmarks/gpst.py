@@ -1,25 +1,14 @@
-"""The sides of the comparisons of GPST with GPT-2 of transformers; `benchmark.py` times them."""
+"""GPST against GPT-2 of transformers."""
 
 import torch
-from benchmarks.clock import Step
+from benchmarks.sides import Sides, check_gradients, training_step, without_dropout
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
+from hf_synlm.outputs import ParseOutput
 
 SENTENCE_LENGTHS = (8, 45)  # tokens per sentence of the training contexts, half-open
 BEAM, PARSE_TOKENS = 20, 30
-NO_DROPOUT = dict.fromkeys(
-    (
-        "embedding_dropout",
-        "residual_dropout",
-        "attention_dropout",
-        "composition_dropout",
-        "composition_attention_dropout",
-        "parser_dropout",
-        "head_dropout",
-    ),
-    0.0,
-)
 QUARTER = {
     "vocab_size": 12566,
     "hidden_size": 192,
@@ -39,7 +28,8 @@ QUARTER = {
     "cls_token_id": 4,
     "sep_token_id": 5,
 }
-FIRST_WORD = 10  # ids below are special tokens of the quarter configuration
+NO_DROPOUT = without_dropout(GPSTConfig, "gpst-small")
+FIRST_WORD = 10  # smaller ids may be special tokens
 
 
 def _gpt2(config: GPSTConfig) -> GPT2LMHeadModel:
@@ -84,7 +74,7 @@ def packed_contexts(num_contexts: int, num_tokens: int, vocab_size: int) -> tupl
     return ids, sentence_ids
 
 
-def gpst_train(overrides: dict, num_contexts: int, num_tokens: int) -> tuple[Step, Step, Step]:
+def gpst_train(overrides: dict, num_contexts: int, num_tokens: int) -> Sides:
     """Forward and backward of the whole objective against GPT-2's language-modeling loss on the same tokens.
 
     Args:
@@ -93,27 +83,18 @@ def gpst_train(overrides: dict, num_contexts: int, num_tokens: int) -> tuple[Ste
         num_tokens: tokens per context.
 
     Returns:
-        The measured step, the baseline's step and the check.
+        Both sides.
     """
     torch.manual_seed(0)
     config = GPSTConfig(**overrides, **NO_DROPOUT, merge_noise=0.0)
     model, baseline = GPSTForCausalLM(config).train(), _gpt2(config).train()
     ids, sentence_ids = packed_contexts(num_contexts, num_tokens, config.vocab_size)
 
-    def ours() -> torch.Tensor:
-        model.zero_grad()
-        loss = model(ids, sentence_ids=sentence_ids, labels=ids).loss
-        loss.backward()
-        return loss
-
-    def theirs() -> torch.Tensor:
-        baseline.zero_grad()
-        loss = baseline(ids, labels=ids).loss
-        loss.backward()
-        return loss
+    ours = training_step(model, lambda: model(ids, sentence_ids=sentence_ids, labels=ids).loss)
+    theirs = training_step(baseline, lambda: baseline(ids, labels=ids).loss)
 
     def check() -> None:
-        # The token loss again from full logits, the whole loss again sentence by sentence in contexts of their own.
+        # Compute the token loss again from full logits, and the tree of the first sentence in a context without others.
         model.eval()
         output = model(ids, sentence_ids=sentence_ids, labels=ids)
         with torch.no_grad():
@@ -129,21 +110,19 @@ def gpst_train(overrides: dict, num_contexts: int, num_tokens: int) -> tuple[Ste
             raise AssertionError("a sentence has another tree alone than in its context")
         model.train()
         ours()
-        unused = [name for name, parameter in model.named_parameters() if parameter.grad is None]
-        if unused or not all(torch.isfinite(parameter.grad).all() for parameter in model.parameters()):
-            raise AssertionError(f"parameters without a finite gradient: {unused}")
+        check_gradients(model)
 
-    return ours, theirs, check
+    return Sides(ours, theirs, check)
 
 
-def gpst_parse(overrides: dict) -> tuple[Step, Step, Step]:
+def gpst_parse(overrides: dict) -> Sides:
     """Word-synchronous parsing of one sentence against GPT-2's beam search for equally many tokens.
 
     Args:
         overrides: fields of the configuration that differ from the small preset.
 
     Returns:
-        The measured step, the baseline's step and the check.
+        Both sides.
     """
     torch.manual_seed(0)
     config = GPSTConfig(**overrides)
@@ -151,10 +130,10 @@ def gpst_parse(overrides: dict) -> tuple[Step, Step, Step]:
     ids = torch.randint(FIRST_WORD, config.vocab_size, (1, PARSE_TOKENS))
     prompt = torch.full((1, 1), 1)
 
-    def ours() -> object:
+    def ours() -> ParseOutput:
         return model.parse(ids, num_beams=BEAM)
 
-    def theirs() -> object:
+    def theirs() -> torch.Tensor:
         return baseline.generate(
             prompt, num_beams=BEAM, max_new_tokens=PARSE_TOKENS, min_new_tokens=PARSE_TOKENS, do_sample=False
         )
@@ -167,4 +146,4 @@ def gpst_parse(overrides: dict) -> tuple[Step, Step, Step]:
         if theirs().shape[1] != PARSE_TOKENS + 1:
             raise AssertionError("the baseline did not generate as many tokens as the parser reads")
 
-    return ours, theirs, check
+    return Sides(ours, theirs, check)

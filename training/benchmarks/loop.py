@@ -1,23 +1,23 @@
-"""The sides of the comparisons of whole training steps; `benchmark.py` times them.
+"""Whole training steps of GPST: the loop against a bare step, memory by batch and context, two processes against one.
 
 A step of the loop reads its batch from the data set, agrees on shares, runs forward and backward passes, clips, and
-updates; what it is compared with has the batch ready and does the least that trains the same model.
+updates. The bare step has its batch ready and does the least that trains the same model.
 """
 
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import set_seed
-from benchmarks.clock import Step
 from benchmarks.gpst import NO_DROPOUT, QUARTER, packed_contexts
-from torch.utils.data import Dataset
+from benchmarks.sides import Sides
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.data.collate import collate_contexts
@@ -34,23 +34,6 @@ SAMPLES = 64
 MEMORY_SIZES = ((1, 256), (2, 256), (4, 256), (1, 512), (2, 512), (1, 1024))
 
 
-class _Contexts(Dataset):
-    """Random contexts, as lists of integers like those of a data set on disk."""
-
-    def __init__(self, num_tokens: int, vocab_size: int):
-        ids, sentence_ids = packed_contexts(SAMPLES, num_tokens, vocab_size)
-        self.rows = [
-            {"input_ids": row, "sentence_ids": numbers}
-            for row, numbers in zip(ids.tolist(), sentence_ids.tolist(), strict=True)
-        ]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, list[int]]:
-        return self.rows[index]
-
-
 def _objective(model: Any, batch: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     output = model(**batch)
     return output.loss, output.losses
@@ -58,8 +41,8 @@ def _objective(model: Any, batch: dict[str, Any]) -> tuple[torch.Tensor, dict[st
 
 def gpst_loop(
     overrides: dict[str, Any], batch_size: int, num_tokens: int, gradient_checkpointing: bool = False
-) -> tuple[Step, Step, Step]:
-    """Optimizer steps of the training loop against steps on a batch that is there already.
+) -> Sides:
+    """Optimizer steps of the training loop against bare steps, whose batch is ready.
 
     Args:
         overrides: fields of the configuration that differ from the small preset.
@@ -68,7 +51,7 @@ def gpst_loop(
         gradient_checkpointing: recompute layer activations, on both sides.
 
     Returns:
-        The measured step, the baseline's step and the check.
+        Both sides.
     """
     arguments = TrainingArguments(  # the folder is never made
         output_dir="benchmark_loop",
@@ -78,7 +61,8 @@ def gpst_loop(
     )
     accelerator = make_accelerator(arguments)
     config = GPSTConfig(**overrides, **NO_DROPOUT, merge_noise=0.0)
-    contexts = _Contexts(num_tokens, config.vocab_size)
+    rows = zip(*(part.tolist() for part in packed_contexts(SAMPLES, num_tokens, config.vocab_size)), strict=True)
+    contexts = [{"input_ids": ids, "sentence_ids": numbers} for ids, numbers in rows]
 
     def make() -> tuple[GPSTForCausalLM, torch.optim.Optimizer, Any]:
         set_seed(0)
@@ -95,7 +79,7 @@ def gpst_loop(
     loader = make_loader(accelerator, contexts, collate, arguments, sampler)
     steps = optimizer_steps(run, loader, _objective, StopSignals())
     model, optimizer, schedule = make()
-    turns = _cycle([collate([contexts[k] for k in ids]) for ids, _ in zip(sampler, range(4), strict=False)])
+    turns = itertools.cycle([collate([contexts[k] for k in ids]) for ids in itertools.islice(sampler, 4)])
 
     def ours() -> Any:
         return next(steps)
@@ -113,19 +97,14 @@ def gpst_loop(
         for _ in range(2):
             torch.testing.assert_close(ours().losses["loss"], theirs().detach(), rtol=1e-4, atol=1e-4)
 
-    return ours, theirs, check
+    return Sides(ours, theirs, check)
 
 
-def _cycle(batches: list[Any]) -> Iterator[Any]:
-    while True:
-        yield from batches
-
-
-def memory_growth(measure: Callable[[Callable[[], tuple[Step, Step, Step]]], float]) -> str:
+def memory_growth(measure: Callable[[Callable[[], Sides]], float]) -> str:
     """Peak memory of a step against contexts per step and tokens per context, as a table.
 
     Args:
-        measure: peak of what a function builds, in MiB (`benchmark.peak_memory`).
+        measure: peak memory of what a function builds, in MiB (`benchmark.peak_memory`).
 
     Returns:
         The table; quarter size, float32.

@@ -1,11 +1,11 @@
-"""The sides of the comparison of preparing a corpus with tokenizing its sentences; `benchmark.py` times them."""
+"""Preparing a corpus against tokenizing its sentences."""
 
 import shutil
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from benchmarks.clock import Step
+from benchmarks.sides import Sides
 
 from hf_synlm.data.prepare import CorpusArguments, prepare
 from hf_synlm.data.samples import sample_path
@@ -16,14 +16,14 @@ COPIES = 8
 SENTENCES_PER_CALL = 1000
 
 
-def prepare_corpus(num_processes: int) -> tuple[Step, Step, Step]:
+def prepare_corpus(num_processes: int) -> Sides:
     """Text files to shards, next to the tokenizer alone on sentences that are split already.
 
     Args:
         num_processes: processes that encode.
 
     Returns:
-        The measured step, the baseline's step and the correctness check.
+        Both sides.
     """
     temporary = tempfile.TemporaryDirectory(prefix="benchmark_prepare_")
     folder = Path(temporary.name)
@@ -44,7 +44,7 @@ def prepare_corpus(num_processes: int) -> tuple[Step, Step, Step]:
     )
 
     def ours() -> np.ndarray:
-        shutil.rmtree(Path(temporary.name) / "out", ignore_errors=True)  # the folder lives as long as this step
+        shutil.rmtree(Path(temporary.name) / "out", ignore_errors=True)  # keeps the folder alive as long as this step
         return np.asarray(prepare(arguments, folder / "out").train.shard(0).tokens)
 
     def theirs() -> list[int]:
@@ -56,6 +56,6 @@ def prepare_corpus(num_processes: int) -> tuple[Step, Step, Step]:
         return ids
 
     def check() -> None:
-        assert ours().tolist() == theirs(), "the shards do not hold the tokens of the sentences"
+        assert ours().tolist() == theirs(), "the shards differ from the tokens of the sentences"
 
-    return ours, theirs, check
+    return Sides(ours, theirs, check)

@@ -1,19 +1,20 @@
-"""The sides of the comparisons of ON-LSTM and PRPN with LSTMs, and of PaLM with AWD-LSTM; `benchmark.py` times them."""
+"""ON-LSTM and PRPN against LSTMs, PaLM against AWD-LSTM."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from benchmarks.clock import Step
+from benchmarks.sides import Sides, check_gradients, training_step, without_dropout
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_synlm import ONLSTMConfig, ONLSTMForCausalLM, PaLMConfig, PaLMForCausalLM, PRPNConfig, PRPNForCausalLM
 
-STEPWISE_TOKENS = 5  # of two rows, which the check reads one by one
+STEPWISE_TOKENS = 5  # that the check reads one by one, in two rows
 
 
 class LSTMs(nn.Module):
-    """Embedding, one `nn.LSTM` per layer, and the embedding again as output layer: what PyTorch has to offer.
+    """Embedding, one `nn.LSTM` per layer, and the embedding again as output layer: all from PyTorch.
 
     Args:
         vocab_size: number of token ids.
@@ -37,10 +38,9 @@ class LSTMs(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
-def _without_dropout(config_class: Any, preset: str) -> Any:
-    """Configuration of a preset with all dropout switched off."""
-    config = config_class.from_preset(preset)
-    return config_class.from_preset(preset, **{name: 0.0 for name in vars(config) if name.endswith("dropout")})
+def _preset(config_class: Any, preset: str, dropout: bool) -> Any:
+    """Configuration of a preset, with or without its dropout."""
+    return config_class.from_preset(preset, **({} if dropout else without_dropout(config_class, preset)))
 
 
 def _text(rows: int, columns: int, vocab_size: int) -> Tensor:
@@ -48,21 +48,9 @@ def _text(rows: int, columns: int, vocab_size: int) -> Tensor:
     return torch.randint(vocab_size, (rows, columns), generator=torch.Generator().manual_seed(1))
 
 
-def _step(model: nn.Module, loss_of: Step) -> Step:
-    """Forward and backward of a loss."""
-
-    def step() -> Any:
-        model.zero_grad()
-        loss = loss_of()
-        loss.backward()
-        return loss
-
-    return step
-
-
-def _compare(model: Any, ids: Tensor, baseline: nn.Module, baseline_loss: Step) -> tuple[Step, Step, Step]:
+def _compare(model: Any, ids: Tensor, baseline: nn.Module, baseline_loss: Callable[[], Tensor]) -> Sides:
     """Training step of a model on a segment against that of a baseline, and the check of the model."""
-    ours = _step(model.train(), lambda: model(ids, labels=ids).loss)
+    ours = training_step(model.train(), lambda: model(ids, labels=ids).loss)
 
     def check() -> None:
         head, cache, logits = ids[:2, :STEPWISE_TOKENS], None, []
@@ -79,59 +67,51 @@ def _compare(model: Any, ids: Tensor, baseline: nn.Module, baseline_loss: Step) 
         torch.testing.assert_close(scored, expected, rtol=1e-4, atol=1e-4)
         model.train()
         ours()
-        # Parameters that the text does not reach, such as gates that are shut, have a gradient of 0, not none.
-        unused = [name for name, parameter in model.named_parameters() if parameter.grad is None]
-        if unused or not all(torch.isfinite(parameter.grad).all() for parameter in model.parameters()):
-            raise AssertionError(f"parameters without a finite gradient: {unused}")
+        check_gradients(model)
 
-    return ours, _step(baseline, baseline_loss), check
+    return Sides(ours, training_step(baseline, baseline_loss), check)
 
 
-def on_lstm_train(dropout: bool) -> tuple[Step, Step, Step]:
+def on_lstm_train(dropout: bool) -> Sides:
     """ON-LSTM of the Penn Treebank's size on 20 rows of 70 tokens against LSTMs of the same sizes.
 
     Args:
         dropout: with the dropout of the preset; the baseline has none.
 
     Returns:
-        The measured step, the baseline's step and the check.
+        Both sides.
     """
     torch.manual_seed(0)
-    preset = "on-lstm-ptb"
-    config = ONLSTMConfig.from_preset(preset) if dropout else _without_dropout(ONLSTMConfig, preset)
+    config = _preset(ONLSTMConfig, "on-lstm-ptb", dropout)
     ids = _text(20, 70, config.vocab_size)
     baseline = LSTMs(config.vocab_size, config.embedding_size, config.layer_sizes)
     return _compare(ONLSTMForCausalLM(config), ids, baseline, lambda: baseline(ids))
 
 
-def prpn_train(dropout: bool) -> tuple[Step, Step, Step]:
+def prpn_train(dropout: bool) -> Sides:
     """PRPN of the Penn Treebank's size on 64 rows of 35 tokens against LSTMs as wide and deep as its reading network.
 
     Args:
         dropout: with the dropout of the preset; the baseline has none.
 
     Returns:
-        The measured step, the baseline's step and the check.
+        Both sides.
     """
     torch.manual_seed(0)
-    preset = "prpn-ptb-word"
-    config = PRPNConfig.from_preset(preset) if dropout else _without_dropout(PRPNConfig, preset)
+    config = _preset(PRPNConfig, "prpn-ptb-word", dropout)
     ids = _text(64, 35, config.vocab_size)
     baseline = LSTMs(config.vocab_size, config.embedding_size, [config.hidden_size] * config.num_layers)
     return _compare(PRPNForCausalLM(config), ids, baseline, lambda: baseline(ids))
 
 
-def palm_train() -> tuple[Step, Step, Step]:
+def palm_train() -> Sides:
     """PaLM of the Penn Treebank's size on 20 rows of 70 tokens against the same without span attention (AWD-LSTM).
 
     Returns:
-        The measured step, the baseline's step and the check; both sides have the dropout of the preset.
+        Both sides, with the dropout of the preset.
     """
     torch.manual_seed(0)
     config = PaLMConfig.from_preset("palm-ptb")
     ids = _text(20, 70, config.vocab_size)
     baseline = PaLMForCausalLM(PaLMConfig.from_preset("palm-ptb", span_attention=False)).train()
     return _compare(PaLMForCausalLM(config), ids, baseline, lambda: baseline(ids, labels=ids).loss)
-
-
-__all__ = ["on_lstm_train", "palm_train", "prpn_train"]

@@ -1,14 +1,14 @@
-"""The sides of the comparisons of RNNG with an LSTM and with itself; `benchmark.py` times them.
+"""RNNG against an LSTM, and its search against other settings of the same search.
 
 The sentences and derivations are those of the embedded treebank, so that depth, width and length are real. Before a
-search is timed, the model is trained for a few steps: how much a search does depends on how sure the model is.
+search is timed, the model is trained for a few steps: the work of a search depends on how sure the model is.
 """
 
 import statistics
 from collections.abc import Sequence
 
 import torch
-from benchmarks.clock import Step, seconds
+from benchmarks.sides import Sides, check_gradients, seconds, training_step
 from torch import Tensor, nn
 
 from hf_synlm import RNNGConfig, RNNGForCausalLM
@@ -34,7 +34,7 @@ def _treebank() -> tuple[list[TreebankSentence], tuple[str, ...], list[dict]]:
     return sentences, labels, encode_trees(sentences, tokenizer, TransitionSystem("top_down", len(labels)), labels)
 
 
-def rnng_train(num_sentences: int) -> tuple[Step, Step, Step]:
+def rnng_train(num_sentences: int) -> Sides:
     """Forward and backward of the training objective against an LSTM over as many steps as there are pushes.
 
     Every action of the top-down system pushes one element: an open nonterminal, a word, or a constituent. The LSTM has
@@ -44,7 +44,7 @@ def rnng_train(num_sentences: int) -> tuple[Step, Step, Step]:
         num_sentences: sentences per step.
 
     Returns:
-        The measured step, the baseline's step and the check.
+        Both sides.
     """
     sentences, labels, trees = _treebank()
     chosen = [tree for x, tree in zip(sentences, trees, strict=True) if len(x.words) in TRAIN_LENGTHS][:num_sentences]
@@ -55,29 +55,18 @@ def rnng_train(num_sentences: int) -> tuple[Step, Step, Step]:
     pushes = sum(len(tree["actions"]) for tree in chosen)
     inputs = torch.randn(num_sentences, -(-pushes // num_sentences), SIZES["embedding_size"])
 
-    def ours() -> Tensor:
-        model.zero_grad()
-        loss = model(**batch).loss
-        loss.backward()
-        return loss
-
-    def theirs() -> Tensor:
-        lstm.zero_grad()
-        loss = lstm(inputs)[0].sum()
-        loss.backward()
-        return loss
+    ours = training_step(model, lambda: model(**batch).loss)
+    theirs = training_step(lstm, lambda: lstm(inputs)[0].sum())
 
     def check() -> None:
-        with torch.no_grad():  # each sentence in a batch of its own, from the full tables of scores
+        with torch.no_grad():  # each sentence alone, from the full tables of scores
             alone = [_joint_log_prob(model, collate_trees([tree], 0)) for tree in chosen]
             together = model(**batch).joint_log_prob
         torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-3)
         ours()
-        unused = [name for name, parameter in model.named_parameters() if parameter.grad is None]
-        if unused or not all(torch.isfinite(parameter.grad).all() for parameter in model.parameters()):
-            raise AssertionError(f"parameters without a finite gradient: {unused}")
+        check_gradients(model)
 
-    return ours, theirs, check
+    return Sides(ours, theirs, check)
 
 
 def _joint_log_prob(model: RNNGForCausalLM, sentence: dict[str, Tensor]) -> Tensor:
@@ -126,7 +115,7 @@ class SearchedSentences:
             torch.testing.assert_close(together.log_probs[x], alone.log_probs[0], rtol=1e-4, atol=1e-3)
 
 
-def rnng_search(action_beam_size: int, baseline_size: int) -> tuple[Step, Step, Step]:
+def rnng_search(action_beam_size: int, baseline_size: int) -> Sides:
     """Search of one sentence with a wide beam against the same search with a narrow one.
 
     Args:
@@ -134,29 +123,29 @@ def rnng_search(action_beam_size: int, baseline_size: int) -> tuple[Step, Step, 
         baseline_size: of the baseline.
 
     Returns:
-        The measured step, the baseline's step and the check.
+        Both sides.
     """
     data = SearchedSentences()
     ids = data.ids[:1]
-    return (
+    return Sides(
         lambda: data.search(ids, action_beam_size),
         lambda: data.search(ids, baseline_size),
         lambda: data.check(ids, action_beam_size),
     )
 
 
-def rnng_search_batched(action_beam_size: int) -> tuple[Step, Step, Step]:
+def rnng_search_batched(action_beam_size: int) -> Sides:
     """Search of several sentences together against the same sentences one by one.
 
     Args:
         action_beam_size: of both sides.
 
     Returns:
-        The measured step, the baseline's step and the check.
+        Both sides.
     """
     data = SearchedSentences()
     ids = data.ids[:SEARCH_BATCH]
-    return (
+    return Sides(
         lambda: data.search(ids, action_beam_size),
         lambda: [data.search([sentence], action_beam_size) for sentence in ids],
         lambda: data.check(ids, action_beam_size),

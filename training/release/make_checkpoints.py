@@ -2,16 +2,16 @@
 
     python training/make_checkpoints.py                       all of them; `make checkpoints` does the same
     python training/make_checkpoints.py gpst-tiny             one of them
-    python training/make_checkpoints.py --begin_with evaluate   with the models that lie in runs/checkpoints
-    python training/make_checkpoints.py --begin_with card       cards and archives from the results that are there
+    python training/make_checkpoints.py --begin_with evaluate   measure the models of model_cards/ again
+    python training/make_checkpoints.py --begin_with card       make cards and archives from the existing results
 
-What is made of what stands in `model_cards/checkpoints.yaml`. For each checkpoint:
+`model_cards/checkpoints.yaml` specifies the checkpoints. For each of them:
 
     runs/checkpoints/NAME           the run of the training script
     model_cards/NAME                weights, configuration, tokenizer, results/*.json, card.yaml, README.md (the card)
     dist/checkpoints/NAME.tar.gz    a release asset: the same model with its code, as `synlm export` writes it
 
-A card states only what stands in the results; it can be made again from them. Equal inputs give equal bytes.
+A card states only what the results contain, and can be made again from them. Equal inputs give equal bytes.
 """
 
 import argparse
@@ -36,20 +36,20 @@ from transformers import AutoConfig
 
 import hf_synlm  # noqa: F401  # registers the architectures
 from hf_synlm.cli import main as synlm
+from hf_synlm.data.files import folder_writer, write_bytes, write_json, write_text
 from hf_synlm.evaluation.card_rows import card_rows
-from hf_synlm.evaluation.results import describe_hardware, library_versions, load_result, write_text
+from hf_synlm.evaluation.results import describe_hardware, library_versions, load_result
 from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.checkpoint import stored_tensors
-from hf_synlm.training.checkpoints import publish_folder, write_json
 from hf_synlm.training.output_folder import RESULTS_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS, CARDS, ARCHIVES = Path("runs/checkpoints"), Path("model_cards"), Path("dist/checkpoints")
 SPECIFICATIONS = CARDS / "checkpoints.yaml"
-MAX_BYTES = 2_000_000  # of the weights: small enough to lie in the repository
+MAX_BYTES = 2_000_000  # of the weights: small enough for the repository
 MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 STAGES = ("train", "evaluate", "card")
-# Nothing is asked, and the settings of the user's own `accelerate config` play no part.
+# accelerate asks no questions and ignores the user's own `accelerate config`.
 LAUNCH = (
     "accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no "
     "--num_cpu_threads_per_process 1"
@@ -59,7 +59,7 @@ _LOSSES = {"pretrain_gpst.py": "loss", "train_rnng.py": "nats_per_sentence", "tr
 
 
 def read_specifications() -> dict[str, dict[str, Any]]:
-    """Read what is to be made: by name script, configuration, evaluations and what the card says.
+    """Read the specification of every checkpoint: script, configuration, evaluations, and text for the card.
 
     Returns:
         The checkpoints in the order of the file, each with the common facts under "common".
@@ -119,7 +119,7 @@ def run(command: str, *more: str) -> float:
 
 # ---------------------------------------------------------------------------------------------------- stages
 def train(name: str, checkpoint: dict[str, Any]) -> None:
-    """Train, and put the model into `model_cards/NAME` without code; what lay there before goes.
+    """Train, and put the model without code into `model_cards/NAME`, which is replaced.
 
     Raises:
         ValueError: the weights are larger than `MAX_BYTES`.
@@ -136,26 +136,21 @@ def train(name: str, checkpoint: dict[str, Any]) -> None:
     before, after = (item["losses"][score] for item in found["evaluations"] if item["step"] in (0, best))
     config = f"training/configs/{checkpoint['config']}.yaml"
     settings = yaml.safe_load((ROOT / config).read_text(encoding="utf-8"))
-    partial = folder.with_name(f"{name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    (partial / "results").mkdir(parents=True)
-    for file in MODEL_FILES:
-        shutil.copyfile(model / file, partial / file)
-    write_json(
-        partial / "results" / "training.json",
-        {
-            "command": command,
-            "config": config,
-            "settings": settings,
-            "steps": found["step"],
-            "best_step": best,
-            "validation": {"score": score, "before": before, "after": after},
-            "cpu_seconds": round(cpu_seconds, 1),
-            "versions": library_versions(),
-            "hardware": {**describe_hardware(), "num_threads": 1},
-        },
-    )
-    publish_folder(partial, folder)
+    training = {
+        "command": command,
+        "config": config,
+        "settings": settings,
+        "steps": found["step"],
+        "best_step": best,
+        "validation": {"score": score, "before": before, "after": after},
+        "cpu_seconds": round(cpu_seconds, 1),
+        "versions": library_versions(),
+        "hardware": {**describe_hardware(), "num_threads": 1},
+    }
+    with folder_writer(folder) as partial:
+        for file in MODEL_FILES:
+            shutil.copyfile(model / file, partial / file)
+        write_json(partial / "results" / "training.json", training)
 
 
 def evaluate(name: str, checkpoint: dict[str, Any]) -> None:
@@ -168,7 +163,7 @@ def evaluate(name: str, checkpoint: dict[str, Any]) -> None:
         for result, command in evaluation_commands(name, checkpoint).items():
             run(command, "--out", str(Path(temporary) / f"{result}.json"))
             found = json.loads((Path(temporary) / f"{result}.json").read_text(encoding="utf-8"))
-            # Where the file lay for a moment is no part of what readers repeat.
+            # The path of the temporary file is not part of the command that readers repeat.
             write_json(results / f"{result}.json", {**found, "command": command})
 
 
@@ -238,7 +233,7 @@ def facts_text(facts: dict[str, Any]) -> str:
 
 
 def pack(name: str) -> Path:
-    """Write the self-contained folder of a checkpoint as an archive whose bytes depend on its files alone.
+    """Write the self-contained folder of a checkpoint as an archive whose bytes depend only on its files.
 
     Args:
         name: of the checkpoint.
@@ -247,7 +242,6 @@ def pack(name: str) -> Path:
         The archive.
     """
     archive = ROOT / ARCHIVES / f"{name}.tar.gz"
-    archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="hf_synlm_checkpoints_") as temporary:
         folder = Path(temporary) / name
         card = ROOT / CARDS / name
@@ -259,9 +253,7 @@ def pack(name: str) -> Path:
                 entry = tarfile.TarInfo(f"{name}/{file.name}")
                 entry.size, entry.mode = file.stat().st_size, 0o644
                 tar.addfile(entry, io.BytesIO(file.read_bytes()))
-        partial = archive.with_name(f".{archive.name}.partial")
-        partial.write_bytes(gzip.compress(data.getvalue(), mtime=0))
-        partial.rename(archive)
+    write_bytes(archive, gzip.compress(data.getvalue(), mtime=0))
     print(f"{archive}: {archive.stat().st_size:,} bytes")
     return archive
 
@@ -275,7 +267,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     unknown = sorted(set(arguments.names) - set(specifications))
     if unknown:
-        parser.error(f"there is no checkpoint {', '.join(unknown)}: {SPECIFICATIONS} has {', '.join(specifications)}")
+        parser.error(f"unknown checkpoint {', '.join(unknown)}: {SPECIFICATIONS} has {', '.join(specifications)}")
     stages = STAGES[STAGES.index(arguments.begin_with) :]
     for name in arguments.names or specifications:
         checkpoint = specifications[name]
