@@ -42,7 +42,7 @@ def names(folder: Path) -> set[str]:
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "something").touch()
     for options in ({}, {"overwrite_output_dir": True}, {"resume_from_checkpoint": "latest"}):
-        message = r"not empty \(something\) and does not hold a run .*Choose another --output_dir, or empty this folder yourself"
+        message = r"not empty \(something\) and does not hold a run .*Choose another --output_dir, or empty"
         with pytest.raises(ValueError, match=message), prepare(tmp_path, **options):
             pass
         assert [path.name for path in tmp_path.iterdir()] == ["something"]
