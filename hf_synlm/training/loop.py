@@ -3,39 +3,35 @@
 import itertools
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import nn
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
-from hf_synlm.training.arguments import TrainingArguments
-from hf_synlm.training.best_model import BestModel
+from hf_synlm.data.files import write_json
 from hf_synlm.training.checkpoints import (
-    TrainingState,
+    BestModel,
     load_checkpoint,
     plain_settings,
     remove_later,
     save_checkpoint,
-    write_json,
 )
-from hf_synlm.training.interruption import StopSignals
-from hf_synlm.training.run import Run, end_run
+from hf_synlm.training.output_folder import end_run
+from hf_synlm.training.run import Run
 from hf_synlm.training.speed import SpeedMeter, device_peak_flops
-from hf_synlm.training.steps import ComputeLoss, StepReport, optimizer_steps
+from hf_synlm.training.steps import ComputeLoss, StepReport, StopSignals, optimizer_steps
 
 Evaluate = Callable[[nn.Module, int], dict[str, Any]]
 
 
 # ---------------------------------------------------------------------------------------------- readings
 class LossMeter:
-    """Collects step reports on the device and reads them (one host sync, one reduction) when asked.
+    """Collects step reports on the device; reading them takes one host sync and one reduction.
 
     Args:
         run: of this process.
@@ -61,8 +57,8 @@ class LossMeter:
             Name -> mean of the losses of whole batches, and of the gradient norm; empty when nothing was added.
 
         Raises:
-            FloatingPointError: when a loss or the gradient norm was not finite. The batches are named in
-                `output_dir/not_finite_N.json` then.
+            FloatingPointError: a loss or the gradient norm is not finite. `output_dir/not_finite_N.json` names the
+                batches.
         """
         if not self.reports:
             return {}
@@ -100,11 +96,11 @@ class LossMeter:
         raise FloatingPointError(
             f"{', '.join(names)} became NaN or infinite between steps {first_step} and {step}, first at step "
             f"{bad_step}; {path} names its batches. Look at them, lower the learning rate, lengthen the warm-up or "
-            "train in float32; then resume from the last checkpoint or start again."
+            "train in float32; then resume from the last checkpoint or start from step 0."
         )
 
     def _sample_ids(self, rows: list[dict[str, Any]], rank: int) -> list[Any]:
-        """Samples of the micro batches of this process: what its sampler yields again."""
+        """Samples of the micro batches of this process; its sampler yields them again."""
         own = [row for row in rows if row["rank"] == rank]
         if self.batches is None:
             return [None] * len(own)
@@ -116,20 +112,17 @@ class LossMeter:
         return found
 
 
-def progress_bar(accelerator: Accelerator, arguments: TrainingArguments, state: TrainingState) -> tqdm:
-    """Progress bar over all steps of the run with the time that is left; where it goes to a file, readings only."""
-    return tqdm(
-        total=arguments.max_train_steps,
-        initial=state.step,
-        unit="step",
-        dynamic_ncols=True,
-        mininterval=0.5 if sys.stderr.isatty() else 60,
-        disable=not accelerator.is_local_main_process,
-    )
-
-
 def is_due(step: int, interval: int, last: int) -> bool:
-    """Whether something that happens every `interval` steps (0 = never) and not after the last step is due."""
+    """Whether something is due that happens every `interval` steps, but not after the last one.
+
+    Args:
+        step: optimizer steps done.
+        interval: in steps; 0 = never.
+        last: number of steps of the run.
+
+    Returns:
+        Whether it is due.
+    """
     return interval > 0 and step % interval == 0 and step < last
 
 
@@ -147,7 +140,7 @@ def start_or_resume(
         best: keeps the best model.
 
     Raises:
-        ValueError: when settings or data are not those of the checkpoint, or it is damaged.
+        ValueError: settings or data differ from those of the checkpoint, or it is damaged.
     """
     if checkpoint is not None:
         run.state = load_checkpoint(run.accelerator, checkpoint, settings)
@@ -164,28 +157,69 @@ def start_or_resume(
         best.update(run)
 
 
-@dataclass
 class TrainingLoop:
-    """The loop with all that happens on the way; see `train`."""
+    """Steps with readings, evaluations, samples and checkpoints on the way.
 
-    run: Run
-    batches: DataLoader
-    compute_loss: ComputeLoss
-    evaluate: Evaluate
-    best: BestModel | None
-    summarize: Callable[[dict[str, float]], dict[str, float]]
-    evaluation_due: Callable[[int], bool]
-    generate: Callable[[nn.Module, int], None] | None
-    after_checkpoint: Callable[[Path], None] | None
-    speed: SpeedMeter
+    SIGTERM and SIGINT to any process end the run after the current step: with a checkpoint and exit status 0.
 
-    def __post_init__(self):
-        """Begin where the run is."""
-        self.meter, self.saved_step = LossMeter(self.run, self.batches), self.run.state.step
-        self.bar = progress_bar(self.run.accelerator, self.run.arguments, self.run.state)
+    Args:
+        run: of this process.
+        batches: of `make_loader`.
+        compute_loss: see `optimizer_steps`.
+        evaluate: (model, step) -> the evaluation, with the key `step`.
+        best: keeps the best model and stops the run early.
+        summarize: mean losses since the last reading -> what is shown and noted.
+        evaluation_due: whether to evaluate after a step; default: every `evaluation_steps`. The last step always is.
+        generate: (model, step), called every `generation_steps`.
+        after_checkpoint: called with every complete checkpoint but that of the last step.
+        flops_per_token: of training (see `flops.py`), for the utilization.
+    """
 
-    def train(self) -> None:
-        """Train to the last step."""
+    def __init__(
+        self,
+        run: Run,
+        batches: DataLoader,
+        compute_loss: ComputeLoss,
+        evaluate: Evaluate,
+        best: BestModel | None = None,
+        summarize: Callable[[dict[str, float]], dict[str, float]] = dict,
+        evaluation_due: Callable[[int], bool] | None = None,
+        generate: Callable[[nn.Module, int], None] | None = None,
+        after_checkpoint: Callable[[Path], None] | None = None,
+        flops_per_token: float | None = None,
+    ):
+        self.run, self.batches, self.compute_loss, self.evaluate, self.best = run, batches, compute_loss, evaluate, best
+        self.summarize, self.evaluation_due = summarize, evaluation_due or self._is_interval
+        self.generate, self.after_checkpoint = generate, after_checkpoint
+        accelerator, arguments = run.accelerator, run.arguments
+        peak = device_peak_flops(accelerator.device, accelerator.mixed_precision, arguments.peak_flops)
+        self.speed = SpeedMeter(flops_per_token, None if peak is None else peak * accelerator.num_processes)
+        self.meter, self.saved_step = LossMeter(run, batches), run.state.step
+        # All steps of the run with the time that is left; less often where it goes to a file.
+        self.bar = tqdm(
+            total=arguments.max_train_steps,
+            initial=run.state.step,
+            unit="step",
+            dynamic_ncols=True,
+            mininterval=0.5 if sys.stderr.isatty() else 60,
+            disable=not accelerator.is_local_main_process,
+        )
+
+    def _is_interval(self, step: int) -> bool:
+        return is_due(step, self.run.arguments.evaluation_steps, self.run.arguments.max_train_steps)
+
+    def train(self) -> dict[str, float]:
+        """Train to the last step, or until `best` says stop.
+
+        Returns:
+            `tokens_per_second` of all processes and, where it is known, `model_flop_utilization`, over the steps of
+            this process.
+
+        Raises:
+            FloatingPointError: see `LossMeter.read`.
+            OSError: a checkpoint cannot be written.
+            SystemExit: with status 0, after a signal.
+        """
         run, arguments = self.run, self.run.arguments
         with StopSignals() as signals, self.bar:
             stopped_early = False
@@ -203,16 +237,17 @@ class TrainingLoop:
             run.state.notes["evaluations"].append(self.evaluate(run.model, run.state.step))
             if self.best is not None:
                 self.best.update(run)
+        return self.speed.overall()
 
     def _after_step(self) -> bool:
-        """Read, evaluate, generate and save as far as it is due; whether to stop."""
+        """Read, evaluate, generate and save if they are due; whether to stop early."""
         run, arguments, step = self.run, self.run.arguments, self.run.state.step
         last = arguments.max_train_steps
-        # The last step is saved, too: what is measured and written after it may fail.
+        # The last step is saved, too: the final measurements and the export may fail.
         save = is_due(step, arguments.checkpointing_steps, last) or (step == last and arguments.checkpointing_steps > 0)
         evaluate = step < last and self.evaluation_due(step)
         generate = self.generate is not None and is_due(step, arguments.generation_steps, last)
-        # Before anything else looks at the model: the reading says which batch has ruined it.
+        # First: if the losses are not finite, the reading names the batch before anything else uses the model.
         if save or evaluate or generate or step % arguments.logging_steps == 0 or step == last:
             self._read()
         stop = False
@@ -222,12 +257,12 @@ class TrainingLoop:
                 stop = self.best is not None and self.best.update(run)
             if generate:
                 self.generate(run.model, step)
-            if save and not stop:  # resumed from here, the run would go on
+            if save and not stop:  # a run resumed from here would not stop
                 self._save()
         return stop
 
     def _read(self) -> None:
-        """Show and note what was measured since the last reading."""
+        """Show and note the means since the last reading."""
         run, step = self.run, self.run.state.step
         means, speed = self.summarize(self.meter.read(step)), self.speed.read()
         shown = {name: f"{value:.3f}" for name, value in means.items()}
@@ -255,7 +290,7 @@ class TrainingLoop:
             self._read()
         if run.state.step != self.saved_step:
             self._save()
-        kept = f"kept in {run.output_dir / f'step_{run.state.step}'}" if run.state.step else "there is nothing to keep"
+        kept = f"saved in {run.output_dir / f'step_{run.state.step}'}" if run.state.step else "nothing to save"
         reason = signals.received or "a signal to another process"
         option = " with --resume_from_checkpoint latest" if run.arguments.overwrite_output_dir else ""
         run.accelerator.print(
@@ -263,54 +298,3 @@ class TrainingLoop:
         )
         end_run(run)
         raise SystemExit(0)
-
-
-def train(
-    run: Run,
-    batches: DataLoader,
-    compute_loss: ComputeLoss,
-    evaluate: Evaluate,
-    best: BestModel | None = None,
-    summarize: Callable[[dict[str, float]], dict[str, float]] = dict,
-    evaluation_due: Callable[[int], bool] | None = None,
-    generate: Callable[[nn.Module, int], None] | None = None,
-    after_checkpoint: Callable[[Path], None] | None = None,
-    flops_per_token: float | None = None,
-) -> dict[str, float]:
-    """Train to the last step (or until `best` says stop), with logging, evaluation and checkpoints on the way.
-
-    SIGTERM and SIGINT to any process end the run after the step that is under way: with a checkpoint, without error.
-
-    Args:
-        run: of this process.
-        batches: of `make_loader`.
-        compute_loss: see `optimizer_steps`.
-        evaluate: (model, step) -> the evaluation, with the key `step`.
-        best: keeps the best model and stops the run.
-        summarize: means of the named parts over the steps of a reading -> what is shown and noted.
-        evaluation_due: whether to evaluate after a step; default: every `evaluation_steps`. The last step always is.
-        generate: (model, step), called every `generation_steps`.
-        after_checkpoint: called with every complete checkpoint but that of the last step.
-        flops_per_token: of training (see `flops.py`), for the utilization.
-
-    Returns:
-        `tokens_per_second` of all processes and, where it can be told, `model_flop_utilization`, over the steps of
-        this process.
-
-    Raises:
-        FloatingPointError: see `LossMeter.read`.
-        OSError: when a checkpoint cannot be written.
-        SystemExit: with status 0, after a signal.
-    """
-    accelerator, arguments = run.accelerator, run.arguments
-    if evaluation_due is None:
-
-        def evaluation_due(step: int) -> bool:
-            return is_due(step, arguments.evaluation_steps, arguments.max_train_steps)
-
-    peak = device_peak_flops(accelerator.device, accelerator.mixed_precision, arguments.peak_flops)
-    speed = SpeedMeter(flops_per_token, None if peak is None else peak * accelerator.num_processes)
-    TrainingLoop(
-        run, batches, compute_loss, evaluate, best, summarize, evaluation_due, generate, after_checkpoint, speed
-    ).train()
-    return speed.overall()

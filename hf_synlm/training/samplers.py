@@ -114,7 +114,7 @@ class PaddedBatchSampler(Sampler[list[int]]):
 
     def __init__(
         self,
-        lengths: Sequence[int],
+        lengths: Sequence[int] | np.ndarray,
         max_batch_size: int,
         max_padded_length: int,
         group_size: int,
