@@ -24,15 +24,13 @@ from training_runs import ROOT, ScriptRun, results_of
 from hf_synlm import LSTMConfig, LSTMForCausalLM, ONLSTMConfig, ONLSTMForCausalLM
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.vocabulary import word_tokenizer
-from hf_synlm.training import checkpoints, loop, optimizers, samplers, steps
+from hf_synlm.training import checkpoints, loop, output_folder, samplers, steps
 from hf_synlm.training import run as common
 from hf_synlm.training.arguments import TrainingArguments
-from hf_synlm.training.best_model import BestModel
-from hf_synlm.training.generation_samples import generate_trees
-from hf_synlm.training.hub_uploads import LAST_CHECKPOINT, CheckpointUploads, push_final_model
-from hf_synlm.training.interruption import StopSignals
-from hf_synlm.training.output_folder import output_folder
-from hf_synlm.training.preflight import preflight
+from hf_synlm.training.checkpoints import BestModel
+from hf_synlm.training.export import LAST_CHECKPOINT, CheckpointUploads, export_run, push_final_model
+from hf_synlm.training.recipe import generate_trees, preflight
+from hf_synlm.training.steps import StopSignals
 from tests import test_modeling_rnng as rnng
 from tests.test_modeling_gpst import NO_DROPOUT, ids_of, tiny
 
@@ -103,9 +101,9 @@ def make_run(output_dir: Path, name: str = "gpst", **changes: Any) -> tuple[comm
     accelerator = common.make_accelerator(arguments)
     make, rows = MODELS[name]
     model = make()
-    optimizer, schedule = optimizers.make_optimizer(model, arguments)
+    optimizer, schedule = common.make_optimizer(model, arguments)
     prepared = accelerator.prepare(model, optimizer, schedule)
-    run = common.Run(accelerator, arguments, *prepared, checkpoints.TrainingState())
+    run = common.Run(accelerator, arguments, *prepared, common.TrainingState())
     sampler = samplers.StepSampler(8, arguments.per_device_train_batch_size, 0, shuffle=False)
     return run, samplers.make_loader(accelerator, Rows(rows()), stack, arguments, sampler)
 
@@ -123,7 +121,7 @@ def train(run: common.Run, batches: Any, objective: Any = compute_loss, **option
     if not run.state.notes:
         loop.start_or_resume(run, None, {}, no_evaluation)
     run.output_dir.mkdir(parents=True, exist_ok=True)
-    return loop.train(run, batches, objective, no_evaluation, **options)
+    return loop.TrainingLoop(run, batches, objective, no_evaluation, **options).train()
 
 
 def losses(run: common.Run) -> list[dict[str, float]]:
@@ -249,7 +247,7 @@ def test_full_disk(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        with pytest.raises(OSError, match=r"step_2 could not be written.*goes on from .*step_1"):
+        with pytest.raises(OSError, match=r"step_2 could not be written.*continues from .*step_1"):
             train(run, batches, after_checkpoint=fill)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -270,27 +268,27 @@ def test_a_cut_save_leaves_nothing(error: Exception, tmp_path: Path, monkeypatch
         raise error
 
     monkeypatch.setattr(run.accelerator, "save_state", fail)
-    with pytest.raises(OSError, match=f"{error.args[-1]}.*from the beginning, for there is no checkpoint"):
+    with pytest.raises(OSError, match=f"{error.args[-1]}.*from the beginning .there is no checkpoint"):
         checkpoints.save_checkpoint(run.accelerator, tmp_path, run.state, 2)
     assert not list(tmp_path.iterdir())
 
 
 def test_small_disk_is_seen_before_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 1000))
+    monkeypatch.setattr(output_folder.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 1000))
     for interval, what in ((1, "a checkpoint and the final model take"), (0, "the final model takes")):
         run, _ = make_run(tmp_path, checkpointing_steps=interval)
         with pytest.raises(ValueError, match=rf"has 0\.00 GB of free space; {what} about"):
             preflight(run.accelerator, run.arguments, run.model)
     # What is replaced gives its room.
-    (tmp_path / checkpoints.REPLACED_FOLDER).mkdir()
-    (tmp_path / checkpoints.REPLACED_FOLDER / "model.safetensors").write_bytes(bytes(10**6))
+    (tmp_path / output_folder.REPLACED_FOLDER).mkdir()
+    (tmp_path / output_folder.REPLACED_FOLDER / "model.safetensors").write_bytes(bytes(10**6))
     preflight(run.accelerator, run.arguments, run.model)
 
 
 def test_a_repository_that_cannot_be_made_is_seen_before_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = make_run(tmp_path, push_to_hub=True, hub_model_id="a/b")
     hub = FakeHub()
-    monkeypatch.setattr("hf_synlm.training.preflight.HfApi", lambda token: hub)
+    monkeypatch.setattr("hf_synlm.training.export.HfApi", lambda token: hub)
     preflight(run.accelerator, run.arguments, run.model)
     assert hub.created == ["a/b"]
     monkeypatch.setattr(hub, "create_repo", lambda *args, **options: int("no token"))
@@ -312,9 +310,9 @@ def test_a_failing_export_keeps_the_last_step(tmp_path: Path, monkeypatch: pytes
     def fail(*args: Any, **options: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(common, "export_model", fail)
-    with pytest.raises(OSError, match=r"The model .*could not be written.*latest goes on from .*step_3"):
-        common.save_final_model(run, word_tokenizer([["a"]]), {})
+    monkeypatch.setattr("hf_synlm.training.export.export_model", fail)
+    with pytest.raises(OSError, match=r"The model .*could not be written.*latest continues from .*step_3"):
+        export_run(run, word_tokenizer([["a"]]), {}, run.output_dir / "model")
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
@@ -340,7 +338,7 @@ def test_the_best_weights_travel_with_a_checkpoint(tmp_path: Path) -> None:
     run.output_dir.mkdir()
     best = best_of()
     loop.start_or_resume(run, None, {}, evaluate, best)
-    loop.train(run, batches, compute_loss, evaluate, best)
+    loop.TrainingLoop(run, batches, compute_loss, evaluate, best).train()
     assert [folder.name for folder in run.output_dir.glob("best_*")] == ["best_1"]
     shutil.copytree(run.output_dir / "step_3", tmp_path / "downloaded")
     kept = (run.output_dir / "best_1" / "model.safetensors").read_bytes()
@@ -365,7 +363,7 @@ def test_a_bad_batch_is_named_before_an_evaluation_meets_it(tmp_path: Path) -> N
 
     loop.start_or_resume(run, None, {}, no_evaluation)
     with pytest.raises(FloatingPointError, match=r"not_finite_1\.json"):
-        loop.train(run, batches, infinite, lambda model, step: pytest.fail("evaluated"))
+        loop.TrainingLoop(run, batches, infinite, lambda model, step: pytest.fail("evaluated")).train()
 
 
 @pytest.mark.parametrize("folder", ["/proc/run", "{file}/run"])
@@ -375,7 +373,7 @@ def test_folder_that_cannot_be_written_to(folder: str, tmp_path: Path) -> None:
     arguments = TrainingArguments(output_dir=folder)
     accelerator = common.make_accelerator(arguments)
     message = "cannot be written to .*Choose another --output_dir"
-    with pytest.raises(ValueError, match=message), output_folder(accelerator, arguments):
+    with pytest.raises(ValueError, match=message), output_folder.output_folder(accelerator, arguments):
         pass
 
 
@@ -398,7 +396,7 @@ def test_bad_values_are_refused(options: dict[str, Any], message: str) -> None:
 # ---------------------------------------------------------------------------------------------- where a run begins
 def prepare(folder: Path, **options: Any) -> Path | None:
     arguments = TrainingArguments(output_dir=str(folder), **options)
-    with output_folder(common.make_accelerator(arguments), arguments) as checkpoint:
+    with output_folder.output_folder(common.make_accelerator(arguments), arguments) as checkpoint:
         return checkpoint
 
 
@@ -440,14 +438,6 @@ def test_changed_settings_are_named(tmp_path: Path) -> None:
     for text in ("learning_rate 0.01 (now 0.5)", "config.window_size 2 (now 7)",
                  "num_processes 1 (now 2)", "mixed_precision 'no' (now 'bf16')", "tokenizer '"):  # fmt: skip
         assert text in str(error.value)
-
-
-def test_deleted_checkpoints_lose_their_name_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "step_1").mkdir()
-    (tmp_path / "step_1" / checkpoints.STATE_FILE).write_text("{}")
-    monkeypatch.setattr(checkpoints.shutil, "rmtree", lambda *args, **options: None)  # killed there
-    checkpoints.remove_folder(tmp_path / "step_1")
-    assert checkpoints.list_checkpoints(tmp_path) == [] and list(tmp_path.iterdir())
 
 
 # ---------------------------------------------------------------------------------------------- signals and kills
@@ -642,7 +632,7 @@ def test_checkpoints_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         hub_model_id="a/b", hub_strategy="checkpoint",
     )  # fmt: skip
     hub = FakeHub()
-    monkeypatch.setattr("hf_synlm.training.hub_uploads.HfApi", lambda token: hub)
+    monkeypatch.setattr("hf_synlm.training.export.HfApi", lambda token: hub)
     uploads = CheckpointUploads(run, None, lambda: {"training_procedure": f"{run.state.step} steps"})
 
     def after(folder: Path) -> None:

@@ -15,13 +15,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, LSTMConfig, LSTMForCausalLM
 from hf_synlm.data.collate import collate_contexts
+from hf_synlm.data.files import write_json
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.training import arguments as run_arguments
 from hf_synlm.training import (
     checkpoints,
     finetuning,
     loop,
-    optimizers,
     pretrain_gpst,
     samplers,
     train_recurrent,
@@ -29,6 +29,7 @@ from hf_synlm.training import (
 )
 from hf_synlm.training import run as common
 from hf_synlm.training.baseline_model import collate_plain
+from hf_synlm.training.output_folder import end_run
 from hf_synlm.training.text_contexts import DataArguments, load_contexts, load_text
 
 TYPES = (
@@ -188,7 +189,7 @@ def test_the_model_to_continue_from_must_be_of_the_kind_and_complete(tmp_path: P
     assert loaded.dtype == torch.float32
     with pytest.raises(ValueError, match="holds a model of type 'lstm_lm', not 'gpst'"):
         common.load_pretrained(GPSTForCausalLM, str(tmp_path / "lstm"), None, tokenizer)
-    with pytest.raises(ValueError, match="is no folder of a model and no model of the Hub"):
+    with pytest.raises(ValueError, match="is not a folder of a model or a model of the Hub"):
         common.load_pretrained(LSTMForCausalLM, str(tmp_path / "nowhere"), None, tokenizer)
     for script in (pretrain_gpst, train_rnng, train_recurrent, finetuning):
         with pytest.raises(ValueError, match="there is no folder '.*nowhere'"):
@@ -225,21 +226,21 @@ def test_an_ended_run_has_dropped_the_wrapped_model_before_its_processes_part() 
     )
     run = SimpleNamespace(accelerator=accelerator, model=wrapped, output_dir=Path("x"))
     del wrapped
-    common.end_run(run)
+    end_run(run)
     assert seen == ["barrier", None] and isinstance(run.model, torch.nn.Linear)
 
 
 def test_checkpoints_ahead_of_the_one_resumed_from_are_deleted(tmp_path: Path) -> None:
     for step in (2, 4, 6):
-        state = dataclasses.asdict(checkpoints.TrainingState(step=step, settings={"seed": 1}))
+        state = dataclasses.asdict(common.TrainingState(step=step, settings={"seed": 1}))
         (tmp_path / f"step_{step}").mkdir()
-        checkpoints.write_json(tmp_path / f"step_{step}" / checkpoints.STATE_FILE, state)
+        write_json(tmp_path / f"step_{step}" / checkpoints.STATE_FILE, state)
     loaded: list[str] = []
     accelerator = SimpleNamespace(
         load_state=loaded.append, save_state=lambda folder: None, wait_for_everyone=lambda: None, is_main_process=True,
         print=lambda text: None,
     )  # fmt: skip
-    state, arguments = checkpoints.TrainingState(), SimpleNamespace(checkpointing_steps=0)
+    state, arguments = common.TrainingState(), SimpleNamespace(checkpointing_steps=0)
     run = SimpleNamespace(accelerator=accelerator, state=state, output_dir=tmp_path, arguments=arguments)
     with pytest.raises(ValueError, match=r"seed 1 \(now 2\)"):
         loop.start_or_resume(run, tmp_path / "step_4", {"seed": 2}, evaluate=dict)
@@ -320,18 +321,18 @@ def test_sample_ids_do_not_depend_on_history_or_world_size() -> None:
 
 def test_parser_has_its_own_learning_rate() -> None:
     model = torch.nn.ModuleDict({"parser": torch.nn.Linear(2, 2), "rest": torch.nn.Linear(2, 2)})
-    groups = optimizers.parameter_groups(model, 1e-3, {"parser": 5e-3}, 0.1)
+    groups = common.parameter_groups(model, 1e-3, {"parser": 5e-3}, 0.1)
     rates = {(group["lr"], group["weight_decay"]): len(group["params"]) for group in groups}
     assert rates == {(5e-3, 0.1): 1, (5e-3, 0.0): 1, (1e-3, 0.1): 1, (1e-3, 0.0): 1}
     with pytest.raises(ValueError, match="'lexer'"):
-        optimizers.parameter_groups(model, 1e-3, {"lexer": 1.0}, 0.0)
+        common.parameter_groups(model, 1e-3, {"lexer": 1.0}, 0.0)
 
 
 def test_schedule_counts_optimizer_steps() -> None:
     arguments = run_arguments.TrainingArguments(
         output_dir="x", max_train_steps=10, num_warmup_steps=2, learning_rate=1.0
     )
-    optimizer, schedule = optimizers.make_optimizer(torch.nn.Linear(2, 2), arguments)
+    optimizer, schedule = common.make_optimizer(torch.nn.Linear(2, 2), arguments)
     rates = []
     for _ in range(10):
         rates.append(schedule.get_last_lr()[0])

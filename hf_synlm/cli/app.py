@@ -34,6 +34,7 @@ from hf_synlm.cli import (
     surprisal,
     verify,
 )
+from hf_synlm.training.command import app as training
 
 
 class _Commands(TyperGroup):
@@ -94,6 +95,7 @@ _add(evaluate, "blimp", evaluate_blimp.command)
 _add(evaluate, "pairs", evaluate_pairs.command)
 _add(evaluate, "summary", evaluate_summary.command)
 _add(evaluate, "plot", evaluate_plot.command)
+app.add_typer(training, name="train")
 
 
 def _print_version(value: bool) -> None:

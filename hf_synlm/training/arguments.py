@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from accelerate.tracking import get_available_trackers
@@ -15,6 +16,7 @@ from accelerate.utils import LoggerType
 from hf_synlm.data.arguments import ArgumentParser, config_flags, read_config_file, read_yaml
 
 DEFAULT_STEPS = 1000
+CONFIGS = Path(__file__).parent / "configs"
 
 
 @dataclass
@@ -180,6 +182,28 @@ def read_mapping(text: str, name: str) -> dict[str, Any]:
     return {key.strip(): read_yaml(value, f"--{name} {key}={value}") for key, _, value in pairs}
 
 
+def find_config(name: str) -> str:
+    """Find the file that `--config` names.
+
+    Args:
+        name: a file, or the name of a shipped configuration, such as "gpst_tiny".
+
+    Returns:
+        Path of the file.
+
+    Raises:
+        ValueError: there is no such file or configuration.
+    """
+    if Path(name).is_file():
+        return name
+    shipped = {path.stem: str(path) for path in sorted(CONFIGS.glob("*.yaml"))}
+    if name in shipped:
+        return shipped[name]
+    close = difflib.get_close_matches(Path(name).stem, shipped, 3)
+    hint = f"Did you mean {' or '.join(close)}?" if close else f"Shipped configurations: {', '.join(shipped)}."
+    raise ValueError(f"There is no config file and no shipped configuration {name!r}. {hint}")
+
+
 def read_config(path: str, known: Sequence[str]) -> dict[str, Any]:
     """Read a YAML or JSON file of arguments.
 
@@ -191,7 +215,7 @@ def read_config(path: str, known: Sequence[str]) -> dict[str, Any]:
         Argument name -> value.
 
     Raises:
-        ValueError: when there is no such file, it holds no mapping, or a key is no argument.
+        ValueError: the file does not hold a mapping, or a key is not an argument.
     """
     values = read_config_file(path)
     for key in values:
@@ -203,9 +227,12 @@ def read_config(path: str, known: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_arguments(
-    types: Sequence[type], argv: Sequence[str] | None = None, mappings: Sequence[str] = ()
+    types: Sequence[type],
+    argv: Sequence[str] | None = None,
+    mappings: Sequence[str] = (),
+    description: str | None = None,
 ) -> tuple[Any, ...]:
-    """Read dataclasses of arguments from `--config FILE` and from flags; flags win.
+    """Read dataclasses of arguments from `--config` and from flags; flags win.
 
     A field named in `mappings` arrives as a dict: the file's mapping, updated key by key with the flag's, which has
     the form of `read_mapping`.
@@ -214,25 +241,30 @@ def parse_arguments(
         types: the dataclasses.
         argv: command line without the program name; default: the process's.
         mappings: names of string fields that hold mappings.
+        description: of the program, for `--help`.
 
     Returns:
         One instance per dataclass.
 
     Raises:
-        ValueError: see `read_config`; also for flags that no dataclass has.
+        ValueError: see `find_config` and `read_config`; also for flags that no dataclass has.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     known, rest = first.parse_known_args(argv)
     names = [f.name for cls in types for f in dataclasses.fields(cls) if f.init]
-    values = read_config(known.config, names) if known.config else {}
-    parser = ArgumentParser(list(types), allow_abbrev=False)
-    parser.add_argument("--config", help="YAML or JSON file with values for any of the arguments; flags win.")
+    values = read_config(find_config(known.config), names) if known.config else {}
+    parser = ArgumentParser(list(types), allow_abbrev=False, description=description)
+    parser.add_argument(
+        "--config",
+        help="YAML or JSON file with values for any of the arguments, or the name of a shipped configuration such as "
+        "gpst_tiny; flags win.",
+    )
     given = {name: value for name, value in values.items() if not isinstance(value, dict)}
-    flags = [*config_flags(given), *rest]
-    # What belongs to no dataclass (--config itself) comes last, as a namespace.
-    parsed = parser.parse_args_into_dataclasses(args=flags, look_for_args_file=False)[: len(types)]
+    # `--config` itself belongs to no dataclass and comes last, as a namespace.
+    parsed = parser.parse_args_into_dataclasses(args=[*config_flags(given), *rest], look_for_args_file=False)
+    parsed = parsed[: len(types)]
     for arguments in parsed:
         for f in dataclasses.fields(arguments):
             value = getattr(arguments, f.name)
@@ -244,18 +276,18 @@ def parse_arguments(
     return tuple(parsed)
 
 
-def check_overrides(config_class: type, overrides: dict[str, Any] | None) -> dict[str, Any]:
+def check_overrides(config_class: type, overrides: Any) -> dict[str, Any]:
     """Check fields that replace those of a preset.
 
     Args:
         config_class: the configuration, a dataclass.
-        overrides: field -> value, as they come from a config file.
+        overrides: mapping from fields to values, as `parse_arguments` returns it; may be `None`.
 
     Returns:
-        The same; whole numbers become floats where the field takes floats only.
+        The same; integers become floats where the field is a float.
 
     Raises:
-        ValueError: when the configuration has no such field.
+        ValueError: the configuration has no such field.
     """
     types = {f.name: f.type for f in dataclasses.fields(config_class)}
     checked: dict[str, Any] = {}

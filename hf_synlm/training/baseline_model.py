@@ -1,7 +1,6 @@
-"""A language model of transformers on the same contexts as GPST: the baseline without trees.
+"""The baseline without trees: a language model of transformers on the same contexts as GPST.
 
-A context begins with the begin token, so that the first word of a text has a probability that was learned, as it has
-under GPST.
+A context begins with the begin token, so that the first word of a text has a learned probability, as under GPST.
 """
 
 from collections.abc import Sequence
@@ -18,13 +17,13 @@ TREE_INPUTS = ("sentence_ids", "word_ends")
 
 
 def make_baseline(
-    model_type: str, overrides: dict[str, Any] | None, tokenizer: PreTrainedTokenizerBase, context_length: int
+    model_type: str, overrides: Any, tokenizer: PreTrainedTokenizerBase, context_length: int
 ) -> PreTrainedModel:
-    """A fresh causal language model of transformers.
+    """Make an untrained causal language model of transformers.
 
     Args:
         model_type: as transformers knows it, such as "gpt2".
-        overrides: fields of its configuration.
+        overrides: `config_overrides` of the command line; see `check_overrides`.
         tokenizer: whose size and special tokens the configuration takes over.
         context_length: longest context in tokens.
 
@@ -32,8 +31,8 @@ def make_baseline(
         The model.
 
     Raises:
-        ValueError: for a model type without a causal language model, overrides that are no fields of its
-            configuration, a tokenizer without begin token, or positions that do not hold a context and that token.
+        ValueError: the model type has no causal language model; an override is not a field of its configuration; the
+            tokenizer has no begin token; a context and that token are longer than the positions of the model.
     """
     try:
         config_class = type(AutoConfig.for_model(model_type))
@@ -42,7 +41,7 @@ def make_baseline(
             f"architecture {model_type!r} is unknown. Choose gpst, or a model type of transformers such as gpt2."
         ) from error
     if tokenizer.bos_token_id is None:
-        raise ValueError("The tokenizer has no begin token, with which every context begins. Set its bos_token.")
+        raise ValueError("The tokenizer has no begin token, and every context begins with one. Set its bos_token.")
     ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
     config = config_class(vocab_size=len(tokenizer), **{**ids, **check_overrides(config_class, overrides)})
     limit = getattr(config, "max_position_embeddings", None)
@@ -55,7 +54,16 @@ def make_baseline(
 
 
 def collate_plain(rows: Sequence[Any], pad_token_id: int, begin_token_id: int) -> dict[str, Tensor]:
-    """Collate contexts without what only GPST reads, each behind a begin token."""
+    """Collate contexts without the inputs that only GPST reads; each begins with the begin token.
+
+    Args:
+        rows: contexts with `input_ids`.
+        pad_token_id: of the tokenizer.
+        begin_token_id: of the tokenizer.
+
+    Returns:
+        `input_ids`, `attention_mask` and `labels`, each [B, T].
+    """
     batch = collate_contexts([{"input_ids": [begin_token_id, *row["input_ids"]]} for row in rows], pad_token_id)
     return {name: value for name, value in batch.items() if name not in TREE_INPUTS}
 

@@ -1,195 +1,71 @@
-"""Checkpoints that are complete or do not exist, and what a resumed run must have in common with its first part.
+"""Checkpoints and best weights: complete or absent, and resumed only with the same settings.
 
-A checkpoint is written under a temporary name, flushed to the disk and renamed; it is deleted the other way round. A
-process that is killed at any moment leaves nothing behind that looks like a checkpoint and is none.
+A checkpoint is written under a temporary name, flushed to the disk and renamed; before deletion it is renamed, too. A
+process that is killed at any moment never leaves an incomplete folder that looks like a checkpoint.
 """
 
 import dataclasses
-import hashlib
 import json
 import os
 import pickle
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from accelerate import Accelerator
-from accelerate.logging import get_logger
 from safetensors import SafetensorError
-from torch import nn
-from transformers import PreTrainedTokenizerBase
+from safetensors.torch import load_model as load_weights
+from safetensors.torch import save_model as save_weights
 
-from hf_synlm.training.arguments import TrainingArguments
-
-logger = get_logger(__name__)
+from hf_synlm.data.files import PARTIAL_SUFFIX, folder_writer, remove_folder, write_json
+from hf_synlm.training.run import Run, TrainingState
 
 STATE_FILE = "training_state.json"
 BEST_FILE = "best_model.safetensors"
-# Where a previous run waits until the one that takes its place has begun.
-REPLACED_FOLDER = "replaced_run"
-PARTIAL_SUFFIX = ".partial"
-
-
-@dataclass
-class TrainingState:
-    """What a checkpoint holds besides weights and optimizer; small, readable, and enough to continue.
-
-    Fields:
-        step: optimizer steps done.
-        consumed: samples (`StepSampler`) or batches (`PaddedBatchSampler`, segments of a stream) that all processes
-            together have consumed.
-        settings: everything that decides the course of the run; a resumed run must have the same.
-        notes: what a script wants to remember (JSON), such as evaluations.
-    """
-
-    step: int = 0
-    consumed: int = 0
-    settings: dict[str, Any] = field(default_factory=dict)
-    notes: dict[str, Any] = field(default_factory=dict)
+WEIGHTS_FILE = "model.safetensors"
 
 
 # ---------------------------------------------------------------------------------------------- files
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically: into a temporary file, then rename."""
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    partial.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(partial, path)
-
-
-def publish_folder(partial: Path, folder: Path) -> None:
-    """Give a complete folder its final name, once its files are on the disk; an older folder of that name goes."""
-    for path in (*partial.rglob("*"), partial):
-        if path.is_file() or path.is_dir():
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-    if folder.exists():
-        remove_folder(folder)
-    os.replace(partial, folder)
-
-
 @contextmanager
-def written_whole(folder: Path, what: str) -> Iterator[Path]:
-    """Write a folder of a run under a temporary name; what is left of it goes when that fails.
+def clear_errors(folder: Path, what: str) -> Iterator[None]:
+    """Say what to do when a folder of a run cannot be written.
 
     Args:
-        folder: its final name, which the block or its caller gives it (`publish_folder`).
+        folder: that the block writes.
         what: it is, for the message.
 
-    Yields:
-        The temporary name.
-
     Raises:
-        OSError: when the disk is full or not to be written to; with a remedy.
+        OSError: the disk is full or cannot be written to; with a remedy.
     """
-    partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
     try:
-        yield partial
+        yield
     # A full disk shows as any of these, depending on who writes.
     except (OSError, RuntimeError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
         complete = list_checkpoints(folder.parent)
-        start = f"from {complete[-1]}" if complete else "from the beginning, for there is no checkpoint"
+        start = f"continues from {complete[-1]}" if complete else "starts from the beginning (there is no checkpoint)"
         raise OSError(
-            f"{what} {folder} could not be written: {error}. Free space or mend the folder; then the same command with "
-            f"--resume_from_checkpoint latest goes on {start}."
+            f"{what} {folder} could not be written: {error}. Free space or repair the folder; then the same command "
+            f"with --resume_from_checkpoint latest {start}."
         ) from error
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:
-    """A second name for a file, which costs no space; a copy where the file system has no hard links."""
+    """Hard-link a file, which takes no space; copy it where the file system has no hard links.
+
+    Args:
+        source: the file.
+        target: its second name.
+    """
     try:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
 
 
-def remove_folder(folder: Path) -> None:
-    """Delete a folder that others may look for: it loses its name first, so that it is never seen half-deleted."""
-    doomed = folder.with_name(f"{folder.name}.deleted{PARTIAL_SUFFIX}")
-    shutil.rmtree(doomed, ignore_errors=True)
-    os.replace(folder, doomed)
-    shutil.rmtree(doomed)
-
-
-def remove_partial(output_dir: Path) -> None:
-    """Delete what interrupted runs have left half-written or half-deleted in an output folder."""
-    for path in output_dir.glob(f"*{PARTIAL_SUFFIX}"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def check_writable(output_dir: Path) -> None:
-    """Make the output folder and write into it.
-
-    Args:
-        output_dir: of a run.
-
-    Raises:
-        ValueError: when that is not possible.
-    """
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        probe = output_dir / f"probe{PARTIAL_SUFFIX}"
-        probe.write_bytes(b"written")
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"Output folder {str(output_dir)!r} cannot be written to ({error.strerror or error}). Choose another "
-            "--output_dir, or change its permissions."
-        ) from error
-
-
-def check_space(arguments: TrainingArguments, model: nn.Module) -> None:
-    """Compare the free space of the disk with what a run will write.
-
-    A checkpoint is taken for three times the trained weights, for the optimizer's two moments come with them; the best
-    weights and the final model for once the weights each. What a run that is replaced takes counts as free.
-
-    Args:
-        arguments: of the run. At most `checkpoints_total_limit` checkpoints lie in its folder at once, and one more
-            while the oldest has not been deleted.
-        model: that is trained.
-
-    Raises:
-        ValueError: when not even one checkpoint, if there are to be some, and the final model fit.
-    """
-    output_dir = Path(arguments.output_dir)
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    replaced = (path.stat().st_size for path in (output_dir / REPLACED_FOLDER).rglob("*") if path.is_file())
-    free = shutil.disk_usage(output_dir).free + sum(replaced)
-    num_checkpoints = arguments.checkpoints_total_limit if arguments.checkpointing_steps else 0
-    least = (4 if num_checkpoints else 1) * weights
-    all_of_it = (3 * (num_checkpoints + 1) + 2) * weights if num_checkpoints else 2 * weights
-    if free < least:
-        what = "a checkpoint and the final model take" if num_checkpoints else "the final model takes"
-        raise ValueError(
-            f"{str(output_dir)!r} has {free / 1e9:.2f} GB of free space; {what} about {least / 1e9:.2f} GB. Free some, "
-            "or choose another --output_dir."
-        )
-    if free < all_of_it:
-        logger.warning(
-            f"{str(output_dir)!r} has {free / 1e9:.2f} GB of free space; {num_checkpoints} checkpoints and the one "
-            f"that is written, the best and the final model will take about {all_of_it / 1e9:.2f} GB."
-        )
-
-
 # ---------------------------------------------------------------------------------------------- settings
-def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Short hash of what a tokenizer does: vocabulary, rules and special tokens, whatever it was last called with."""
-    rules = (
-        json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else sorted(tokenizer.get_vocab().items())
-    )
-    if isinstance(rules, dict):
-        rules = {name: value for name, value in rules.items() if name not in ("padding", "truncation")}
-    text = json.dumps([rules, tokenizer.special_tokens_map], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def plain_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings as they come back from a JSON file."""
     return json.loads(json.dumps(settings, default=str))
@@ -271,19 +147,19 @@ def save_checkpoint(
         OSError: when it cannot be written; nothing of it is left then, and older ones stay.
     """
     folder = output_dir / f"step_{state.step}"
-    with written_whole(folder, "The checkpoint") as partial:
-        if accelerator.is_main_process:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-        accelerator.wait_for_everyone()
-        accelerator.save_state(str(partial))
-        accelerator.wait_for_everyone()
-        if accelerator.is_main_process:
-            if best_weights is not None:
-                link_or_copy(best_weights, partial / BEST_FILE)
-            write_json(partial / STATE_FILE, dataclasses.asdict(state))
-            publish_folder(partial, folder)
-    if accelerator.is_main_process:
+    is_main = accelerator.is_main_process
+    with clear_errors(folder, "The checkpoint"):
+        with (
+            folder_writer(folder) if is_main else nullcontext(folder.with_name(folder.name + PARTIAL_SUFFIX)) as partial
+        ):
+            accelerator.wait_for_everyone()
+            accelerator.save_state(str(partial))
+            accelerator.wait_for_everyone()
+            if is_main:
+                if best_weights is not None:
+                    link_or_copy(best_weights, partial / BEST_FILE)
+                write_json(partial / STATE_FILE, dataclasses.asdict(state))
+    if is_main:
         for old in list_checkpoints(output_dir)[:-keep]:
             remove_folder(old)
     accelerator.wait_for_everyone()
@@ -343,3 +219,100 @@ def remove_later(output_dir: Path, step: int) -> None:
     for folder in list_checkpoints(output_dir):
         if int(folder.name.removeprefix("step_")) > step:
             remove_folder(folder)
+
+
+# ---------------------------------------------------------------------------------------------- best model
+class BestModel:
+    """Keeps the weights of the best evaluation, and says when there was no better one for long enough.
+
+    Weights lie in `output_dir/best_N`, N the step of the evaluation. A checkpoint holds those that were the best when
+    it was written (`weights`), so that a run can be resumed from it wherever it lies (`adopt`).
+
+    Args:
+        metric: the number of an evaluation to minimise.
+        patience: stop after this many evaluations in a row without a better one; 0 = never.
+        first_step: evaluations of earlier steps are never the best; 1 leaves out the model that a run begins with.
+    """
+
+    def __init__(self, metric: Callable[[dict[str, Any]], float], patience: int = 0, first_step: int = 0):
+        self.metric, self.patience, self.first_step = metric, patience, first_step
+
+    def update(self, run: Run) -> bool:
+        """Look at the newest evaluation; every process has to call.
+
+        Args:
+            run: whose `state.notes` hold the evaluations; the best is noted there.
+
+        Returns:
+            Whether to stop.
+
+        Raises:
+            FloatingPointError: when the metric is not finite.
+        """
+        notes = run.state.notes
+        evaluation = notes["evaluations"][-1]
+        if evaluation["step"] < self.first_step:
+            return False
+        value, best = self.metric(evaluation), notes.get("best")
+        if not np.isfinite(value):
+            raise FloatingPointError(f"The validation loss is {value} at step {evaluation['step']}.")
+        if best is None or value < best["value"]:
+            notes["best"] = {"step": evaluation["step"], "value": value}
+            self._write(run)
+            self.prune(run)
+            return False
+        stale = sum(1 for other in notes["evaluations"] if other["step"] > best["step"])
+        return 0 < self.patience <= stale
+
+    def prune(self, run: Run) -> None:
+        """Delete weights that are no longer the best."""
+        if run.accelerator.is_main_process:
+            kept = self._folder(run, run.state.notes["best"]["step"]) if "best" in run.state.notes else None
+            for folder in run.output_dir.glob("best_*"):
+                if folder != kept and not folder.name.endswith(PARTIAL_SUFFIX):
+                    remove_folder(folder)
+        run.accelerator.wait_for_everyone()
+
+    def weights(self, run: Run) -> Path | None:
+        """File of the best weights so far, if there are some."""
+        best = run.state.notes.get("best")
+        return None if best is None else self._folder(run, best["step"]) / WEIGHTS_FILE
+
+    def adopt(self, run: Run, checkpoint: Path) -> None:
+        """Take the best weights over from the checkpoint that a run is resumed from; every process has to call.
+
+        Args:
+            run: resumed.
+            checkpoint: that it is resumed from.
+
+        Raises:
+            ValueError: when the checkpoint lacks them.
+        """
+        file = self.weights(run)
+        if run.accelerator.is_main_process and file is not None and not file.is_file():
+            if not (checkpoint / BEST_FILE).is_file():
+                raise ValueError(
+                    f"The best weights of the run are those of step {run.state.notes['best']['step']}, and "
+                    f"{checkpoint / BEST_FILE} is missing. Take the whole checkpoint, or another one."
+                )
+            with clear_errors(file.parent, "The best model"), folder_writer(file.parent) as partial:
+                link_or_copy(checkpoint / BEST_FILE, partial / WEIGHTS_FILE)
+        self.prune(run)
+
+    def restore(self, run: Run) -> int:
+        """Load the best weights into the model, on every process, and return the step that they are from."""
+        step = run.state.notes["best"]["step"]
+        file = self._folder(run, step) / WEIGHTS_FILE
+        load_weights(run.accelerator.unwrap_model(run.model), str(file))
+        return step
+
+    @staticmethod
+    def _folder(run: Run, step: int) -> Path:
+        return run.output_dir / f"best_{step}"
+
+    def _write(self, run: Run) -> None:
+        folder = self._folder(run, run.state.notes["best"]["step"])
+        if run.accelerator.is_main_process:
+            with clear_errors(folder, "The best model"), folder_writer(folder) as partial:
+                save_weights(run.accelerator.unwrap_model(run.model), str(partial / WEIGHTS_FILE))
+        run.accelerator.wait_for_everyone()

@@ -24,7 +24,7 @@ from hf_synlm.evaluation.results import describe_hardware, library_versions
 from hf_synlm.hub.checkpoint import check_model_source, check_tokenizer_source
 from hf_synlm.module_tools import evaluation_mode
 from hf_synlm.training.arguments import TrainingArguments, check_overrides
-from hf_synlm.training.best_model import BestModel
+from hf_synlm.training.checkpoints import BestModel
 from hf_synlm.training.evaluation_report import save_evaluation
 from hf_synlm.training.example_tables import ExampleDataset
 from hf_synlm.training.recipe import Recipe

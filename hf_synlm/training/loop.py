@@ -3,32 +3,28 @@
 import itertools
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import nn
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
-from hf_synlm.training.arguments import TrainingArguments
-from hf_synlm.training.best_model import BestModel
+from hf_synlm.data.files import write_json
 from hf_synlm.training.checkpoints import (
-    TrainingState,
+    BestModel,
     load_checkpoint,
     plain_settings,
     remove_later,
     save_checkpoint,
-    write_json,
 )
-from hf_synlm.training.interruption import StopSignals
-from hf_synlm.training.run import Run, end_run
+from hf_synlm.training.output_folder import end_run
+from hf_synlm.training.run import Run
 from hf_synlm.training.speed import SpeedMeter, device_peak_flops
-from hf_synlm.training.steps import ComputeLoss, StepReport, optimizer_steps
+from hf_synlm.training.steps import ComputeLoss, StepReport, StopSignals, optimizer_steps
 
 Evaluate = Callable[[nn.Module, int], dict[str, Any]]
 
@@ -116,18 +112,6 @@ class LossMeter:
         return found
 
 
-def progress_bar(accelerator: Accelerator, arguments: TrainingArguments, state: TrainingState) -> tqdm:
-    """Progress bar over all steps of the run with the time that is left; where it goes to a file, readings only."""
-    return tqdm(
-        total=arguments.max_train_steps,
-        initial=state.step,
-        unit="step",
-        dynamic_ncols=True,
-        mininterval=0.5 if sys.stderr.isatty() else 60,
-        disable=not accelerator.is_local_main_process,
-    )
-
-
 def is_due(step: int, interval: int, last: int) -> bool:
     """Whether something that happens every `interval` steps (0 = never) and not after the last step is due."""
     return interval > 0 and step % interval == 0 and step < last
@@ -164,28 +148,69 @@ def start_or_resume(
         best.update(run)
 
 
-@dataclass
 class TrainingLoop:
-    """The loop with all that happens on the way; see `train`."""
+    """Steps with readings, evaluations, samples and checkpoints on the way.
 
-    run: Run
-    batches: DataLoader
-    compute_loss: ComputeLoss
-    evaluate: Evaluate
-    best: BestModel | None
-    summarize: Callable[[dict[str, float]], dict[str, float]]
-    evaluation_due: Callable[[int], bool]
-    generate: Callable[[nn.Module, int], None] | None
-    after_checkpoint: Callable[[Path], None] | None
-    speed: SpeedMeter
+    SIGTERM and SIGINT to any process end the run after the current step: with a checkpoint and exit status 0.
 
-    def __post_init__(self):
-        """Begin where the run is."""
-        self.meter, self.saved_step = LossMeter(self.run, self.batches), self.run.state.step
-        self.bar = progress_bar(self.run.accelerator, self.run.arguments, self.run.state)
+    Args:
+        run: of this process.
+        batches: of `make_loader`.
+        compute_loss: see `optimizer_steps`.
+        evaluate: (model, step) -> the evaluation, with the key `step`.
+        best: keeps the best model and stops the run early.
+        summarize: mean losses since the last reading -> what is shown and noted.
+        evaluation_due: whether to evaluate after a step; default: every `evaluation_steps`. The last step always is.
+        generate: (model, step), called every `generation_steps`.
+        after_checkpoint: called with every complete checkpoint but that of the last step.
+        flops_per_token: of training (see `flops.py`), for the utilization.
+    """
 
-    def train(self) -> None:
-        """Train to the last step."""
+    def __init__(
+        self,
+        run: Run,
+        batches: DataLoader,
+        compute_loss: ComputeLoss,
+        evaluate: Evaluate,
+        best: BestModel | None = None,
+        summarize: Callable[[dict[str, float]], dict[str, float]] = dict,
+        evaluation_due: Callable[[int], bool] | None = None,
+        generate: Callable[[nn.Module, int], None] | None = None,
+        after_checkpoint: Callable[[Path], None] | None = None,
+        flops_per_token: float | None = None,
+    ):
+        self.run, self.batches, self.compute_loss, self.evaluate, self.best = run, batches, compute_loss, evaluate, best
+        self.summarize, self.evaluation_due = summarize, evaluation_due or self._is_interval
+        self.generate, self.after_checkpoint = generate, after_checkpoint
+        accelerator, arguments = run.accelerator, run.arguments
+        peak = device_peak_flops(accelerator.device, accelerator.mixed_precision, arguments.peak_flops)
+        self.speed = SpeedMeter(flops_per_token, None if peak is None else peak * accelerator.num_processes)
+        self.meter, self.saved_step = LossMeter(run, batches), run.state.step
+        # All steps of the run with the time that is left; less often where it goes to a file.
+        self.bar = tqdm(
+            total=arguments.max_train_steps,
+            initial=run.state.step,
+            unit="step",
+            dynamic_ncols=True,
+            mininterval=0.5 if sys.stderr.isatty() else 60,
+            disable=not accelerator.is_local_main_process,
+        )
+
+    def _is_interval(self, step: int) -> bool:
+        return is_due(step, self.run.arguments.evaluation_steps, self.run.arguments.max_train_steps)
+
+    def train(self) -> dict[str, float]:
+        """Train to the last step, or until `best` says stop.
+
+        Returns:
+            `tokens_per_second` of all processes and, where it is known, `model_flop_utilization`, over the steps of
+            this process.
+
+        Raises:
+            FloatingPointError: see `LossMeter.read`.
+            OSError: a checkpoint cannot be written.
+            SystemExit: with status 0, after a signal.
+        """
         run, arguments = self.run, self.run.arguments
         with StopSignals() as signals, self.bar:
             stopped_early = False
@@ -203,6 +228,7 @@ class TrainingLoop:
             run.state.notes["evaluations"].append(self.evaluate(run.model, run.state.step))
             if self.best is not None:
                 self.best.update(run)
+        return self.speed.overall()
 
     def _after_step(self) -> bool:
         """Read, evaluate, generate and save as far as it is due; whether to stop."""
@@ -263,54 +289,3 @@ class TrainingLoop:
         )
         end_run(run)
         raise SystemExit(0)
-
-
-def train(
-    run: Run,
-    batches: DataLoader,
-    compute_loss: ComputeLoss,
-    evaluate: Evaluate,
-    best: BestModel | None = None,
-    summarize: Callable[[dict[str, float]], dict[str, float]] = dict,
-    evaluation_due: Callable[[int], bool] | None = None,
-    generate: Callable[[nn.Module, int], None] | None = None,
-    after_checkpoint: Callable[[Path], None] | None = None,
-    flops_per_token: float | None = None,
-) -> dict[str, float]:
-    """Train to the last step (or until `best` says stop), with logging, evaluation and checkpoints on the way.
-
-    SIGTERM and SIGINT to any process end the run after the step that is under way: with a checkpoint, without error.
-
-    Args:
-        run: of this process.
-        batches: of `make_loader`.
-        compute_loss: see `optimizer_steps`.
-        evaluate: (model, step) -> the evaluation, with the key `step`.
-        best: keeps the best model and stops the run.
-        summarize: means of the named parts over the steps of a reading -> what is shown and noted.
-        evaluation_due: whether to evaluate after a step; default: every `evaluation_steps`. The last step always is.
-        generate: (model, step), called every `generation_steps`.
-        after_checkpoint: called with every complete checkpoint but that of the last step.
-        flops_per_token: of training (see `flops.py`), for the utilization.
-
-    Returns:
-        `tokens_per_second` of all processes and, where it can be told, `model_flop_utilization`, over the steps of
-        this process.
-
-    Raises:
-        FloatingPointError: see `LossMeter.read`.
-        OSError: when a checkpoint cannot be written.
-        SystemExit: with status 0, after a signal.
-    """
-    accelerator, arguments = run.accelerator, run.arguments
-    if evaluation_due is None:
-
-        def evaluation_due(step: int) -> bool:
-            return is_due(step, arguments.evaluation_steps, arguments.max_train_steps)
-
-    peak = device_peak_flops(accelerator.device, accelerator.mixed_precision, arguments.peak_flops)
-    speed = SpeedMeter(flops_per_token, None if peak is None else peak * accelerator.num_processes)
-    TrainingLoop(
-        run, batches, compute_loss, evaluate, best, summarize, evaluation_due, generate, after_checkpoint, speed
-    ).train()
-    return speed.overall()

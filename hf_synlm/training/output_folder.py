@@ -1,4 +1,8 @@
-"""The folder of a run: what may be in it, what is resumed, and when a previous run is deleted."""
+"""The folder of a run: an unfinished run is resumed; a finished run or foreign content is refused.
+
+`--overwrite_output_dir` replaces a run. The old one is set aside first, and put back if the new one does not start.
+One process at a time trains in a folder: it holds the lock file until `end_run`.
+"""
 
 import dataclasses
 import os
@@ -12,17 +16,12 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.logging import get_logger
 from filelock import FileLock, Timeout
+from torch import nn
 
+from hf_synlm.data.files import PARTIAL_SUFFIX, remove_partial, write_json
 from hf_synlm.training.arguments import TrainingArguments
-from hf_synlm.training.checkpoints import (
-    PARTIAL_SUFFIX,
-    REPLACED_FOLDER,
-    check_writable,
-    find_checkpoint,
-    list_checkpoints,
-    remove_partial,
-    write_json,
-)
+from hf_synlm.training.checkpoints import find_checkpoint, list_checkpoints
+from hf_synlm.training.run import Run
 
 logger = get_logger(__name__)
 
@@ -31,63 +30,53 @@ RESULTS_FILE = "all_results.json"
 EVALUATION_FILE = "evaluation.json"
 TOKENIZER_FOLDER = "tokenizer"
 LOCK_FILE = ".lock"
-# Arguments that name a place to write to: an owner and a folder may have the same name.
-NO_INPUTS = ("output_dir", "hub_model_id")
-# What schedulers, `tee` and file systems write into the output folder of a job.
-_OF_OTHERS = ("*.out", "*.err", "*.log", ".nfs*", "lost+found")
-# The previous run on its way to `REPLACED_FOLDER`.
+# Where a run waits until the one that replaces it has started, and its name while files are moved there or back.
+REPLACED_FOLDER = "replaced_run"
 MOVING_FOLDER = f"{REPLACED_FOLDER}.moving"
-# Folders that this process trains in, until it ends or `release` is called.
+# Arguments that name a place to write to: a repository and a folder may have the same name.
+_OUTPUTS = ("output_dir", "hub_model_id")
+# Files that schedulers, `tee` and file systems write into the output folder of a job; they stay where they are.
+_NOT_OURS = (LOCK_FILE, "*.out", "*.err", "*.log", ".nfs*", "lost+found")
+# Folders that this process trains in.
 _locks: dict[Path, FileLock] = {}
 
 
 @contextmanager
 def output_folder(accelerator: Accelerator, arguments: TrainingArguments, *others: Any) -> Iterator[Path | None]:
-    """Check the output folder, create it, and find the checkpoint to resume from; a run is prepared inside the block.
+    """Take the output folder of a run and find the checkpoint to resume from; the block prepares the run.
 
-    An unfinished run in the folder is resumed, so that a job that is started again by the same command goes on. With
-    `overwrite_output_dir` the previous run is set aside, and deleted when the block ends. If the block is left by an
-    exception, or the process is killed inside of it, the previous run is put back (by the next one, if need be). What
-    is no run is never deleted (but for names in .partial), nor is a run that holds what this one reads; logs of
-    schedulers stay where they are. Without a checkpoint there is nothing to go on with, and the tokenizer is made anew.
-    While a run has the folder, no other one can begin there; the lock is the operating system's, which takes it back
-    from a process that is killed.
+    With `overwrite_output_dir` the previous run is deleted when the block ends. If the block raises, or the process is
+    killed in it, the previous run is put back, at the latest by the next start. Without a checkpoint the run starts
+    from step 0 and makes its tokenizer anew.
 
     Args:
         accelerator: of the run. Every process has to call.
         arguments: of the run.
-        *others: the script's other arguments, which may name files and folders that the run reads.
+        *others: other dataclasses of arguments; paths in them are inputs and must not be deleted.
 
     Yields:
-        The checkpoint to resume from, or `None` for a fresh start.
+        The checkpoint to resume from, or `None` for step 0.
 
     Raises:
-        ValueError: when the folder holds something else, a finished run that is not to be overwritten, or one to be
-            overwritten in which inputs of this run lie; when it cannot be written to or another process trains there;
-            or when the named checkpoint is missing or half-written.
+        ValueError: the folder holds something that is not a run, a finished run, or (to be overwritten) inputs of this
+            run; it cannot be written to; another process trains there; the named checkpoint is not complete.
     """
-    output_dir = Path(arguments.output_dir)
-    is_main, checkpoint = accelerator.is_main_process, None
+    output_dir, is_main = Path(arguments.output_dir), accelerator.is_main_process
     replaces = arguments.overwrite_output_dir and not arguments.resume_from_checkpoint
-    is_new = False
+    _check_content(output_dir)
+    if replaces:
+        _check_inputs(output_dir, arguments, *others)
     if is_main:
-        if replaces:
-            _check_replaceable(output_dir)
-            _check_inputs(output_dir, arguments, *others)
-        check_writable(output_dir)
-        is_new = _lock(output_dir)
+        _lock(output_dir)
     try:
         if is_main:
             _put_back(output_dir)
         accelerator.wait_for_everyone()
-        if replaces:
-            if is_main:
-                _check_content(output_dir)
-                _set_aside(output_dir)
-        else:
-            checkpoint = _find_start(output_dir, arguments.resume_from_checkpoint)
+        checkpoint = None if replaces else _find_start(output_dir, arguments.resume_from_checkpoint)
         accelerator.wait_for_everyone()  # every process has looked
         if is_main:
+            if replaces:
+                _set_aside(output_dir)
             remove_partial(output_dir)
             if checkpoint is None:
                 shutil.rmtree(output_dir / TOKENIZER_FOLDER, ignore_errors=True)
@@ -98,116 +87,130 @@ def output_folder(accelerator: Accelerator, arguments: TrainingArguments, *other
     except BaseException:
         if is_main:
             _put_back(output_dir)
-            if is_new:  # a refused start leaves nothing behind
-                (output_dir / LOCK_FILE).unlink(missing_ok=True)
             release(output_dir)
         raise
     accelerator.wait_for_everyone()
     if is_main:
-        # Half-deleted, it must not be put back.
-        if (output_dir / REPLACED_FOLDER).is_dir():
+        if (output_dir / REPLACED_FOLDER).is_dir():  # renamed first: half-deleted, it must not be put back
             os.replace(output_dir / REPLACED_FOLDER, output_dir / f"{REPLACED_FOLDER}{PARTIAL_SUFFIX}")
         remove_partial(output_dir)
         for name in (RESULTS_FILE, EVALUATION_FILE, str(Path(EVALUATION_FILE).with_suffix(".md"))):
-            (output_dir / name).unlink(missing_ok=True)  # those of a finished run that goes on
+            (output_dir / name).unlink(missing_ok=True)  # of a finished run that is continued
     accelerator.wait_for_everyone()
 
 
+def end_run(run: Run) -> None:
+    """End trackers, process group and lock of a run; its model is not wrapped afterwards.
+
+    The wrapper of DDP must be deleted before the process group. If it held the last reference to the group, its
+    destructor would wait for the group's threads while these wait for Python's lock, which it holds.
+
+    Args:
+        run: of this process. Every process has to call.
+    """
+    accelerator = run.accelerator
+    accelerator.wait_for_everyone()
+    run.model = accelerator.unwrap_model(run.model)
+    accelerator.free_memory()
+    accelerator.end_training()
+    release(run.output_dir)
+
+
 def release(output_dir: Path) -> None:
-    """Let other processes train in the folder of a run that has ended."""
+    """Release the lock of a folder.
+
+    Args:
+        output_dir: of a run that has ended.
+    """
     lock = _locks.pop(output_dir.resolve(), None)
     if lock is not None:
         lock.release(force=True)
 
 
-def _lock(output_dir: Path) -> bool:
-    """Take the folder for this process; whether no process had it before."""
-    is_new = not (output_dir / LOCK_FILE).exists()
+def without_token(settings: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that may be written to files: all but the token of the Hub."""
+    return {name: value for name, value in settings.items() if name != "hub_token"}
+
+
+def check_space(arguments: TrainingArguments, model: nn.Module) -> None:
+    """Compare the free space of the disk with what a run will write.
+
+    A checkpoint counts as three times the weights (with Adam's two moments), the best weights and the final model as
+    once each. The space of a run that is replaced counts as free.
+
+    Args:
+        arguments: of the run; `checkpoints_total_limit` checkpoints and the one being written exist at a time.
+        model: that is trained.
+
+    Raises:
+        ValueError: not even one checkpoint (if any are to be saved) and the final model fit.
+    """
+    output_dir = Path(arguments.output_dir)
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    replaced = (path.stat().st_size for path in (output_dir / REPLACED_FOLDER).rglob("*") if path.is_file())
+    free = shutil.disk_usage(output_dir).free + sum(replaced)
+    num_checkpoints = arguments.checkpoints_total_limit if arguments.checkpointing_steps else 0
+    least = (4 if num_checkpoints else 1) * weights
+    most = (3 * (num_checkpoints + 1) + 2) * weights if num_checkpoints else 2 * weights
+    space = f"{str(output_dir)!r} has {free / 1e9:.2f} GB of free space"
+    if free < least:
+        what = "a checkpoint and the final model take" if num_checkpoints else "the final model takes"
+        raise ValueError(f"{space}; {what} about {least / 1e9:.2f} GB. Free some, or choose another --output_dir.")
+    if free < most:
+        logger.warning(
+            f"{space}; {num_checkpoints} checkpoints, one more while it is written, the best and the final model will "
+            f"take about {most / 1e9:.2f} GB."
+        )
+
+
+# ---------------------------------------------------------------------------------------------- lock and content
+def _lock(output_dir: Path) -> None:
+    """Make the folder and take its lock, which the operating system takes back from a killed process."""
     lock = _locks.setdefault(output_dir.resolve(), FileLock(output_dir / LOCK_FILE))
     try:
+        output_dir.mkdir(parents=True, exist_ok=True)
         lock.acquire(blocking=False)
     except Timeout as error:
         del _locks[output_dir.resolve()]
         raise ValueError(
             f"Another process trains in {str(output_dir)!r}. Wait until it has ended, or choose another --output_dir."
         ) from error
-    return is_new
+    except OSError as error:
+        raise ValueError(
+            f"Output folder {str(output_dir)!r} cannot be written to ({error.strerror or error}). Choose another "
+            "--output_dir, or change its permissions."
+        ) from error
 
 
 def _content(output_dir: Path) -> list[Path]:
-    """What lies in an output folder, besides its lock and what others keep there: it stays where it is."""
-    kept = (LOCK_FILE, *_OF_OTHERS)
-    return [item for item in output_dir.iterdir() if not any(fnmatch(item.name, pattern) for pattern in kept)]
+    """Files and folders of the run."""
+    items = output_dir.iterdir() if output_dir.is_dir() else []
+    return [item for item in items if not any(fnmatch(item.name, pattern) for pattern in _NOT_OURS)]
 
 
 def _in_use(output_dir: Path) -> bool:
-    """Whether an output folder holds more than what a killed process had begun to write."""
+    """Whether the folder holds more than partial output of a killed process."""
     return any(not item.name.endswith(PARTIAL_SUFFIX) for item in _content(output_dir))
 
 
-def without_token(settings: dict[str, Any]) -> dict[str, Any]:
-    """Arguments as they may be written to files."""
-    return {name: value for name, value in settings.items() if name != "hub_token"}
-
-
-def _find_start(output_dir: Path, wanted: str | None) -> Path | None:
-    """The checkpoint to resume from; an unfinished run is resumed without being asked for."""
-    if wanted is None:
-        _check_content(output_dir)
-        if (output_dir / RESULTS_FILE).is_file():
-            raise ValueError(
-                f"Output folder {str(output_dir)!r} holds a finished run. Choose another --output_dir, or replace the "
-                "run by this one with --overwrite_output_dir."
-            )
-    checkpoint = find_checkpoint(output_dir, wanted or "latest")
-    own = checkpoint is None or checkpoint.resolve().parent == output_dir.resolve()
-    if checkpoint is None or not own:  # a checkpoint that is named may have been copied there alone
-        _check_content(output_dir)
-    if not own and ((output_dir / RESULTS_FILE).is_file() or list_checkpoints(output_dir)):
-        raise ValueError(
-            f"{checkpoint} is to be resumed from, and {str(output_dir)!r} holds another run. Choose another "
-            "--output_dir."
-        )
-    if checkpoint is not None:
-        logger.warning(
-            f"The run resumes from {checkpoint}. To start afresh, choose another --output_dir or pass "
-            "--overwrite_output_dir."
-        )
-    elif wanted or _in_use(output_dir):
-        logger.warning(f"{output_dir} holds no complete checkpoint: training starts from step 0.")
-    return checkpoint
-
-
-def _check_replaceable(output_dir: Path) -> None:
-    """Refuse to replace what is more than a run."""
-    for what, folder in (("home", Path.home().resolve()), ("current", Path.cwd())):
-        if output_dir.resolve() in (folder, *folder.parents):
-            raise ValueError(
-                f"--overwrite_output_dir would delete {str(output_dir)!r}, in which the {what} folder {str(folder)!r} "
-                "lies. Choose a folder for runs only."
-            )
-    if (output_dir / ".git").exists():
-        raise ValueError(
-            f"--overwrite_output_dir would delete the repository {str(output_dir)!r}. Choose another folder."
-        )
-
-
 def _check_content(output_dir: Path) -> None:
-    """Refuse a folder that holds something else than a run: it might be lost, now or when the run is replaced."""
-    if _in_use(output_dir) and not (output_dir / ARGUMENTS_FILE).is_file():
+    """Refuse a folder with foreign content: it might be lost, now or when the run is replaced."""
+    signs = (ARGUMENTS_FILE, REPLACED_FOLDER, MOVING_FOLDER)
+    is_run = any((output_dir / name).exists() for name in signs) or bool(list_checkpoints(output_dir))
+    if _in_use(output_dir) and not is_run:
         found = ", ".join(sorted(item.name for item in _content(output_dir))[:5])
         raise ValueError(
-            f"Output folder {str(output_dir)!r} is not empty ({found}) and holds no run (no {ARGUMENTS_FILE}): "
-            "choose another --output_dir (or empty this folder yourself)."
+            f"Output folder {str(output_dir)!r} is not empty ({found}) and does not hold a run (no {ARGUMENTS_FILE}). "
+            "Choose another --output_dir, or empty this folder yourself."
         )
 
 
 def _check_inputs(output_dir: Path, *arguments: Any) -> None:
-    """Refuse to replace a run that holds files or folders which the new run reads: models, tokenizers, data."""
+    """Refuse to replace a run that holds inputs of the new one: models, tokenizers, data."""
     given = {name: value for item in arguments for name, value in dataclasses.asdict(item).items()}
     for name, value in given.items():
         for path in value if isinstance(value, list) else [value]:
-            if name in NO_INPUTS or not isinstance(path, str) or not os.path.exists(path):
+            if name in _OUTPUTS or not isinstance(path, str) or not os.path.exists(path):
                 continue
             if output_dir.resolve() in Path(path).resolve().parents:
                 raise ValueError(
@@ -216,6 +219,33 @@ def _check_inputs(output_dir: Path, *arguments: Any) -> None:
                 )
 
 
+def _find_start(output_dir: Path, wanted: str | None) -> Path | None:
+    """The checkpoint to resume from: the one that is named, or the newest of an unfinished run."""
+    is_finished = (output_dir / RESULTS_FILE).is_file()
+    if wanted is None and is_finished:
+        raise ValueError(
+            f"Output folder {str(output_dir)!r} holds a finished run. Choose another --output_dir, or replace the "
+            "run by this one with --overwrite_output_dir."
+        )
+    checkpoint = find_checkpoint(output_dir, wanted or "latest")
+    if checkpoint is None:
+        if wanted or _in_use(output_dir):
+            logger.warning(f"{output_dir} holds no complete checkpoint: training starts from step 0.")
+        return None
+    is_own = checkpoint.resolve().parent == output_dir.resolve()
+    if not is_own and (is_finished or list_checkpoints(output_dir)):
+        raise ValueError(
+            f"{checkpoint} is to be resumed from, and {str(output_dir)!r} holds another run. Choose another "
+            "--output_dir."
+        )
+    logger.warning(
+        f"The run resumes from {checkpoint}. To start from step 0, choose another --output_dir or pass "
+        "--overwrite_output_dir."
+    )
+    return checkpoint
+
+
+# ---------------------------------------------------------------------------------------------- replacing a run
 def _set_aside(output_dir: Path) -> None:
     """Move the content of an output folder into a folder inside of it."""
     items = _content(output_dir)
@@ -227,7 +257,7 @@ def _set_aside(output_dir: Path) -> None:
 
 
 def _put_back(output_dir: Path) -> None:
-    """Restore the run that was set aside, if there is one, in place of what was begun; may be cut off anywhere."""
+    """Restore the run that was set aside, if there is one, and delete the new one; may be killed anywhere."""
     moving, replaced = output_dir / MOVING_FOLDER, output_dir / REPLACED_FOLDER
     if replaced.is_dir():
         for item in _content(output_dir):

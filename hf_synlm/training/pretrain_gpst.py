@@ -41,7 +41,7 @@ from hf_synlm.hub.checkpoint import check_model_source
 from hf_synlm.losses import to_shares
 from hf_synlm.training.arguments import TrainingArguments, check_overrides
 from hf_synlm.training.baseline_model import collate_plain, decoder_flops_per_token, make_baseline
-from hf_synlm.training.best_model import BestModel
+from hf_synlm.training.checkpoints import BestModel
 from hf_synlm.training.final_report import load_report_treebanks, report_saved_model
 from hf_synlm.training.flops import gpst_flops_per_token
 from hf_synlm.training.recipe import Recipe, kept_evaluation, run_recipe

@@ -5,6 +5,8 @@ folder, data and model (`load`), optimizer (`prepare`), checkpoint or first eval
 test (`final_results`), `all_results.json`, end of the processes, `report`, push to the Hub.
 """
 
+import dataclasses
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,31 +15,39 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import DistributedType, set_seed
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.files import write_json
+from hf_synlm.evaluation.generation import generate_texts
 from hf_synlm.training.arguments import TrainingArguments, parse_arguments
-from hf_synlm.training.best_model import BestModel
-from hf_synlm.training.checkpoints import TrainingState, read_state
-from hf_synlm.training.generation_samples import generate_trees
-from hf_synlm.training.hub_uploads import CheckpointUploads, push_final_model
-from hf_synlm.training.loop import is_due, start_or_resume, train
-from hf_synlm.training.optimizers import make_optimizer
-from hf_synlm.training.output_folder import RESULTS_FILE, output_folder
-from hf_synlm.training.preflight import preflight
+from hf_synlm.training.checkpoints import BestModel, read_state
+from hf_synlm.training.export import CheckpointUploads, check_repository, export_run, push_final_model
+from hf_synlm.training.loop import TrainingLoop, is_due, start_or_resume
+from hf_synlm.training.output_folder import (
+    ARGUMENTS_FILE,
+    RESULTS_FILE,
+    check_space,
+    end_run,
+    output_folder,
+    without_token,
+)
 from hf_synlm.training.run import (
     Run,
+    TrainingState,
     course_settings,
-    end_run,
     make_accelerator,
-    save_final_model,
+    make_optimizer,
     set_up_layers,
-    start_tracking,
 )
 from hf_synlm.training.steps import model_loss
+from hf_synlm.viz import SentenceView
+
+# Of generated samples.
+NUM_SENTENCES = 3
+NEW_TOKENS = 20
 
 
 class Recipe(ABC):
@@ -225,9 +235,10 @@ def run_recipe(recipe_type: type[Recipe], argv: Sequence[str] | None = None) -> 
             read_state(checkpoint, settings)  # refuses other settings
         preflight(accelerator, arguments, model)
         run = Run(accelerator, arguments, *recipe.prepare(model), TrainingState())
-    start_tracking(accelerator, recipe.program, *parsed)
+    _start_tracking(accelerator, recipe.program, *parsed)
     step, speed = _train(recipe, run, checkpoint, settings)
-    folder = save_final_model(run, recipe.tokenizer, recipe.card_facts(run))
+    folder = run.output_dir / "model"
+    export_run(run, recipe.tokenizer, recipe.card_facts(run), folder)
     results = {
         "step": run.state.step,
         **({"best_step": step} if "best" in run.state.notes else {}),
@@ -247,12 +258,42 @@ def run_recipe(recipe_type: type[Recipe], argv: Sequence[str] | None = None) -> 
     push_final_model(run)
 
 
+def preflight(accelerator: Accelerator, arguments: TrainingArguments, model: nn.Module) -> None:
+    """Refuse a run that could not be finished.
+
+    Args:
+        accelerator: of the run. Every process has to call.
+        arguments: of the run.
+        model: that is trained.
+
+    Raises:
+        ValueError: the disk is too small, the repository of `push_to_hub` cannot be made, or `generation_steps` is set
+            with FSDP.
+    """
+    if arguments.generation_steps and accelerator.distributed_type == DistributedType.FSDP:
+        raise ValueError("generation_steps does not go with the shards of FSDP. Set it to 0, or train with DDP.")
+    if accelerator.is_main_process:
+        check_space(arguments, model)
+        check_repository(arguments)
+    accelerator.wait_for_everyone()
+
+
+def _start_tracking(accelerator: Accelerator, name: str, *arguments: Any) -> None:
+    """Write all arguments to `output_dir/arguments.json` (without the token) and to the trackers, if there are any."""
+    settings = without_token({key: value for item in arguments for key, value in dataclasses.asdict(item).items()})
+    if accelerator.is_main_process:
+        write_json(Path(settings["output_dir"]) / ARGUMENTS_FILE, settings)
+    if accelerator.log_with:
+        simple = {k: v if isinstance(v, (bool, int, float, str)) else json.dumps(v) for k, v in settings.items()}
+        accelerator.init_trackers(name, config=simple)
+
+
 def _train(recipe: Recipe, run: Run, checkpoint: Path | None, settings: dict[str, Any]) -> tuple[int, dict[str, float]]:
     """Train from the checkpoint or from step 0; the step that the final model is from, and the speed."""
     best = recipe.best_model()
     start_or_resume(run, checkpoint, settings, recipe.evaluate, best)
     uploads = CheckpointUploads(run, recipe.tokenizer, lambda: recipe.card_facts(run))
-    speed = train(
+    loop = TrainingLoop(
         run,
         recipe.loader(run),
         recipe.compute_loss,
@@ -264,9 +305,30 @@ def _train(recipe: Recipe, run: Run, checkpoint: Path | None, settings: dict[str
         after_checkpoint=uploads,
         flops_per_token=recipe.flops_per_token(run.accelerator.unwrap_model(run.model)),
     )
+    speed = loop.train()
     uploads.finish()
     if best is None:
         return run.state.step, speed
     step = best.restore(run)
     run.accelerator.print(f"the best model is that of step {step}")
     return step, speed
+
+
+def generate_trees(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Sample sentences from the beginning of a text on.
+
+    Args:
+        model: a causal language model; its mode (train or eval) does not change.
+        tokenizer: of the model.
+
+    Returns:
+        Each sentence, followed by its tree, if the model has trees.
+    """
+    texts = []
+    prompts = [""] * NUM_SENTENCES
+    for generated in generate_texts(model, tokenizer, prompts, max_new_tokens=NEW_TOKENS, do_sample=True, top_k=20):
+        lines = [generated.text]
+        if generated.tree.hypotheses:
+            lines.append(SentenceView(generated.tree).text())
+        texts.append("\n".join(lines))
+    return texts

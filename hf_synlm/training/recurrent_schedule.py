@@ -22,7 +22,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from hf_synlm.training.arguments import TrainingArguments
-from hf_synlm.training.best_model import BestModel
+from hf_synlm.training.checkpoints import BestModel
 from hf_synlm.training.run import Run
 from hf_synlm.training.sentence_files import check_minimum
 

@@ -1,12 +1,10 @@
-"""How every training script begins and ends: accelerator, output folder, trackers, model, export."""
+"""Parts of a run: accelerator, state, settings that a resumed run must repeat, model, optimizer and tokenizer."""
 
-import dataclasses
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,35 +12,30 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, ProjectConfiguration, parse_flag_from_env
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
 
-from hf_synlm.hub.card import PAPERS, fill_card
-from hf_synlm.hub.export import export_model
+from hf_synlm.data.files import folder_writer, write_json
 from hf_synlm.training.arguments import TrainingArguments
-from hf_synlm.training.checkpoints import (
-    PARTIAL_SUFFIX,
-    TrainingState,
-    publish_folder,
-    tokenizer_hash,
-    write_json,
-    written_whole,
-)
-from hf_synlm.training.output_folder import ARGUMENTS_FILE, release, without_token
 
 WAITING_TIME = timedelta(hours=2)
 
 
 def make_accelerator(arguments: TrainingArguments) -> Accelerator:
-    """Accelerator of a run: precision and devices come from `accelerate launch`, the rest from the arguments.
+    """Make the accelerator of a run: precision and devices come from `accelerate launch`, the rest from the arguments.
+
+    Args:
+        arguments: of the run.
+
+    Returns:
+        The accelerator.
 
     Raises:
-        ValueError: when the launcher started several processes that do not find each other, or asks for an engine that
-            accelerate leaves out on this machine.
+        ValueError: the processes of the launcher do not find each other, or the launcher asks for an engine that
+            accelerate does not use on this machine.
     """
     accelerator = Accelerator(
-        # Without it, processes that torchrun starts on a machine without GPUs each believe to be alone.
+        # Without it, the processes of torchrun do not find each other on a machine without GPUs.
         cpu=not torch.accelerator.is_available(),
         gradient_accumulation_steps=arguments.gradient_accumulation_steps,
         # The main process reads treebanks and draws samples while the others wait: longer than torch's ten minutes.
@@ -62,26 +55,42 @@ def make_accelerator(arguments: TrainingArguments) -> Accelerator:
         )
     if parse_flag_from_env("ACCELERATE_USE_FSDP") and accelerator.distributed_type != DistributedType.FSDP:
         raise ValueError(
-            f"The launcher asks for FSDP, and accelerate makes {accelerator.distributed_type} of it: it shards on GPUs "
-            "only, with more than one process. Launch with training/accelerate/ddp.yaml, or on GPUs."
+            f"The launcher asks for FSDP, and accelerate makes {accelerator.distributed_type} of it: it shards only on "
+            "GPUs and with more than one process. Launch with training/accelerate/ddp.yaml, or on GPUs."
         )
     return accelerator
 
 
-def start_tracking(accelerator: Accelerator, name: str, *arguments: Any) -> None:
-    """Write all arguments to `output_dir/arguments.json` (without the token) and to the trackers, if there are any."""
-    settings = {key: value for item in arguments for key, value in dataclasses.asdict(item).items()}
-    settings = without_token(settings)
-    if accelerator.is_main_process:
-        write_json(Path(settings["output_dir"]) / ARGUMENTS_FILE, settings)
-    if accelerator.log_with:
-        simple = {k: v if isinstance(v, (bool, int, float, str)) else json.dumps(v) for k, v in settings.items()}
-        accelerator.init_trackers(name, config=simple)
+@dataclass
+class TrainingState:
+    """What a checkpoint holds besides weights and optimizer, as JSON.
+
+    Fields:
+        step: optimizer steps done.
+        consumed: samples (`StepSampler`) or batches (`PaddedBatchSampler`, segments of a stream) that all processes
+            together have consumed.
+        settings: everything that decides the course of the run; a resumed run must repeat them.
+        notes: evaluations, training losses, and the step and metric of the best model.
+    """
+
+    step: int = 0
+    consumed: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class Run:
-    """All parts of a run."""
+    """All parts of a run.
+
+    Fields:
+        accelerator: of the run.
+        arguments: of the run.
+        model: prepared by accelerate.
+        optimizer: prepared.
+        schedule: of the learning rate; has `step` and `get_last_lr`.
+        state: goes into checkpoints.
+    """
 
     accelerator: Accelerator
     arguments: TrainingArguments
@@ -96,25 +105,19 @@ class Run:
         return Path(self.arguments.output_dir)
 
 
-def end_run(run: Run) -> None:
-    """End a run: trackers, the connection of its processes, its lock; the wrapped model cannot be used afterwards.
-
-    The wrapper of DDP goes before the process group: were it the last to hold the group, its destructor would wait for
-    the group's threads while these wait for Python's lock, which it holds.
-    """
-    accelerator = run.accelerator
-    accelerator.wait_for_everyone()
-    run.model = accelerator.unwrap_model(run.model)
-    accelerator.free_memory()
-    accelerator.end_training()
-    release(run.output_dir)
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Short hash of vocabulary, rules and special tokens; padding and truncation of the last call do not count."""
+    rules = (
+        json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else sorted(tokenizer.get_vocab().items())
+    )
+    if isinstance(rules, dict):
+        rules = {name: value for name, value in rules.items() if name not in ("padding", "truncation")}
+    text = json.dumps([rules, tokenizer.special_tokens_map], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def course_settings(
-    arguments: TrainingArguments,
-    config: Any,
-    accelerator: Accelerator,
-    tokenizer: PreTrainedTokenizerBase,
+    arguments: TrainingArguments, config: PreTrainedConfig, accelerator: Accelerator, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Any]:
     """Settings that decide the course of a run and that all programs share; folders and intervals do not.
 
@@ -125,7 +128,7 @@ def course_settings(
         tokenizer: of the model.
 
     Returns:
-        Settings for `loop.start_or_resume`.
+        Name -> value.
     """
     names = (
         "seed max_train_steps learning_rate adam_beta1 adam_beta2 adam_epsilon weight_decay max_grad_norm "
@@ -142,37 +145,34 @@ def course_settings(
 
 
 def load_pretrained(
-    model_class: type[PreTrainedModel],
-    name: str,
-    overrides: dict[str, Any] | None,
-    tokenizer: PreTrainedTokenizerBase,
+    model_class: type[PreTrainedModel], name: str, overrides: Any, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
     """Load the model that a run continues from, and check it against the tokenizer.
 
     Args:
         model_class: of the library.
         name: folder or Hub name.
-        overrides: of the configuration; there must be none.
+        overrides: `config_overrides` of the command line; must be empty.
         tokenizer: of the run.
 
     Returns:
         The model in float32.
 
     Raises:
-        ValueError: for overrides, when there is no such model, when it has another architecture or lacks some of the
-            weights, and when the tokenizer has ids that the model has not.
+        ValueError: there are overrides; there is no such model, it has another architecture or lacks weights; or the
+            tokenizer has more tokens than the model.
     """
     if overrides:
         raise ValueError("config_overrides cannot change the model of model_name_or_path. Leave one of them out.")
     try:
         found, _ = PreTrainedConfig.get_config_dict(name)
     except OSError as error:
-        raise ValueError(f"model_name_or_path {name!r} is no folder of a model and no model of the Hub.") from error
+        raise ValueError(f"model_name_or_path {name!r} is not a folder of a model or a model of the Hub.") from error
     wanted = model_class.config_class.model_type
     if found.get("model_type") != wanted:
         raise ValueError(
             f"model_name_or_path {name!r} holds a model of type {found.get('model_type')!r}, not {wanted!r}. Name "
-            "another model, or train it with the script and architecture of its type."
+            "another model, or train it with the program and architecture of its type."
         )
     model, loading = model_class.from_pretrained(name, dtype=torch.float32, output_loading_info=True)
     if loading["missing_keys"]:
@@ -189,7 +189,14 @@ def load_pretrained(
 
 
 def words_fingerprint(sentences: Iterable[Sequence[str]]) -> str:
-    """Short hash of the words of a text, wherever its files lie. Cost: O(characters)."""
+    """Hash the words of a text; names of files do not count.
+
+    Args:
+        sentences: words of each sentence.
+
+    Returns:
+        16 hexadecimal digits.
+    """
     digest = hashlib.sha256()
     for words in sentences:
         digest.update("\0".join(words).encode() + b"\n")
@@ -197,17 +204,17 @@ def words_fingerprint(sentences: Iterable[Sequence[str]]) -> str:
 
 
 def set_up_layers(model: PreTrainedModel, arguments: TrainingArguments) -> None:
-    """Recompute or compile the layers of a model, as far as the arguments ask for it; before it is prepared.
+    """Apply `gradient_checkpointing` and `torch_compile` to a model that is not prepared yet.
 
-    What is compiled are the Transformer layers of GPST: their shapes vary with the batch in the number of rows and
-    slots only, so that two graphs serve all batches. Names of parameters do not change.
+    Only the Transformer layers of GPST are compiled: their shapes vary only in the number of rows and slots, so that
+    two graphs serve all batches. Names of parameters do not change.
 
     Args:
         model: of the run.
         arguments: of the run.
 
     Raises:
-        ValueError: for a model whose layers cannot be recomputed or compiled.
+        ValueError: the layers of the model cannot be recomputed or compiled.
     """
     kind = model.config.model_type
     if arguments.gradient_checkpointing:
@@ -228,107 +235,82 @@ def set_up_layers(model: PreTrainedModel, arguments: TrainingArguments) -> None:
 def save_tokenizer_once(
     accelerator: Accelerator, folder: Path, make: Callable[[], PreTrainedTokenizerBase], made_from: dict[str, Any]
 ) -> None:
-    """Make a tokenizer on the main process and save it; a resumed run finds that of its first part.
+    """Make a tokenizer on the main process and save it; a resumed run finds the one of its first part.
 
     Args:
         accelerator: of the run. Every process has to call.
-        folder: where the tokenizer lies afterwards; if it exists, nothing is made.
+        folder: of the tokenizer; if it exists, nothing is made.
         make: makes the tokenizer.
         made_from: options and hash of the words that it depends on; written next to it.
 
     Raises:
-        ValueError: when the one that exists was made from something else.
+        ValueError: the existing tokenizer was made from something else.
     """
     record = folder / "made_from.json"
     if accelerator.is_main_process and not folder.is_dir():
         tokenizer = make()
-        partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
-        shutil.rmtree(partial, ignore_errors=True)
-        tokenizer.save_pretrained(partial)
-        (partial / record.name).write_text(json.dumps(made_from, indent=2), encoding="utf-8")
-        partial.rename(folder)
+        with folder_writer(folder) as partial:
+            tokenizer.save_pretrained(partial)
+            write_json(partial / record.name, made_from)
     accelerator.wait_for_everyone()
     known = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
     changed = {name: value for name, value in made_from.items() if known.get(name) != value}
     if changed:
         raise ValueError(
             f"The tokenizer in {folder} was made with { ({name: known.get(name) for name in changed}) }, and now "
-            f"{changed} is asked for. Repeat the old values, pass it as tokenizer_name, or take another output_dir."
+            f"{changed} is asked for. Repeat the old values, pass it as tokenizer_name, or choose another output_dir."
         )
 
 
-def save_final_model(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, Any]) -> Path:
-    """Save the model of a run to `output_dir/model`; every process has to call.
-
-    A model of this library is exported with tokenizer, code and card, one of transformers as transformers saves it.
+# ---------------------------------------------------------------------------------------------- optimizer
+def parameter_groups(
+    model: nn.Module, learning_rate: float, module_rates: dict[str, float], weight_decay: float
+) -> list[dict[str, Any]]:
+    """Parameter groups by learning rate and weight decay.
 
     Args:
-        run: of this process.
-        tokenizer: of the model.
-        facts: for the card; the name is added.
+        model: the model.
+        learning_rate: of all modules but those of `module_rates`.
+        module_rates: module name (a component of the parameter's name, such as "parser") -> its learning rate.
+        weight_decay: of matrices; biases, norms and vectors are never decayed.
 
     Returns:
-        The folder.
-    """
-    folder = run.output_dir / "model"
-    export_run(run, tokenizer, facts, folder)
-    return folder
-
-
-def export_run(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, Any], folder: Path) -> None:
-    """Export the model of a run as it is now; every process has to call.
-
-    Args:
-        run: of this process.
-        tokenizer: of the model.
-        facts: for the card of a model of this library; the name is added.
-        folder: appears when it is complete; an older one is replaced.
+        Groups for a torch optimizer.
 
     Raises:
-        OSError: when it cannot be written.
+        ValueError: a named module has no parameters.
     """
-    weights = run.accelerator.get_state_dict(run.model)
-    try:
-        if run.accelerator.is_main_process:
-            with written_whole(folder, "The model"):
-                _write_model(run, tokenizer, facts, folder, weights)
-    finally:
-        run.accelerator.wait_for_everyone()
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    unused = set(module_rates)
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        owner = next((module for module in module_rates if module in name.split(".")), None)
+        unused.discard(owner)
+        rate = learning_rate if owner is None else module_rates[owner]
+        groups.setdefault((rate, weight_decay if parameter.dim() > 1 else 0.0), []).append(parameter)
+    if unused:
+        raise ValueError(f"No parameter of the model belongs to a module named {sorted(unused)[0]!r}.")
+    return [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
 
 
-def _write_model(
-    run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, Any], folder: Path, weights: dict[str, Tensor]
-) -> None:
-    """The part of `export_run` that the main process does."""
-    plain = run.accelerator.unwrap_model(run.model)
-    if isinstance(plain, FSDPModule):
-        plain = _without_shards(plain)
-        # Gathered weights are copies: the ones that are tied would be saved twice.
-        weights = {name: value for name, value in weights.items() if name not in plain.all_tied_weights_keys}
-    if plain.config.model_type in PAPERS:
-        card = fill_card(
-            plain.config, {"repo_id": run.arguments.hub_model_id or run.output_dir.resolve().name, **facts}
-        )
-        export_model(plain, tokenizer, folder, card=card, overwrite=True, state_dict=weights)
-    else:
-        _save_plainly(plain, tokenizer, folder, weights)
+def make_optimizer(
+    model: nn.Module, arguments: TrainingArguments, module_rates: dict[str, float] | None = None
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """Make AdamW with parameter groups, and its schedule: linear warm-up, then `lr_scheduler_type`.
 
+    Args:
+        model: that is trained.
+        arguments: of the run; the decay ends at `max_train_steps`.
+        module_rates: see `parameter_groups`.
 
-def _save_plainly(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, weights: dict[str, Tensor]
-) -> None:
-    """Save a model of transformers under a temporary name, and rename it."""
-    partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
-    shutil.rmtree(partial, ignore_errors=True)
-    model.save_pretrained(partial, state_dict=weights)
-    tokenizer.save_pretrained(partial)
-    publish_folder(partial, folder)
-
-
-def _without_shards(model: PreTrainedModel) -> PreTrainedModel:
-    """An empty model of the class that is to be saved: FSDP2 makes a subclass of its own of it."""
-    own_class = next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
-    with torch.device("meta"):
-        empty = own_class(model.config)
-    empty.generation_config = model.generation_config
-    return empty
+    Returns:
+        Optimizer and schedule.
+    """
+    groups = parameter_groups(model, arguments.learning_rate, module_rates or {}, arguments.weight_decay)
+    optimizer = torch.optim.AdamW(
+        groups, betas=(arguments.adam_beta1, arguments.adam_beta2), eps=arguments.adam_epsilon
+    )
+    name = "constant_with_warmup" if arguments.lr_scheduler_type == "constant" else arguments.lr_scheduler_type
+    schedule = get_scheduler(name, optimizer, arguments.warmup_steps, arguments.max_train_steps)
+    return optimizer, schedule

@@ -343,14 +343,9 @@ class RecurrentRecipe(Recipe):
         parsing, test = self.parsing, results.get("test", {})
         if parsing.final_report:
             bank = parsing.treebank(parsing.final_parsing_files, self.data.split_leaves, REPORT_SENTENCES)
-            report = report_saved_model(
-                folder,
-                self.tokenizer,
-                {parsing.punctuation: bank},
-                {"model": parsing.parse_options},
-                self.arguments.seed,
-                parsing.parsing_convention,
-            )
+            methods: dict[str, Any] = {"model": parsing.parse_options}
+            banks, convention = {parsing.punctuation: bank}, parsing.parsing_convention
+            report = report_saved_model(folder, self.tokenizer, banks, methods, self.arguments.seed, convention)
             test["saved_model"] = report.numbers()
         before, best = results["evaluations"][0]["losses"], kept_evaluation(results)["losses"]
         unit = "bits_per_character" if "bits_per_character" in best else "perplexity"

@@ -24,7 +24,7 @@ from hf_synlm.data.vocabulary import word_final_ids
 from hf_synlm.evaluation.treebank_parsing import PUNCTUATION, Treebank
 from hf_synlm.hub.checkpoint import check_model_source
 from hf_synlm.training.arguments import TrainingArguments, check_overrides
-from hf_synlm.training.best_model import BestModel
+from hf_synlm.training.checkpoints import BestModel
 from hf_synlm.training.final_report import load_report_treebanks, report_saved_model
 from hf_synlm.training.flops import recurrent_flops_per_token, rnng_flops_per_token
 from hf_synlm.training.labeled_evaluation import Objective, add_perplexities, evaluate_given_trees, search_trees, spread

@@ -22,13 +22,10 @@ from benchmarks.sides import Sides
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.data.collate import collate_contexts
 from hf_synlm.training.arguments import TrainingArguments
-from hf_synlm.training.checkpoints import TrainingState
-from hf_synlm.training.interruption import StopSignals
-from hf_synlm.training.optimizers import make_optimizer
 from hf_synlm.training.output_folder import RESULTS_FILE
-from hf_synlm.training.run import Run, make_accelerator
+from hf_synlm.training.run import Run, TrainingState, make_accelerator, make_optimizer
 from hf_synlm.training.samplers import StepSampler, make_loader
-from hf_synlm.training.steps import optimizer_steps
+from hf_synlm.training.steps import StopSignals, optimizer_steps
 
 SAMPLES = 64
 MEMORY_SIZES = ((1, 256), (2, 256), (4, 256), (1, 512), (2, 512), (1, 1024))

@@ -1,0 +1,14 @@
+"""Training programs and what they share.
+
+`recipe.py` runs a program from its command line to its pushed model; the programs are `Recipe`s: `pretrain_gpst`,
+`train_rnng`, `train_recurrent`, `finetune_glue`, `finetune_summarization` and `finetune_grammar_induction`.
+
+    arguments.py       flags and configuration files
+    output_folder.py   which folder a run may use, and what is resumed
+    run.py             accelerator, model, optimizer, settings of a run
+    loop.py, steps.py  training loop; optimizer steps over micro steps and processes
+    checkpoints.py     checkpoints and best weights
+    export.py          final model, pushes to the Hub
+    configs/           shipped configurations, which `--config NAME` finds
+    accelerate/        configurations of `accelerate launch`
+"""

@@ -1,0 +1,39 @@
+"""`synlm train PROGRAM`: the training programs without a checkout of the repository.
+
+What follows the name goes to the program as it is. On several devices: `accelerate launch -m hf_synlm.training.MODULE`.
+"""
+
+import importlib
+import sys
+
+import typer
+
+# Name of the command -> (module of the program, help).
+PROGRAMS = {
+    "gpst": ("pretrain_gpst", "Pretrain GPST, or a GPT-2 of the same size, on raw text."),
+    "rnng": ("train_rnng", "Train RNNG, or an LSTM, on a treebank."),
+    "recurrent": ("train_recurrent", "Train ON-LSTM, PRPN, PaLM or AWD-LSTM on treebanks or text."),
+    "glue": ("finetune_glue", "Fine-tune a classifier on GLUE or on a table of labeled texts."),
+    "summarization": ("finetune_summarization", "Fine-tune a model to summarize."),
+    "induction": ("finetune_grammar_induction", "Fine-tune GPST on the words of a treebank and score its trees."),
+}
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Train a model. `synlm train PROGRAM --help` shows the options of a program; `--config` takes a file or the "
+    "name of a shipped configuration.",
+)
+
+
+def _add(name: str, module: str, text: str) -> None:
+    # Without a help option here, the program answers to --help.
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+    @app.command(name, help=text, context_settings=settings)
+    def run(context: typer.Context) -> None:
+        sys.argv = [f"synlm train {name}", *context.args]  # argparse shows the first in its help
+        importlib.import_module(f"hf_synlm.training.{module}").main(context.args)
+
+
+for _name, (_module, _text) in PROGRAMS.items():
+    _add(_name, _module, _text)
