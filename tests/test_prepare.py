@@ -661,7 +661,9 @@ def test_finished_folder_without_text(prepared: tuple[CorpusArguments, PreparedT
 
 
 def test_prepared_without_text_has_to_be_complete(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="typo is no complete folder of prepared text, and no text is named. Correct"):
+    with pytest.raises(
+        ValueError, match="typo is not a complete folder of prepared text, and no text is named. Correct"
+    ):
         DataArguments(prepared=str(tmp_path / "typo"))
     assert not (tmp_path / "typo").exists()
     assert DataArguments(prepared=str(tmp_path / "new"), train_trees=["embedded"]).train_files  # text is named

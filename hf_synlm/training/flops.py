@@ -1,10 +1,10 @@
 """Floating point operations of training, by formula from a configuration.
 
-What counts are the matrix products that a model needs, as in Chowdhery et al. (2022, appendix B): two operations per
-multiplication and addition, three times the forward pass for training (a backward pass has two products for each of
-the forward pass), attention over all slots of a row (no halving for causality). Recomputed activations do not count:
-the share of a device's peak that is reached this way is the model FLOP utilization. Compared with what PyTorch counts
-in `tests/test_flops.py`.
+The formulas count the matrix products that a model needs, as in Chowdhery et al. (2022, appendix B): two operations per
+multiplication and addition; three times the forward pass for training (a backward pass has two products for each of
+the forward pass); attention over all slots of a row (no halving for causality). Recomputed activations do not count:
+the share of a device's peak by this count is the model FLOP utilization. `tests/test_flops.py` compares with the
+products that PyTorch computes.
 
 D hidden size, d composition size, V vocabulary, T tokens of a context, n tokens of a sentence; see the configurations
 for the other sizes.
@@ -50,8 +50,8 @@ def gpst_flops_per_token(config: GPSTConfig, context_length: int, sentence_lengt
                         + 2 k (2 (d^2 + 2 d i) + (M - 1) 2 (4 d^2 + 2 d i))
         parser          (4 p^2 + 3 p j + 2 T p) each, j its feed-forward width;  2 p q + q for the scores
 
-    Training takes three times that, but four times the inside pass: its gradients come in two channels, one of which
-    does not reach the split scores, and the products for the inputs are made for both.
+    Training takes three times that, but four times the inside pass: its gradients come in two channels. One of them
+    does not reach the split scores, and the products for the inputs are computed for both.
 
     Args:
         config: of the model.
@@ -82,7 +82,7 @@ def gpst_flops_per_token(config: GPSTConfig, context_length: int, sentence_lengt
 
 
 def rnng_flops_per_token(config: RNNGConfig, actions_per_token: float) -> float:
-    """FLOPs of training per token, given a derivations' actions.
+    """FLOPs of training per token of a derivation.
 
     With a actions per token, r = (a - 1) / 2 nonterminals per token, every action pushes one element; w is the
     embedding size, h the hidden size, in multiplications and additions per token:
@@ -113,8 +113,8 @@ def rnng_flops_per_token(config: RNNGConfig, actions_per_token: float) -> float:
 def recurrent_flops_per_token(model: nn.Module) -> float:
     """FLOPs of training per token of a network that uses every weight matrix once per token: 6 N (Kaplan et al. 2020).
 
-    Embeddings are looked up, so that they do not count, but the output layer does. For LSTM, ON-LSTM, PRPN and PaLM;
-    products of states with states (PRPN's and PaLM's attention) are left out, they are a few per cent.
+    Embeddings are looked up and do not count; the output layer counts. For LSTM, ON-LSTM, PRPN and PaLM. Products of
+    states with states (PRPN's and PaLM's attention) are a few per cent and left out.
 
     Args:
         model: a causal language model with `lm_head`.

@@ -1,10 +1,11 @@
-"""What a grammar is measured by: probabilities of gold trees, and beam search over held-out sentences.
+"""Evaluation of grammars: likelihood of gold trees by teacher forcing, and beam search over held-out sentences.
 
-Probabilities of given trees come from teacher forcing. They are no language model of the words alone: the search sums
-over trees, and its word perplexity is the one that compares with a model without trees.
+The likelihood given the gold trees is not that of a language model of words. The search sums over trees: compare its
+word perplexity with that of a model without trees.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from hf_synlm.evaluation.evalb import EvalbParameters, EvalbScores, labeled_f1
 from hf_synlm.evaluation.parsing import ParsingScores, branching_baselines, keep_words, unlabeled_f1
 from hf_synlm.evaluation.parsing_conventions import Punctuation
 from hf_synlm.losses import share_of
+from hf_synlm.module_tools import evaluation_mode
 from hf_synlm.training.steps import to_device
 from hf_synlm.training.tree_batches import TreeCollator, TreeDataset, padded_batches
 from hf_synlm.trees import Span
@@ -30,7 +32,7 @@ from hf_synlm.trees import Span
 def add_perplexities(totals: dict[str, float]) -> dict[str, float]:
     """Perplexities from sums (or from means over the same batches).
 
-    exp(nats / count). A grammar predicts tokens given the actions before them, so it has no word perplexity here.
+    exp(nats / count). A grammar predicts tokens given the actions before them, which gives no word perplexity.
 
     Args:
         totals: `word_nats`, `tokens`, `words`, and for grammars `action_nats`, `actions`; others are passed on.
@@ -56,7 +58,7 @@ def _exp(value: float) -> float:
 
 
 class Objective:
-    """The loss of a micro batch, with the sums that perplexities need as its parts.
+    """The loss of a micro batch; its parts are the sums from which perplexities are computed.
 
     Args:
         config: of the model; a grammar has `loss_normalization`, an LSTM takes the mean over tokens.
@@ -72,13 +74,8 @@ class Objective:
         output = model(**batch)
         if "actions" in batch:
             counts["actions"] = (batch["actions"] != 0).sum().float()
-        divisors = {
-            "batch": len(batch["input_ids"]),
-            "sum": 1,
-            "token": counts["tokens"],
-            "action": counts.get("actions"),
-        }
-        divisor = divisors[self.normalization]
+        sizes = {"batch": len(batch["input_ids"]), "sum": 1, "token": counts["tokens"], "action": counts.get("actions")}
+        divisor = sizes[self.normalization]
         shares = batch.get("loss_shares")
         nats = {f"{name}_nats": part * (divisor / share_of(shares, name)) for name, part in output.losses.items()}
         return output.loss, {**counts, **nats}
@@ -96,7 +93,7 @@ def evaluate_given_trees(
 ) -> dict[str, float]:
     """Negative log-likelihood of held-out trees (for a model of words: of their words) and perplexities.
 
-    Every process takes its share of the batches; the sums are the same however they are shared, up to rounding.
+    The processes share the batches. Their number changes the sums by rounding only.
 
     Args:
         accelerator: of the run. Every process has to call.
@@ -105,25 +102,19 @@ def evaluate_given_trees(
         collate: makes the batches.
         objective: of the model.
         max_batch_size: sentences per process and batch.
-        max_batch_actions: bound on the padded size.
+        max_batch_actions: largest padded size of a batch.
 
     Returns:
         `nats` of all sentences, `nats_per_sentence`, and perplexities.
     """
     plain = accelerator.unwrap_model(model)
-    was_training = plain.training
-    plain.eval()
     batches = padded_batches(dataset.lengths("actions"), max_batch_size, max_batch_actions)
-    names: list[str] = []
-    total = torch.zeros(0)
-    for rows in batches[accelerator.process_index :: accelerator.num_processes]:
-        batch = to_device(collate(dataset.__getitems__(rows)), accelerator.device)
-        parts = objective(plain, batch)[1]
-        names = list(parts)
-        values = torch.stack([part.double().cpu() for part in parts.values()])
-        total = values if not len(total) else total + values
-    shares = gather_object([dict(zip(names, total.tolist(), strict=True))])
-    plain.train(was_training)
+    own: Counter[str] = Counter()
+    with evaluation_mode(plain):
+        for rows in batches[accelerator.process_index :: accelerator.num_processes]:
+            batch = to_device(collate(dataset.__getitems__(rows)), accelerator.device)
+            own.update({name: part.item() for name, part in objective(plain, batch)[1].items()})
+    shares = gather_object([dict(own)])
     sums = {name: sum(share.get(name, 0.0) for share in shares) for name in next(filter(None, shares))}
     nats = sum(value for name, value in sums.items() if name.endswith("_nats"))
     return {"nats": nats, "nats_per_sentence": nats / len(dataset), **add_perplexities(sums)}
@@ -140,10 +131,10 @@ class SearchScores:
         induction: unlabeled F1 as for models that induce their trees (convention "gpst", punctuation not counted;
             see `TreeDataset.punctuation_by`).
         right_branching: the same for right-branching trees.
-        punctuation_by: what told punctuation in these two, "tag" or "form".
+        punctuation_by: how punctuation was recognized for these two, "tag" or "form".
         word_perplexity: exp(- sum of the words' log prefix-probability ratios / number of words).
         num_sentences: sentences parsed.
-        num_failures: sentences for which the beam held no complete tree; their gold brackets count as missed.
+        num_failures: sentences for which the beam had no complete tree; their gold brackets count as missed.
         beam: widths of the search.
     """
 
@@ -159,13 +150,16 @@ class SearchScores:
 
     def numbers(self) -> dict[str, Any]:
         """For JSON; F1, precision and recall in percent."""
+        fractions = {
+            "labeled_f1": self.labeled.f1,
+            "labeled_precision": self.labeled.precision,
+            "labeled_recall": self.labeled.recall,
+            "unlabeled_f1": self.unlabeled.f1,
+            "induction_sentence_f1": self.induction.sentence_f1,
+            "right_branching_sentence_f1": self.right_branching.sentence_f1,
+        }
         return {
-            "labeled_f1": round(100 * self.labeled.f1, 2),
-            "labeled_precision": round(100 * self.labeled.precision, 2),
-            "labeled_recall": round(100 * self.labeled.recall, 2),
-            "unlabeled_f1": round(100 * self.unlabeled.f1, 2),
-            "induction_sentence_f1": round(100 * self.induction.sentence_f1, 2),
-            "right_branching_sentence_f1": round(100 * self.right_branching.sentence_f1, 2),
+            **{name: round(100 * value, 2) for name, value in fractions.items()},
             "punctuation_by": self.punctuation_by,
             "word_perplexity": self.word_perplexity,
             "num_sentences": self.num_sentences,
@@ -181,13 +175,13 @@ class SearchScores:
             f"labeled F1 {n['labeled_f1']:.2f} (precision {n['labeled_precision']:.2f}, recall "
             f"{n['labeled_recall']:.2f}), unlabeled F1 {n['unlabeled_f1']:.2f} (EVALB, COLLINS.prm); sentence F1 "
             f"{n['induction_sentence_f1']:.2f}, right branching {n['right_branching_sentence_f1']:.2f} (convention "
-            f"{self.induction.convention}; punctuation, told by {self.punctuation_by}, not counted); word "
+            f"{self.induction.convention}; punctuation, recognized by {self.punctuation_by}, not counted); word "
             f"perplexity {n['word_perplexity']:.2f}"
         )
 
 
 def spread(count: int, limit: int | None) -> list[int]:
-    """At most `limit` (None: all) of `count` indices, spread evenly."""
+    """At most `limit` (`None`: all) of `count` indices, spread evenly."""
     if limit is None or limit >= count:
         return list(range(count))
     return np.linspace(0, count - 1, num=limit, dtype=int).tolist()
@@ -218,20 +212,17 @@ def search_trees(
         The scores, on every process.
     """
     plain = accelerator.unwrap_model(model)
-    was_training = plain.training
-    plain.eval()
-    # Neighbours in length share a batch, and the processes share every length.
+    # Sentences of similar length share a batch, and every process has long and short ones.
     lengths = dataset.lengths("input_ids")
-    order = sorted(rows, key=lambda row: (int(lengths[row]), row))[
-        accelerator.process_index :: accelerator.num_processes
-    ]
+    order = sorted(rows, key=lambda row: (int(lengths[row]), row))
+    own = order[accelerator.process_index :: accelerator.num_processes]
     results: list[tuple[int, Any, float]] = []
-    with tqdm(total=len(order), unit="sent", desc="search", disable=not accelerator.is_main_process) as bar:
-        for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
+    bar = tqdm(total=len(own), unit="sent", desc="search", disable=not accelerator.is_main_process)
+    with evaluation_mode(plain), bar:
+        for start in range(0, len(own), batch_size):
+            chosen = own[start : start + batch_size]
             results += _parse_batch(plain, dataset, chosen, collate, accelerator.device, beam)
             bar.update(len(chosen))
-    plain.train(was_training)
     return _score(dataset, sorted(gather_object(results)), beam)
 
 
@@ -263,7 +254,7 @@ def _parse_batch(
 def _score(dataset: TreeDataset, results: Sequence[tuple[int, Any, float]], beam: dict[str, Any]) -> SearchScores:
     gold = [dataset.sentence(row) for row, _, _ in results]
     trees: list[tuple[list[str], list[Span]]] = [([], []) if tree is None else tree for _, tree, _ in results]
-    spans = [[tuple(span) for span in tree[1]] for tree in trees]
+    spans: list[list[Span]] = [[(i, j) for i, j in tree[1]] for tree in trees]
     lengths = [len(sentence.words) for sentence in gold]
     by = dataset.punctuation_by
     keep = [keep_words(sentence.words, sentence.tags, by) for sentence in gold]

@@ -1,6 +1,7 @@
-"""What is measured on a recurrent language model, on its way and at its end: arguments, held-out text and trees."""
+"""What is measured on a recurrent language model during training and at the end: arguments, held-out text and trees."""
 
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from accelerate import Accelerator
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -8,8 +9,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from hf_synlm.data.streams import TokenStream
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.parsing import CONVENTIONS, keep_by_tag
-from hf_synlm.evaluation.treebank_parsing import PUNCTUATION, Treebank, make_treebank
-from hf_synlm.training.stream_batches import StreamDataArguments, check_files, read_trees
+from hf_synlm.evaluation.treebank_parsing import Treebank, make_treebank
+from hf_synlm.training.sentence_files import check_files, check_minimum
+from hf_synlm.training.stream_batches import Preprocessing, StreamDataArguments, read_trees
 from hf_synlm.training.stream_evaluation import TextEvaluator, TreeScorer
 
 
@@ -19,13 +21,13 @@ class ParsingArguments:
 
     parsing_files: list[str] = field(
         default_factory=list,
-        metadata={"help": "Treebanks parsed after every epoch; default: the validation files, if they hold trees."},
+        metadata={"help": "Treebanks parsed after every epoch; default: the validation files, if they are treebanks."},
     )
     final_parsing_files: list[str] = field(
         default_factory=list,
-        metadata={"help": "Treebanks that the final model parses; default: the test files, if they hold trees."},
+        metadata={"help": "Treebanks that the final model parses; default: the test files, if they are treebanks."},
     )
-    parsing_preprocessing: str | None = field(
+    parsing_preprocessing: Preprocessing | None = field(
         default=None, metadata={"help": "Preprocessing of these trees; default: that of the training text."}
     )
     parsing_max_words: int | None = field(
@@ -35,12 +37,12 @@ class ParsingArguments:
             "without it; default: max_sentence_words."
         },
     )
-    punctuation: str = field(
+    punctuation: Literal["remove", "ignore", "keep"] = field(
         default="remove",
         metadata={"help": "'remove' it before parsing, 'ignore' it in the score only, or 'keep' it as words."},
     )
-    parsing_convention: str = field(
-        default="on-lstm", metadata={"help": f"How spans are counted: {', '.join(CONVENTIONS)}."}
+    parsing_convention: Literal[tuple(CONVENTIONS)] = field(  # type: ignore[valid-type]
+        default="on-lstm", metadata={"help": "How spans are counted."}
     )
     parse_options: str | None = field(
         default=None,
@@ -60,37 +62,42 @@ class ParsingArguments:
 
     def __post_init__(self):
         """Check the values."""
-        if self.punctuation not in PUNCTUATION:
-            raise ValueError(f"punctuation is {self.punctuation!r}. Choose among {', '.join(PUNCTUATION)}.")
-        if self.parsing_convention not in CONVENTIONS:
-            raise ValueError(
-                f"parsing_convention is {self.parsing_convention!r}. Choose among {', '.join(CONVENTIONS)}."
-            )
-        for name in ("parse_batch_size", "parsing_max_words"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1 and is {value}.")
-        if self.parse_sentences is not None and self.parse_sentences < 0:
-            raise ValueError(f"parse_sentences must not be negative and is {self.parse_sentences}.")
+        check_minimum(self, 1, "parse_batch_size parsing_max_words")
+        check_minimum(self, 0, "parse_sentences")
         check_files(*self.parsing_files, *self.final_parsing_files)
 
     def complete(self, data: StreamDataArguments, architecture: str) -> None:
-        """Take over from the data what is not given; refuse what an architecture without trees cannot do."""
+        """Complete the arguments.
+
+        Args:
+            data: gives the values that are missing here.
+            architecture: of the model.
+
+        Raises:
+            ValueError: trees are asked of a model that has none.
+        """
         for name in ("parsing_files", "final_parsing_files", "parse_options", "final_report"):
             if architecture == "awd_lstm" and getattr(self, name):
                 raise ValueError(f"{name} is {getattr(self, name)!r}, but AWD-LSTM has no trees. Leave it out.")
         if data.file_format == "treebank":
             self.parsing_files = self.parsing_files or data.validation_files
             self.final_parsing_files = self.final_parsing_files or data.test_files
-        if self.parsing_preprocessing is None:
-            self.parsing_preprocessing = data.preprocessing
-        if self.parsing_max_words is None:
-            self.parsing_max_words = data.max_sentence_words
+        self.parsing_preprocessing = self.parsing_preprocessing or data.preprocessing
+        self.parsing_max_words = self.parsing_max_words or data.max_sentence_words
         if self.final_report and not self.final_parsing_files:
             raise ValueError("final_report needs trees to parse. Set final_parsing_files.")
 
     def treebank(self, paths: list[str], split_leaves: bool, max_sentences: int | None = None) -> Treebank:
-        """Gold trees of files."""
+        """Read gold trees.
+
+        Args:
+            paths: the files.
+            split_leaves: see `StreamDataArguments`.
+            max_sentences: read only this many.
+
+        Returns:
+            The trees.
+        """
         trees = read_trees(paths, self.parsing_preprocessing, split_leaves)
         return make_treebank(filter(self._is_short, trees), self.punctuation, max_sentences)
 
@@ -101,7 +108,7 @@ class ParsingArguments:
 
 @dataclass
 class Measures:
-    """What is measured after every epoch, and at the end; `test` and `final_trees` may be missing."""
+    """Evaluators after every epoch and at the end; `test` and `final_trees` may be missing."""
 
     validation: TextEvaluator
     test: TextEvaluator | None
@@ -109,7 +116,7 @@ class Measures:
 
 
 def has_trees(config: PreTrainedConfig) -> bool:
-    """Whether a model induces trees: all but AWD-LSTM do."""
+    """Whether the model of `config` induces trees: all but AWD-LSTM do."""
     return getattr(config, "span_attention", True)
 
 
@@ -123,7 +130,7 @@ def make_measures(
     tokenizer: PreTrainedTokenizerBase,
     size: int,
 ) -> Measures:
-    """Everything that will be measured, tried on one sentence of every treebank.
+    """Make the evaluators, and try them on one sentence of every treebank.
 
     Args:
         accelerator: of the run.
@@ -139,15 +146,15 @@ def make_measures(
         The measures.
 
     Raises:
-        ValueError: for text, trees or options of `parse` that training would end with in vain.
+        ValueError: for text, trees or options of `parse` that would fail after training.
     """
 
     def scorer(paths: list[str], limit: int | None) -> TreeScorer | None:
         if not has_trees(model.config) or not paths or limit == 0:
             return None
         bank = parsing.treebank(paths, data.split_leaves)
-        options = (parsing.parsing_convention, parsing.parse_options, parsing.parse_batch_size)
-        found = TreeScorer(bank, tokenizer, *options, limit)
+        options: Any = parsing.parse_options  # a mapping, once the command line is parsed
+        found = TreeScorer(bank, tokenizer, parsing.parsing_convention, options, parsing.parse_batch_size, limit)
         found.rehearse(model)
         return found
 

@@ -1,13 +1,13 @@
 """Learning rate and optimizer of recurrent language models from epoch to epoch, and averaged weights.
 
-A run goes through phases. Which one it is in follows from the validation losses after its epochs alone, so that a
-resumed run is in the same phase:
+A run goes through phases. The phase depends only on the validation losses after the epochs, so that a resumed run is in
+the same phase:
 
     first        SGD or Adam
     averaging    ASGD: SGD whose weights are averaged; evaluations see the averages
-    finetuning   the same with averages that begin anew
+    finetuning   the same; the averages begin anew
 
-Terms: the rate of a phase is scaled in every step by the length of the segment over the usual length.
+In every step, the rate of the phase is scaled by the length of the segment over the usual length.
 """
 
 import math
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -24,8 +24,7 @@ from torch import nn
 from hf_synlm.training.arguments import TrainingArguments
 from hf_synlm.training.checkpoints import BestModel
 from hf_synlm.training.run import Run
-
-SCHEDULES = ("sgd-asgd", "adam-asgd", "adam-plateau")
+from hf_synlm.training.sentence_files import check_minimum
 
 
 @dataclass
@@ -34,9 +33,9 @@ class ScheduleArguments:
 
     num_train_epochs: int = field(
         default=0,
-        metadata={"help": "Passes through the text; 0: max_train_steps counts. With both, the smaller of the two."},
+        metadata={"help": "Passes through the text; 0: max_train_steps decides. With both, the smaller of the two."},
     )
-    schedule: str = field(
+    schedule: Literal["sgd-asgd", "adam-asgd", "adam-plateau"] = field(
         default="sgd-asgd",
         metadata={
             "help": "'sgd-asgd': SGD, then averaged SGD once the validation loss does not fall (AWD-LSTM, ON-LSTM); "
@@ -47,8 +46,8 @@ class ScheduleArguments:
     non_monotone_interval: int = field(
         default=5,
         metadata={
-            "help": "sgd-asgd: average once an epoch's validation loss is above the lowest of all but the last so many "
-            "before it."
+            "help": "sgd-asgd: begin to average when the validation loss of an epoch is above the lowest of the "
+            "earlier ones, of which this many newest do not count (non-monotone trigger)."
         },
     )
     averaging_epoch: int = field(default=40, metadata={"help": "adam-asgd: epochs with Adam."})
@@ -57,26 +56,21 @@ class ScheduleArguments:
     )
     finetuning_epoch: int = field(
         default=0,
-        metadata={"help": "After this epoch begin the averages anew, if there are some by then; 0: never."},
+        metadata={"help": "After this epoch begin the averages anew, if averaging has begun; 0: never."},
     )
     plateau_patience: int = field(
-        default=2, metadata={"help": "adam-plateau: lower the rate after more than so many epochs without a new best."}
+        default=2,
+        metadata={"help": "adam-plateau: lower the rate after more than this many epochs without a best."},
     )
     plateau_factor: float = field(default=0.5, metadata={"help": "adam-plateau: factor of the learning rate."})
     early_stopping_patience: int = field(
-        default=0, metadata={"help": "Stop after so many epochs without a better validation loss; 0: never."}
+        default=0, metadata={"help": "Stop after this many epochs without a better validation loss; 0: never."}
     )
 
     def __post_init__(self):
         """Check the values."""
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule is {self.schedule!r}. Choose among {', '.join(SCHEDULES)}.")
-        for name in ("num_train_epochs", "finetuning_epoch", "plateau_patience", "early_stopping_patience"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative and is {getattr(self, name)}.")
-        for name in ("non_monotone_interval", "averaging_epoch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
+        check_minimum(self, 0, "num_train_epochs finetuning_epoch plateau_patience early_stopping_patience")
+        check_minimum(self, 1, "non_monotone_interval averaging_epoch")
         if not 0 < self.plateau_factor < 1:
             raise ValueError(f"plateau_factor must be between 0 and 1 and is {self.plateau_factor}.")
         if self.averaging_learning_rate is not None and not 0 < self.averaging_learning_rate < math.inf:
@@ -93,20 +87,20 @@ class RecurrentTrainingArguments(TrainingArguments):
 
     per_device_train_batch_size: int = field(
         default=8,
-        metadata={"help": "Rows of the stream per process; with sentences, the most of a process's batch."},
+        metadata={"help": "Rows of the stream per process; with sentences, the largest batch of a process."},
     )
     per_device_eval_batch_size: int = field(
         default=8,
         metadata={
-            "help": "Evaluation: rows of the stream, of all processes together; with sentences, the most of a "
-            "process's batch."
+            "help": "Evaluation: rows of the stream, of all processes together; with sentences, the largest batch of "
+            "a process."
         },
     )
     learning_rate: float = field(default=30.0, metadata={"help": "Learning rate of the first phase."})
     adam_epsilon: float = field(default=1e-8, metadata={"help": "Adam: term in the denominator."})
     weight_decay: float = field(
         default=1.2e-6,
-        metadata={"help": "This times a parameter is added to its gradient, biases included, after the clipping."},
+        metadata={"help": "L2 penalty, added to the gradients of all parameters after the clipping."},
     )
     max_grad_norm: float = field(
         default=0.25, metadata={"help": "Gradients are clipped to this norm; 0: they are not clipped."}
@@ -117,18 +111,17 @@ class RecurrentTrainingArguments(TrainingArguments):
     torch_compile: bool = field(default=False, metadata={"help": "Not for recurrent models."})
 
     def __post_init__(self):
-        """Check the values; refuse those that have no meaning here."""
+        """Check the values."""
         super().__post_init__()
         for name, value in (("lr_scheduler_type", "constant"), ("warmup_ratio", 0), ("num_warmup_steps", None)):
             if getattr(self, name) != value:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, but the rate follows schedule. Leave {name} out.")
         for name in ("gradient_checkpointing", "torch_compile"):
             if getattr(self, name):
-                raise ValueError(f"{name} is set, but these models have no layers that it could work on. Leave it out.")
+                raise ValueError(f"{name} is set, but these models have no layers to apply it to. Leave it out.")
         if self.evaluation_steps:
             raise ValueError(
-                f"evaluation_steps is {self.evaluation_steps}, but evaluations end epochs, which the schedules count. "
-                "Leave it out."
+                f"evaluation_steps is {self.evaluation_steps}, but evaluations end epochs here. Leave it out."
             )
 
 
@@ -193,21 +186,21 @@ def _count_plateaus(losses: Sequence[float], schedule: ScheduleArguments) -> int
 
 
 def epoch_losses(evaluations: Sequence[dict[str, Any]]) -> list[float]:
-    """Validation losses after the epochs; the evaluation of the untrained model is none of them."""
+    """Validation losses of `evaluations` after the epochs, without that of the untrained model."""
     return [validation_loss(evaluation) for evaluation in evaluations if evaluation["step"] > 0]
 
 
 def validation_loss(evaluation: dict[str, Any]) -> float:
-    """What the schedules and the choice of the best model go by: nats per predicted token."""
+    """The loss of `evaluation` that decides about schedule and best model: nats per predicted token."""
     return evaluation["losses"]["nats_per_token"]
 
 
 # ---------------------------------------------------------------------------------------------- optimizers
 class PhasedOptimizer:
-    """The optimizer of the first phase and the averaging one, of which one is in use.
+    """The optimizer of the first phase and the averaging one; one of them is in use.
 
-    It takes the place of a torch optimizer and of its schedule in `loop.optimizer_steps`. Both optimizers are
-    prepared by accelerate, which writes them to checkpoints; the one that is not in use holds no state.
+    It replaces a torch optimizer and its schedule in `optimizer_steps`. accelerate prepares both optimizers and writes
+    them to checkpoints; the state of the one that is not in use is empty.
 
     Args:
         first: SGD or Adam, prepared.
@@ -225,13 +218,13 @@ class PhasedOptimizer:
         return self.first if self.phase.name == "first" else self.averaging
 
     def step(self) -> None:
-        """Change the weights, with the rate of the phase times `scale`."""
+        """Update the weights with the rate of the phase times `scale`."""
         for group in self.in_use.param_groups:
             group["lr"] = self.phase.learning_rate * self.scale
         self.in_use.step()
 
     def zero_grad(self) -> None:
-        """Drop the gradients."""
+        """Reset the gradients."""
         self.in_use.zero_grad()
 
     def get_last_lr(self) -> list[float]:
@@ -239,13 +232,13 @@ class PhasedOptimizer:
         return [self.phase.learning_rate]
 
     def enter(self, phase: Phase) -> bool:
-        """Go on with a phase; one of another name begins with an optimizer without history.
+        """Continue with a phase; a new phase begins with an optimizer without history.
 
         Args:
             phase: the phase of the next epoch.
 
         Returns:
-            Whether it has another name.
+            Whether the phase is new.
         """
         is_new = phase.name != self.phase.name
         if is_new:
@@ -257,7 +250,7 @@ class PhasedOptimizer:
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
-        """Put the averages in the place of the weights, as far as there are some; the weights come back afterwards."""
+        """Replace the weights by their averages, where there are some; restore the weights afterwards."""
         averages = {}
         if self.phase.name != "first":
             states = self.averaging.optimizer.state
@@ -274,13 +267,13 @@ class PhasedOptimizer:
 
 
 class PhaseSchedule:
-    """What `loop.optimizer_steps` calls after every step: the scale holds for one step only."""
+    """Reset the scale of the rate after every step; `optimizer_steps` calls it."""
 
     def __init__(self, optimizer: PhasedOptimizer):
         self.optimizer = optimizer
 
     def step(self) -> None:
-        """Back to the rate of the phase."""
+        """Restore the rate of the phase."""
         self.optimizer.scale = 1.0
 
     def get_last_lr(self) -> list[float]:
@@ -293,8 +286,8 @@ def make_phased_optimizer(
 ) -> tuple[nn.Module, PhasedOptimizer, PhaseSchedule]:
     """Prepare the model and the optimizers of a schedule.
 
-    ASGD is torch's, with lambd = 0 and t0 = 0 as in the authors' code. Two of its properties are part of what was
-    published: a step has the size that the rate of the step before asks for, and the averages leave out the first step.
+    ASGD is torch's, with lambd = 0 and t0 = 0 as in the authors' code. Two of its properties are part of the published
+    method: a step uses the rate of the step before, and the averages leave out the first step.
 
     Args:
         accelerator: of the run.
@@ -303,7 +296,7 @@ def make_phased_optimizer(
         arguments: of the run.
 
     Returns:
-        The model, prepared, its optimizer, and what stands for the schedule in `common.Run`.
+        Prepared model, optimizer and schedule, for `Run`.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     options: dict[str, Any] = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
@@ -320,7 +313,7 @@ def make_phased_optimizer(
 
 
 class EpochControl(BestModel):
-    """After every evaluation: keep the best weights (averages, where they were evaluated) and choose the next phase.
+    """After every evaluation: keep the best weights (averages, if these were evaluated) and choose the next phase.
 
     Args:
         optimizer: of the run.
@@ -333,7 +326,7 @@ class EpochControl(BestModel):
         self.optimizer, self.schedule, self.learning_rate = optimizer, schedule, learning_rate
 
     def update(self, run: Run) -> bool:
-        """Look at the newest evaluation; every process has to call. Returns whether to stop."""
+        """Look at the newest evaluation; every process has to call. Return whether to stop."""
         stop = super().update(run)
         if run.state.step < run.arguments.max_train_steps and self.optimizer.enter(self.next_phase(run)):
             text = f"step {run.state.step}: {self.optimizer.phase.name} begins"
@@ -348,7 +341,7 @@ class EpochControl(BestModel):
         self.optimizer.phase = self.next_phase(run)
 
     def next_phase(self, run: Run) -> Phase:
-        """Phase that follows after the evaluations of a run."""
+        """Phase that follows the evaluations of a run."""
         return phase_after(epoch_losses(run.state.notes["evaluations"]), self.schedule, self.learning_rate)
 
     def _write(self, run: Run) -> None:
@@ -357,5 +350,5 @@ class EpochControl(BestModel):
 
 
 def schedule_settings(schedule: ScheduleArguments) -> dict[str, Any]:
-    """What a resumed run must have in common with its first part."""
+    """The `schedule` as settings that a resumed run must repeat."""
     return {f"schedule_{name}": value for name, value in asdict(schedule).items()}

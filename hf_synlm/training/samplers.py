@@ -1,6 +1,6 @@
-"""Which samples a micro step reads, and its random state: functions of the seed and of what was consumed before.
+"""The samples and the random state of a micro step, as functions of the seed and of the number of consumed samples.
 
-Nothing depends on history, so that a resumed run reads and draws what an uninterrupted one would have.
+Nothing depends on history, so that a resumed run reads and draws the same as an uninterrupted one.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from hf_synlm.training.arguments import TrainingArguments
 
 
 def seed_micro_step(seed: int, micro_step: int, rank: int) -> None:
-    """Set all random states from (seed, micro step, rank), so that a resumed run draws what the first would have.
+    """Set all random states from (seed, micro step, rank).
 
     Args:
         seed: of the run.
@@ -68,7 +68,7 @@ class StepSampler(Sampler[list[int]]):
 
     @property
     def consumed_per_micro_step(self) -> int:
-        """By how much a micro step of all processes advances `consumed`."""
+        """How many `consumed` counts for a micro step of all processes."""
         return self.batch_size * self.world_size
 
     def sample_id(self, k: int) -> int:
@@ -89,17 +89,17 @@ class StepSampler(Sampler[list[int]]):
 
 
 class PaddedBatchSampler(Sampler[list[int]]):
-    """Endless micro batches of samples of similar length, bounded in number and in padded size.
+    """Endless micro batches of samples of similar length, limited in number and in padded size.
 
     The samples are sorted by length and divided into groups. In every epoch each group is shuffled and cut into
-    batches, each taken as large as both bounds allow, and the batches of all groups are shuffled. Batch k of the run
-    is a function of (seed, k), whatever the number of processes; a micro step consumes one batch per process, in the
-    order of the ranks. A sample that exceeds the budget alone is a batch of its own.
+    batches, each as large as both limits allow, and the batches of all groups are shuffled. Batch k of the run is a
+    function of (seed, k) for any number of processes; a micro step consumes one batch per process, in the order of the
+    ranks. A sample that exceeds the limit alone is a batch by itself.
 
     Source: Noji and Oseki (2021), section 5.1.
 
     Args:
-        lengths: length of each sample; padding fills a batch up to its longest one.
+        lengths: of the samples; all samples of a batch are padded to the longest one.
         max_batch_size: largest number of samples of a batch.
         max_padded_length: largest padded size of a batch: number of samples times the longest length.
         group_size: samples of similar length among which batches are drawn.
@@ -109,7 +109,7 @@ class PaddedBatchSampler(Sampler[list[int]]):
         consumed: batches that all processes together have consumed.
 
     Raises:
-        ValueError: when the data set is empty, or a bound is less than 1.
+        ValueError: when the data set is empty, or a limit is less than 1.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class PaddedBatchSampler(Sampler[list[int]]):
 
     @property
     def consumed_per_micro_step(self) -> int:
-        """By how much a micro step of all processes advances `consumed`."""
+        """How many `consumed` counts for a micro step of all processes."""
         return self.world_size
 
     def epoch_batches(self, epoch: int) -> list[list[int]]:
@@ -149,7 +149,7 @@ class PaddedBatchSampler(Sampler[list[int]]):
         return [batches[k] for k in generator.permutation(len(batches))]
 
     def _cut(self, samples: list[int], lengths: list[int]) -> list[list[int]]:
-        """Cut samples into batches, each as large as the bounds allow."""
+        """Cut samples into batches, each as large as the limits allow."""
         batches: list[list[int]] = []
         longest = 0
         for sample, length in zip(samples, lengths, strict=True):
@@ -191,13 +191,24 @@ def make_loader(
     arguments: TrainingArguments,
     sampler: Sampler,
 ) -> DataLoader:
-    """Endless loader of the training batches of a sampler; it is not to be prepared by accelerate."""
+    """Endless loader of the training batches; accelerate must not prepare it.
+
+    Args:
+        accelerator: of the run.
+        dataset: the samples.
+        collate: samples -> batch.
+        arguments: of the run.
+        sampler: of the batches of this process.
+
+    Returns:
+        The loader.
+    """
     return DataLoader(
         dataset,
         batch_sampler=sampler,
         collate_fn=collate,
         num_workers=arguments.dataloader_num_workers,
         pin_memory=accelerator.device.type == "cuda",
-        # Without a generator of its own, a loader draws from the global one, and a resumed run would differ.
+        # Otherwise a loader draws from the global random state, and a resumed run would differ.
         generator=torch.Generator(),
     )

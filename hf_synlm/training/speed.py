@@ -1,4 +1,4 @@
-"""How fast a run is: tokens per second, and the share of the devices' arithmetic that the model makes use of."""
+"""Speed of a run: tokens per second, and model FLOP utilization (MFU), the used share of the devices' peak."""
 
 import re
 import time
@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
-# Dense peak of one device in FLOP/s, from the vendors' data sheets, by the name that CUDA reports, without what is in
-# _NO_MODEL: bfloat16 (or float16 where there is none) with tensor cores, TF32, and float32.
+# Dense peak of one device in FLOP/s from the vendors' data sheets: bfloat16 (or else float16) with tensor cores, TF32,
+# float32. Keys are the names that CUDA reports, without the words of _NO_MODEL.
 PEAK_FLOPS: dict[str, tuple[float, float, float]] = {
     "B200": (2.25e15, 1.1e15, 75e12),
     "GH200": (989e12, 494e12, 67e12),
@@ -29,7 +29,7 @@ PEAK_FLOPS: dict[str, tuple[float, float, float]] = {
     "V100 PCIE": (112e12, 14e12, 14e12),
     "T4": (65e12, 8.1e12, 8.1e12),
 }
-# Brands, sizes and kinds of memory, and sockets. Any other word makes another device: a laptop's, or a part of one.
+# Brands, sizes and kinds of memory, and sockets. Any other word names another device, such as a laptop's.
 _NO_MODEL = re.compile(r"NVIDIA|TESLA|GEFORCE|\d+GB|HBM\w+|SXM\d?")
 
 
@@ -38,11 +38,11 @@ def device_peak_flops(device: torch.device, mixed_precision: str, given: float |
 
     Args:
         device: of the run.
-        mixed_precision: of accelerate: "no", "bf16", "fp16" or "fp8" (whose utilization is told in terms of bfloat16).
-        given: `--peak_flops`; it counts.
+        mixed_precision: of accelerate: "no", "bf16", "fp16" or "fp8" (counted by the peak of bfloat16).
+        given: `--peak_flops`; it wins.
 
     Returns:
-        The peak; `None` for a device that is not in the table, such as a CPU: then no utilization is reported.
+        The peak; `None` for a device that is not in the table, such as a CPU. Then no utilization is reported.
     """
     if given is not None:
         return given
@@ -59,10 +59,10 @@ def device_peak_flops(device: torch.device, mixed_precision: str, given: float |
 
 
 class SpeedMeter:
-    """Tokens per second of all processes together; evaluations and checkpoints do not count.
+    """Tokens per second of all processes together, without evaluations and checkpoints.
 
     Args:
-        flops_per_token: of a training step (see `flops.py`); `None` if there is no formula.
+        flops_per_token: of a training step (see `flops.py`); `None` if unknown.
         peak_flops: FLOP/s of all devices together; `None` if unknown.
     """
 
@@ -86,7 +86,7 @@ class SpeedMeter:
             self._begin += time.perf_counter() - begin
 
     def read(self) -> dict[str, float]:
-        """Speed since the last reading; call it right after the device has been waited for."""
+        """Speed since the last reading; call it right after a synchronization of the device."""
         now = time.perf_counter()
         seconds, tokens = now - self._begin, self.tokens
         self._begin, self.tokens = now, 0

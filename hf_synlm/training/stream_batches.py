@@ -1,108 +1,64 @@
 """Text or treebanks -> vocabulary -> one stream of tokens -> segments or sentences: data of recurrent language models.
 
-Two ways to read a corpus: as a stream, whose rows are read segment by segment with the state carried along, or as
-single sentences between boundary tokens. Order and lengths of the batches are a function of (seed, number).
+A corpus is read in one of two ways: as a stream, whose rows are read segment by segment with the state carried along,
+or as single sentences between boundary tokens. Order and lengths of the batches are a function of (seed, number).
 """
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from torch.utils.data import Sampler
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.collate import encode_words
 from hf_synlm.data.gold_trees import gold_distances, gold_spans
-from hf_synlm.data.samples import sample_path
 from hf_synlm.data.streams import SentenceCode, StreamRows, TokenStream, collate_framed, make_stream, stream_remainder
 from hf_synlm.data.text import read_lines
-from hf_synlm.data.tokenizers import character_tokenizer
 from hf_synlm.data.treebank import WORD_TAGS, TreebankSentence, count_tags, parse_treebank, read_treebank, to_ptb_concat
-from hf_synlm.data.vocabulary import UNKNOWN_RULES, word_tokenizer
 from hf_synlm.evaluation.parsing_conventions import check_tags
-from hf_synlm.hub.checkpoint import check_tokenizer_source
-from hf_synlm.training.run import save_tokenizer_once, words_fingerprint
+from hf_synlm.training.sentence_files import (
+    SentenceFileArguments,
+    Sentences,
+    check_minimum,
+    load_or_make_tokenizer,
+)
 
 SHORTEST_SEGMENT = 5
-LINES_OF_A_TREE = 200  # that are looked at to tell trees from text
-# What the tokenizer of a run depends on, besides the words themselves.
-TOKENIZER_OPTIONS = (
-    "tokenizer_type",
-    "tokenizer_vocab_size",
-    "tokenizer_min_frequency",
-    "unknown_words",
-    "lowercase",
-    "replace_numbers",
-    "file_format",
-    "preprocessing",
-    "split_leaves",
-    "max_sentence_words",
-)
 SEGMENT_DEVIATION = 5
 HALF_LENGTH_SHARE = 0.05
+TREE_TEST_LINES = 200  # that are read to tell trees from text
 PIECE_LENGTH = 10_000  # words or characters that are encoded at once
-CHOICES = {
-    "file_format": ("treebank", "text"),
-    "preprocessing": ("none", "ptb-concat", "words-only"),
-    "batching": ("stream", "sentences"),
-    "tokenizer_type": ("words", "characters"),
-    "unknown_words": UNKNOWN_RULES,
-}
+Preprocessing = Literal["none", "ptb-concat", "words-only"]
 
 
 @dataclass
-class StreamDataArguments:
-    """Where text comes from, how it becomes tokens, and how it is read."""
+class StreamDataArguments(SentenceFileArguments):
+    """Files of text or trees, how they become tokens, and how the tokens are read."""
 
-    train_files: list[str] = field(
-        default_factory=list, metadata={"help": "Files to train on; default: the embedded treebank."}
-    )
-    validation_files: list[str] = field(default_factory=list, metadata={"help": "Files for validation."})
-    test_files: list[str] = field(
-        default_factory=list, metadata={"help": "Files for the evaluation of the final model; may be none."}
-    )
-    file_format: str = field(
+    file_format: Literal["treebank", "text"] = field(
         default="treebank",
-        metadata={"help": "'treebank': bracketed trees; 'text': one sentence per line, words with spaces in between."},
+        metadata={"help": "'treebank': bracketed trees; 'text': one sentence per line, words separated by spaces."},
     )
-    preprocessing: str = field(
+    preprocessing: Preprocessing = field(
         default="none",
         metadata={
             "help": "Of trees: 'none'; 'ptb-concat': lower case, numbers as N, no punctuation, as in Mikolov's corpus; "
-            "'words-only': without the words whose tag is no word's (punctuation, $ and #)."
+            "'words-only': drop leaves whose tag is punctuation, $ or #."
         },
-    )
-    split_leaves: bool = field(
-        default=False,
-        metadata={"help": "Read a leaf of several words, (NN New York), as so many words; otherwise it is an error."},
     )
     max_sentence_words: int | None = field(
         default=None, metadata={"help": "Leave out sentences with more words, counted after preprocessing."}
     )
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Folder or Hub name of a tokenizer; without it one is made from the text."}
-    )
-    tokenizer_type: str = field(default="words", metadata={"help": "Tokenizer to make: 'words' or 'characters'."})
-    tokenizer_vocab_size: int | None = field(
-        default=None, metadata={"help": "Words: largest number of token ids, special tokens and classes included."}
-    )
-    tokenizer_min_frequency: int = field(
-        default=1, metadata={"help": "Words or characters that are rarer are unknown."}
-    )
-    unknown_words: str = field(
-        default="single",
-        metadata={"help": "Tokens of unknown words: a 'single' one, or classes by form, 'berkeley' or 'berkeley2'."},
-    )
-    lowercase: bool = field(default=False, metadata={"help": "Lower-case all words."})
-    replace_numbers: bool = field(default=False, metadata={"help": "Replace all numbers by one token."})
-    batching: str = field(
+    tokenizer_type: Literal["words", "characters"] = field(default="words", metadata={"help": "Tokenizer to make."})
+    batching: Literal["stream", "sentences"] = field(
         default="stream",
         metadata={"help": "'stream': segments of running text, the state carried along; 'sentences': one by one."},
     )
@@ -112,9 +68,6 @@ class StreamDataArguments:
         metadata={"help": "Draw the length of each training segment around bptt (or half of it), and scale its rate."},
     )
     max_batch_tokens: int = field(default=5000, metadata={"help": "Sentences: largest padded size of a micro batch."})
-    batch_group_size: int = field(
-        default=4096, metadata={"help": "Sentences of similar length among which a batch is drawn."}
-    )
     test_batch_size: int | None = field(
         default=None,
         metadata={
@@ -129,58 +82,42 @@ class StreamDataArguments:
         default=False, metadata={"help": "PaLM: spans that binarization to the right adds are gold, too."}
     )
 
+    tokenizer_options = f"{SentenceFileArguments.tokenizer_options} file_format preprocessing max_sentence_words"
+
     def __post_init__(self):
-        """Check the values and name the files of the embedded treebank."""
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} is {getattr(self, name)!r}. Choose among {', '.join(choices)}.")
-        names = "tokenizer_min_frequency bptt max_batch_tokens batch_group_size max_sentence_words test_batch_size"
-        for name in names.split():
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1 and is {value}.")
+        """Check the values."""
+        check_minimum(self, 1, "bptt max_batch_tokens max_sentence_words test_batch_size")
         if self.tokenizer_type == "characters":
-            defaults = {"lowercase": False, "replace_numbers": False, "tokenizer_vocab_size": None}
-            for name, default in {**defaults, "unknown_words": "single"}.items():
-                if getattr(self, name) != default:
-                    raise ValueError(f"{name} goes with words, not with characters. Leave it out.")
+            self._check_defaults("belongs to words, not to characters", "lowercase", "replace_numbers",
+                                 "tokenizer_vocab_size", "unknown_words")  # fmt: skip
         if self.file_format == "text":
-            for name, default in (("preprocessing", "none"), ("tree_supervision", False)):
-                if getattr(self, name) != default:
-                    raise ValueError(f"{name} is {getattr(self, name)!r}, which needs trees. Use treebank files.")
-        if not self.train_files:
-            if self.file_format == "text":
+            self._check_defaults("needs trees", "preprocessing", "tree_supervision")
+            if not self.train_files:
                 raise ValueError("train_files are not set. Pass files of text, one sentence per line.")
-            self.train_files = [str(sample_path("trees.train.txt"))]
-            self.validation_files = self.validation_files or [str(sample_path("trees.valid.txt"))]
-            self.test_files = self.test_files or [str(sample_path("trees.test.txt"))]
-        if not self.validation_files:
-            raise ValueError("validation_files are not set. Pass files that are not trained on.")
-        check_files(*self.train_files, *self.validation_files, *self.test_files)
+        super().__post_init__()
         if self.file_format == "text":
-            check_text(*self.train_files, *self.validation_files, *self.test_files)
+            check_text(*self.files)
+
+    def _check_defaults(self, reason: str, *names: str) -> None:
+        """Raise ValueError for an argument that is not its default."""
+        for name in names:
+            value = getattr(self, name)
+            if value != type(self).__dataclass_fields__[name].default:
+                raise ValueError(f"{name} is {value!r}, which {reason}. Leave it out.")
 
     def describe(self) -> str:
         """One sentence for the model card."""
-        names = ", ".join(Path(path).name for path in self.train_files)
-        return f"{'The trees' if self.tree_supervision else 'The text'} of {names}."
-
-
-def check_files(*paths: str) -> None:
-    """Raise ValueError for a file that does not exist."""
-    for path in paths:
-        if not Path(path).is_file():
-            raise ValueError(f"There is no file {path!r}.")
+        return f"{'The trees' if self.tree_supervision else 'The text'} of {self.train_names}."
 
 
 def check_text(*paths: str) -> None:
     """Raise ValueError for a file that begins with a tree: its brackets and labels would be learned as words."""
     for path in paths:
-        trees = parse_treebank(islice(read_lines(path), LINES_OF_A_TREE), split_leaves=True)
+        trees = parse_treebank(islice(read_lines(path), TREE_TEST_LINES), split_leaves=True)
         try:
             tree = next(trees, None)
         except ValueError:
-            continue  # no tree, as it should be
+            continue  # not a tree
         # A bare leaf such as (laughter continues) may be text.
         if tree is not None and any(label != "ROOT" for label, _, _ in tree.labeled_spans):
             raise ValueError(f"{path!r} begins with a tree. Use --file_format treebank, or pass a file of words.")
@@ -188,7 +125,7 @@ def check_text(*paths: str) -> None:
 
 # ---------------------------------------------------------------------------------------------- text
 def read_trees(
-    paths: Sequence[str], preprocessing: str = "none", split_leaves: bool = False
+    paths: Sequence[str], preprocessing: Preprocessing = "none", split_leaves: bool = False
 ) -> Iterator[TreebankSentence]:
     """Read treebank files and preprocess their sentences; those without words are left out.
 
@@ -244,7 +181,7 @@ def read_words(
 def make_stream_tokenizer(
     accelerator: Accelerator, data: StreamDataArguments, name: str | None, output_dir: Path
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer, or make one from the training text and keep it in `output_dir/tokenizer`.
+    """Load the tokenizer, or make one from the training text.
 
     Args:
         accelerator: the main process makes it, the others load.
@@ -253,38 +190,20 @@ def make_stream_tokenizer(
         output_dir: of the run.
 
     Returns:
-        A fast tokenizer with a token for padding and one for the boundary of sentences.
+        A fast tokenizer with a padding token and an end token, which is the boundary of sentences.
 
     Raises:
-        ValueError: when the tokenizer has no padding or end token.
+        ValueError: see `load_or_make_tokenizer`.
     """
 
-    def make() -> PreTrainedTokenizerBase:
-        sentences = read_words(data.train_files, data, data.max_sentence_words)
+    def make(sentences: Sentences) -> PreTrainedTokenizerBase:
         if data.tokenizer_type == "characters":
             texts = (" ".join(words) for words in sentences)
             return character_tokenizer(texts, min_count=data.tokenizer_min_frequency)
-        return word_tokenizer(
-            sentences,
-            unknown=data.unknown_words,
-            min_count=data.tokenizer_min_frequency,
-            vocab_size=data.tokenizer_vocab_size,
-            lowercase=data.lowercase,
-            replace_numbers=data.replace_numbers,
-            end_token=True,
-        )
+        return data.word_tokenizer(sentences, end_token=True)
 
-    folder = output_dir / "tokenizer" if name is None else name
-    if name is None:
-        made_from = {name: getattr(data, name) for name in TOKENIZER_OPTIONS}
-        made_from["training_words"] = words_fingerprint(read_words(data.train_files, data, data.max_sentence_words))
-        save_tokenizer_once(accelerator, folder, make, made_from)
-    check_tokenizer_source(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    for kind in ("pad_token", "eos_token"):
-        if getattr(tokenizer, kind) is None:
-            raise ValueError(f"The tokenizer {str(folder)!r} has no {kind}. Set it and save the tokenizer.")
-    return tokenizer
+    words = partial(read_words, data.train_files, data, data.max_sentence_words)
+    return load_or_make_tokenizer(accelerator, data, name, output_dir, words, make, "pad_token", "eos_token")
 
 
 def load_stream(
@@ -353,7 +272,7 @@ def stream_fingerprint(stream: TokenStream) -> str:
 
 
 def describe_stream(stream: TokenStream) -> str:
-    """One line about the size; tokens are those that are predicted, boundaries included."""
+    """One line about the size of `stream`; its tokens are the predicted ones, boundaries included."""
     return f"{stream.num_sentences:,} sentences, {len(stream) - 1:,} tokens"
 
 
@@ -458,7 +377,7 @@ class SegmentDataset(torch.utils.data.Dataset):
 
 
 def first_item(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Collate a list of one batch."""
+    """The batch in `items`, a list of one."""
     return items[0]
 
 

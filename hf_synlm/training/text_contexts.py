@@ -18,16 +18,16 @@ class DataArguments(CorpusArguments):
     prepared: str | None = field(
         default=None,
         metadata={
-            "help": "Folder of prepared text. What is missing there is prepared; where no text is named, the folder "
-            "has to be complete and is taken as it is. Default: the folder 'text' in output_dir."
+            "help": "Folder of prepared text. Missing parts are prepared; without the name of a text, the folder must "
+            "be complete. Default: the folder 'text' in output_dir."
         },
     )
     verify_prepared: bool = field(
-        default=False, metadata={"help": "Check the checksums of the prepared text, not only the sizes of its files."}
+        default=False, metadata={"help": "Check the checksums of the prepared text, not only its file sizes."}
     )
     max_sentence_tokens: int | None = field(default=None, metadata={"help": "Leave longer sentences out."})
     keep_words_together: bool = field(
-        default=False, metadata={"help": "Do not let constituents split words in training (the authors do not)."}
+        default=False, metadata={"help": "Forbid constituents that split words in training. The authors allow them."}
     )
     context_length: int = field(default=1024, metadata={"help": "Largest number of tokens of a context."})
 
@@ -35,9 +35,9 @@ class DataArguments(CorpusArguments):
         """Check the values."""
         if self.prepared is not None and not self.names_text and not is_prepared(self.prepared):
             raise ValueError(
-                f"{self.prepared} is no complete folder of prepared text, and no text is named. Correct --prepared, or "
-                "name the text that is to be prepared there (--train_files, --dataset_name); python -m "
-                f"hf_synlm.data.prepare --output_dir {self.prepared} prepares the embedded corpus there."
+                f"{self.prepared} is not a complete folder of prepared text, and no text is named. Correct "
+                "--prepared, or name the text to prepare there (--train_files, --dataset_name). For the embedded "
+                f"corpus: python -m hf_synlm.data.prepare --output_dir {self.prepared}"
             )
         super().__post_init__()
         if self.context_length < 1:
@@ -50,7 +50,7 @@ class DataArguments(CorpusArguments):
 
 
 def load_text(data: DataArguments, output_dir: Path, tokenizer_name: str | None) -> PreparedText:
-    """Prepare the text of a run, or open it; every process calls, one of them works.
+    """Prepare the text of a run, or open it. Every process calls; one of them prepares.
 
     Args:
         data: arguments.
@@ -76,13 +76,13 @@ def load_contexts(data: DataArguments, corpus: PreparedCorpus, end_of_document_i
     Args:
         data: arguments.
         corpus: training or validation text.
-        end_of_document_id: id that follows every document as a sentence of its own, or `None`.
+        end_of_document_id: id that follows every document as a separate sentence, or `None`.
 
     Returns:
         The contexts.
 
     Raises:
-        ValueError: when nothing is left.
+        ValueError: no contexts are left.
     """
     return ContextDataset(
         corpus,

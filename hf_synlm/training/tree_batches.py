@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow.compute as pc
@@ -18,21 +18,25 @@ import torch
 from accelerate import Accelerator
 from datasets import Dataset, Features, List, Value
 from datasets.exceptions import DatasetGenerationError
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.configuration_rnng import RNNGConfig
 from hf_synlm.data.collate import collate_trees
 from hf_synlm.data.gold_trees import encode_trees
-from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
-from hf_synlm.data.vocabulary import UNKNOWN_RULES, subword_tokenizer, word_tokenizer
+from hf_synlm.data.vocabulary import UnknownRule, subword_tokenizer
 from hf_synlm.evaluation.parsing_conventions import Punctuation, has_penn_tags
-from hf_synlm.hub.checkpoint import check_tokenizer_source
-from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.rnng_plan import make_plan
-from hf_synlm.training.run import save_tokenizer_once, words_fingerprint
+from hf_synlm.training.sentence_files import (
+    MIN_FREQUENCY,
+    UNKNOWN_WORDS,
+    VOCAB_SIZE,
+    SentenceFileArguments,
+    Sentences,
+    check_minimum,
+    load_or_make_tokenizer,
+)
 
-TOKENIZER_TYPES = ("words", "bpe", "unigram")
 TREE_FEATURES = {
     "words": List(Value("string")),
     "tags": List(Value("string")),
@@ -48,72 +52,32 @@ CODE_FEATURES = {
 
 
 @dataclass
-class TreeDataArguments:
-    """Where trees come from, how words become tokens, and how sentences become batches."""
+class TreeDataArguments(SentenceFileArguments):
+    """Treebank files, how words become tokens, and how sentences become batches."""
 
-    train_files: list[str] = field(
-        default_factory=list, metadata={"help": "Treebank files to train on; default: the embedded treebank."}
-    )
-    validation_files: list[str] = field(default_factory=list, metadata={"help": "Treebank files for validation."})
-    test_files: list[str] = field(
-        default_factory=list, metadata={"help": "Treebank files for the evaluation of the final model; may be none."}
-    )
-    split_leaves: bool = field(
-        default=False,
-        metadata={"help": "Read a leaf of several words, (NN New York), as so many words; otherwise it is an error."},
-    )
     max_sentence_tokens: int = field(default=300, metadata={"help": "Leave longer sentences out of training."})
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Folder or Hub name of a tokenizer; without it one is made from the trees."}
-    )
-    tokenizer_type: str = field(
+    tokenizer_type: Literal["words", "bpe", "unigram"] = field(
         default="words", metadata={"help": "Tokenizer to make: 'words', or pieces of words by 'bpe' or 'unigram'."}
     )
-    tokenizer_vocab_size: int = field(
-        default=50000, metadata={"help": "Largest number of token ids, classes included."}
-    )
-    tokenizer_min_frequency: int = field(
-        default=2, metadata={"help": "Words that are rarer are unknown words; 'bpe' makes no rarer pieces."}
-    )
-    unknown_words: str = field(
-        default="berkeley",
-        metadata={"help": "Tokens of unknown words: a 'single' one, or classes by form, 'berkeley' or 'berkeley2'."},
-    )
-    lowercase: bool = field(default=False, metadata={"help": "Lower-case all words."})
-    replace_numbers: bool = field(default=False, metadata={"help": "Replace all numbers by one token."})
+    tokenizer_vocab_size: int = field(default=50000, metadata=VOCAB_SIZE)
+    tokenizer_min_frequency: int = field(default=2, metadata=MIN_FREQUENCY)
+    unknown_words: UnknownRule = field(default="berkeley", metadata=UNKNOWN_WORDS)
     max_batch_actions: int = field(
         default=26000,
         metadata={"help": "Largest padded size of a micro batch: sentences times actions of the longest derivation."},
     )
-    batch_group_size: int = field(
-        default=4096, metadata={"help": "Sentences with similar numbers of actions among which a batch is drawn."}
-    )
     preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that encode trees."})
 
     def __post_init__(self):
-        """Check the values and name the files of the embedded treebank."""
-        if self.tokenizer_type not in TOKENIZER_TYPES:
-            raise ValueError(f"tokenizer_type is {self.tokenizer_type!r}. Choose among {', '.join(TOKENIZER_TYPES)}.")
-        if self.unknown_words not in UNKNOWN_RULES:
-            raise ValueError(f"unknown_words is {self.unknown_words!r}. Choose among {', '.join(UNKNOWN_RULES)}.")
+        """Check the values."""
         if self.tokenizer_type != "words" and (self.lowercase or self.replace_numbers):
-            raise ValueError(f"lowercase and replace_numbers go with words, not with {self.tokenizer_type!r}.")
-        for name in ("max_sentence_tokens", "tokenizer_min_frequency", "max_batch_actions", "batch_group_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
-        if not self.train_files:
-            self.train_files = [str(sample_path("trees.train.txt"))]
-            self.validation_files = self.validation_files or [str(sample_path("trees.valid.txt"))]
-            self.test_files = self.test_files or [str(sample_path("trees.test.txt"))]
-        if not self.validation_files:
-            raise ValueError("validation_files are not set. Pass treebank files that are not trained on.")
-        for path in (*self.train_files, *self.validation_files, *self.test_files):
-            if not Path(path).is_file():
-                raise ValueError(f"There is no file {path!r}.")
+            raise ValueError(f"lowercase and replace_numbers belong to words, not to {self.tokenizer_type!r}.")
+        check_minimum(self, 1, "max_sentence_tokens max_batch_actions")
+        super().__post_init__()
 
     def describe(self) -> str:
         """One sentence for the model card."""
-        return f"The trees of {', '.join(Path(path).name for path in self.train_files)}."
+        return f"The trees of {self.train_names}."
 
 
 # ---------------------------------------------------------------------------------------------- trees
@@ -121,7 +85,7 @@ def load_trees(accelerator: Accelerator, paths: Sequence[str], split_leaves: boo
     """Read treebank files.
 
     Args:
-        accelerator: the main process reads first, the others find its cache.
+        accelerator: the main process reads first, the others use its cache.
         paths: files of bracketed trees.
         split_leaves: see `read_treebank`.
 
@@ -145,7 +109,7 @@ def load_trees(accelerator: Accelerator, paths: Sequence[str], split_leaves: boo
                 features=Features(TREE_FEATURES),
             )
         except DatasetGenerationError as error:
-            # What is wrong with the trees, without the way it took through the library.
+            # Report the error in the trees, not the call stack of the library.
             if isinstance(error.__cause__, ValueError):
                 raise error.__cause__ from None
             raise
@@ -164,13 +128,13 @@ def _read_rows(paths: list[str], stamps: list, split_leaves: bool) -> Iterator[d
 
 
 def row_to_sentence(row: dict[str, Any]) -> TreebankSentence:
-    """The sentence of a row of `load_trees`."""
+    """The sentence of the `row` of a table of `load_trees`."""
     spans = tuple((label, i, j) for label, (i, j) in zip(row["labels"], row["spans"], strict=True))
     return TreebankSentence(tuple(row["words"]), tuple(row["tags"]), spans, row["source"])
 
 
 def collect_labels(*treebanks: Dataset) -> list[str]:
-    """Sorted labels of all constituents: those of held-out trees, too, so that every tree has a probability."""
+    """Sorted labels of all `treebanks`: of held-out trees, too, so that every tree has a probability."""
     return sorted({label for trees in treebanks for label in pc.list_flatten(_column(trees, "labels")).to_pylist()})
 
 
@@ -183,9 +147,7 @@ def _column(table: Dataset, name: str) -> Any:
 def make_tree_tokenizer(
     accelerator: Accelerator, data: TreeDataArguments, trees: Dataset, name: str | None, output_dir: Path
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer, or make one from the words of the trees and keep it in `output_dir/tokenizer`.
-
-    A resumed run finds the tokenizer of the first part there.
+    """Load the tokenizer, or make one from the words of the trees.
 
     Args:
         accelerator: the main process makes it, the others load.
@@ -195,38 +157,22 @@ def make_tree_tokenizer(
         output_dir: of the run.
 
     Returns:
-        A stock fast tokenizer.
+        A stock fast tokenizer with a padding token.
+
+    Raises:
+        ValueError: see `load_or_make_tokenizer`.
     """
-    folder = output_dir / "tokenizer" if name is None else name
 
-    def make() -> PreTrainedTokenizerBase:
-        sentences = (row["words"] for row in trees.select_columns("words"))
+    def make(sentences: Sentences) -> PreTrainedTokenizerBase:
         if data.tokenizer_type == "words":
-            return word_tokenizer(
-                sentences,
-                unknown=data.unknown_words,
-                min_count=data.tokenizer_min_frequency,
-                vocab_size=data.tokenizer_vocab_size,
-                lowercase=data.lowercase,
-                replace_numbers=data.replace_numbers,
-            )
-        return subword_tokenizer(
-            sentences,
-            data.tokenizer_vocab_size,
-            model=data.tokenizer_type,
-            min_frequency=data.tokenizer_min_frequency,
-        )
+            return data.word_tokenizer(sentences)
+        size, count = data.tokenizer_vocab_size, data.tokenizer_min_frequency
+        return subword_tokenizer(sentences, size, model=data.tokenizer_type, min_frequency=count)
 
-    if name is None:
-        names = ("tokenizer_type", "tokenizer_vocab_size", "tokenizer_min_frequency", "unknown_words", "lowercase")
-        made_from = {name: getattr(data, name) for name in (*names, "replace_numbers", "split_leaves")}
-        made_from["training_words"] = words_fingerprint(row["words"] for row in trees.select_columns("words"))
-        save_tokenizer_once(accelerator, folder, make, made_from)
-    check_tokenizer_source(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    if tokenizer.pad_token_id is None:
-        raise ValueError(f"The tokenizer {name!r} has no padding token. Set its pad_token.")
-    return tokenizer
+    def words() -> Sentences:
+        return (row["words"] for row in trees.select_columns("words"))
+
+    return load_or_make_tokenizer(accelerator, data, name, output_dir, words, make, "pad_token")
 
 
 # ---------------------------------------------------------------------------------------------- encoded trees
@@ -259,7 +205,7 @@ class TreeDataset(torch.utils.data.Dataset):
 
     @cached_property
     def punctuation_by(self) -> Punctuation:
-        """What tells punctuation in these trees: their tags where they are the Penn Treebank's, else its form."""
+        """How punctuation is recognized: by tag where the tags are the Penn Treebank's, otherwise by form."""
         counts = pc.value_counts(pc.list_flatten(_column(self.table, "tags"))).to_pylist()
         return "tag" if has_penn_tags({item["values"]: item["counts"] for item in counts}) else "form"
 
@@ -282,7 +228,7 @@ def encode_treebank(
     accelerator: Accelerator,
     trees: Dataset,
     tokenizer: PreTrainedTokenizerBase,
-    transition_system: str,
+    transition_system: Literal["top_down", "in_order"],
     labels: Sequence[str],
     num_workers: int | None = None,
     max_tokens: int | None = None,
@@ -290,7 +236,7 @@ def encode_treebank(
     """Encode the words and write the trees as actions.
 
     Args:
-        accelerator: the main process encodes first, the others find its cache.
+        accelerator: the main process encodes first, the others use its cache.
         trees: of `load_trees`.
         tokenizer: for the words.
         transition_system: "top_down" or "in_order".
@@ -302,7 +248,7 @@ def encode_treebank(
         The encoded sentences.
 
     Raises:
-        ValueError: when a tree has a label that is not among them (names file and line), or nothing is left.
+        ValueError: a tree has another label (names file and line), or no sentences are left.
     """
     with accelerator.main_process_first():
         table = trees.map(
@@ -325,7 +271,7 @@ def encode_treebank(
                 desc="dropping long sentences",
             )
     if not len(table):
-        raise ValueError(f"No sentence is left. Check the files and max_sentence_tokens {max_tokens}.")
+        raise ValueError(f"No sentences are left. Check the files and max_sentence_tokens {max_tokens}.")
     return TreeDataset(table)
 
 
@@ -334,7 +280,7 @@ def _encode_batch(
 ) -> dict[str, list]:
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     codes = encode_trees([row_to_sentence(row) for row in rows], tokenizer, system, labels)
-    return {name: [code[name] for code in codes] for name in CODE_FEATURES}
+    return {name: [dict(code)[name] for code in codes] for name in CODE_FEATURES}
 
 
 def _is_short(input_ids: list[int], max_tokens: int) -> bool:
@@ -348,15 +294,15 @@ class TreeCollator:
 
     Fields:
         pad_token_id: fills `input_ids`.
-        config: of the RNNG, whose schedule of the derivations is made here, so that the workers of the loader do it;
-            `None` leaves trees out and gives `labels`, for a model of words alone.
+        config: of the RNNG. The plan of the derivations is made here, in the workers of the loader. `None`: leave the
+            trees out and give `labels`, for a model of words alone.
     """
 
     pad_token_id: int
     config: RNNGConfig | None = None
 
     def __call__(self, rows: Sequence[dict[str, list]]) -> dict[str, Any]:
-        """Collate the rows of a batch; besides what `forward` takes, there is the number of words, `num_words`."""
+        """Collate rows: the arguments of `forward`, and the number of words, `num_words`."""
         batch = collate_trees(rows, self.pad_token_id)
         num_words = batch["word_ends"].sum()
         if self.config is None:
@@ -375,7 +321,16 @@ class TreeCollator:
 
 
 def padded_batches(lengths: np.ndarray, max_size: int, max_padded_length: int) -> list[list[int]]:
-    """All samples once, sorted by length, in batches within both bounds: for evaluation."""
+    """All samples once, sorted by length, in batches within both limits: for evaluation.
+
+    Args:
+        lengths: of the samples.
+        max_size: largest number of samples of a batch.
+        max_padded_length: largest padded size of a batch: number of samples times the longest length.
+
+    Returns:
+        Samples of each batch.
+    """
     batches: list[list[int]] = [[]]
     for sample in np.argsort(lengths, kind="stable").tolist():
         size = len(batches[-1]) + 1
