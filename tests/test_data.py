@@ -127,10 +127,10 @@ def test_one_word_and_deep_trees():
         ("(S (A a))\nword", "<text>:2: 'word' stands outside"),
         ("(S\n(A a) b)", "<text>:2: the word 'b' has no bracket"),
         ("(S (A a (B b)))", r"<text>:1: '\(' after the word 'a'"),
-        ("(S (A a)\n(B))", r"<text>:2: \(B\) holds neither"),
-        ("(S (A a) ())", r"<text>:1: \(\) holds neither"),
+        ("(S (A a)\n(B))", r"<text>:2: \(B\) contains neither"),
+        ("(S (A a) ())", r"<text>:1: \(\) contains neither"),
         ("(S (A a) ((B b)))", "<text>:1: a bracket inside the tree has no label"),
-        ("\n \n", "<text> holds no tree"),
+        ("\n \n", "<text> contains no tree"),
     ],
 )
 def test_malformed_trees_are_named_with_their_line(text, message):
@@ -280,7 +280,7 @@ def test_other_encodings(tmp_path):
 def test_empty_files_are_named(tmp_path):
     file = tmp_path / "empty.txt"
     file.write_text(" \n\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="empty.txt holds no tree"):
+    with pytest.raises(ValueError, match="empty.txt contains no tree"):
         list(read_treebank(file))
     with pytest.raises(FileNotFoundError):
         list(read_lines(tmp_path / "absent.txt"))

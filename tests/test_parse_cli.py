@@ -150,7 +150,7 @@ def test_wrong_input_of_parse_and_draw(saved, files, capsys):
     (files / "trees.txt").write_text("(a b)\n((a b)\n", encoding="utf-8")
     assert "trees.txt:2: '(' at character 0 is never closed" in fail(capsys, "draw", files / "trees.txt")
     (files / "trees.json").write_text('{"words": ["a"], "trees": [{"brackets": "a"}]}\n', encoding="utf-8")
-    assert "trees.json:1: this is no parsed sentence" in fail(capsys, "draw", files / "trees.json")
+    assert "trees.json:1: this is not a parsed sentence" in fail(capsys, "draw", files / "trees.json")
 
 
 def test_styles_of_trees(files, capsys):

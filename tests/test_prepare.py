@@ -37,7 +37,6 @@ from hf_synlm.data.contexts import ContextDataset, pack_sentences
 from hf_synlm.data.prepare import CorpusArguments, PreparedText
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.shards import PreparedCorpus
-from hf_synlm.data.text import split_sentences
 from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
 from hf_synlm.training.arguments import parse_arguments, read_mapping
 from hf_synlm.training.text_contexts import DataArguments
@@ -76,6 +75,11 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(encoding.read_blocks.__kwdefaults__, "block_characters", 3000)
 
 
+def same_text(path: str, tokenizer_name: str, **options) -> CorpusArguments:
+    """Arguments for one file as training and validation text."""
+    return CorpusArguments(train_files=[path], validation_files=[path], tokenizer_name=tokenizer_name, **options)
+
+
 def write(path: Path, text: str | bytes) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -97,14 +101,9 @@ def sentences_of(corpus: PreparedCorpus) -> list[list[list[int]]]:
     return documents
 
 
-def expected_documents(tokenizer, texts: list[str], **options) -> list[list[list[int]]]:
-    """The same by the plain way: documents as text -> sentences -> ids."""
-    documents = []
-    for text in texts:
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        sentences = lines if options.get("whole_lines") else [x for line in lines for x in split_sentences(line)]
-        documents.append(tokenizer(sentences, add_special_tokens=False)["input_ids"])
-    return documents
+def decoded(text: PreparedText) -> list[list[str]]:
+    """Documents of sentences of the training text as strings."""
+    return [[text.tokenizer.decode(ids) for ids in document] for document in sentences_of(text.train)]
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -141,12 +140,13 @@ def encoded(
 # Whole preparations
 
 
-def test_embedded_corpus(tmp_path: Path, small_blocks: None) -> None:
+def test_embedded_corpus(tmp_path, small_blocks):
     text = prepare.prepare(CorpusArguments(tokenizer_vocab_size=500), tmp_path, shard_tokens=30_000)
     documents = [part for part in TEXT.split("\n\n") if part.strip()]
     assert (text.train.num_documents, text.train.num_sentences) == (10, 3361) == (len(documents), 3361)
     assert len(text.train.records) > 2 and text.train.counts == {}
-    expected = expected_documents(text.tokenizer, documents, whole_lines=True)
+    lines = [[line.strip() for line in document.splitlines() if line.strip()] for document in documents]
+    expected = [text.tokenizer(sentences, add_special_tokens=False)["input_ids"] for sentences in lines]
     assert sentences_of(text.train) == expected
     assert text.train.num_tokens == sum(len(ids) for document in expected for ids in document)
     assert text.validation.num_documents == 1
@@ -161,7 +161,7 @@ def test_embedded_corpus(tmp_path: Path, small_blocks: None) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
-def test_contexts_of_real_text(kind: str, tmp_path: Path) -> None:
+def test_contexts_of_real_text(kind, tmp_path):
     train = train_bpe_tokenizer if kind == "bpe" else train_wordpiece_tokenizer
     train(TEXT.splitlines()[:300], 600).save_pretrained(tmp_path / "tokenizer")
     arguments = CorpusArguments(tokenizer_name=str(tmp_path / "tokenizer"))
@@ -187,7 +187,7 @@ def test_contexts_of_real_text(kind: str, tmp_path: Path) -> None:
             assert item["word_ends"][chosen][-1] or chosen.sum() == 64  # only a piece of a sentence may end in a word
 
 
-def test_second_run_changes_nothing(tmp_path: Path, tokenizer_folder: str) -> None:
+def test_second_run_changes_nothing(tmp_path, tokenizer_folder):
     arguments = CorpusArguments(tokenizer_name=tokenizer_folder)
     first = prepare.prepare(arguments, tmp_path / "out")
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.*")}
@@ -205,7 +205,7 @@ def test_second_run_changes_nothing(tmp_path: Path, tokenizer_folder: str) -> No
 COMMAND = (sys.executable, "-m", "hf_synlm.data.prepare", "--shard_tokens", "6000", "--validation_split", "none")
 
 
-def test_killed_run_resumes_byte_for_byte(tmp_path: Path, words_folder: str) -> None:
+def test_killed_run_resumes_byte_for_byte(tmp_path, words_folder):
     # Long enough to be killed in the middle: a block is a megabyte, and a shard here one block.
     text = write(tmp_path / "text.txt", "\n\n".join(f"{k}. {TEXT}" for k in range(10)))
     flags = ("--train_files", text, "--num_validation_documents", "5", "--tokenizer_name", words_folder)
@@ -240,7 +240,7 @@ class _DyingEncoder:
         os._exit(3)
 
 
-def test_killed_worker_is_reported() -> None:
+def test_killed_worker_is_reported():
     with pytest.raises(RuntimeError, match="was killed.*Finished shards are kept: run the same command again"):
         list(encoding.encode_blocks([encoding.Block(["a"], False, None)], _DyingEncoder(), 2))
 
@@ -254,7 +254,6 @@ DOCUMENTS = [
     'One line\n\n with a blank line.\r\nAnd "quotes", commas.',
     "The end.",
 ]
-KEPT = [text for text in DOCUMENTS if text]
 
 
 def make_sources(kind: str, folder: Path, documents: list[str]) -> sources.TextSource:
@@ -265,33 +264,39 @@ def make_sources(kind: str, folder: Path, documents: list[str]) -> sources.TextS
         for path, half in zip(paths, halves, strict=True):
             write(path, "\n\n\n".join(text.replace("\n\n", "\n").replace("\r\n", "\r") for text in half) + "\n")
         return sources.TextFiles([str(path) for path in paths])
-    rows = [[{"n": k, "text": text or None} for k, text in enumerate(half)] for half in halves]
-    if kind == "jsonl":
-        for path, half in zip(paths, rows, strict=True):
-            write(path, "\n".join(json.dumps(row) for row in half))
-        return sources.JSONFiles([str(path) for path in paths], "text", True)
-    if kind == "json":
-        for path, half in zip(paths, rows, strict=True):
-            write(path, json.dumps(half, indent=1, ensure_ascii=False))
-        return sources.JSONFiles([str(path) for path in paths], "text", True)
-    if kind == "csv":
-        for path, half in zip(paths, rows, strict=True):
+    if kind not in ("jsonl", "json", "csv"):
+        paths = [folder / "data" / f"train-{k}.parquet" for k in range(2)]
+        paths[0].parent.mkdir(parents=True)
+    for path, half in zip(paths, halves, strict=True):
+        rows = [{"n": k, "text": text or None} for k, text in enumerate(half)]
+        if kind == "jsonl":
+            write(path, "\n".join(json.dumps(row) for row in rows))
+        elif kind == "json":
+            write(path, json.dumps(rows, indent=1, ensure_ascii=False))
+        elif kind == "csv":
             text = io.StringIO(newline="")
             table = csv.DictWriter(text, ["n", "text"])
             table.writeheader()
-            table.writerows(half)
+            table.writerows(rows)
             write(path, "\ufeff" + text.getvalue())
-        return sources.CSVFiles([str(path) for path in paths], "text", True)
-    paths = [folder / "data" / f"train-{k}.parquet" for k in range(2)]
-    paths[0].parent.mkdir(parents=True)
-    for path, half in zip(paths, rows, strict=True):
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(half), path, row_group_size=2)
-    if kind == "parquet":
-        return sources.ParquetFiles([str(path) for path in paths], "text", True)
-    return sources.HubSource(str(paths[0].parent), None, "train", "text", True, streaming=kind == "stream")
+        else:
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=2)
+    if kind in ("dataset", "stream"):
+        return sources.HubSource(str(paths[0].parent), None, "train", "text", True, streaming=kind == "stream")
+    readers = {"csv": sources.CSVFiles, "parquet": sources.ParquetFiles}
+    return readers.get(kind, sources.JSONFiles)([str(path) for path in paths], "text", True)
 
 
 KINDS = ("txt", "jsonl", "json", "csv", "parquet", "dataset", "stream")
+
+
+def resumes(source: sources.TextSource, blocks: list[encoding.Block], size: int) -> bool:
+    """Whether reading from the position of every block gives the blocks after it."""
+    positions = [(number, block.position) for number, block in enumerate(blocks, 1) if block.position is not None]
+    return all(
+        list(encoding.read_blocks([source], position, block_characters=size)) == blocks[number:]
+        for number, position in positions
+    )
 
 
 def lines_of(blocks: Iterator[encoding.Block]) -> list[str]:
@@ -307,9 +312,7 @@ def without_hint(block: encoding.Block) -> encoding.Block:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_source_gives_the_same_lines_from_any_position(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_source_gives_the_same_lines_from_any_position(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "ROWS_PER_BATCH", 3)
     documents = [f"{text} {k}." if text else "" for k in range(3) for text in DOCUMENTS]
     source = make_sources(kind, tmp_path, documents)
@@ -337,7 +340,7 @@ def test_every_source_gives_the_same_lines_from_any_position(
 
 
 @pytest.mark.parametrize("kind", ["stream", "dataset"])
-def test_rows_as_lines(kind: str, tmp_path: Path, tokenizer_folder: str) -> None:
+def test_rows_as_lines(kind, tmp_path, tokenizer_folder):
     """The layout of WikiText: a row is a paragraph, blank rows end documents."""
     rows = ["", " = Title = ", "", " One . Two . ", " Three . ", "", ""]
     (tmp_path / "data").mkdir()
@@ -347,12 +350,11 @@ def test_rows_as_lines(kind: str, tmp_path: Path, tokenizer_folder: str) -> None
         num_validation_documents=1, tokenizer_name=tokenizer_folder,
     )  # fmt: skip
     text = prepare.prepare(arguments, tmp_path / "out")
-    decoded = [[text.tokenizer.decode(ids) for ids in document] for document in sentences_of(text.train)]
-    assert decoded == [["One .", "Two .", "Three ."]]
+    assert decoded(text) == [["One .", "Two .", "Three ."]]
     assert text.validation.num_sentences == 1
 
 
-def test_streams_make_the_same_shards(tmp_path: Path, tokenizer_folder: str) -> None:
+def test_streams_make_the_same_shards(tmp_path, tokenizer_folder):
     make_sources("stream", tmp_path / "owt", [*DOCUMENTS, *TEXT.split("\n\n")])
     options = {"num_validation_documents": 2, "tokenizer_name": tokenizer_folder, "validation_split": "none"}
     options |= {"dataset_name": str(tmp_path / "owt" / "data")}
@@ -361,26 +363,21 @@ def test_streams_make_the_same_shards(tmp_path: Path, tokenizer_folder: str) -> 
     assert files_in(tmp_path / "stored") == files_in(tmp_path / "streamed")
 
 
-def test_words_of_treebanks_are_added(tmp_path: Path, tokenizer_folder: str) -> None:
+def test_words_of_treebanks_are_added(tmp_path, tokenizer_folder):
     trees = write(
         tmp_path / "trees.txt", "(S (NP (DT The) (NN cat)) (VP (VBD sat)) (. .))\n(S (. !))\n(S (UH Oh) (, ,))"
     )
     text = write(tmp_path / "text.txt", "Well, it rains.")
-    arguments = CorpusArguments(
-        train_files=[text], validation_files=[text], train_trees=[trees], tokenizer_name=tokenizer_folder,
-        drop_punctuation=True,
-    )  # fmt: skip
+    arguments = same_text(text, tokenizer_folder, train_trees=[trees], drop_punctuation=True)
     prepared = prepare.prepare(arguments, tmp_path / "out")
-    decoded = [[prepared.tokenizer.decode(ids) for ids in document] for document in sentences_of(prepared.train)]
-    assert decoded == [["Well it rains"], ["The cat sat", "Oh"]]
+    assert decoded(prepared) == [["Well it rains"], ["The cat sat", "Oh"]]
     assert prepared.train.source_names() == ["text.txt", "the words of trees.txt"]
 
 
-def test_tags_of_other_treebanks_tell_no_punctuation(tmp_path: Path, tokenizer_folder: str) -> None:
+def test_tags_of_other_treebanks_tell_no_punctuation(tmp_path, tokenizer_folder):
     trees = write(tmp_path / "trees.txt", "(S (NP (ART Die) (NN Katze)) (VP (VVFIN schläft)) ($. .))")
     text = write(tmp_path / "text.txt", "Well, it rains.")
-    names = {"train_files": [text], "validation_files": [text], "train_trees": [trees]}
-    arguments = CorpusArguments(**names, tokenizer_name=tokenizer_folder, drop_punctuation=True)
+    arguments = same_text(text, tokenizer_folder, train_trees=[trees], drop_punctuation=True)
     with pytest.raises(ValueError, match=r"3 of 4 words have tags .*: leave out drop_punctuation"):
         prepare.prepare(arguments, tmp_path / "out")
     assert not (tmp_path / "out" / "train").exists()  # nothing was encoded in vain
@@ -391,14 +388,14 @@ def test_tags_of_other_treebanks_tell_no_punctuation(tmp_path: Path, tokenizer_f
     assert len(sentences_of(prepared.train)) == 2
 
 
-def test_formats_may_be_mixed(tmp_path: Path, tokenizer_folder: str) -> None:
+def test_formats_may_be_mixed(tmp_path, tokenizer_folder):
     paths = [write(tmp_path / "a.txt", "One."), write(tmp_path / "b.jsonl", '{"text": "Two."}')]
     arguments = CorpusArguments(train_files=paths, validation_files=paths[:1], tokenizer_name=tokenizer_folder)
     text = prepare.prepare(arguments, tmp_path / "out")
     assert [len(document) for document in sentences_of(text.train)] == [1, 1]
 
 
-def test_endings_of_tables(tmp_path: Path) -> None:
+def test_endings_of_tables(tmp_path):
     names = {"a.PARQUET": "parquet", "a.pq": "parquet", "a.JSONL": "json", "a.ndjson": "json", "a.Csv": "csv"}
     names |= {"a.tsv": "tsv", "a.TXT": "text", "a": "text"}
     for name, kind in names.items():
@@ -410,26 +407,12 @@ def test_endings_of_tables(tmp_path: Path) -> None:
 # Messy text
 
 
-def test_messy_text_survives_and_is_counted(tmp_path: Path, tokenizer_folder: str) -> None:
+def test_messy_text_survives_and_is_counted(tmp_path, tokenizer_folder):
     long_line = "é" * (sources.LINE_LIMIT // 2 - 3) + "x" + "漢字 " * 100_000
-    parts = [
-        "\ufeffFirst line.\r\nSecond line.",
-        " \t ",
-        "\0\0",
-        "A\0B.\rC.",
-        long_line,
-        "Last.",
-    ]
+    parts = ["\ufeffFirst line.\r\nSecond line.", " \t ", "\0\0", "A\0B.\rC.", long_line, "Last."]
     data = "\n\n".join(parts).encode() + b"\n\nbad \xff\xfe byte \xe6\xbc. \n\nU+FFFD itself: \xef\xbf\xbd"
-    rows = [
-        '{"text": "lone \\ud83d surrogate"}',
-        "no json",
-        "[1]",
-        '{"text": null}',
-        '{"other": "x"}',
-        '{"text": " "}',
-        "",
-    ]
+    rows = ['{"text": "lone \\ud83d surrogate"}', "no json", "[1]", '{"text": null}', '{"other": "x"}', '{"text": " "}']
+    rows.append("")
     rows.append('{"text": "NUL \\u0000 escaped, \\ud83d\\ude00 a pair')
     paths = [write(tmp_path / "messy.txt", data), write(tmp_path / "messy.jsonl", "\n".join(rows) + '"}')]
     paths.append(write(tmp_path / "empty.txt", ""))
@@ -445,18 +428,18 @@ def test_messy_text_survives_and_is_counted(tmp_path: Path, tokenizer_folder: st
         encoding.SURROGATES: 1,
         shards.EMPTY_DOCUMENTS: 1,
     }
-    decoded = ["\n".join(text.tokenizer.decode(ids) for ids in document) for document in sentences_of(text.train)]
-    assert [x for x in decoded if len(x) < 1000] == [
+    documents = ["\n".join(sentences) for sentences in decoded(text)]
+    assert [x for x in documents if len(x) < 1000] == [
         "First line.\nSecond line.", "AB.\nC.", "Last.", "bad \ufffd\ufffd byte \ufffd.", "U+FFFD itself: \ufffd",
         "lone \ufffd surrogate", "NUL  escaped, \U0001f600 a pair",
     ]  # fmt: skip
-    (cut,) = [x for x in decoded if len(x) >= 1000]
+    (cut,) = [x for x in documents if len(x) >= 1000]
     assert cut.replace("\n", "").replace(" ", "") == long_line.replace(" ", "")
     assert "3 undecodable bytes replaced" in text.describe() and "4 NUL characters dropped" in text.describe()
     assert json.loads((tmp_path / "out/train/corpus.json").read_text())["counts"] == text.train.counts
 
 
-def test_rows_that_are_no_text_are_dropped(tmp_path: Path) -> None:
+def test_rows_that_are_no_text_are_dropped(tmp_path):
     rows = ['{"other": 1}', '{"text": 5}', '{"text": "One."}', '{"text": ["a"]}', '{"text": "Two."}', '{"text": null}']
     paths = [write(tmp_path / "a.jsonl", "\n".join(rows)), write(tmp_path / "b.jsonl", '{"text": 5}')]
     for files in (paths, paths[:1]):
@@ -465,13 +448,11 @@ def test_rows_that_are_no_text_are_dropped(tmp_path: Path) -> None:
         assert [block.lines for block in blocks] == [["One.", ""], ["Two.", ""], []]
         counts = sum((block.counts for block in blocks), Counter())
         assert counts == {sources.ODD_ROWS: 1 + len(files), sources.EMPTY_ROWS: 2}
-        for number in (0, 1):
-            rest = encoding.read_blocks([source], blocks[number].position, block_characters=4)
-            assert list(rest) == blocks[number + 1 :]
+        assert blocks[0].position and blocks[1].position and resumes(source, blocks[:3], 4)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "dataset", "stream"])
-def test_strings_of_arrow_that_are_no_utf8(kind: str, tmp_path: Path) -> None:
+def test_strings_of_arrow_that_are_no_utf8(kind, tmp_path):
     values = pyarrow.array([b"Good.", b"caf\xe9.", b"", None, "漢字.".encode()])
     text = pyarrow.Array.from_buffers(pyarrow.string(), len(values), values.buffers())
     (tmp_path / "data").mkdir()
@@ -489,18 +470,18 @@ def test_strings_of_arrow_that_are_no_utf8(kind: str, tmp_path: Path) -> None:
         assert lines_of(encoding.read_blocks([source], blocks[0].position)) == lines_of(blocks[1:])
 
 
-def test_damaged_pages_of_parquet_name_the_file(tmp_path: Path) -> None:
+def test_damaged_pages_of_parquet_name_the_file(tmp_path):
     path = tmp_path / "a.parquet"
     table = pyarrow.table({"text": [f"Sentence {k}. " * 20 for k in range(2000)]})
     pyarrow.parquet.write_table(table, path, row_group_size=500, compression="none", use_dictionary=False)
     data = bytearray(path.read_bytes())
     data[len(data) // 2 : len(data) // 2 + 90_000] = b"\xff" * 90_000
     path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"a\.parquet cannot be read as Parquet behind row \d+: .*Replace the file"):
+    with pytest.raises(ValueError, match=r"a\.parquet cannot be read as Parquet after row \d+: .*Replace the file"):
         list(encoding.read_blocks([sources.ParquetFiles([str(path)], "text", True)]))
 
 
-def test_carriage_returns_in_csv(tmp_path: Path) -> None:
+def test_carriage_returns_in_csv(tmp_path):
     data = b'n,text\r\n1,a lone \r return\n2,"quoted \r\nline,\rtwo"\r\n3\n4,last'
     source = sources.CSVFiles([write(tmp_path / "a.csv", data)], "text", True)
     blocks = list(encoding.read_blocks([source], block_characters=8))
@@ -511,7 +492,7 @@ def test_carriage_returns_in_csv(tmp_path: Path) -> None:
     assert [line.rstrip(",") for line in lines] == [line.rstrip(",") for line in lines_of(blocks)]
 
 
-def test_cut_lines_can_be_resumed_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cut_lines_can_be_resumed_in_the_middle(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "LINE_LIMIT", 10)
     lines = ["ä" * 23, "a b c d e f g h   ", "x" * 10, "", "y" * 11]
     source = sources.TextFiles([write(tmp_path / "a.txt", "\n".join(lines))])
@@ -523,11 +504,10 @@ def test_cut_lines_can_be_resumed_in_the_middle(tmp_path: Path, monkeypatch: pyt
         "y" * 11,
     ]
     assert sum(block.position["at"] is not None and block.position["at"]["inside"] for block in blocks) >= 5
-    for number, block in enumerate(blocks):
-        assert list(encoding.read_blocks([source], block.position, block_characters=1)) == blocks[number + 1 :]
+    assert resumes(source, blocks, 1)
 
 
-def test_carriage_returns_alone_end_lines_and_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_carriage_returns_alone_end_lines_and_documents(tmp_path, monkeypatch):
     lines = ["One ä.", "", "Two.", "Three.", "", "", "x" * 25, "", "Four.", "é" * 12, "", "Five."] * 3
     for limit in (10, 13, 14, 15, 16, 40, 1 << 20):
         monkeypatch.setattr(sources, "LINE_LIMIT", limit)
@@ -538,17 +518,13 @@ def test_carriage_returns_alone_end_lines_and_documents(tmp_path: Path, monkeypa
             documents = [list(group) for is_line, group in groupby(lines_of(blocks), key=bool) if is_line]
             counts = sum((block.counts for block in blocks), Counter())
             found[end] = (["".join(document) for document in documents], counts)
-            for number, block in enumerate(blocks):
-                if block.position is not None:
-                    assert (
-                        list(encoding.read_blocks([source], block.position, block_characters=1)) == blocks[number + 1 :]
-                    )
+            assert resumes(source, blocks, 1)
         assert found["\r"] == found["\n"] and found["\r\n"][0] == found["\n"][0], limit
         if limit >= 40:
             assert lines_of(blocks)[:5] == ["One ä.", "", "Two.", "Three.", ""]
 
 
-def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path: Path, tokenizer_folder: str) -> None:
+def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path, tokenizer_folder):
     row = "\n".join(f"Line {k}." for k in range(1000))
     path = write(tmp_path / "a.jsonl", json.dumps({"text": row}) + "\n" + json.dumps({"text": "Next."}))
     blocks = list(encoding.read_blocks([sources.JSONFiles([path], "text", True)], block_characters=500))
@@ -568,7 +544,7 @@ def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path: Path, tokenizer_f
         ("a.jsonl", gzip.compress(b'{"text": "x"}', mtime=0), "a.jsonl is compressed"),
         ("a.jsonl", '{"body": "x"}', r"no column 'text'. Set --text_column to one of \['body'\]"),
         ("a.jsonl", '{"text": 7}', "column 'text' of .* holds int, not text"),
-        ("a.json", '[{"text": "x"}', "is no JSON"),
+        ("a.json", '[{"text": "x"}', "is not valid JSON"),
         ("a.jsonl", '{"text": null}\n{"body": 1}', r"no column 'text'. Set --text_column to one of \['body'\]"),
         ("a.csv", "a,b\n1,2", "no column 'text'"),
         ("a.csv", "text,b\r1,2\r", r"has a \\r in its first line"),
@@ -579,9 +555,7 @@ def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path: Path, tokenizer_f
         ("a.jsonl", "no\njson", r"has no tokens. Check files and options \(2 dropped rows .not JSON objects."),
     ],
 )
-def test_unreadable_sources_are_named(
-    name: str, content: str | bytes, message: str, tmp_path: Path, tokenizer_folder: str
-) -> None:
+def test_unreadable_sources_are_named(name, content, message, tmp_path, tokenizer_folder):
     path = write(tmp_path / name, content)
     good = write(tmp_path / "good.txt", "Good.")
     arguments = CorpusArguments(train_files=[path], validation_files=[good], tokenizer_name=tokenizer_folder)
@@ -592,7 +566,7 @@ def test_unreadable_sources_are_named(
     assert text.train.num_documents == 1
 
 
-def test_too_few_documents_for_validation(tmp_path: Path, tokenizer_folder: str) -> None:
+def test_too_few_documents_for_validation(tmp_path, tokenizer_folder):
     path = write(tmp_path / "a.txt", "One.\n\nTwo.\n\nThree.")
     arguments = CorpusArguments(train_files=[path], num_validation_documents=3, tokenizer_name=tokenizer_folder)
     with pytest.raises(ValueError, match="too few documents to take 3 off.*--num_validation_documents"):
@@ -615,11 +589,11 @@ def test_too_few_documents_for_validation(tmp_path: Path, tokenizer_folder: str)
 @pytest.fixture
 def prepared(tmp_path: Path, tokenizer_folder: str, small_blocks: None) -> tuple[CorpusArguments, PreparedText]:
     path = write(tmp_path / "text.txt", "\n\n".join(TEXT.split("\n\n")[:3]))
-    arguments = CorpusArguments(train_files=[path], validation_files=[path], tokenizer_name=tokenizer_folder)
+    arguments = same_text(path, tokenizer_folder)
     return arguments, prepare.prepare(arguments, tmp_path / "out", shard_tokens=18_000)
 
 
-def test_changed_options_and_input_are_refused(prepared: tuple[CorpusArguments, PreparedText], tmp_path: Path) -> None:
+def test_changed_options_and_input_are_refused(prepared, tmp_path):
     arguments, _ = prepared
     out = tmp_path / "out"
     train_bpe_tokenizer(TEXT.splitlines()[:300], 410).save_pretrained(tmp_path / "other")
@@ -645,7 +619,7 @@ def test_changed_options_and_input_are_refused(prepared: tuple[CorpusArguments, 
         prepare.prepare(arguments, out, shard_tokens=999)
 
 
-def test_finished_folder_without_text(prepared: tuple[CorpusArguments, PreparedText], tmp_path: Path) -> None:
+def test_finished_folder_without_text(prepared, tmp_path):
     arguments, text = prepared
 
     def given(**options) -> prepare.PrepareArguments:
@@ -670,7 +644,7 @@ def test_prepared_without_text_has_to_be_complete(tmp_path: Path) -> None:
     assert DataArguments().train_files == [str(sample_path("raw.train.txt"))]
 
 
-def test_missing_files_are_named(prepared: tuple[CorpusArguments, PreparedText], tmp_path: Path) -> None:
+def test_missing_files_are_named(prepared, tmp_path):
     out = tmp_path / "out"
     (out / "train" / shards.MADE_FROM_FILE).unlink()
     with pytest.raises(
@@ -683,9 +657,7 @@ def test_missing_files_are_named(prepared: tuple[CorpusArguments, PreparedText],
 
 
 @pytest.mark.parametrize("is_finished", [True, False])
-def test_damaged_shards_are_named(
-    is_finished: bool, prepared: tuple[CorpusArguments, PreparedText], tmp_path: Path
-) -> None:
+def test_damaged_shards_are_named(is_finished, prepared, tmp_path):
     arguments, text = prepared
     train = tmp_path / "out" / "train"
     straight = files_in(train)
@@ -719,9 +691,9 @@ def test_damaged_shards_are_named(
     refuses("corpus.json is damaged")
 
 
-def test_full_disk(tmp_path: Path, tokenizer_folder: str, small_blocks: None) -> None:
+def test_full_disk(tmp_path, tokenizer_folder, small_blocks):
     path = write(tmp_path / "text.txt", TEXT)
-    arguments = CorpusArguments(train_files=[path], validation_files=[path], tokenizer_name=tokenizer_folder)
+    arguments = same_text(path, tokenizer_folder)
     out = tmp_path / "out"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     # Room for the tokenizer and some blocks of a shard, but not for all of them.
@@ -737,7 +709,7 @@ def test_full_disk(tmp_path: Path, tokenizer_folder: str, small_blocks: None) ->
     assert files_in(out) == files_in(tmp_path / "straight")
 
 
-def test_command_names_errors(tmp_path: Path, tokenizer_folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_names_errors(tmp_path, tokenizer_folder, capsys):
     write(tmp_path / "file", "no folder")
     cases = [
         (["--output_dir", str(tmp_path / "file" / "out"), "--tokenizer_name", tokenizer_folder], "Not a directory"),
@@ -759,7 +731,7 @@ def test_command_names_errors(tmp_path: Path, tokenizer_folder: str, capsys: pyt
         assert stop.value.code == 2 and message in capsys.readouterr().err
 
 
-def test_lists_may_be_empty(tmp_path: Path, tokenizer_folder: str) -> None:
+def test_lists_may_be_empty(tmp_path, tokenizer_folder):
     good = write(tmp_path / "good.txt", "Good.")
     text = f"train_files: {good}\nvalidation_files: [{good}]\ntokenizer_name: {tokenizer_folder}\n"
     config = write(tmp_path / "a.yaml", text + "train_trees: [absent.txt]\n")
@@ -779,15 +751,14 @@ def test_lists_may_be_empty(tmp_path: Path, tokenizer_folder: str) -> None:
 # Encoding
 
 
-def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
+def test_tokenizers_that_cannot_be_used(tmp_path):
     text = write(tmp_path / "text.txt", "the cat")
 
     def prepared_with(vocabulary: dict[str, int], unknown: str, text: str) -> PreparedText:
         backend = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path / "words")
-        arguments = CorpusArguments(train_files=[text], validation_files=[text], tokenizer_name=str(tmp_path / "words"))
-        return prepare.prepare(arguments, tmp_path / "out")
+        return prepare.prepare(same_text(text, str(tmp_path / "words")), tmp_path / "out")
 
     with pytest.raises(ValueError, match="has 2 tokens, but its largest id is 70000: number its tokens from 0 to 1"):
         prepared_with({"the": 0, "cat": 70_000}, "the", text)
@@ -797,7 +768,7 @@ def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
     assert sentences_of(prepared_with({"the": 0, "cat": 1}, "<unk>", text).train) == [[[0, 1]]]
 
 
-def test_splitting_special_tokens_is_part_of_a_tokenizer(tmp_path: Path, tokenizer_folder: str) -> None:
+def test_splitting_special_tokens_is_part_of_a_tokenizer(tmp_path, tokenizer_folder):
     text = write(tmp_path / "text.txt", "the <|endoftext|> cat")
     lengths = []
     for value in (False, True):
@@ -806,9 +777,7 @@ def test_splitting_special_tokens_is_part_of_a_tokenizer(tmp_path: Path, tokeniz
         tokenizer.save_pretrained(tmp_path / str(value))
         config = json.loads((tmp_path / str(value) / "tokenizer_config.json").read_text())
         write(tmp_path / str(value) / "tokenizer_config.json", json.dumps({**config, "split_special_tokens": value}))
-        arguments = CorpusArguments(
-            train_files=[text], validation_files=[text], tokenizer_name=str(tmp_path / str(value))
-        )
+        arguments = same_text(text, str(tmp_path / str(value)))
         lengths.append(prepare.prepare(arguments, tmp_path / f"out_{value}").train.num_tokens)
         assert prepare.prepare(arguments, tmp_path / f"out_{value}").train.num_tokens == lengths[-1]
     assert lengths[0] < lengths[1]
@@ -816,19 +785,16 @@ def test_splitting_special_tokens_is_part_of_a_tokenizer(tmp_path: Path, tokeniz
         prepare.prepare(arguments, tmp_path / "out_False")
 
 
-def test_large_vocabularies_take_four_bytes(tmp_path: Path, words_folder: str) -> None:
+def test_large_vocabularies_take_four_bytes(tmp_path, words_folder):
     path = write(tmp_path / "text.txt", "w7 w65535 w256")
-    arguments = CorpusArguments(
-        train_files=[path], validation_files=[path], tokenizer_name=words_folder,
-        one_sentence_per_line=True,
-    )  # fmt: skip
+    arguments = same_text(path, words_folder, one_sentence_per_line=True)
     corpus = prepare.prepare(arguments, tmp_path / "out").train
     assert corpus.dtype == np.uint32 and sentences_of(corpus) == [[[7, 65535, 256]]]
     assert ContextDataset(corpus, 4)[0]["input_ids"].tolist() == [7, 65535, 256]
     assert shards.token_dtype(1 << 16) == np.uint16 and shards.token_dtype((1 << 16) + 1) == np.uint32
 
 
-def test_tokenizer_hash_survives_saving(tmp_path: Path, tokenizer_folder: str) -> None:
+def test_tokenizer_hash_survives_saving(tmp_path, tokenizer_folder):
     train_wordpiece_tokenizer(TEXT.splitlines()[:100], 300).save_pretrained(tmp_path / "wordpiece")
     seen = set()
     for folder in (tokenizer_folder, tmp_path / "wordpiece"):
@@ -840,20 +806,17 @@ def test_tokenizer_hash_survives_saving(tmp_path: Path, tokenizer_folder: str) -
     assert len(seen) == 2
 
 
-def test_sentences_without_tokens_are_dropped(tmp_path: Path) -> None:
+def test_sentences_without_tokens_are_dropped(tmp_path):
     train_wordpiece_tokenizer(["a b c"], 20).save_pretrained(tmp_path / "tokenizer")
     # The normalization of BERT deletes control characters.
     path = write(tmp_path / "text.txt", "a\n\u200b\x01\nb\n\n\x01\n\nc")
-    arguments = CorpusArguments(
-        train_files=[path], validation_files=[path], tokenizer_name=str(tmp_path / "tokenizer"),
-        one_sentence_per_line=True,
-    )  # fmt: skip
+    arguments = same_text(path, str(tmp_path / "tokenizer"), one_sentence_per_line=True)
     corpus = prepare.prepare(arguments, tmp_path / "out").train
     assert [len(document) for document in sentences_of(corpus)] == [2, 1]
     assert corpus.counts == {encoding.EMPTY_SENTENCES: 2, shards.EMPTY_DOCUMENTS: 1}
 
 
-def test_word_ends_of_tokens_without_word() -> None:
+def test_word_ends_of_tokens_without_word():
     word_ids = [[0, 0, None, 1], [], [None], [0, 1, 1]]
     lengths = np.array([4, 0, 1, 3], np.uint32)
     expected = [end for ids in word_ids for end in word_ends_from_word_ids(ids)]
@@ -874,14 +837,7 @@ DOCUMENTS_OF_IDS = st.lists(st.lists(SENTENCE, max_size=5), min_size=1, max_size
     st.booleans(),
     st.integers(1, 60),
 )
-def test_contexts_equal_the_reference(
-    tmp_path_factory: pytest.TempPathFactory,
-    parts: list,
-    length: int,
-    longest: int | None,
-    mark: bool,
-    shard_tokens: int,
-) -> None:
+def test_contexts_equal_the_reference(tmp_path_factory, parts, length, longest, mark, shard_tokens):
     if not any(ids for documents, _ in parts for document in documents for ids in document):
         parts = [([[[11]]], False)]
     blocks = [encoded(documents, is_open and k < len(parts) - 1) for k, (documents, is_open) in enumerate(parts)]
@@ -928,7 +884,7 @@ def test_contexts_equal_the_reference(
     }
 
 
-def test_packing_by_hand(tmp_path: Path) -> None:
+def test_packing_by_hand(tmp_path):
     documents = [[[1, 2, 3], [4, 5]], [[6, 7, 8, 9, 10, 11, 12], [13]], [[14] * 6, [15]], [[16] * 6]]
     corpus = corpus_of(tmp_path, [encoded(documents)])
 
@@ -949,7 +905,7 @@ def test_packing_by_hand(tmp_path: Path) -> None:
         dataset[99]
 
 
-def test_datasets_travel_to_other_processes(tmp_path: Path, prepared: tuple[CorpusArguments, PreparedText]) -> None:
+def test_datasets_travel_to_other_processes(tmp_path, prepared):
     dataset = ContextDataset(prepared[1].train, 64, with_word_ends=True)
     items = list(dataset)
     sent = pickle.dumps(dataset)
@@ -962,12 +918,7 @@ def test_datasets_travel_to_other_processes(tmp_path: Path, prepared: tuple[Corp
     assert [item["input_ids"].tolist() for item in loader] == [item["input_ids"].tolist() for item in items]
 
 
-def test_index_of_contexts_is_kept_and_repaired(
-    tmp_path: Path,
-    prepared: tuple[CorpusArguments, PreparedText],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_index_of_contexts_is_kept_and_repaired(tmp_path, prepared, monkeypatch, caplog):
     corpus = prepared[1].train
     first = ContextDataset(corpus, 64)
     (path,) = corpus.folder.glob("contexts_*.npy")

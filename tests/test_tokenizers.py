@@ -239,12 +239,13 @@ def test_wrong_subword_vocabularies_are_named(sample):
 
 # Tokenizers of running text
 
-TEXTS = 3 * [
-    "the cat sat on the mat",
-    "the dog sat on the log",
-    "a cat and a dog, they sat.",
-    "cats don't sit; dogs do",
-]
+TEXTS = (
+    3
+    * """the cat sat on the mat
+the dog sat on the log
+a cat and a dog, they sat.
+cats don't sit; dogs do!""".splitlines()
+)
 
 
 @pytest.fixture(scope="module")

@@ -203,7 +203,7 @@ def test_validate_spans_finds_exactly_the_crossing_ones(spans):
         (brackets_to_labeled_spans, ("(S a) b",), "'b' at character 6 stands after the end"),
         (brackets_to_labeled_spans, ("a b",), "'b' at character 2 stands after the end"),
         (brackets_to_labeled_spans, (")",), r"'\)' at character 0 closes nothing"),
-        (brackets_to_labeled_spans, ("(S a (B))",), "the bracket opened at character 5 holds no word"),
+        (brackets_to_labeled_spans, ("(S a (B))",), "the bracket opened at character 5 contains no word"),
         (brackets_to_labeled_spans, ("(S a ())",), "the bracket opened at character 5 has no label"),
         (brackets_to_labeled_spans, ("((S a))",), "the bracket opened at character 0 has no label"),
     ],

@@ -1,13 +1,12 @@
 """Contexts of whole sentences over a prepared corpus: which sentences share a context, and reading one of them.
 
-Sentences are taken in their order, and a context is closed when the next sentence does not fit any more; it may hold
-the end of one document and the beginning of the next. A sentence longer than a context is cut into pieces of
-`context_length` tokens, each of which counts as a sentence; no token is lost. The end token of a document is a sentence
-of its own; where it does not fit, it is left out, since at the beginning of a context it would end nothing. The context
-at the end of a shard stays short.
+Sentences are packed in order: a context ends when the next sentence does not fit; it may contain the end of one
+document and the beginning of the next. A sentence longer than a context is cut into pieces of `context_length` tokens,
+each of which counts as a sentence; no token is lost. The end token of a document is a separate sentence; it is left out
+if it does not fit, because at the beginning of a context it would end nothing. The last context of a shard stays short.
 
-Where contexts begin is computed once from the boundaries of sentences, without reading a token, and kept next to the
-shards: 8 bytes per context.
+The beginnings of contexts are computed once from the boundaries of sentences, without reading a token, and stored next
+to the shards: 8 bytes per context.
 
 Shapes: S sentences of a shard, U units (sentences, or pieces of long ones), C contexts.
 """
@@ -37,14 +36,14 @@ def pack_sentences(
     max_sentence_tokens: int | None = None,
     mark_documents: bool = False,
 ) -> tuple[np.ndarray, dict[str, int]]:
-    """Find where contexts begin.
+    """Find the beginning of each context.
 
     Args:
         sentence_ends: [S], per sentence the number of tokens up to its end; increasing.
         document_ends: per document the number of sentences up to its end; increasing.
         context_length: largest number of tokens of a context.
         max_sentence_tokens: longer sentences are left out.
-        mark_documents: a token follows each document that has a sentence left, where it fits.
+        mark_documents: an end token follows each document that has a sentence left, if it fits.
 
     Returns:
         uint32 [C, 2], per context the numbers of its first sentence and its first token; and the numbers of contexts,
@@ -93,14 +92,14 @@ def pack_sentences(
 class ContextDataset(torch.utils.data.Dataset):
     """Contexts of whole sentences of a prepared corpus.
 
-    An item holds `input_ids` and `sentence_ids` (1, 2, ... inside the context), both int64, and with `with_word_ends`
-    the bools `word_ends`, True at the last token of each word. Reading one costs O(its tokens).
+    An item has `input_ids` and `sentence_ids` (1, 2, ... inside the context), both int64, and with `with_word_ends` the
+    bools `word_ends`, True at the last token of each word. Reading an item costs O(its tokens).
 
     Args:
         corpus: the corpus.
         context_length: largest number of tokens of a context.
         max_sentence_tokens: longer sentences are left out.
-        end_of_document_id: follows every document as a sentence of its own, where it fits into the context.
+        end_of_document_id: follows every document as a separate sentence, if it fits into the context.
         with_word_ends: give `word_ends`.
 
     Raises:
@@ -128,7 +127,7 @@ class ContextDataset(torch.utils.data.Dataset):
             raise ValueError("No context is left. Check the text, the sentence splitting and max_sentence_tokens.")
 
     def __getstate__(self) -> dict[str, Any]:
-        """A memory-mapped index stays behind."""
+        """The state without a memory-mapped index."""
         is_mapped = isinstance(self._opening, np.memmap)
         return {**self.__dict__, "_opening": None if is_mapped else self._opening}
 
@@ -140,7 +139,7 @@ class ContextDataset(torch.utils.data.Dataset):
 
     # ------------------------------------------------------------------------------------------ index
     def _read_index(self) -> tuple[np.ndarray, dict[str, Any]] | None:
-        """The index that lies next to the shards; `None` if there is none, or one that was cut."""
+        """Read the index next to the shards; `None` if it is missing or truncated."""
         record = self._path.with_suffix(".json")
         if not record.is_file():
             return None
@@ -151,7 +150,7 @@ class ContextDataset(torch.utils.data.Dataset):
         return (opening, totals) if opening.shape == (totals["contexts"], 2) else None
 
     def _make_index(self) -> tuple[np.ndarray, dict[str, Any]]:
-        """Pack all shards, and keep the result next to them where the folder can be written."""
+        """Pack all shards, and store the result next to them if the folder is writable."""
         try:
             with FileLock(self.corpus.folder / ".lock"):
                 if (known := self._read_index()) is not None:  # another process was faster
@@ -162,7 +161,7 @@ class ContextDataset(torch.utils.data.Dataset):
                 write_bytes(self._path, buffer.getvalue())
                 write_json(self._path.with_suffix(".json"), totals)
         except OSError as error:
-            logger.warning("The index of contexts is kept in memory, since it cannot be written: %s", error)
+            logger.warning("The index of contexts is kept in memory, because it cannot be written: %s", error)
             return self._pack()
         return self._read_index() or (opening, totals)
 
@@ -183,12 +182,12 @@ class ContextDataset(torch.utils.data.Dataset):
         return np.concatenate(parts), {**totals, "contexts_of_shards": sizes}
 
     def fingerprint(self) -> str:
-        """Hash of the corpus and of what decides its contexts, the same wherever the corpus lies."""
+        """Hash of the corpus and of the options of its contexts; the place of the corpus does not matter."""
         settings = (self.context_length, self.max_sentence_tokens, self.end_of_document_id, self.with_word_ends)
         return hashlib.sha256(repr((self.corpus.fingerprint(), *settings)).encode()).hexdigest()[:16]
 
     def totals(self) -> dict[str, int]:
-        """Numbers of contexts, tokens and sentences; of sentences that were cut, and left out for their length."""
+        """Numbers of contexts, tokens, sentences, cut sentences, and sentences left out as too long."""
         return {name: self._totals[name] for name in ("contexts", "tokens", "sentences", "cut", "left_out")}
 
     def describe(self) -> str:

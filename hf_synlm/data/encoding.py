@@ -1,8 +1,8 @@
 """Text -> sentences -> token ids, block by block and on several processes.
 
-A block is about a megabyte of lines. Where blocks begin and end depends on the text alone, they are encoded
-independently, and their results come back in their order: what is made of them does not depend on the number of
-processes. At no time are more than a few blocks in memory.
+A block is about a megabyte of lines. Its boundaries depend on the text alone, blocks are encoded independently, and
+results keep their order; so the result does not depend on the number of processes. Only a few blocks are in memory at
+any time.
 """
 
 import gc
@@ -27,13 +27,13 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.text import split_sentences
 
-if TYPE_CHECKING:  # workers need no sources, and what those import is large
+if TYPE_CHECKING:  # workers do not need sources, which import large libraries
     from hf_synlm.data.sources import TextSource
 
 BLOCK_CHARACTERS = 1 << 20
 SENTENCES_PER_CALL = 1024
 
-# What is counted, in the words in which it is printed.
+# What is counted, as it is printed.
 NULS = "NUL characters dropped"
 SURROGATES = "lone surrogates replaced"
 EMPTY_SENTENCES = "sentences without tokens dropped"
@@ -48,7 +48,7 @@ class TextOptions:
     """How lines become sentences.
 
     Attributes:
-        one_sentence_per_line: lines are sentences; they are not split.
+        one_sentence_per_line: lines are sentences and are not split.
         language: ISO 639 code for the splitting.
         drop_punctuation: remove punctuation at word edges, as in grammar induction (Kim et al. 2019).
     """
@@ -64,8 +64,8 @@ class Block:
 
     Attributes:
         lines: without surrounding white space; an empty line ends a document.
-        is_split: every line is a sentence already.
-        position: where reading goes on after the block (JSON); `None` inside a row of a table.
+        is_split: every line is already a sentence.
+        position: where reading resumes after the block (JSON); `None` inside a row of a table.
         counts: what was replaced or dropped while reading.
     """
 
@@ -83,8 +83,8 @@ class EncodedBlock:
         tokens: the ids.
         sentence_lengths: uint32, tokens of each sentence, at least one.
         word_ends: bool, per token, True at the last token of each word.
-        document_ends: int64, number of sentences before each end of a document; the document may have begun in an
-            earlier block, and a document without sentences repeats the value before it.
+        document_ends: int64, number of sentences before each end of a document; a document may begin in an earlier
+            block, and a document without sentences repeats the value before it.
         position: of the block.
         counts: what was replaced or dropped, by reading and by encoding.
     """
@@ -112,9 +112,9 @@ def read_blocks(
 
     Args:
         sources: read one after the other.
-        start: the `position` of a block, to read what comes after it; default: from the beginning.
-        skip_documents: leave out so many documents at the beginning.
-        max_documents: read no more documents than that.
+        start: the `position` of a block, to read what follows it; default: the beginning.
+        skip_documents: number of documents to leave out at the beginning.
+        max_documents: largest number of documents to read.
         block_characters: size of a block.
 
     Yields:
@@ -153,18 +153,18 @@ def read_blocks(
                     is_cut = True
             if documents < skip_documents:
                 counts.clear()
-            # What follows a row that was cut is the next place where reading can begin.
+            # After a row that was cut, the end of the row is the next place where reading can resume.
             if is_cut or (size >= block_characters and (not is_open or size >= 2 * block_characters)):
                 here = {"source": number, "at": source.position(), "documents": documents, "open": is_open}
                 yield take(source, here)
-        # Sources may differ in whether their lines are sentences, so a block holds lines of one.
+        # A block has lines of one source, because sources differ in `is_split`.
         yield take(source, {"source": number + 1, "at": None, "documents": documents, "open": is_open})
 
 
 def block_sentences(block: Block, options: TextOptions) -> tuple[list[str], list[int], Counter[str]]:
     """Split a block into sentences.
 
-    NUL characters are dropped and lone surrogates replaced by U+FFFD: no tokenizer takes the latter.
+    NUL characters are dropped, and lone surrogates, which tokenizers reject, are replaced by U+FFFD.
 
     Args:
         block: the lines.
@@ -182,7 +182,7 @@ def block_sentences(block: Block, options: TextOptions) -> tuple[list[str], list
             continue
         is_sentence = block.is_split or options.one_sentence_per_line
         for sentence in [line] if is_sentence else split_sentences(line, language=options.language):
-            # In treebanks the tags say what is punctuation.
+            # Sources that are already split (treebanks) find punctuation by tags.
             if options.drop_punctuation and not block.is_split:
                 sentence = " ".join(_EDGE_PUNCTUATION.sub(" ", sentence).split())
             if sentence:
@@ -191,7 +191,7 @@ def block_sentences(block: Block, options: TextOptions) -> tuple[list[str], list
 
 
 def _clean_lines(lines: list[str], counts: Counter[str]) -> list[str]:
-    """Lines without NUL characters and lone surrogates; a line that loses all its characters ends no document."""
+    """Lines without NUL characters and lone surrogates; a line that becomes empty by this does not end a document."""
     text = "\n".join(lines)
     nuls, surrogates = text.count("\0"), 0
     try:
@@ -208,14 +208,14 @@ def _clean_lines(lines: list[str], counts: Counter[str]) -> list[str]:
 
 # ---------------------------------------------------------------------------------------------- encoding
 def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash of everything in a fast tokenizer that decides which ids a text gets.
+    """Hash everything in a fast tokenizer that determines the ids of a text.
 
     Args:
         tokenizer: a fast tokenizer.
 
     Returns:
-        Hexadecimal SHA-256 of its normalizer, pre-tokenizer, model and added tokens, and of
-        `split_special_tokens` where that is set.
+        Hexadecimal SHA-256 of its normalizer, pre-tokenizer, model and added tokens, and of `split_special_tokens` if
+        that is set.
     """
     whole = json.loads(tokenizer.backend_tokenizer.to_str())
     parts = {name: whole[name] for name in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
@@ -225,12 +225,12 @@ def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _splits_special_tokens(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether special tokens that are written in a text are encoded as any other text."""
+    """Whether special tokens in a text are encoded like any other text."""
     return bool(getattr(tokenizer, "split_special_tokens", False))
 
 
 class BlockEncoder:
-    """Encodes blocks without special tokens; small to send to another process.
+    """Encodes blocks without special tokens; cheap to send to another process.
 
     Args:
         tokenizer: a fast tokenizer.
@@ -245,7 +245,7 @@ class BlockEncoder:
         self._backend: Tokenizer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """The tokenizer travels as its JSON."""
+        """The state with the tokenizer as JSON."""
         return {**self.__dict__, "_backend": None}
 
     def __call__(self, block: Block) -> EncodedBlock:
@@ -284,7 +284,7 @@ class BlockEncoder:
         assert self._backend is not None
         try:
             return self._backend.encode_batch(sentences, add_special_tokens=False)
-        except Exception as error:  # of no other class, e.g. where a vocabulary of words lacks its unknown token
+        except Exception as error:  # tokenizers raises bare exceptions, e.g. if the unknown token is missing
             raise ValueError(
                 f"The tokenizer cannot encode the text: {error}. Give its vocabulary the unknown token that its model "
                 "names, or choose another tokenizer."
@@ -293,7 +293,7 @@ class BlockEncoder:
 
 def _word_ends(word_ids: list[list[int | None]], lengths: np.ndarray) -> np.ndarray:
     """Bool per token, as `word_ends_from_word_ids` gives it sentence by sentence."""
-    # Tokens of no word are words of their own: -1 marks them.
+    # -1 marks a token outside words, which counts as a word.
     ids = (ids if None not in ids else [-1 if word is None else word for word in ids] for ids in word_ids)
     word = np.fromiter(chain.from_iterable(ids), np.int64, int(lengths.sum()))
     ends = np.append(word[1:] != word[:-1], True) | (word < 0) if len(word) else np.zeros(0, bool)
@@ -306,10 +306,10 @@ _encoder: BlockEncoder | None = None
 
 
 def _start_worker(encoder: BlockEncoder) -> None:
-    """Keep the encoder for all blocks, use one thread, and end when the main process is killed."""
+    """Keep the encoder for all blocks, use one thread, and exit when the main process is killed."""
     global _encoder
     _encoder = encoder
-    gc.freeze()  # or every collection would copy the pages that are shared with the process before
+    gc.freeze()  # otherwise every collection copies the memory shared with the parent process
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -317,7 +317,7 @@ def _start_worker(encoder: BlockEncoder) -> None:
 
 
 def _end_with(sentinel: int) -> None:
-    # Without it workers of a killed process wait for work forever.
+    # Otherwise the workers of a killed process wait for work forever.
     wait([sentinel])
     os._exit(1)
 
@@ -333,8 +333,8 @@ def encode_blocks(blocks: Iterable[Block], encoder: BlockEncoder, num_processes:
     Args:
         blocks: read as they are needed.
         encoder: what to do with a block.
-        num_processes: number of worker processes; with 1 the calling process encodes, and the tokenizer may use
-            several threads.
+        num_processes: number of worker processes; with 1 the calling process encodes, and the tokenizer may use several
+            threads.
 
     Yields:
         The encoded blocks.

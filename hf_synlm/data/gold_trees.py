@@ -6,6 +6,7 @@ from typing import TypedDict
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.collate import word_ends_from_offsets
+from hf_synlm.data.text import errors_at
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.syntactic_distance import spans_to_distances
@@ -13,7 +14,7 @@ from hf_synlm.trees import Span, binarize, check_words, spans_to_tree, tree_to_s
 
 
 class EncodedTree(TypedDict):
-    """A sentence with its tree as a model of the RNNG family takes it; `collate_trees` makes batches of these."""
+    """A sentence with its tree as input of RNNG; `collate_trees` makes batches of these."""
 
     input_ids: list[int]
     """Token ids."""
@@ -26,7 +27,7 @@ class EncodedTree(TypedDict):
 def label_inventory(sentences: Iterable[TreebankSentence]) -> tuple[str, ...]:
     """Collect the labels of constituents in alphabetical order; the position of a label is its id.
 
-    The authors collect them from training, validation and test data together, so that no tree has an unknown label.
+    The authors collect them from training, validation and test data together, so that every label is known.
 
     Args:
         sentences: sentences of treebanks.
@@ -35,7 +36,7 @@ def label_inventory(sentences: Iterable[TreebankSentence]) -> tuple[str, ...]:
         The labels, each once.
 
     Raises:
-        ValueError: there is no labeled constituent.
+        ValueError: no constituent has a label.
     """
     labels = {label for sentence in sentences for label, _, _ in sentence.labeled_spans}
     if not labels:
@@ -92,7 +93,9 @@ def encode_trees(
         return []
     label_ids = {label: index for index, label in enumerate(labels)}
     for sentence in sentences:
-        _check_sentence(sentence, label_ids)
+        with errors_at(sentence.source):
+            _check_labels(sentence, label_ids)
+            check_words(sentence.words)
     encoding = tokenizer(
         [" ".join(sentence.words) for sentence in sentences],
         add_special_tokens=False,
@@ -101,71 +104,55 @@ def encode_trees(
         split_special_tokens=True,
         verbose=False,
     )
-    return [
-        _encode(sentence, input_ids, offsets, system, label_ids, tokenizer.pad_token_id)
-        for sentence, input_ids, offsets in zip(
-            sentences, encoding["input_ids"], encoding["offset_mapping"], strict=True
-        )
-    ]
+    encoded: list[EncodedTree] = []
+    for sentence, input_ids, offsets in zip(sentences, encoding["input_ids"], encoding["offset_mapping"], strict=True):
+        with errors_at(sentence.source):
+            if tokenizer.pad_token_id in input_ids:
+                raise ValueError("a word is the padding token of the tokenizer: change it, or leave the sentence out")
+            word_ends = word_ends_from_offsets(offsets, sentence.words)
+            first = _first_tokens(word_ends)
+            spans = [(label_ids[label], first[i], first[j]) for label, i, j in sentence.labeled_spans]
+            if not spans:
+                raise ValueError("the tree has no constituent: give it one over the whole sentence")
+            actions = system.spans_to_actions(spans, len(input_ids), word_ends)
+        encoded.append({"input_ids": list(input_ids), "actions": actions, "word_ends": word_ends})
+    return encoded
 
 
-def _check_sentence(sentence: TreebankSentence, label_ids: dict[str, int]) -> None:
-    """Raise ValueError for words that cannot be joined and for unknown labels."""
+def _check_labels(sentence: TreebankSentence, label_ids: dict[str, int]) -> None:
+    """Raise ValueError for an unknown label."""
     for label, start, end in sentence.labeled_spans:
         if label not in label_ids:
             raise ValueError(
-                f"{sentence.source}: the label {label!r} of ({start}, {end}) is not one of the {len(label_ids)} labels "
+                f"the label {label!r} of ({start}, {end}) is not one of the {len(label_ids)} labels "
                 f"{', '.join(label_ids)}: collect the labels from all treebanks with label_inventory"
             )
-    try:
-        check_words(sentence.words)
-    except ValueError as error:
-        raise ValueError(f"{sentence.source}: {error}") from error
 
 
-def _encode(
-    sentence: TreebankSentence,
-    input_ids: list[int],
-    offsets: Sequence[tuple[int, int]],
-    system: TransitionSystem,
-    label_ids: dict[str, int],
-    pad_token_id: int | None,
-) -> EncodedTree:
-    """Put the tree of a sentence over its tokens and write it as actions."""
-    try:
-        if pad_token_id in input_ids:
-            raise ValueError("a word is the padding token of the tokenizer: change the word, or leave the sentence out")
-        word_ends = word_ends_from_offsets(offsets, sentence.words)
-        # Word boundary -> token boundary.
-        boundaries = [0, *(token + 1 for token, is_end in enumerate(word_ends) if is_end)]
-        spans = [(label_ids[label], boundaries[start], boundaries[end]) for label, start, end in sentence.labeled_spans]
-        if not spans:
-            raise ValueError("the tree has no constituent: give it one over the whole sentence")
-        actions = system.spans_to_actions(spans, len(input_ids), word_ends)
-    except ValueError as error:
-        raise ValueError(f"{sentence.source}: {error}") from error
-    return {"input_ids": list(input_ids), "actions": actions, "word_ends": word_ends}
+def _first_tokens(word_ends: Sequence[bool]) -> list[int]:
+    """The first token of each word, and the number of tokens."""
+    return [0, *(token + 1 for token, is_end in enumerate(word_ends) if is_end)]
 
 
 def gold_distances(spans: Sequence[Span], word_ends: Sequence[bool]) -> list[int]:
-    """Syntactic distances of a gold tree, aligned with the tokens of its sentence and the `</s>` after them.
+    """Compute the syntactic distances of a gold tree, one per token of the sentence and one for the `</s>` after it.
 
-    The value at a token belongs to the gap before it: the height of the node whose parts meet there, less one, in the
-    tree binarized to the right; 0 between pieces of a word. The gap before `</s>`, where the sentence ends, and the gap
-    before the first token, where the one before it ended, are above the whole sentence: one more than its largest.
+    The value at a token belongs to the gap before it: the height minus one of the node whose parts meet there, in the
+    tree binarized to the right; 0 between pieces of a word. The gaps before the first token and before `</s>` are
+    sentence boundaries: one more than the largest value inside.
 
     Source: Du et al. (2020), A.1 and their `helpers.py`, which give every first token one more than the largest value
-    of the training set (`make_stream` does that). What their data hold for `</s>` is not known.
+    of the training set (`make_stream` does that). Their value for `</s>` is not known.
 
     Args:
-        spans: half-open word spans of the tree, the whole sentence included; those of one word are left out.
+        spans: half-open word spans of the tree, with the whole sentence; spans of one word are ignored.
         word_ends: per token, True at the last piece of each word.
 
     Returns:
         One value per token and one for `</s>`.
 
     Raises:
-        ValueError: the spans are no tree over the words, or the last token does not end a word.
+        ValueError: the spans are not a tree over the words, or the last token does not end a word.
 
     Cost: O(n log n).
     """
@@ -177,12 +164,12 @@ def gold_distances(spans: Sequence[Span], word_ends: Sequence[bool]) -> list[int
 
 
 def gold_spans(spans: Sequence[Span], word_ends: Sequence[bool], *, binarized: bool = False) -> list[Span]:
-    """Token spans of the constituents that span attention is to find.
+    """Compute the token spans of the constituents that span attention has to find.
 
-    Source: Peng et al. (2019), section 3.3: constituents of more than one word, the sentence itself left out.
+    Source: Peng et al. (2019), section 3.3: constituents of more than one word, without the whole sentence.
 
     Args:
-        spans: half-open word spans of the tree, in any order; copies and spans of one word are left out.
+        spans: half-open word spans of the tree, in any order; copies and spans of one word are ignored.
         word_ends: per token, True at the last piece of each word.
         binarized: add the spans of the tree binarized to the right, as the authors' code does.
 
@@ -200,7 +187,7 @@ def gold_spans(spans: Sequence[Span], word_ends: Sequence[bool], *, binarized: b
     inner = {(i, j) for i, j in spans if j - i > 1} | {(0, num_words)}
     tree = spans_to_tree(sorted(inner), num_words)
     kept = tree_to_spans(binarize(tree) if binarized else tree)[:-1]
-    first = [0] + [token + 1 for token, is_end in enumerate(word_ends) if is_end]
+    first = _first_tokens(word_ends)
     return [(first[i], first[j]) for i, j in kept]
 
 

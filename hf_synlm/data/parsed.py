@@ -1,7 +1,7 @@
-"""What a parser says about one sentence: trees over its words, best first, with log-probabilities; and files of them.
+"""Parses of sentences: trees over words, best first, with log-probabilities; and files of parses.
 
-`ParsedSentence.from_output` reads the output of a model's `parse`. A file of parses holds JSON lines (everything), or
-one bracketed tree per line (the best one); `read_parses` reads both, also as other programs write them.
+`ParsedSentence.from_output` converts the output of a model's `parse`. A file of parses contains JSON lines (all trees
+and numbers), or one bracketed tree per line (the best one); `read_parses` reads both, also from other programs.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
-from hf_synlm.data.text import PathLike, read_lines
+from hf_synlm.data.text import PathLike, errors_at, read_lines
 from hf_synlm.data.treebank import brackets_to_labeled_spans, parse_treebank
 from hf_synlm.trees import (
     Span,
@@ -32,11 +32,11 @@ class Hypothesis:
     """One tree of a sentence.
 
     Attributes:
-        spans: half-open word spans in post-order, the whole sentence included. Without labels only spans of two or more
-            words; with labels also constituents over one word, and unary chains from the bottom to the top.
+        spans: half-open word spans in post-order, with the whole sentence. Without labels only spans of two or more
+            words; with labels also constituents over one word, and unary chains from bottom to top.
         labels: one label per span; None for trees without labels.
-        log_prob: log p(words, tree) in nats, or of the words where a model defines one tree; None if there is none.
-            Over words of several tokens the sum over those returned trees that differ inside words only.
+        log_prob: log p(words, tree) in nats, or log p(words) if the model defines one tree; None if unknown. If words
+            have several tokens: summed over the returned trees that differ only inside words.
     """
 
     spans: tuple[Span, ...]
@@ -55,9 +55,9 @@ class ParsedSentence:
 
     Attributes:
         words: the n words.
-        hypotheses: the trees, best first, each once; none if the search found no complete tree. Trees over the tokens
-            that are the same over the words are one tree, at the rank of the best of them.
-        word_log_probs: log p(word | words before) of each word in nats, trees summed out; None if unknown.
+        hypotheses: the trees, best first, each once; empty if the search found no complete tree. Trees over tokens that
+            are equal over words are one tree, at the best of their ranks.
+        word_log_probs: log p(word | words before) of each word in nats, summed over trees; None if unknown.
     """
 
     words: tuple[str, ...]
@@ -76,7 +76,7 @@ class ParsedSentence:
 
     @classmethod
     def from_output(cls, output: Any, words: Sequence[str], sentence: int = 0) -> "ParsedSentence":
-        """Read one sentence of what `model.parse` returns.
+        """Convert one sentence of the output of `model.parse`.
 
         Args:
             output: a `ParseOutput`.
@@ -87,7 +87,7 @@ class ParsedSentence:
             The sentence, spans and log-probabilities counted in words.
 
         Raises:
-            ValueError: there is no such row, the number of words does not fit, or a span cuts a word.
+            ValueError: the row does not exist, the number of words does not fit, or a span cuts a word.
         """
         if not 0 <= sentence < len(output.spans):
             raise ValueError(f"there is no sentence {sentence}: the output has {len(output.spans)}")
@@ -151,7 +151,7 @@ class ParsedSentence:
         return self.hypotheses[hypothesis]
 
     def to_dict(self) -> dict[str, Any]:
-        """The sentence as plain data for JSON; the brackets are there for the reader."""
+        """The sentence as plain data for JSON; brackets are only for human readers."""
         trees = [
             {
                 "brackets": self.brackets(rank),
@@ -169,13 +169,13 @@ class ParsedSentence:
         """Inverse of `to_dict`.
 
         Args:
-            values: with `words`, and perhaps `trees` and `word_log_probs`.
+            values: `words`, and optionally `trees` and `word_log_probs`.
 
         Returns:
             The sentence.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the values are not a parsed sentence.
         """
         try:
             trees = tuple(
@@ -189,7 +189,7 @@ class ParsedSentence:
             log_probs = values.get("word_log_probs")
             return cls(tuple(values["words"]), trees, None if log_probs is None else tuple(log_probs))
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise ValueError(f"this is no parsed sentence ({error!r}): give words and trees with spans") from error
+            raise ValueError(f"this is not a parsed sentence ({error!r}): give words and trees with spans") from error
 
 
 def _log_sum(values: Sequence[float]) -> float:
@@ -203,7 +203,7 @@ def _log_sum(values: Sequence[float]) -> float:
 def _spans_over_words(
     spans: Sequence[Span], labels: Sequence[str] | None, word_ends: Sequence[int], offset: int
 ) -> tuple[Span, ...]:
-    """Spans over words from spans over the token positions of a row; without labels spans inside a word vanish."""
+    """Turn spans over the token positions of a row into spans over words; without labels, spans inside words vanish."""
     if labels is not None:
         return tuple(word_brackets(spans, labels, word_ends, offset))
     last = {end - offset - 1 for end in word_ends}
@@ -241,8 +241,8 @@ def word_brackets(
 def read_parses(path: PathLike, style: TreeStyle = "unlabeled") -> list[ParsedSentence]:
     """Read a file of parses, one sentence per line; a blank line is a sentence without a parse (and without words).
 
-    A line is an object in JSON (`ParsedSentence.to_dict`) or a bracketed tree. What the names in a tree are cannot be
-    seen from the tree: `((the cat) (sat down))` may be two constituents or two words with their tags.
+    A line is a JSON object (`ParsedSentence.to_dict`) or a bracketed tree. The tree does not show its style:
+    `((the cat) (sat down))` may be two constituents or two words with their tags.
 
     Args:
         path: the file.
@@ -253,7 +253,7 @@ def read_parses(path: PathLike, style: TreeStyle = "unlabeled") -> list[ParsedSe
         The sentences, as many as there are lines; -LRB- and -RRB- are parentheses again.
 
     Raises:
-        ValueError: a line is something else; the message names file and line. Or another style.
+        ValueError: a line is neither, or the style is unknown; the message names file and line.
     """
     return parses_of_lines(read_lines(path), style, source=str(path))
 
@@ -276,10 +276,8 @@ def parses_of_lines(
     """
     sentences = []
     for number, line in enumerate(lines, start=1):
-        try:
+        with errors_at(f"{source}:{number}"):
             sentences.append(read_parse(line, style))
-        except ValueError as error:
-            raise ValueError(f"{source}:{number}: {error}") from error
     return sentences
 
 
@@ -287,14 +285,14 @@ def read_parse(line: str, style: TreeStyle = "unlabeled") -> ParsedSentence:
     """Read one line of a file of parses.
 
     Args:
-        line: an object in JSON, a bracketed tree, or nothing.
+        line: a JSON object, a bracketed tree, or nothing.
         style: as in `read_parses`.
 
     Returns:
         The sentence.
 
     Raises:
-        ValueError: it is something else, or another style.
+        ValueError: the line is neither, or the style is unknown.
     """
     if style not in get_args(TreeStyle):
         raise ValueError(f"style is {style!r}: choose one of {', '.join(get_args(TreeStyle))}")
@@ -305,7 +303,7 @@ def read_parse(line: str, style: TreeStyle = "unlabeled") -> ParsedSentence:
         try:
             return ParsedSentence.from_dict(json.loads(line))
         except RecursionError as error:
-            raise ValueError("the brackets of the JSON object are nested too deep for a parsed sentence") from error
+            raise ValueError("the brackets of the JSON object are nested too deeply for a parsed sentence") from error
     if style == "unlabeled":
         tree, words = brackets_to_tree(line)
         return ParsedSentence(tuple(words), (Hypothesis(tuple(tree_to_spans(tree))),))
@@ -314,7 +312,7 @@ def read_parse(line: str, style: TreeStyle = "unlabeled") -> ParsedSentence:
     else:
         trees = list(parse_treebank([line]))
         if len(trees) != 1:
-            raise ValueError(f"the line holds {len(trees)} trees: write one per line")
+            raise ValueError(f"the line contains {len(trees)} trees: write one per line")
         labeled, words = list(trees[0].labeled_spans), [unescape_word(word) for word in trees[0].words]
     spans, labels = tuple((i, j) for _, i, j in labeled), tuple(label for label, _, _ in labeled)
     return ParsedSentence(tuple(words), (Hypothesis(spans, labels),))

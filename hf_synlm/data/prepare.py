@@ -5,8 +5,8 @@
     python -m hf_synlm.data.prepare --output_dir shards/owt --config training/configs/gpst_small_owt.yaml
 
 Text comes from files (text, parquet, json, csv), from a data set of the Hub, or (default) from the embedded corpus. The
-output folder holds `tokenizer/`, `train/` and `validation/`; the latter two are read by `PreparedCorpus`. A killed run
-goes on where it stopped when the same command is given again, and makes the same files, byte for byte.
+output folder contains `tokenizer/`, `train/` and `validation/`; `PreparedCorpus` reads the latter two. After a run was
+killed, the same command resumes it, and makes the same files, byte for byte.
 """
 
 import sys
@@ -127,7 +127,7 @@ class CorpusArguments:
 
     @property
     def takes_finished(self) -> bool:
-        """Whether no text is named and the folder of prepared text is complete, so that it is taken as it is."""
+        """Whether no text is named and the folder of prepared text is complete, so that it is used as it is."""
         return not self.names_text and self.location is not None and is_prepared(self.location)
 
     @property
@@ -141,7 +141,7 @@ class CorpusArguments:
         return TextOptions(self.one_sentence_per_line, self.language, self.drop_punctuation)
 
     def sources(self, split: str) -> tuple[list[TextSource], dict[str, Any]]:
-        """Where the text of a split is, and which documents of it are meant.
+        """The sources of a split, and which of their documents belong to it.
 
         Args:
             split: "train" or "validation".
@@ -178,7 +178,7 @@ class PreparedText:
     """What `prepare` makes.
 
     Attributes:
-        tokenizer: with the special tokens of a syntactic language model.
+        tokenizer: has the special tokens of a syntactic language model.
         train: the training text.
         validation: the validation text.
     """
@@ -193,7 +193,7 @@ class PreparedText:
 
 
 def is_prepared(folder: PathLike) -> bool:
-    """Whether `folder` holds complete training and validation text."""
+    """Whether `folder` contains complete training and validation text."""
     return all((Path(folder) / name / INDEX_FILE).is_file() for name in SPLITS)
 
 
@@ -202,32 +202,31 @@ def prepare(
 ) -> PreparedText:
     """Prepare training and validation text, or open what was prepared before.
 
-    One process at a time works on a folder, the others wait and then find the result. Shards that a killed run has
-    finished are kept.
+    One process at a time works on a folder; others wait and then find the result. Shards that a killed run has finished
+    are kept.
 
     Args:
-        arguments: text, sentence splitting and tokenizer. If they name no text and the folder is complete, it is taken
-            as it is.
+        arguments: text, sentence splitting and tokenizer. If they name no text, a complete folder is used as it is.
         folder: for the result.
-        shard_tokens: tokens that fill a shard.
+        shard_tokens: tokens per shard.
         verify: check the checksums of all shards, not only their sizes.
 
     Returns:
         The tokenizer and both corpora.
 
     Raises:
-        ValueError: the folder was prepared from other text or with other options, a shard is damaged, or there is no
-            text; the message says what differs or which file it is.
+        ValueError: the folder was prepared from other text or with other options, a shard is damaged, or the text is
+            empty; the message names the difference or the file.
         OSError: the folder cannot be written, or the disk is full.
 
-    Cost: O(characters). Memory: a few megabytes of text per process and the boundaries of one shard, whatever the size
-    of the corpus; but while a tokenizer is trained, its trainer holds every distinct word.
+    Cost: O(characters). Memory: a few megabytes of text per process and the boundaries of one shard, independent of the
+    size of the corpus; but a trainer of tokenizers keeps every distinct word.
     """
     folder = Path(folder)
     if not is_prepared(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
-            if not is_prepared(folder):  # by the process before
+            if not is_prepared(folder):  # by another process
                 TreebankFiles(arguments.train_trees, arguments.drop_punctuation).check()
                 _prepare_tokenizer(arguments, folder / "tokenizer")
                 tokenizer = load_tokenizer(folder / "tokenizer")
@@ -254,7 +253,7 @@ def prepare(
 
 
 def _made_from(arguments: CorpusArguments, split: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """What decides the shards of a split, as JSON."""
+    """Everything that determines the shards of a split, as JSON."""
     sources, limits = arguments.sources(split)
     return {
         "sources": [source.describe() for source in sources],
@@ -269,7 +268,7 @@ def _describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 
 
 def _check_given(arguments: CorpusArguments, folder: Path) -> None:
-    """Where no text is named, refuse options of text and tokenizer that are not those of a finished folder."""
+    """If no text is named, refuse options of text and tokenizer that differ from those of the finished folder."""
     made_with = read_record(folder / "tokenizer" / MADE_FROM_FILE)
     made_with |= PreparedCorpus(folder / "train").made_from["text"]
     if arguments.tokenizer_name is not None:
@@ -279,13 +278,13 @@ def _check_given(arguments: CorpusArguments, folder: Path) -> None:
         default = item.default if item.default is not MISSING else []
         free = ("tokenizer_name", "preprocessing_num_workers", "streaming")
         if item.name not in free and value != default and value != made_with.get(item.name):
-            known = f"was prepared with {made_with[item.name]!r}" if item.name in made_with else "is taken as it is"
+            known = f"was prepared with {made_with[item.name]!r}" if item.name in made_with else "is used as it is"
             raise ValueError(f"{item.name} is {value!r}, but {folder} {known}. Leave the option out, or name the text.")
 
 
 # ---------------------------------------------------------------------------------------------- tokenizer
 def _prepare_tokenizer(arguments: CorpusArguments, folder: Path) -> None:
-    """Save the tokenizer that is named, or train one on the training text; check one that is there already."""
+    """Save the named tokenizer, or train one on the training text; check a tokenizer that exists already."""
     if arguments.tokenizer_name is not None:
         check_tokenizer_source(arguments.tokenizer_name)
         tokenizer = load_tokenizer(arguments.tokenizer_name)
@@ -295,7 +294,7 @@ def _prepare_tokenizer(arguments: CorpusArguments, folder: Path) -> None:
             if changed:
                 raise ValueError(
                     f"The text in {folder.parent} is encoded with another tokenizer than {arguments.tokenizer_name}: "
-                    f"{'; '.join(changed)}. Take {folder} as tokenizer, or another folder for the text."
+                    f"{'; '.join(changed)}. Use {folder} as tokenizer, or another folder for the text."
                 )
             return
     else:
@@ -325,14 +324,14 @@ def _sentences(arguments: CorpusArguments) -> Iterator[str]:
 def write_corpus(
     arguments: CorpusArguments, split: str, tokenizer: PreTrainedTokenizerBase, folder: Path, shard_tokens: int
 ) -> None:
-    """Write the shards of a split; those that are there already are kept.
+    """Write the shards of a split; finished shards are kept.
 
     Args:
         arguments: text and options.
         split: "train" or "validation".
         tokenizer: encodes the text.
         folder: for the shards.
-        shard_tokens: tokens that fill a shard.
+        shard_tokens: tokens per shard.
 
     Raises:
         ValueError: as `prepare`.
@@ -352,8 +351,8 @@ def write_corpus(
         encoder = BlockEncoder(tokenizer, arguments.text_options, dtype)
         blocks = read_blocks(sources, writer.start, **limits)
         encoded = encode_blocks(blocks, encoder, arguments.preprocessing_num_workers)
-        style = {"unit": "tok", "unit_scale": True, "dynamic_ncols": True, "mininterval": 0.5}
-        with tqdm(desc=f"{split} text", initial=writer.num_tokens, **style) as bar, closing(encoded):
+        bar = tqdm(desc=f"{split} text", initial=writer.num_tokens, unit="tok", unit_scale=True, dynamic_ncols=True)
+        with bar, closing(encoded):
             try:
                 for block in encoded:
                     writer.add(block)
@@ -387,7 +386,7 @@ class PrepareArguments(CorpusArguments):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare a corpus, or check one that is there.
+    """Prepare a corpus, or check a prepared one.
 
     Args:
         argv: command line; default `sys.argv`.
@@ -397,7 +396,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = ArgumentParser((PrepareArguments,), prog="python -m hf_synlm.data.prepare", allow_abbrev=False)
-    parser.add_argument("--config", help="YAML file of a training script; what it says about text is taken; flags win.")
+    parser.add_argument("--config", help="YAML file of a training script; its options about text are used; flags win.")
     try:
         path = parser.parse_known_args(argv)[0].config
         if path is not None:

@@ -65,15 +65,15 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Say where two JSON objects differ.
+    """List the differences between two JSON objects.
 
     Args:
         old: the first.
         new: the second.
-        prefix: of the names.
+        prefix: written before the names.
 
     Returns:
-        Per difference a phrase like "text.language was 'en' and is now 'de'".
+        Per difference a phrase such as "text.language was 'en' and is now 'de'".
     """
     found = []
     for name in sorted({*old, *new}):
@@ -91,7 +91,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 # ---------------------------------------------------------------------------------------------- shards
 @dataclass
 class ShardRecord:
-    """What is known of a finished shard.
+    """The facts about a finished shard.
 
     Attributes:
         tokens: number of token ids.
@@ -99,8 +99,8 @@ class ShardRecord:
         documents: number of documents that end in it.
         bytes: size of its file.
         sha256: checksum of its file.
-        ends_inside_document: the next shard goes on with the same document.
-        next: where the text of the next shard begins; `None` when the text is at its end.
+        ends_inside_document: the next shard continues the same document.
+        next: where the text of the next shard begins; `None` at the end of the text.
         counts: what was replaced or dropped.
     """
 
@@ -131,8 +131,8 @@ class Shard:
     Attributes:
         tokens: token ids, uint16 or uint32.
         sentence_ends: uint32, per sentence the number of tokens up to its end.
-        document_ends: uint32, per document that ends here the number of sentences up to its end; 0 where all its
-            sentences are in the shard before.
+        document_ends: uint32, per document that ends here the number of sentences up to its end; 0 if all its sentences
+            are in the shard before.
         packed_word_ends: uint8, a bit per token, lowest first.
     """
 
@@ -142,7 +142,7 @@ class Shard:
     packed_word_ends: np.ndarray
 
     def word_ends(self, start: int, stop: int) -> np.ndarray:
-        """Bool, True at the last token of each word, of the tokens `start` to `stop` - 1."""
+        """Bools for the tokens `start` to `stop` - 1, True at the last token of each word."""
         bits = np.unpackbits(self.packed_word_ends[start // 8 : -(-stop // 8)], bitorder="little")
         return bits[start % 8 : start % 8 + stop - start].astype(bool)
 
@@ -168,7 +168,7 @@ def _check_size(folder: Path, number: int, record: ShardRecord) -> None:
 
 
 def finished_shards(folder: Path) -> list[ShardRecord]:
-    """Records of the shards that a preparation finished, complete or not.
+    """Read the records of all finished shards of a corpus, complete or not.
 
     Args:
         folder: of the corpus.
@@ -177,7 +177,7 @@ def finished_shards(folder: Path) -> list[ShardRecord]:
         The records in their order.
 
     Raises:
-        ValueError: a shard before another one is missing, or one does not have its size.
+        ValueError: a shard before another one is missing, or a shard has the wrong size.
     """
     numbers = sorted(int(path.stem.removeprefix("shard_")) for path in folder.glob("shard_?????.json"))
     if numbers != list(range(len(numbers))):
@@ -193,14 +193,14 @@ def finished_shards(folder: Path) -> list[ShardRecord]:
 
 
 def check_made_from(folder: Path, made_from: Mapping[str, Any]) -> None:
-    """Check that a corpus is made from what is asked for.
+    """Check that a corpus was made from this text with these options.
 
     Args:
         folder: of the corpus.
-        made_from: as JSON.
+        made_from: text and options as JSON.
 
     Raises:
-        ValueError: it is made from something else; the message names every difference.
+        ValueError: it was made from something else; the message names every difference.
     """
     changed = differences(read_record(folder / MADE_FROM_FILE), json.loads(json.dumps(made_from)))
     if changed:
@@ -210,17 +210,17 @@ def check_made_from(folder: Path, made_from: Mapping[str, Any]) -> None:
         )
 
 
-def dropped(counts: Mapping[str, int]) -> str:
-    """Say in parentheses what was replaced or dropped, by `counts`; nothing if that is nothing."""
+def _dropped(counts: Mapping[str, int]) -> str:
+    """Describe in parentheses what was replaced or dropped; the empty string if nothing was."""
     found = "; ".join(f"{count:,} {name}" for name, count in sorted(counts.items()) if count)
     return f" ({found})" if found else ""
 
 
 # ---------------------------------------------------------------------------------------------- reading
 class PreparedCorpus:
-    """A complete corpus, read through memory maps; it can be sent to other processes, which open their own maps.
+    """A complete corpus, read through memory maps; it can be pickled, and other processes open their own maps.
 
-    The sizes of all shards are checked at once, their checksums on demand, since that reads the whole corpus.
+    The sizes of all shards are always checked; their checksums only on demand, because that reads the whole corpus.
 
     Args:
         folder: of the corpus.
@@ -228,7 +228,7 @@ class PreparedCorpus:
 
     Attributes:
         folder: of the corpus.
-        made_from: what it is made from.
+        made_from: text and options.
         records: of the shards.
         counts: what was replaced or dropped.
         num_tokens: number of tokens.
@@ -243,7 +243,7 @@ class PreparedCorpus:
     def __init__(self, folder: PathLike, verify: bool = False):
         self.folder = Path(folder)
         if not (self.folder / INDEX_FILE).is_file():
-            state = "is not finished" if (self.folder / MADE_FROM_FILE).is_file() else "holds no prepared corpus"
+            state = "is not finished" if (self.folder / MADE_FROM_FILE).is_file() else "is not a prepared corpus"
             raise ValueError(f"{self.folder} {state}. Run python -m hf_synlm.data.prepare with its options (again).")
         index = read_record(self.folder / INDEX_FILE)
         self.made_from: dict[str, Any] = index["made_from"]
@@ -261,7 +261,7 @@ class PreparedCorpus:
             self.verify()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Memory maps stay behind."""
+        """The state without memory maps."""
         return {**self.__dict__, "_maps": {}}
 
     def verify(self) -> None:
@@ -277,7 +277,7 @@ class PreparedCorpus:
                 raise ValueError(_damage(self.folder, number, f"is damaged: its checksum is not that of {INDEX_FILE}"))
 
     def shard(self, number: int) -> Shard:
-        """Memory maps of a shard; they are opened when first asked for."""
+        """Memory maps of a shard, opened at the first call."""
         if number not in self._maps:
             if len(self._maps) >= _OPEN_SHARDS:
                 del self._maps[next(iter(self._maps))]
@@ -303,16 +303,16 @@ class PreparedCorpus:
         return hashlib.sha256("".join(record.sha256 for record in self.records).encode()).hexdigest()[:16]
 
     def describe(self) -> str:
-        """One line about size, and what was replaced or dropped."""
+        """One line: sizes, and what was replaced or dropped."""
         return (
             f"{self.num_documents:,} documents, {self.num_sentences:,} sentences, {self.num_tokens:,} tokens in "
-            f"{len(self.records)} shards of {self.dtype.name}{dropped(self.counts)}"
+            f"{len(self.records)} shards of {self.dtype.name}{_dropped(self.counts)}"
         )
 
 
 # ---------------------------------------------------------------------------------------------- writing
 class _OpenShard:
-    """A shard that is being written: its tokens go to the file, its boundaries are kept until the end."""
+    """A shard that is being written: tokens go to the file at once, boundaries at the end."""
 
     def __init__(self, path: Path, dtype: np.dtype, continues_document: bool):
         self.path, self.dtype = path, dtype
@@ -323,9 +323,9 @@ class _OpenShard:
         self.document_ends: list[np.ndarray] = []
         self.word_ends: list[np.ndarray] = []
         self.counts: Counter[str] = Counter()
-        # The end of a document that goes on counts even if it has no more sentences.
+        # If a document continues from the shard before, its end counts even without further sentences.
         self._document_end = -1 if continues_document else 0
-        self._bits = np.zeros(0, bool)  # word ends that do not fill a byte yet
+        self._bits = np.zeros(0, bool)  # word ends of a byte that is not full
 
     def add(self, block: "EncodedBlock") -> None:
         self._write(np.ascontiguousarray(block.tokens, self.dtype).tobytes())
@@ -345,7 +345,7 @@ class _OpenShard:
         self.sentences += len(block.sentence_lengths)
 
     def close(self) -> None:
-        """Append the boundaries and bring the file to disk."""
+        """Append the boundaries and flush the file to disk."""
         self.word_ends.append(np.packbits(self._bits, bitorder="little"))
         sections = ((self.sentence_ends, np.uint32), (self.document_ends, np.uint32), (self.word_ends, np.uint8))
         for parts, kind in sections:
@@ -375,7 +375,7 @@ class _OpenShard:
     def delete(self) -> None:
         try:
             self.file.close()
-        finally:  # closing writes what is buffered, and may fail as the write before it
+        finally:  # closing writes the buffer, and may fail too
             self.path.unlink(missing_ok=True)
 
     def _write(self, data: bytes) -> None:
@@ -384,18 +384,18 @@ class _OpenShard:
 
 
 class CorpusWriter:
-    """Writes encoded blocks as shards; what a killed writer has finished, the next one keeps.
+    """Writes encoded blocks as shards, and keeps the shards that a killed writer has finished.
 
     Memory: the boundaries of one shard. A shard ends with the block that fills it, if reading can begin after that.
 
     Args:
         folder: of the corpus; made if needed.
-        made_from: what the corpus is made from, as JSON: another one is refused.
+        made_from: text and options of the corpus, as JSON; an unfinished corpus with others is refused.
         dtype: of the tokens.
-        shard_tokens: tokens that fill a shard.
+        shard_tokens: tokens per shard.
 
     Raises:
-        ValueError: the folder holds a corpus made from something else, or a damaged one.
+        ValueError: the folder contains a corpus made from something else, or a damaged one.
         OSError: the folder cannot be written.
     """
 
@@ -409,14 +409,14 @@ class CorpusWriter:
         self.records = finished_shards(folder)
         if self.records:
             check_made_from(folder, self.made_from)
-        else:  # a first run that failed at once, by a wrong option perhaps, binds nobody
+        else:  # a run that failed before its first shard does not fix the options
             write_json(folder / MADE_FROM_FILE, self.made_from)
         self._shard: _OpenShard | None = None
         self._position: dict[str, Any] | None = None
 
     @property
     def start(self) -> dict[str, Any] | None:
-        """Position of the text to write next; `None` is its beginning."""
+        """Position of the text to write next; `None` is the beginning."""
         if not self.records:
             return None
         if self._restart.is_file():
@@ -427,7 +427,7 @@ class CorpusWriter:
 
     @property
     def _restart(self) -> Path:
-        """File of the last position with its hint; it is not part of the corpus."""
+        """File of the last position with its hint; not part of the corpus."""
         return self.folder / "restart.json"
 
     @property
@@ -452,12 +452,12 @@ class CorpusWriter:
             block: the next one of the text.
 
         Raises:
-            OSError: it cannot be written; what is unfinished is deleted.
+            OSError: it cannot be written; the unfinished shard is deleted.
         """
         with self._clear_errors():
             shard = self._open()
             is_full = max(shard.tokens, shard.sentences * TOKENS_PER_SENTENCE) >= self.shard_tokens
-            # Not before there is more to write, so that no shard is empty.
+            # Only when there is more to write, because a shard must not be empty.
             if is_full and self._position is not None and len(block.tokens):
                 self._close(shard, self._position)
                 shard = self._open()
@@ -477,7 +477,7 @@ class CorpusWriter:
                 shard = self._open()
                 if not self.num_tokens:
                     self.abandon()
-                    what = dropped(shard.counts)
+                    what = _dropped(shard.counts)
                     raise ValueError(f"The text for {self.folder} has no tokens. Check files and options{what}.")
                 self._close(shard, None)
             counts: Counter[str] = Counter()
@@ -489,7 +489,7 @@ class CorpusWriter:
             self._restart.unlink(missing_ok=True)
 
     def abandon(self) -> None:
-        """Delete the shard that is not finished."""
+        """Delete the unfinished shard."""
         shard, self._shard = self._shard, None
         if shard is not None:
             shard.delete()
@@ -502,7 +502,7 @@ class CorpusWriter:
         return self._shard
 
     def _close(self, shard: _OpenShard, position: dict[str, Any] | None) -> None:
-        """Bring a shard to disk, rename it, and write its record."""
+        """Flush a shard to disk, rename it, and write its record."""
         shard.close()
         at = position and position["at"]
         if position and at and HINT in at:
@@ -516,7 +516,7 @@ class CorpusWriter:
 
     @contextmanager
     def _clear_errors(self) -> Iterator[None]:
-        """Say which shard an error of the disk is about, and delete what is unfinished."""
+        """Name the shard in an error of the disk, and delete it."""
         try:
             yield
         except OSError as error:

@@ -1,8 +1,8 @@
 """Sources of text: files, tables, treebanks and data sets of the Hub, read row by row from any position.
 
-A row is a list of lines without surrounding white space; an empty line ends a document. What a source cannot read is
-replaced or dropped and counted, so that one bad byte does not stop a corpus of a billion lines. After every row the
-source says where it stands, as a small JSON value, and reading can begin again there.
+A row is a list of lines without surrounding white space; an empty line ends a document. A source replaces or drops
+what it cannot read, and counts it, so that one bad byte does not stop a corpus of a billion lines. After every row the
+source has a position, a small JSON value, from which reading can resume.
 """
 
 import csv
@@ -23,7 +23,7 @@ from hf_synlm.data.treebank import count_tags, read_treebank
 from hf_synlm.evaluation.parsing_conventions import check_tags, keep_by_tag
 
 LINE_LIMIT = 1 << 20  # bytes of a line; longer ones are cut
-HASHED_BYTES = 1 << 26  # files up to this size are told apart by their content, larger ones by size and time
+HASHED_BYTES = 1 << 26  # files up to this size are identified by their content, larger ones by size and time
 ROWS_PER_BATCH = 64
 
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")  # gzip, bzip2, xz, zstd, zip
@@ -33,40 +33,40 @@ _CELL_BREAK = "\u2028"  # Unicode's line separator: \r inside a cell of CSV, who
 BAD_BYTES = "undecodable bytes replaced"
 CUT_LINES = "lines longer than 1 MiB cut"
 BAD_ROWS = "dropped rows (not JSON objects)"
-ODD_ROWS = "rows whose text is no string dropped"
+ODD_ROWS = "dropped rows (text not a string)"
 EMPTY_ROWS = "rows without text dropped"
 
 
 class TextSource(ABC):
-    """Text that can be read from any position; one reading at a time.
+    """Text that can be read from any position, by one reader at a time.
 
     Attributes:
-        is_split: every line is a sentence already.
+        is_split: whether every line is already a sentence.
     """
 
     is_split = False
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What identifies the text, as JSON; another text has another description."""
+        """Describe the text as JSON; other text has another description."""
 
     @abstractmethod
     def rows(self, start: Any, counts: Counter[str]) -> Iterator[list[str]]:
-        """Yield rows from the position `start` (`None`: the beginning), and count in `counts` what is not kept."""
+        """Yield rows from the position `start` (`None`: the beginning); `counts` counts what is replaced or dropped."""
 
     @abstractmethod
     def position(self) -> Any:
-        """Where the row after the one just read begins."""
+        """The position after the row just read."""
 
 
 def describe_file(path: str) -> dict[str, Any]:
-    """Name, size and content of a file; of a file of more than 64 MiB the time of its last change instead of content.
+    """Describe a file by name, size and hash; files of more than 64 MiB by the time of their last change, not the hash.
 
     Args:
         path: the file.
 
     Returns:
-        A JSON object that is another one when the file was edited.
+        A JSON object, which changes when the file is edited.
     """
     status = Path(path).stat()
     known: dict[str, Any] = {"name": Path(path).name, "bytes": status.st_size}
@@ -94,7 +94,7 @@ class TextFiles(TextSource):
         return {"kind": self.kind, "files": [describe_file(path) for path in self.paths]}
 
     def position(self) -> dict[str, Any]:
-        """Number of the file, offset (bytes, or rows of a table), and whether that is inside a line."""
+        """Number of the file, offset in it (bytes, or rows of a table), and whether the offset is inside a line."""
         return {"file": self._number, "offset": self._offset, "inside": self._inside}
 
     def rows(self, start: Any, counts: Counter[str]) -> Iterator[list[str]]:
@@ -110,7 +110,7 @@ class TextFiles(TextSource):
             self._offset, self._inside = 0, False
 
     def _check_beginning(self, path: str, file: BinaryIO) -> None:
-        """Raise ValueError for files of other kinds, of which nothing sensible would be read."""
+        """Raise ValueError for files of another kind."""
         beginning = file.read(4)
         if beginning.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise ValueError(f"{path} is UTF-16. Convert it: iconv -f UTF-16 -t UTF-8 {path} > NEW_FILE")
@@ -132,12 +132,12 @@ class TextFiles(TextSource):
                 counts[CUT_LINES] += self._inside and not was_inside
             self._offset = file.tell()
             lines = _lines_of(_decode(line, counts).removesuffix("\n"))
-            # A piece of a line ends no document, although it may be blank.
+            # A blank piece of a long line does not end a document.
             yield lines[1:] if (was_inside or self._inside) and not lines[0] else lines
 
 
 def _cut(data: bytes) -> int:
-    r"""Where to cut `data` without \n: behind its last line, or inside its only one but not inside a character."""
+    r"""Where to cut `data`, which has no \n: after its last \r, or else before a character that is not complete."""
     end = data.rfind(b"\r", 0, -1) + 1  # the last byte may be half of \r\n
     if end:
         return end
@@ -146,7 +146,7 @@ def _cut(data: bytes) -> int:
 
 
 def _decode(data: bytes, counts: Counter[str]) -> str:
-    r"""Decode UTF-8; what is none becomes U+FFFD, and a byte order mark is dropped."""
+    r"""Decode UTF-8; invalid bytes become U+FFFD, and a byte order mark is dropped."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -163,12 +163,12 @@ def _lines_of(text: str) -> list[str]:
 
 
 def _row_of(text: str | bytes | None, is_document: bool, counts: Counter[str]) -> list[str]:
-    """Lines of a row of a table: a document, or lines among which empty ones end documents."""
+    """Lines of a row of a table: a document, or lines of which empty ones end documents."""
     text = _decode(text, counts) if isinstance(text, bytes) else text or ""
     lines = _lines_of(text)
     if len(text) > LINE_LIMIT:
         counts[CUT_LINES] += sum(len(line) > LINE_LIMIT for line in lines)
-        lines = [piece for line in lines for piece in _pieces(line)]
+        lines = [line[k : k + LINE_LIMIT] for line in lines for k in range(0, max(len(line), 1), LINE_LIMIT)]
     if not is_document:
         return lines
     lines = [line for line in lines if line]
@@ -177,7 +177,7 @@ def _row_of(text: str | bytes | None, is_document: bool, counts: Counter[str]) -
 
 
 def _as_bytes(values: pyarrow.Array | pyarrow.ChunkedArray, column: str, where: str) -> list[bytes | None]:
-    """Rows of a column of text as bytes, because the strings of Arrow may hold what is no UTF-8."""
+    """Rows of a column of text as bytes, because strings of Arrow may be invalid UTF-8."""
     try:
         return values.cast(pyarrow.large_binary()).to_pylist()
     except pyarrow.ArrowNotImplementedError as error:
@@ -197,18 +197,13 @@ def _check_column(column: str, where: str, names: Sequence[str]) -> None:
         raise _no_column(column, where, names)
 
 
-def _pieces(line: str) -> list[str]:
-    """A line in pieces of at most `LINE_LIMIT` characters."""
-    return [line[k : k + LINE_LIMIT] for k in range(0, len(line), LINE_LIMIT)] or [line]
-
-
 class TableFiles(TextFiles):
-    """Files of rows with a column of text; subclasses know the formats.
+    """Files of rows with a column of text; subclasses read the formats.
 
     Args:
         paths: the files, all of one format.
         column: column of the text.
-        is_document: a row is a document; otherwise it is a line, and empty ones end documents.
+        is_document: whether a row is a document; otherwise it is a line, and empty lines end documents.
     """
 
     def __init__(self, paths: Sequence[str], column: str, is_document: bool):
@@ -219,9 +214,6 @@ class TableFiles(TextFiles):
         """Kind, files, column, and what a row is."""
         return {**super().describe(), "column": self.column, "rows": "documents" if self.is_document else "lines"}
 
-    def _row(self, value: str | bytes | None, counts: Counter[str]) -> list[str]:
-        return _row_of(value, self.is_document, counts)
-
 
 class JSONFiles(TableFiles):
     """A JSON object per line, or one array of objects per file (which then has to fit into memory)."""
@@ -229,8 +221,8 @@ class JSONFiles(TableFiles):
     kind = "json"
 
     def rows(self, start: Any, counts: Counter[str]) -> Iterator[list[str]]:
-        """Rows of all files; those without text are dropped, unless at the end of a file no row has had text so far."""
-        self._has_text = start is not None  # reading begins behind text only
+        """Rows of all files; rows without text are dropped, but a file must not end before the first row with text."""
+        self._has_text = start is not None  # a position is always after text
         return super().rows(start, counts)
 
     def _read(self, path: str, file: BinaryIO, counts: Counter[str]) -> Iterator[list[str]]:
@@ -250,7 +242,7 @@ class JSONFiles(TableFiles):
                 problem = problem or _no_text(self.column, path, type(value).__name__)
                 counts[ODD_ROWS] += 1
                 continue
-            yield self._row(value, counts)
+            yield _row_of(value, self.is_document, counts)
         if problem and not self._has_text:
             raise problem
 
@@ -260,7 +252,7 @@ class JSONFiles(TableFiles):
             self._offset = file.tell()
             if line.strip():
                 try:
-                    # A loose reading: control characters inside strings are let through.
+                    # strict=False allows control characters inside strings.
                     record = json.loads(_decode(line, counts), strict=False)
                 except (ValueError, RecursionError):
                     record = None
@@ -271,7 +263,7 @@ class JSONFiles(TableFiles):
         try:
             records = json.loads(_decode(file.read(), counts), strict=False)
         except ValueError as error:
-            raise ValueError(f"{path} is no JSON: {error}. Repair it, or write one object per line.") from error
+            raise ValueError(f"{path} is not valid JSON: {error}. Repair it, or write one object per line.") from error
         for record in records[self._offset :]:
             self._offset += 1
             yield record
@@ -283,13 +275,13 @@ class CSVFiles(TableFiles):
     kind, delimiter = "csv", ","
 
     def _read(self, path: str, file: BinaryIO, counts: Counter[str]) -> Iterator[list[str]]:
-        limit = csv.field_size_limit(2**31 - 1)
+        csv.field_size_limit(2**31 - 1)  # a cell may be a long document
+        file.seek(0)
+        # Line by line, so that the position of the file is that of the reader.
+        lines = (_decode(line, counts) for line in iter(file.readline, b""))
+        broken = (line.replace("\r\n", "\n").replace("\r", _CELL_BREAK) for line in lines)
+        table = csv.reader(broken, delimiter=self.delimiter)
         try:
-            file.seek(0)
-            # Line by line, so that the position of the file is that of the reader.
-            lines = (_decode(line, counts) for line in iter(file.readline, b""))
-            broken = (line.replace("\r\n", "\n").replace("\r", _CELL_BREAK) for line in lines)
-            table = csv.reader(broken, delimiter=self.delimiter)
             names = next(table, [])
             if any(_CELL_BREAK in name for name in names):
                 raise ValueError(f"{path} has a \\r in its first line. Make \\n end its lines: tr '\\r' '\\n'.")
@@ -300,21 +292,19 @@ class CSVFiles(TableFiles):
             for record in table:
                 self._offset = file.tell()
                 cell = record[column] if column < len(record) else ""
-                yield self._row(cell.replace(_CELL_BREAK, "\n"), counts)
+                yield _row_of(cell.replace(_CELL_BREAK, "\n"), self.is_document, counts)
         except csv.Error as error:
             raise ValueError(f"{path} cannot be read as CSV near byte {file.tell()}: {error}.") from error
-        finally:
-            csv.field_size_limit(limit)
 
 
 class TSVFiles(CSVFiles):
-    """The same with tabs between the columns."""
+    """Tab-separated values with a line of column names."""
 
     kind, delimiter = "tsv", "\t"
 
 
 class ParquetFiles(TableFiles):
-    """Parquet, read in small batches: a large row group does not have to fit into memory."""
+    """Parquet, read in small batches, because a row group may be larger than the memory."""
 
     kind = "parquet"
 
@@ -336,19 +326,19 @@ class ParquetFiles(TableFiles):
                 skipped += len(values)
                 for value in values[first:]:
                     self._offset += 1
-                    yield self._row(value, counts)
-        except (pyarrow.ArrowException, OSError) as error:  # damaged pages are errors of the system to Arrow
+                    yield _row_of(value, self.is_document, counts)
+        except (pyarrow.ArrowException, OSError) as error:  # Arrow reports damaged pages as OSError
             raise ValueError(
-                f"{path} cannot be read as Parquet behind row {self._offset}: {error}. Replace the file."
+                f"{path} cannot be read as Parquet after row {self._offset}: {error}. Replace the file."
             ) from error
 
 
 class TreebankFiles(TextFiles):
-    """The words of treebanks: a file is a document, a tree a sentence; the trees themselves are not kept.
+    """The words of treebanks: a file is a document, a tree is a sentence; the trees themselves are not kept.
 
     Args:
         paths: files of bracketed trees.
-        drop_punctuation: leave out what is tagged as punctuation.
+        drop_punctuation: leave out words tagged as punctuation.
     """
 
     kind, is_split = "treebank", True
@@ -358,7 +348,7 @@ class TreebankFiles(TextFiles):
         self.drop_punctuation = drop_punctuation
 
     def check(self) -> None:
-        """Raise ValueError where tags do not tell punctuation that is to be left out; before other text is read."""
+        """Raise ValueError if punctuation is to be left out but the tags do not mark it."""
         if not self.drop_punctuation:
             return
         for path in self.paths:
@@ -377,32 +367,26 @@ class TreebankFiles(TextFiles):
 
 
 class HubSource(TextSource):
-    """A split of a data set that `datasets` loads: by name from the Hub, or from a folder.
+    """A split of a data set that `datasets` loads, from the Hub or from a folder.
 
     Args:
-        name: name or folder.
+        name: name on the Hub, or folder.
         config: configuration, or `None`.
         split: e.g. "train", or "train[:1%]" (not with `streaming`).
         column: column of the text.
-        is_document: a row is a document; otherwise it is a line, and empty ones end documents.
-        streaming: read over the network while preparing, instead of downloading first; the rows are the same.
+        is_document: whether a row is a document; otherwise it is a line, and empty lines end documents.
+        streaming: read over the network instead of downloading first; the rows are the same.
     """
 
     def __init__(
-        self,
-        name: str,
-        config: str | None,
-        split: str,
-        column: str,
-        is_document: bool,
-        streaming: bool = False,
+        self, name: str, config: str | None, split: str, column: str, is_document: bool, streaming: bool = False
     ):
         self.name, self.config, self.split = name, config, split
         self.column, self.is_document, self.streaming = column, is_document, streaming
         self._row, self._state, self._rows_since = 0, None, 0
 
     def describe(self) -> dict[str, Any]:
-        """Name, configuration, split, column, what a row is; and the files where `name` is a folder."""
+        """Name, configuration, split, column, and what a row is; for a folder also its files."""
         known: dict[str, Any] = {"kind": "dataset", "name": self.name, "config": self.config, "split": self.split}
         if Path(self.name).is_dir():
             files = sorted(path for path in Path(self.name).rglob("*") if path.is_file())
@@ -411,9 +395,10 @@ class HubSource(TextSource):
         return {**known, "column": self.column, "rows": "documents" if self.is_document else "lines"}
 
     def position(self) -> dict[str, Any]:
-        """Number of rows read; of a stream also its last known state, and the number of rows since."""
-        known = {"state": self._state, "rows": self._rows_since}
-        return {"row": self._row} if self._state is None else {"row": self._row, HINT: known}
+        """Number of rows read; for a stream also its last known state, and the number of rows since."""
+        if self._state is None:
+            return {"row": self._row}
+        return {"row": self._row, HINT: {"state": self._state, "rows": self._rows_since}}
 
     def rows(self, start: Any, counts: Counter[str]) -> Iterator[list[str]]:
         """Rows of the split."""
@@ -428,7 +413,7 @@ class HubSource(TextSource):
         yield [""]
 
     def _table(self) -> Iterator[list[bytes | None]]:
-        from datasets import load_dataset  # a large import, for this kind of source only
+        from datasets import load_dataset  # a large import, only for this source
 
         table = load_dataset(self.name, self.config, split=self.split)
         _check_column(self.column, self.name, table.column_names)
@@ -455,7 +440,7 @@ class HubSource(TextSource):
                 if not to_skip:
                     self._state, self._rows_since = stream.state_dict(), 0
         finally:
-            # Arrow's threads have to end before the interpreter does: apache/arrow#45214.
+            # Arrow's threads must end before the interpreter does: apache/arrow#45214.
             batches.close()
             del batches, stream
             batch = values = None

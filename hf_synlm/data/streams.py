@@ -4,8 +4,8 @@ The sentences of a corpus stand one after the other with a boundary token `</s>`
 
     </s> the cat sleeps </s> it rains </s>
 
-A stream of N tokens asks for N - 1 predictions, each token of the corpus once. `StreamRows` cuts them into B rows of
-equal length that a model reads side by side, a segment of columns after the other, its state carried along:
+A stream of N tokens has N - 1 predictions, one for each token after the first. `StreamRows` cuts it into B rows of
+equal length that a model reads side by side, segment after segment, with its recurrent state carried along:
 
     row 0   </s> the | cat sleeps       predicts  the cat | sleeps </s>
     row 1   </s> it  | rains            predicts  it rains | </s>
@@ -27,7 +27,7 @@ from hf_synlm.trees import Span
 
 @dataclasses.dataclass
 class SentenceCode:
-    """A sentence as token ids, with the gold structure that belongs to it.
+    """A sentence as token ids, with its gold structure.
 
     Attributes:
         input_ids: the n token ids, without `</s>`; n = 0 for an empty line.
@@ -70,14 +70,14 @@ def make_stream(sentences: Iterable[SentenceCode], boundary_id: int) -> TokenStr
     """Join sentences to a stream.
 
     Args:
-        sentences: the sentences in their order; gold structure of a kind is given for all of them or for none.
+        sentences: the sentences in their order; each kind of gold structure is given for all of them or for none.
         boundary_id: id of `</s>`.
 
     Returns:
         The stream. The gold distance of the first token of every sentence becomes the largest of all.
 
     Raises:
-        ValueError: there is no sentence, or distances or spans are missing for some or have the wrong number of values.
+        ValueError: there are no sentences, or distances or spans are missing for some or have the wrong length.
 
     Cost: O(N).
     """
@@ -115,15 +115,15 @@ def make_stream(sentences: Iterable[SentenceCode], boundary_id: int) -> TokenStr
 class StreamRows:
     """A stream cut into rows of equal length, to be read segment by segment.
 
-    Row r reads the tokens at offset + r L .. offset + (r + 1) L - 1 and predicts the one after each, so that neighbours
-    share no prediction and leave none out. With N - 1 = B L + remainder predictions in the stream, either the remainder
-    is left out (training; `offset` says how much of it at the beginning), or rows are made long enough for all, and the
-    last ones end early (`complete`, for evaluation).
+    Row r reads the tokens at offset + r L .. offset + (r + 1) L - 1 and predicts the token after each, so that every
+    prediction belongs to exactly one row. The stream has N - 1 = B L + remainder predictions. In training the remainder
+    is left out, the first `offset` of it at the beginning; in evaluation (`complete`) rows are long enough for all
+    predictions, and the last rows end early.
 
     Args:
         stream: the stream.
         num_rows: number of rows (B).
-        offset: predictions to leave out at the beginning.
+        offset: number of predictions to leave out at the beginning.
         complete: leave nothing out at the end.
 
     Raises:
@@ -140,7 +140,7 @@ class StreamRows:
         self._stop = len(stream) - 1 if complete else offset + num_rows * self.length
 
     def segment(self, start: int, length: int, rows: range | None = None) -> dict[str, Any]:
-        """Read columns start .. start + length - 1, as far as the rows go.
+        """Read columns start .. start + length - 1, up to the end of the rows.
 
         Args:
             start: first column.
@@ -155,7 +155,7 @@ class StreamRows:
             their words.
 
         Raises:
-            ValueError: `start` is no column.
+            ValueError: column `start` does not exist.
         """
         if not 0 <= start < self.length:
             raise ValueError(f"column {start} does not exist: the rows have {self.length} columns")
@@ -188,7 +188,7 @@ def _spans_at(spans_M2: np.ndarray, first: int, stop: int, *, origin: int) -> li
 
 
 def stream_remainder(num_tokens: int, num_rows: int) -> tuple[int, int]:
-    """Predictions that rows of equal length leave over, and that length.
+    """The predictions left over by rows of equal length, and that length.
 
     Args:
         num_tokens: length of the stream (N).
@@ -212,10 +212,10 @@ def stream_remainder(num_tokens: int, num_rows: int) -> tuple[int, int]:
 def collate_framed(
     stream: TokenStream, sentences: Sequence[int], pad_token_id: int, *, gold: bool = True
 ) -> dict[str, Any]:
-    """Batch of single sentences, each with a boundary before and after it, padded on the right.
+    """Collate single sentences, each with a boundary before and after it, padded on the right.
 
     Args:
-        stream: the stream that holds the sentences.
+        stream: the stream that contains the sentences.
         sentences: their numbers.
         pad_token_id: fills `input_ids`.
         gold: give the gold structure that the stream has.
@@ -241,6 +241,6 @@ def collate_framed(
         for row, (first, stop) in enumerate(frames):
             batch["distances"][row, 1 : stop - first] = torch.from_numpy(stream.distances[first + 1 : stop])
     if gold and stream.spans is not None:
-        # What ends right before the first boundary belongs to the sentence before.
+        # Spans that end right before the first boundary belong to the sentence before.
         batch["spans"] = [_spans_at(stream.spans, first + 1, stop, origin=first) for first, stop in frames]
     return batch

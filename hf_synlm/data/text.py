@@ -4,6 +4,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -17,7 +18,7 @@ def read_bytes(path: PathLike) -> bytes:
     """Content of a file.
 
     Args:
-        path: the file; - is standard input, whose content is kept, so that it can be read several times.
+        path: the file; - is standard input, which is kept in memory and can be read several times.
 
     Returns:
         The bytes.
@@ -67,12 +68,31 @@ def _describe_bad_byte(path: PathLike, encoding: str) -> str:
     return f"{path}: not {encoding} text: convert it to {encoding.upper()}"
 
 
+@contextmanager
+def errors_at(place: str) -> Iterator[None]:
+    """Write a place, such as "file:line", before the message of a ValueError.
+
+    Args:
+        place: the place.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ValueError: the error of the block.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
 def split_sentences(text: str, *, language: str = "en") -> list[str]:
     """Split running text into sentences by sentencex.
 
     Args:
         text: running text.
-        language: ISO 639 code; sentencex takes the rules of a related language where it has none of its own.
+        language: ISO 639 code; for languages without rules sentencex uses those of a related language.
 
     Returns:
         The sentences without surrounding white space; empty ones are left out.

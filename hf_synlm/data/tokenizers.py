@@ -1,8 +1,8 @@
-"""Tokenizers for syntactic language models: training small ones, and completing stock ones.
+"""Tokenizers for syntactic language models: train small ones, and complete stock ones.
 
-What is returned is always a stock fast tokenizer of transformers, so that a saved one loads anywhere with
-`AutoTokenizer.from_pretrained(folder)` and needs no code of this library. Besides the usual tokens a syntactic language
-model needs an id for REDUCE, the embedding that stands for "compose the top of the stack".
+All functions return a stock fast tokenizer of transformers: a saved one loads anywhere with
+`AutoTokenizer.from_pretrained(folder)`, without this library. Besides the usual tokens a syntactic language model needs
+an id for REDUCE, whose embedding means "compose the top of the stack".
 """
 
 import json
@@ -36,14 +36,14 @@ def train_bpe_tokenizer(texts: Iterable[str], vocab_size: int, *, min_frequency:
 
     Args:
         texts: the training text, e.g. one string per sentence.
-        vocab_size: size of the vocabulary, special tokens included. Less comes out if the text has too few pairs.
+        vocab_size: size of the vocabulary, special tokens included. Smaller if the text has too few pairs.
         min_frequency: a pair must occur this often to be merged.
 
     Returns:
         A GPT-2 tokenizer, padding on the left as generation wants it.
 
     Raises:
-        ValueError: `vocab_size` does not hold the bytes and special tokens, or there is no text.
+        ValueError: `vocab_size` is too small for the bytes and special tokens, or there is no text.
     """
     special = [END_OF_TEXT_TOKEN, REDUCE_TOKEN, PAD_TOKEN, CLS_TOKEN, SEP_TOKEN]
     smallest = _NUM_BYTES + len(special)
@@ -93,7 +93,7 @@ def train_wordpiece_tokenizer(
 
     Args:
         texts: the training text, e.g. one string per sentence.
-        vocab_size: size of the vocabulary, special tokens included. Less comes out if the text has too few pieces.
+        vocab_size: size of the vocabulary, special tokens included. Smaller if the text has too few pieces.
         lowercase: lower-case the text and strip accents.
         min_frequency: a pair must occur this often to be merged.
 
@@ -101,7 +101,7 @@ def train_wordpiece_tokenizer(
         A fast tokenizer, padding on the left as generation wants it.
 
     Raises:
-        ValueError: `vocab_size` does not hold the special tokens and a piece, or there is no text.
+        ValueError: `vocab_size` is too small for the special tokens and a piece, or there is no text.
     """
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", END_OF_TEXT_TOKEN, REDUCE_TOKEN]
     if vocab_size <= len(special):
@@ -131,9 +131,9 @@ def _learn_pieces(
 ) -> list[str]:
     """Learn the pieces of a WordPiece vocabulary by BPE, inner ones with ## before them.
 
-    The library's own WordPiece trainer numbers inner characters in the order of a hash table and breaks ties by that
-    number, so that its result differs from run to run. Here every inner character is another character of a private
-    use plane, for which plain BPE is deterministic.
+    The WordPiece trainer of tokenizers numbers inner characters in the order of a hash table and breaks ties by that
+    number, so its result differs from run to run. Here every inner character is replaced by a character of a private
+    use plane; then plain BPE is deterministic.
     """
     inner_of: dict[str, str] = {}
     splitter = pre_tokenizers.BertPreTokenizer()
@@ -157,7 +157,7 @@ def _learn_pieces(
 
 
 def _some_text(texts: Iterable[str]) -> Iterable[str]:
-    """Pass on texts and raise ValueError if there is nothing in them."""
+    """Pass texts on, and raise ValueError if all are blank."""
     is_empty = True
     for text in texts:
         is_empty = is_empty and not text.strip()
@@ -181,7 +181,7 @@ def character_tokenizer(texts: Iterable[str], *, min_count: int = 1) -> PreTrain
         A fast tokenizer, padding on the left as generation wants it.
 
     Raises:
-        ValueError: there are no characters, or none is frequent enough.
+        ValueError: no character is frequent enough.
     """
     counts = Counter(chain.from_iterable(texts))
     known = sorted((c for c, count in counts.items() if count >= min_count), key=lambda c: (-counts[c], c))
@@ -216,11 +216,11 @@ def fast_tokenizer(backend: Tokenizer, **special_tokens: str | list[str]) -> Pre
 
 
 def load_tokenizer(name_or_path: str | os.PathLike[str], **kwargs: object) -> PreTrainedTokenizerBase:
-    """Load a tokenizer and add the special tokens that a syntactic language model needs and it does not have.
+    """Load a tokenizer and add the special tokens that a syntactic language model needs.
 
     A stock GPT-2 tokenizer (50,257 types) gets GPST's vocabulary: <|REDUCE|> 50257, <|pad|> 50258, <|CLS|> 50259,
     <CLSTGT1> to <CLSTGT3> 50260 to 50262, <|SEP|> 50263, 50,264 types in all. Any other tokenizer gets <|REDUCE|> and
-    those of <|pad|>, <|CLS|>, <|SEP|>, <|endoftext|> (bos and eos) whose role is not filled. A tokenizer that was
+    those of <|pad|>, <|CLS|>, <|SEP|>, <|endoftext|> (bos and eos) whose role is free. A tokenizer that was
     completed and saved loads unchanged. Padding is on the left, as generation wants it.
 
     Args:
@@ -236,7 +236,7 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], **kwargs: object) -> Pr
     tokenizer = AutoTokenizer.from_pretrained(name_or_path, **{"padding_side": "left", **kwargs})
     if not tokenizer.is_fast:
         raise ValueError(
-            f"{name_or_path} is a {type(tokenizer).__name__}, not a fast tokenizer, so it tells no word boundaries: "
+            f"{name_or_path} is a {type(tokenizer).__name__}, not a fast tokenizer, which has no word boundaries: "
             "choose one that has a tokenizer.json"
         )
     largest = max(tokenizer.get_vocab().values(), default=-1)
@@ -259,7 +259,7 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], **kwargs: object) -> Pr
         roles = {role: token for role, token in defaults.items() if getattr(tokenizer, role) is None}
         vocabulary = tokenizer.get_vocab()
         added = [token for token in dict.fromkeys((REDUCE_TOKEN, *roles.values())) if token not in vocabulary]
-    # Added one by one in this order, so that the ids come in this order, whatever order the roles are set in.
+    # Added first, so that the ids have this order and not that of the roles.
     tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in added], special_tokens=True)
     others = [token for token in added if token not in roles.values()]
     tokenizer.add_special_tokens({**roles, "extra_special_tokens": others}, replace_extra_special_tokens=False)
@@ -267,7 +267,7 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], **kwargs: object) -> Pr
 
 
 def special_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Collect the fields of a model's configuration that depend on its tokenizer.
+    """Collect the fields of a configuration that depend on the tokenizer.
 
     Args:
         tokenizer: a tokenizer of this module.
@@ -304,7 +304,7 @@ def encode_sentences(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str
     stripped = [sentence.strip() for sentence in sentences]
     if not stripped:
         return []
-    # Sentences are cut to contexts later, so the tokenizer's warning about long inputs is out of place here.
+    # verbose=False: long sentences are cut into contexts later.
     input_ids = tokenizer(stripped, add_special_tokens=False, verbose=False)["input_ids"]
     for index, ids in enumerate(input_ids):
         if not ids:

@@ -1,12 +1,12 @@
 """Reading constituency treebanks in the bracket format of the Penn Treebank.
 
-`( (S (NP-SBJ (DT The) (NN cat)) (VP (VBZ sleeps)) (. .)) )` becomes words, part-of-speech tags and labeled spans. Trees
-may stand several on a line or run over several lines. What is cleaned: traces (tag -NONE-) and constituents that hold
-nothing else, function tags (NP-SBJ-1, NP=2, ADVP|PRT become NP, NP, ADVP), the root wrapper. What is kept: unary chains
-among the labeled spans, and words as they stand in the file (-LRB- for a parenthesis).
+`( (S (NP-SBJ (DT The) (NN cat)) (VP (VBZ sleeps)) (. .)) )` becomes words, part-of-speech tags and labeled spans. A
+line may contain several trees, and a tree several lines. Removed are traces (tag -NONE-) and constituents that contain
+nothing else, function tags (NP-SBJ-1, NP=2, ADVP|PRT become NP, NP, ADVP) and the root wrapper. Kept are unary chains,
+as labeled spans, and words as in the file (-LRB- for a parenthesis).
 
-Every tree has a constituent over the whole sentence. A wrapper that holds several constituents or words is one, named
-ROOT if it has no label of its own; so is the one around a tree that is a bare word.
+Every tree has a constituent over the whole sentence. A wrapper around several constituents or words is a constituent,
+and so is the wrapper around a single word; its label is ROOT if it has none.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate, compress
+from typing import Any
 
 from hf_synlm.data.text import PathLike, read_lines
 from hf_synlm.trees import Span, read_brackets, unescape_word
@@ -24,7 +25,7 @@ WORD_TAGS = frozenset(
     "VBZ WDT WP WP$ WRB".split()
 )
 PUNCTUATION_TAGS = frozenset((",", ".", ":", "``", "''", "-LRB-", "-RRB-"))
-# What else is no word: in the Penn Treebank, in the later OntoNotes and English Web Treebank, and in GENIA.
+# Other tags that are not of words: in the Penn Treebank, OntoNotes, the English Web Treebank, and GENIA.
 SYMBOL_TAGS = frozenset(("$", "#", "HYPH", "NFP", "LRB", "RRB", "-LSB-", "-RSB-", "-LCB-", "-RCB-", "PERIOD", "COMMA"))
 TRACE_TAG = "-NONE-"
 ROOT_LABELS = frozenset(("", "ROOT", "TOP", "S1", "VROOT"))
@@ -44,8 +45,8 @@ class TreebankSentence:
     Attributes:
         words: the n words.
         tags: the part-of-speech tag of each word.
-        labeled_spans: (label, i, j) of every constituent, half-open, in post-order; unary chains from the bottom to
-            the top, constituents over one word included, part-of-speech tags not.
+        labeled_spans: (label, i, j) of every constituent, half-open, in post-order; unary chains from bottom to top;
+            with constituents over one word, without part-of-speech tags.
         source: "file:line" of the tree's opening bracket.
     """
 
@@ -60,16 +61,16 @@ class TreebankSentence:
         return list(dict.fromkeys((i, j) for _, i, j in self.labeled_spans if j - i >= 2))
 
     def select_words(self, keep: Sequence[bool]) -> "TreebankSentence":
-        """The sentence without some of its words; constituents that lose all their words go too.
+        """The sentence with some of its words; constituents without words are removed.
 
         Args:
             keep: one bool per word, True = keep.
 
         Returns:
-            A new sentence; its `labeled_spans` count the words that are kept.
+            A new sentence; its `labeled_spans` count the kept words.
 
         Raises:
-            ValueError: the number of bools is not that of the words.
+            ValueError: the number of bools differs from the number of words.
         """
         if len(keep) != len(self.words):
             raise ValueError(f"keep has {len(keep)} values for {len(self.words)} words: give one per word")
@@ -86,7 +87,7 @@ class TreebankSentence:
 
 @dataclasses.dataclass
 class _Node:
-    """A bracket while it is read: its label, its children or its words, and the line where it opens."""
+    """A bracket with its label, its line, and its children or words."""
 
     label: str
     line: int
@@ -95,55 +96,34 @@ class _Node:
 
 
 def clean_label(label: str) -> str:
-    """Cut function tags and indices off a label: at the first -, = or | after its first character.
+    """Remove function tags and indices from a label: everything from the first -, = or | after its first character.
 
     Args:
         label: label of a constituent or word, e.g. "NP-SBJ-1".
 
     Returns:
-        The bare label, e.g. "NP"; labels that begin with a hyphen (-LRB-, -NONE-) stay as they are.
+        The bare label, e.g. "NP"; labels that begin with a hyphen (-LRB-, -NONE-) stay unchanged.
     """
     return label if label.startswith("-") else _LABEL_END.split(label, maxsplit=1)[0]
 
 
-def read_treebank(
-    path: PathLike,
-    *,
-    drop_tags: Collection[str] = (),
-    keep_tags: Collection[str] | None = None,
-    keep_functions: bool = False,
-    split_leaves: bool = False,
-    encoding: str = "utf-8",
-) -> Iterator[TreebankSentence]:
+def read_treebank(path: PathLike, *, encoding: str = "utf-8", **options: Any) -> Iterator[TreebankSentence]:
     """Read the sentences of a treebank file.
 
     Args:
         path: file of bracketed trees.
-        drop_tags: tags of words to remove from the trees, e.g. `PUNCTUATION_TAGS`; constituents that lose all their
-            words go too.
-        keep_tags: if given, all words with other tags are removed, e.g. `WORD_TAGS`.
-        keep_functions: leave function tags and indices on the labels of constituents.
-        split_leaves: read a leaf of several words, (NN New York), as so many words with that tag; otherwise it is an
-            error, because it may as well be a constituent whose words have no tags.
         encoding: character encoding of the file.
+        **options: of `parse_treebank`: `drop_tags`, `keep_tags`, `keep_functions`, `split_leaves`.
 
     Yields:
-        One `TreebankSentence` per tree that has words left; trees without any are left out.
+        One `TreebankSentence` per tree that has words left.
 
     Raises:
-        ValueError: the brackets are malformed, the file holds no tree, or none with a tag of `keep_tags`, or it is
-            not text in this encoding; the message names file and line.
+        ValueError: as `parse_treebank`, or the file is not text in this encoding; the message names file and line.
 
     Cost: O(file size) time, memory for one tree.
     """
-    yield from parse_treebank(
-        read_lines(path, encoding=encoding),
-        source=str(path),
-        drop_tags=drop_tags,
-        keep_tags=keep_tags,
-        keep_functions=keep_functions,
-        split_leaves=split_leaves,
-    )
+    yield from parse_treebank(read_lines(path, encoding=encoding), source=str(path), **options)
 
 
 def parse_treebank(
@@ -160,16 +140,19 @@ def parse_treebank(
     Args:
         lines: lines of text, with or without line ends.
         source: name for error messages.
-        drop_tags: as in `read_treebank`.
-        keep_tags: as in `read_treebank`.
-        keep_functions: as in `read_treebank`.
-        split_leaves: as in `read_treebank`.
+        drop_tags: tags of words to remove from the trees, e.g. `PUNCTUATION_TAGS`; constituents that lose all their
+            words are removed too.
+        keep_tags: if given, all words with other tags are removed, e.g. `WORD_TAGS`.
+        keep_functions: keep function tags and indices on the labels of constituents.
+        split_leaves: read a leaf of several words, (NN New York), as several words with the same tag. Otherwise it is
+            an error, because it may also be a constituent whose words have no tags.
 
     Yields:
-        One `TreebankSentence` per tree that has words left.
+        One `TreebankSentence` per tree that has words left; trees without words are left out.
 
     Raises:
-        ValueError: as `read_treebank`.
+        ValueError: the brackets are malformed, there is no tree, or no word has a tag of `keep_tags`; the message names
+            the line.
     """
     num_trees = num_kept = 0
     for root in _read_nodes(lines, source, split_leaves):
@@ -179,20 +162,20 @@ def parse_treebank(
             num_kept += 1
             yield sentence
     if not num_trees:
-        raise ValueError(f"{source} holds no tree: is it a file of bracketed trees?")
+        raise ValueError(f"{source} contains no tree: is it a file of bracketed trees?")
     if keep_tags is not None and not num_kept:
         raise ValueError(
             f"{source}: no word of {num_trees} trees has one of the tags to keep ({', '.join(sorted(keep_tags)[:5])} "
-            "...): the treebank has others, so read it with all its words (in training, without 'words-only')"
+            "...): the treebank uses other tags, so read it with all its words (in training, without 'words-only')"
         )
 
 
 def count_tags(paths: Iterable[PathLike], *, split_leaves: bool = False) -> Counter[str]:
-    """How often each tag occurs in files of bracketed trees.
+    """Count the tags in files of bracketed trees.
 
     Args:
         paths: the files.
-        split_leaves: as in `read_treebank`.
+        split_leaves: as in `parse_treebank`.
 
     Returns:
         The counts of the words that `read_treebank` gives.
@@ -242,7 +225,7 @@ def _read_nodes(lines: Iterable[str], source: str, split_leaves: bool) -> Iterat
 def _check_node(node: _Node, source: str, *, is_root: bool) -> None:
     """Raise ValueError for a bracket that is neither a word with its tag nor a constituent."""
     if not node.words and not node.children:
-        raise ValueError(f"{source}:{node.line}: ({node.label}) holds neither a word nor a constituent: remove it")
+        raise ValueError(f"{source}:{node.line}: ({node.label}) contains neither a word nor a constituent: remove it")
     if not node.label and not is_root:
         raise ValueError(f"{source}:{node.line}: a bracket inside the tree has no label: add one")
 
@@ -274,7 +257,7 @@ def _flatten(
             agenda.extend((child, None) for child in reversed(node.children))
     whole = (0, len(words))
     if root.label in ROOT_LABELS and len(labeled_spans) > 1 and labeled_spans[-2][1:] == whole:
-        # Of what the wrapper held, one constituent is left.
+        # Only one constituent is left in the wrapper.
         labeled_spans.pop()
     if words and not labeled_spans:
         labeled_spans.append(("ROOT", *whole))
@@ -314,7 +297,7 @@ def brackets_to_labeled_spans(text: str) -> tuple[list[tuple[str, int, int]], li
             if not label:
                 raise ValueError(f"the bracket opened at character {opened_at} has no label: add one")
             if start == len(words):
-                raise ValueError(f"the bracket opened at character {opened_at} holds no word: remove it")
+                raise ValueError(f"the bracket opened at character {opened_at} contains no word: remove it")
             labeled_spans.append((label, start, len(words)))
         elif is_first:
             open_nodes[-1] = (open_nodes[-1][0], symbol, len(words))

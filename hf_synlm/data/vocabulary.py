@@ -1,13 +1,13 @@
-"""Vocabularies of treebanks: words with classes of unknown words, or pieces with the end of the word marked.
+"""Vocabularies of treebanks: words with classes of unknown words, or pieces of words with a mark at the end of word.
 
-What is returned is a stock fast tokenizer of transformers, so that a saved one loads anywhere with
-`AutoTokenizer.from_pretrained(folder)` and needs no code of this library. It takes sentences whose words, punctuation
-included, have white space between them, as in a treebank, and adds no special tokens.
+All functions return a stock fast tokenizer of transformers: a saved one loads anywhere with
+`AutoTokenizer.from_pretrained(folder)`, without this library. Its input are sentences with white space between all
+words and punctuation marks, as in a treebank. It adds no special tokens.
 
-**Classes of unknown words.** A word that is not in the vocabulary becomes one of a few classes that tell from its
-spelling what it may be: `Dogs` -> `<cunks>`, `1,200` -> `<unkn>`. `unknown_class` says which. In tokenizer.json, steps
-of the normalizer do the same: the first writes a mark before every word that the regular expression of all known words
-does not match, the others turn mark and word into the class.
+**Classes of unknown words.** A word that is not in the vocabulary becomes one of a few classes that depend on its
+spelling: `Dogs` -> `<cunks>`, `1,200` -> `<unkn>`. `unknown_class` is the definition. In tokenizer.json, steps of the
+normalizer do the same: the first writes a mark before every word that the regular expression of all known words does
+not match, the others replace mark and word by the class.
 """
 
 import json
@@ -34,13 +34,13 @@ BEGIN_TOKEN = "<s>"
 END_TOKEN = "</s>"
 WORD_END = "\u2581"  # as in sentencepiece, there before words, here after them
 
-# Endings of words and what they add to the class, in the order in which they are tried.
+# Endings of words and what they add to the class, in the order of the tests.
 _ENDINGS = (
     ("ing", "ing"), ("ed", "ed"), ("ly", "ly"), ("s", "s"), ("est", "est"), ("er", "ER"), ("ion", "ion"), ("ory", "ory")
 )  # fmt: skip
 _ENDINGS_2 = ("ed", "ing", "ion", "er", "est", "ly", "ity", "y", "al")
 
-# Stages of rewriting a word: characters for private use that stand before it.
+# Stages of rewriting a word: private use characters before it.
 _MARKS = tuple(chr(0x10FF00 + stage) for stage in range(5))
 _WORD_STOPS = r"(?!\S)"
 _NUMBER = r"[0-9][0-9,.]*"
@@ -52,8 +52,8 @@ def unknown_class(word: str, rule: UnknownRule) -> str:
     * "single": `<unk>` for every word.
     * "berkeley": "unk"; "c" before it if the first character is upper case; then the first of these that applies: "n"
       if the first and the last character are digits, nothing if the word has three characters or less, an ending (ing,
-      ed, ly, s, est, er as "ER", ion, ory), "un" in front if the word begins so, the ending al, "-" or "." if one of
-      them stands before the last character (the one that comes first). All in angle brackets.
+      ed, ly, s, est, er as "ER", ion, ory), "un" in front if the word begins with un, the ending al, the first "-"
+      or "." before the last character. All in angle brackets.
     * "berkeley2": UNK; -INITC for a capital that is the only one, -CAPS for several, -LC for lower case; -NUM with a
       digit; -DASH with a hyphen; an ending of a longer word (-s, -ed, -ing, -ion, -er, -est, -ly, -ity, -y, -al).
 
@@ -134,17 +134,17 @@ def word_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Make a tokenizer whose tokens are the words of sentences and classes of unknown words.
 
-    Id 0 is `<pad>`, which is the begin and end token as well, since a treebank's sentences have no tokens for that; id
-    1 is `<unk>`; with `end_token`, id 2 is `</s>`, begin and end token of a language model that reads one sentence
-    after the other; the other classes of all words of the sentences follow in alphabetical order, then the words, the
-    most frequent first, equally frequent ones in alphabetical order. A class that is not among them becomes `<unk>`.
+    Id 0 is `<pad>`, also the begin and end token, because sentences of a treebank have none; id 1 is `<unk>`; with
+    `end_token`, id 2 is `</s>`, begin and end token of a language model that reads sentence after sentence. The other
+    classes of all words of the sentences follow in alphabetical order, then the words, the most frequent first, ties in
+    alphabetical order. A class that is not in the vocabulary becomes `<unk>`.
 
     Args:
         sentences: per sentence its words, without white space inside.
         unknown: rule of `unknown_class`.
-        min_count: words that occur less often are unknown. With 1 no word of the sentences is, so that a model learns
-            nothing about the classes.
-        vocab_size: largest size of the vocabulary, padding and classes included; the rarest words are left out.
+        min_count: words that occur less often are unknown. With 1 every word of the sentences is known, so that a model
+            learns nothing about the classes.
+        vocab_size: largest size of the vocabulary, with padding and classes; the rarest words are left out.
         lowercase: lower-case all text.
         replace_numbers: write N for each sequence of digits, commas and periods that begins with a digit.
         end_token: make `</s>` the token between sentences.
@@ -153,8 +153,8 @@ def word_tokenizer(
         A fast tokenizer, padding on the left as generation wants it.
 
     Raises:
-        ValueError: there are no words or none is left, a word is empty or holds white space or a character that the
-            normalizer needs for itself, or the rule is unknown.
+        ValueError: there are no words or none is left, a word is empty or contains white space or a reserved character,
+            or the rule is unknown.
 
     Cost: O(words) to make; 1 to 3 microseconds per word to encode with 20,000 known words, 7 with 50,000 (one CPU
         core).
@@ -201,7 +201,7 @@ def tokenizer_of_words(
 
     Args:
         tokens: by id; the first is `<pad>`.
-        unknown: rule of `unknown_class`; a class that is no token becomes `unknown_token`.
+        unknown: rule of `unknown_class`; a class that is not in the vocabulary becomes `unknown_token`.
         lowercase: lower-case all text.
         replace_numbers: write N for each sequence of digits, commas and periods that begins with a digit.
         boundary: the begin and end token.
@@ -216,7 +216,7 @@ def tokenizer_of_words(
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens) or vocabulary.get(PAD_TOKEN) != 0 or unknown_token not in vocabulary:
         raise ValueError(
-            f"the {len(tokens)} tokens of the vocabulary must differ, begin with {PAD_TOKEN} and hold {unknown_token}: "
+            f"the {len(tokens)} tokens must differ, begin with {PAD_TOKEN} and contain {unknown_token}: "
             f"{len(vocabulary)} differ, and it begins with {list(tokens[:3])}"
         )
     steps = _cleaning(lowercase, replace_numbers)
@@ -242,8 +242,8 @@ def _clean(word: str, steps: Sequence[normalizers.Normalizer]) -> str:
     """Check a word and run the first steps of the normalizer on it."""
     if not word or any(character.isspace() or character in _MARKS for character in word):
         raise ValueError(
-            f"the word {word!r} is empty, or holds white space or one of the characters U+10FF00 to U+10FF04, "
-            "which the normalizer needs for itself: remove it"
+            f"the word {word!r} is empty, or contains white space or one of the reserved characters U+10FF00 to "
+            "U+10FF04: remove it"
         )
     for step in steps:
         word = step.normalize_str(word)
@@ -263,10 +263,10 @@ def _unknown_steps(vocabulary: Iterable[str], rule: UnknownRule) -> list[normali
 def _berkeley_steps() -> list[tuple[str, str]]:
     """List pattern and replacement of each step of the rule "berkeley", in order.
 
-    The cases are tried one after the other. The first that applies takes the word away together with its mark.
+    The first case that applies replaces the word together with its mark.
     """
     steps = [(rf"(?<!\S){_MARKS[0]}\p{{Nd}}(?:\S*\p{{Nd}})?{_WORD_STOPS}", "<unkn>")]
-    # The mark says from here on whether the word begins with a capital.
+    # From here on the mark shows whether the word begins with a capital.
     steps.append((rf"(?<!\S){_MARKS[0]}(?=\p{{Lu}})", _MARKS[1]))
     for mark, name in ((_MARKS[0], "unk"), (_MARKS[1], "cunk")):
         cases = [(r"\S{1,3}", f"<{name}>")]
@@ -281,7 +281,7 @@ def _berkeley_steps() -> list[tuple[str, str]]:
 def _berkeley2_steps() -> list[tuple[str, str]]:
     """List pattern and replacement of each step of the rule "berkeley2", in order.
 
-    The class grows before the mark, which moves on to the next stage each time; at the end mark and word are removed.
+    Each stage appends to the class before the mark and changes the mark; at the end mark and word are removed.
     """
     capital, other = r"\p{Lu}", r"[^\s\p{Lu}]"
     stages = [
@@ -309,7 +309,7 @@ def _berkeley2_steps() -> list[tuple[str, str]]:
 def _trie_regex(words: Iterable[str]) -> str:
     """Write a regular expression that matches one of some words, sharing their beginnings.
 
-    Of all alternatives at most one goes on at each character, so that matching does not depend on the number of words.
+    At most one alternative matches at each character, so the time does not depend on the number of words.
     """
 
     def branches(suffixes: list[str]) -> str:
@@ -317,7 +317,7 @@ def _trie_regex(words: Iterable[str]) -> str:
         parts = []
         for _, group in groupby(suffixes[1:] if is_end else suffixes, key=lambda suffix: suffix[0]):
             members = list(group)
-            # Of sorted strings, the first and the last share what all share.
+            # The common prefix of sorted strings is that of the first and the last.
             shared = os.path.commonprefix([members[0], members[-1]])
             rest = [suffix[len(shared) :] for suffix in members]
             parts.append(re.escape(shared) + (branches(rest) if rest != [""] else ""))
@@ -336,12 +336,12 @@ def subword_tokenizer(
     """Train a tokenizer whose tokens are pieces of words; the last piece of each word ends in U+2581.
 
     Ids 0 to 3 are `<pad>`, `<unk>`, `<s>` (begin) and `</s>` (end) as in the authors' sentencepiece models. A character
-    that does not occur in the sentences becomes `<unk>`; the end of its word is a piece of its own then, so that
-    `word_final_ids` holds in all cases. U+2581 itself is read as an underscore.
+    that does not occur in the sentences becomes `<unk>`; the end of its word is then a separate piece, so that
+    `word_final_ids` is always right. U+2581 in a text is read as an underscore.
 
     Args:
         sentences: per sentence its words, without white space inside.
-        vocab_size: size of the vocabulary, special tokens included. Less comes out if the words have too few pieces.
+        vocab_size: size of the vocabulary, special tokens included. Smaller if the words have too few pieces.
         model: "bpe", or "unigram" (Kudo 2018).
         min_frequency: BPE merges a pair only if it occurs this often; without effect on "unigram".
 
@@ -349,8 +349,8 @@ def subword_tokenizer(
         A fast tokenizer, padding on the left as generation wants it.
 
     Raises:
-        ValueError: the model is unknown, `vocab_size` does not hold the special tokens and the characters, there are no
-            words, or a word is empty or holds white space.
+        ValueError: the model is unknown, `vocab_size` is too small for the special tokens and the characters, there are
+            no words, or a word is empty or contains white space.
     """
     if model not in ("bpe", "unigram"):
         raise ValueError(f"the model is {model!r}: choose 'bpe' or 'unigram'")
@@ -372,7 +372,7 @@ def subword_tokenizer(
         trained = _learn_unigram(counts, vocab_size, special, alphabet)
     trained.normalizer = _word_end_normalizer()
     trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    # Not `Strip`: of a text without characters it panics.
+    # Not `Strip`, which panics on an empty text.
     trained.decoder = decoders.Sequence(
         [decoders.Replace(WORD_END, " "), decoders.Fuse(), decoders.Replace(Regex(" $"), "")]
     )
@@ -402,16 +402,16 @@ def _learn_bpe(
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    # In one order whatever the order of the sentences.
+    # Sorted, so that the order of the sentences does not matter.
     trained.train_from_iterator((" ".join([word] * count) for word, count in sorted(counts.items())), trainer)
     return trained
 
 
 def _learn_unigram(counts: Counter[str], vocab_size: int, special: list[str], alphabet: list[str]) -> Tokenizer:
-    """Learn pieces that give the words a high probability, by the library's trainer and one more step of hard EM.
+    """Learn pieces by the unigram trainer of tokenizers and one more step of hard EM.
 
-    The trainer never joins the last character of a text to another, so it sees the words backwards. Its probabilities
-    differ in their last digits from run to run; they are estimated anew from the best segmentations of the words.
+    The trainer never joins the last character of a text to another, so it reads the words backwards. Its probabilities
+    differ in their last digits from run to run; they are estimated again from the best segmentation of each word.
     """
     marked = {word.replace(WORD_END, "_") + WORD_END: count for word, count in sorted(counts.items())}
     backwards = Tokenizer(models.Unigram())
@@ -424,7 +424,7 @@ def _learn_unigram(counts: Counter[str], vocab_size: int, special: list[str], al
     )
     backwards.train_from_iterator((word[::-1] for word, count in marked.items() for _ in range(count)), trainer)
     scores = json.loads(backwards.to_str())["model"]["vocab"]
-    # Ties are broken by rounding and by the order of the pieces.
+    # Rounding and the order of the pieces make the result the same in every run.
     pieces = sorted((piece[::-1], round(score, 6)) for piece, score in scores if piece != UNKNOWN_TOKEN)
     model = models.Unigram([(UNKNOWN_TOKEN, 0.0), *pieces], unk_id=0, byte_fallback=False)
     uses: Counter[str] = Counter()
@@ -432,21 +432,21 @@ def _learn_unigram(counts: Counter[str], vocab_size: int, special: list[str], al
         for token in model.tokenize(word):
             uses[token.value] += count
     total = sum(uses.values())
-    # A piece without a use counts as half a use.
+    # An unused piece counts as half a use.
     estimated = [(piece, math.log(max(uses[piece], 0.5) / total)) for piece, _ in pieces]
     vocabulary = [(token, 0.0) for token in special] + sorted(estimated, key=lambda item: (-item[1], item[0]))
     return Tokenizer(models.Unigram(vocabulary, unk_id=special.index(UNKNOWN_TOKEN), byte_fallback=False))
 
 
 def word_final_ids(tokenizer: PreTrainedTokenizerBase) -> list[bool]:
-    """Say for each id of a tokenizer of this module whether a word may end with it.
+    """Find the ids of a tokenizer of this module with which a word may end.
 
     Args:
         tokenizer: made by `word_tokenizer` or `subword_tokenizer`.
 
     Returns:
-        One bool per id. For words and classes of unknown words all are True; for pieces those that end in U+2581 and
-        the special tokens but `<unk>`, which stands for a character inside a word.
+        One bool per id. For words and classes of unknown words all are True; for pieces True means an end of word: the
+        pieces that end in U+2581, and the special tokens except `<unk>`, which replaces a character inside a word.
 
     Raises:
         ValueError: the tokenizer marks the end of words in another way, or not at all.
@@ -458,7 +458,7 @@ def word_final_ids(tokenizer: PreTrainedTokenizerBase) -> list[bool]:
         return [True] * len(tokens)
     if WORD_END not in vocabulary:
         raise ValueError(
-            f"the tokenizer has no piece {WORD_END!r} (U+2581), so its ids do not tell where words end: "
+            f"the tokenizer has no piece {WORD_END!r} (U+2581), so its ids do not mark the end of word: "
             "train one with subword_tokenizer"
         )
     whole = set(tokenizer.all_special_tokens) - {tokenizer.unk_token}
