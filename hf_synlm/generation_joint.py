@@ -18,7 +18,7 @@ from .search_actions import Expansions, gumbel
 from .search_parsing import check_length, read_text, start_state
 from .search_proposals import Process, draw_index
 from .search_stack import Nodes
-from .search_state import NEG_INF, Candidates, SearchState
+from .search_state import NEG_INF, Candidates, SearchState, WordDecoder
 
 
 def draw_candidate(chosen: Candidates, ended: Candidates | None, num_beams: int) -> Candidates:
@@ -45,7 +45,7 @@ def _take(chosen: Candidates, index: Tensor) -> Candidates:
     return Candidates(history=chosen.history.gather(1, index[..., None].expand(-1, -1, width)), **values)
 
 
-def keep_best(search: Any, state: SearchState, count: int, draw: bool = False) -> SearchState:
+def keep_best(search: WordDecoder, state: SearchState, count: int, draw: bool = False) -> SearchState:
     """Drop all but the best hypotheses of a beam.
 
     Args:

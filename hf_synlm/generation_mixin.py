@@ -25,7 +25,7 @@ from .generation_actions import ActionDecoder
 from .generation_joint import JointDecoder
 from .outputs import SyntacticLMOutput
 from .search_parsing import check_length, checked_mask, first_token_mask, marginal_logits
-from .search_state import SyntacticCache
+from .search_state import SyntacticCache, WordDecoder
 from .search_words import WordBeamSearch
 
 # Kept on `generation_config`: saved in generation_config.json, and accepted by `generate`.
@@ -90,13 +90,13 @@ class SyntacticGenerationMixin(GenerationMixin):
     `scoring_num_beams`, `bos_token_id` and `vocab_size`.
     """
 
-    stack_machine_class: Any = None
+    stack_machine_class: type[Any]
     generation_options = SYNTACTIC_GENERATION_DEFAULTS
     _is_stateful = True
 
     def word_search(
         self, num_beams: int | None = None, eos_token_ids: Tensor | None = None, renormalize: bool = False
-    ) -> Any:
+    ) -> WordDecoder:
         """Word-synchronous search with this model.
 
         Args:
@@ -107,7 +107,7 @@ class SyntacticGenerationMixin(GenerationMixin):
         width = self.config.scoring_num_beams if num_beams is None else num_beams
         return WordBeamSearch(self.stack_machine_class(self), width, eos_token_ids, renormalize)
 
-    def decoding_searches(self, config: GenerationConfig, renormalize: bool) -> tuple[Any, Any]:
+    def decoding_searches(self, config: GenerationConfig, renormalize: bool) -> tuple[WordDecoder, WordDecoder]:
         """The search that reads prompts, and the one that generates.
 
         Args:

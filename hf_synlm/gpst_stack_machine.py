@@ -110,11 +110,11 @@ class GPSTStackMachine:
         ids = input_ids.masked_fill(filler, self.config.reduce_token_id)
         numbers = torch.where(filler, 1, sentence_ids)
         encoded = self.model(ids, sentence_ids=numbers, output_spans=False, return_dict=True)
-        structure = encoded.structure
-        valid = structure["action_targets"] >= 0
+        sequence = encoded.structure.sequence
+        valid = sequence.action_targets >= 0
         valid[:, 1:] &= ~empty[:, None]
-        positions = structure["position_ids"].masked_fill(~valid, 0)
-        return structure["inputs"], positions, valid, structure["action_targets"] == GEN
+        positions = sequence.position_ids.masked_fill(~valid, 0)
+        return sequence.inputs, positions, valid, sequence.action_targets == GEN
 
     def push(
         self,

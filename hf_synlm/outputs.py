@@ -80,7 +80,7 @@ class SyntacticModelOutput(InFieldOrder, ModelOutput):
         outside_vectors: [tokens, d] outside vectors of all tokens of the batch, row by row.
         spans: per row the inner nodes `(i, j)` of the trees in post-order.
         parser_scores: [B, T - 1] split scores of the parser between neighbouring tokens.
-        structure: what heads and losses of this package read (plan, nodes, and the tensors of the node sequences).
+        structure: `TreeStructure`, which heads and losses of this package read (GPST).
         chart: dict of chart tensors (with `output_chart`).
         hidden_states: with `output_hidden_states`, states after each token [B, T, *], the last one being
             `last_hidden_state`. GPST: what the type layers read at the slot that predicts the next token, then the
@@ -98,7 +98,7 @@ class SyntacticModelOutput(InFieldOrder, ModelOutput):
     outside_vectors: Tensor | None = None
     spans: list[list[tuple[int, int]]] | None = None
     parser_scores: Tensor | None = None
-    structure: dict[str, Any] | None = None
+    structure: Any | None = None
     chart: dict[str, Any] | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None

@@ -9,23 +9,33 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .outputs import ParseOutput
 from .search_actions import read_by_actions
-from .search_state import NEG_INF, Candidates, SearchState, SyntacticCache, WordEdges
+from .search_state import (
+    NEG_INF,
+    Candidates,
+    SearchState,
+    StackMachine,
+    SyntacticCache,
+    WordDecoder,
+    WordEdges,
+    WordSearch,
+)
 from .token_batch import attended_tokens
 
 
 @dataclass
 class AlignedText:
-    """Tokens of a batch moved to the left end of their rows."""
+    """Tokens of a batch, moved to the left end of their rows."""
 
     tokens: Tensor
-    """[B, W] token ids; arbitrary behind the end."""
+    """[B, W] token ids; arbitrary after the last token."""
     columns: Tensor
     """[B, W] input column of each."""
     present: Tensor
-    """[B, W] which are tokens."""
+    """[B, W] True = token."""
     lengths: list[int]
     """Number of tokens per row, on the host."""
 
@@ -37,7 +47,7 @@ class AlignedText:
         width = max(lengths, default=0)
         columns = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]
         present = torch.arange(width, device=mask.device) < count[:, None]
-        # Ids of padding may be anything; they are looked up, but nothing comes of them.
+        # Any id may stand at padding: it is looked up, but its result is not used.
         tokens = input_ids.long().masked_fill(~mask, 0).gather(1, columns)
         return cls(tokens, columns, present, lengths)
 
@@ -56,12 +66,12 @@ class AlignedText:
 
 
 def first_token_mask(input_ids: Tensor, mask: Tensor, bos_token_id: int | None) -> Tensor:
-    """Where a begin token stands as the first token of its row; it is the begin slot, not a word.
+    """Find the begin tokens: a `bos_token_id` that is the first token of its row is the beginning, not a word.
 
     Args:
         input_ids: [B, T].
         mask: [B, T], True = token.
-        bos_token_id: The begin token; None = there is none.
+        bos_token_id: The begin token, if the model has one.
 
     Returns:
         [B, T], True at the begin tokens.
@@ -71,17 +81,17 @@ def first_token_mask(input_ids: Tensor, mask: Tensor, bos_token_id: int | None) 
     return mask & (mask.long().cumsum(1) == 1) & (input_ids == bos_token_id)
 
 
-def check_length(machine: Any, num_tokens: int, what: str, remedy: str = "Shorten it.") -> None:
+def check_length(machine: StackMachine, num_tokens: int, what: str, remedy: str = "Shorten it.") -> None:
     """Check that a text fits the positions of the model.
 
     Args:
         machine: Model side of the search.
         num_tokens: Tokens of the text, context included.
-        what: What the text is, for the message.
-        remedy: What to do, for the message.
+        what: Name of the text, for the message.
+        remedy: What the user can do, for the message.
 
     Raises:
-        ValueError: if it does not.
+        ValueError: if the text is too long.
     """
     if num_tokens > machine.max_tokens:
         raise ValueError(
@@ -147,7 +157,7 @@ def _check_word_ends(word_ends: Tensor | None, input_ids: Tensor) -> None:
 
 
 def start_state(
-    search: Any,
+    search: WordSearch,
     input_ids: Tensor,
     attention_mask: Tensor | None,
     context_sentence_ids: Tensor | None = None,
@@ -180,7 +190,7 @@ def start_state(
 
 
 def cache_after_context(
-    search: Any,
+    search: WordDecoder,
     input_ids: Tensor,
     attention_mask: Tensor,
     context_sentence_ids: Tensor,
@@ -207,7 +217,7 @@ def cache_after_context(
     return cache
 
 
-def read_text(search: Any, state: SearchState, text: AlignedText) -> SearchState:
+def read_text(search: WordSearch, state: SearchState, text: AlignedText) -> SearchState:
     """Read all words of a text.
 
     Args:
@@ -229,7 +239,7 @@ def read_text(search: Any, state: SearchState, text: AlignedText) -> SearchState
 # ------------------------------------------------------------------------------------------------------- parsing
 @torch.no_grad()
 def parse_with_search(
-    search: Any,
+    search: WordSearch,
     input_ids: Tensor,
     attention_mask: Tensor | None = None,
     *,
@@ -290,18 +300,18 @@ def parse_with_search(
         raise ValueError("attention_mask leaves holes inside a text: its tokens must stand side by side")
     if word_ends is not None:
         ends = text.align(word_ends.bool()) | ~text.present
-        last = text.present & ~torch.nn.functional.pad(text.present[:, 1:], (0, 1))
+        last = text.present & ~F.pad(text.present[:, 1:], (0, 1))
         state.edges = WordEdges.from_ends(ends | last)
     if not synchronous:
-        state = read_by_actions(search, state, text.tokens, text.present.sum(1))
+        state = read_by_actions(search, state, text.tokens, text.present.sum(1))  # type: ignore[arg-type]  # GPST only
         return _parse_output(search, state, text, offsets, num_return_sequences, word_ends)
     notes = _Notes(input_ids.shape[1])
     for step in range(text.tokens.shape[1]):
         tokens, active = text.tokens[:, step], text.active(step)
         block = None
         if stepwise:
-            stepwise_log_prob = search.next_token_log_probs(state).gather(1, tokens[:, None]).squeeze(1)
-            notes.stepwise.append(stepwise_log_prob)
+            log_probs = search.next_token_log_probs(state)  # type: ignore[attr-defined]  # of a WordDecoder
+            notes.stepwise.append(log_probs.gather(1, tokens[:, None]).squeeze(1))
             block = state.block
         chosen = search.propose(state, tokens, block, active)
         words = search.log_probs_of_candidates(state, chosen) if lexical else None
@@ -327,7 +337,7 @@ class _Notes:
         self.lexical: list[Tensor] = []
 
     def add(
-        self, search: Any, state: SearchState, chosen: Candidates, order: Tensor, words: Tensor | None = None
+        self, search: WordSearch, state: SearchState, chosen: Candidates, order: Tensor, words: Tensor | None = None
     ) -> None:
         """Note the beam `state` that came from the candidates, `words` [B, K] the log-probabilities of their words."""
         marginal = state.scores.logsumexp(1)
@@ -365,7 +375,7 @@ class _Notes:
 
 
 def _parse_output(
-    search: Any,
+    search: WordSearch,
     state: SearchState,
     text: AlignedText,
     offsets: list[int],
@@ -375,8 +385,8 @@ def _parse_output(
     """Trees of the finished beam, best first."""
     count, total = num_return_sequences, state.scores.logsumexp(1)
     scores, history = state.scores[:, :count], state.history[:, :count]
-    scores = torch.nn.functional.pad(scores, (0, count - scores.shape[1]), value=NEG_INF)
-    history = torch.nn.functional.pad(history, (0, 0, 0, count - history.shape[1]))
+    scores = F.pad(scores, (0, count - scores.shape[1]), value=NEG_INF)
+    history = F.pad(history, (0, 0, 0, count - history.shape[1]))
     nodes = state.pool.derivations(history & (scores > NEG_INF)[..., None])
     exists = (scores > NEG_INF).tolist()
     trees, labels = search.machine.trees(nodes)
@@ -411,7 +421,7 @@ def _parse_output(
 # -------------------------------------------------------------------------------------------------- distributions
 @torch.no_grad()
 def marginal_logits(
-    search: Any,
+    search: WordDecoder,
     input_ids: Tensor,
     attention_mask: Tensor | None = None,
     *,
@@ -506,7 +516,7 @@ def _new_columns(config: Any, input_ids: Tensor, attention_mask: Tensor | None, 
 
 
 def _extend_edges(
-    machine: Any, state: SearchState, text: AlignedText, begins: Tensor, word_ends: Tensor | None
+    machine: StackMachine, state: SearchState, text: AlignedText, begins: Tensor, word_ends: Tensor | None
 ) -> None:
     """Add the word edges of new columns; where none are given, those that the model knows, or every token is a word."""
     present = text.present & ~begins

@@ -1,6 +1,6 @@
 """State of a beam search over derivations: word edges, blocks, the beam, and the beam as a cache; and its contracts.
 
-`StackMachine` and `WordSearch` are what the code that all searches share needs of a model and of a search.
+`StackMachine`, `WordSearch` and `WordDecoder` say what shared code needs of a model and of its search.
 
 Shapes: B sentences, K hypotheses, R rows of a block, C levels, N nodes, T tokens, V vocabulary.
 All scores are natural logs in float32; -inf marks a hypothesis that does not exist.
@@ -217,12 +217,14 @@ class StackMachine(Protocol):
 
     config: Any
     """Configuration of the model: `vocab_size`, `pad_token_id`."""
-    max_tokens: float
-    """Number of tokens that the positions of the model allow, or infinity."""
     pad_action: int
     """Id that pads action sequences."""
 
-    def begin(self, batch_size: int, device: torch.device, **context: Any) -> tuple[NodePool, Tensor, Tensor]:
+    @property
+    def max_tokens(self) -> float:
+        """Number of tokens for which the model has positions."""
+
+    def begin(self, batch_size: int, device: torch.device) -> tuple[NodePool, Tensor, Tensor]:
         """The pool, the state before the first action [B, 1], and its history [B, 1, N]."""
 
     def word_ends_of(self, tokens: Tensor) -> Tensor | None:
@@ -233,14 +235,17 @@ class StackMachine(Protocol):
 
 
 class WordSearch(Protocol):
-    """A word-synchronous search, as parsing, next-token distributions and `generate` use it."""
+    """A word-synchronous search for given words."""
 
-    machine: StackMachine
     num_beams: int
     eos_token_ids: Tensor | None
 
-    def begin(self, batch_size: int, device: torch.device, **context: Any) -> SearchState:
-        """State before the first word."""
+    @property
+    def machine(self) -> StackMachine:
+        """The model side."""
+
+    def begin(self, batch_size: int, device: torch.device) -> SearchState:
+        """State before the first word. GPST also takes `input_ids` and `context_sentence_ids`."""
 
     def refresh(self, state: SearchState) -> None:
         """Count again what the next word needs, after sentences or hypotheses were selected."""
@@ -253,14 +258,6 @@ class WordSearch(Protocol):
     ) -> Candidates:
         """The best K derivations that generate one given word [B] per sentence."""
 
-    def propose_words(
-        self, state: SearchState, process: Any, keep_scores: bool = False
-    ) -> tuple[Candidates, Candidates | None, Tensor | None]:
-        """The best K derivations that generate one more word; see `search_proposals.propose_words`."""
-
-    def draw_word(self, state: SearchState, process: Any) -> tuple[Candidates, Tensor]:
-        """Draw one derivation and its next word per sentence; see `search_proposals.draw_word`."""
-
     def commit(
         self, state: SearchState, chosen: Candidates, active: Tensor | None = None, wanted: Tensor | None = None
     ) -> tuple[SearchState, Tensor]:
@@ -272,11 +269,23 @@ class WordSearch(Protocol):
     def close_each(self, state: SearchState) -> tuple[Tensor, Nodes]:
         """Scores [B, K] and derivations [B, K, A] of the hypotheses with closed trees; the state does not change."""
 
+    def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
+        """Log-probability [B, K] of the word of every candidate, without the actions before it."""
+
+
+class WordDecoder(WordSearch, Protocol):
+    """A word-synchronous search that also generates words."""
+
     def next_token_log_probs(self, state: SearchState) -> Tensor:
         """Log-probabilities [B, V] of the next word given the prefix, derivations summed out."""
 
-    def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
-        """Log-probability [B, K] of the word of every candidate, without the actions before it."""
+    def propose_words(
+        self, state: SearchState, process: Any, keep_scores: bool = False
+    ) -> tuple[Candidates, Candidates | None, Tensor | None]:
+        """The best K derivations that generate one more word; see `search_proposals.propose_words`."""
+
+    def draw_word(self, state: SearchState, process: Any) -> tuple[Candidates, Tensor]:
+        """Draw one derivation and its next word per sentence; see `search_proposals.draw_word`."""
 
 
 class SyntacticCache(Cache):
@@ -364,6 +373,7 @@ __all__ = [
     "SearchState",
     "StackMachine",
     "SyntacticCache",
+    "WordDecoder",
     "WordEdges",
     "WordSearch",
     "keep_frozen",

@@ -41,6 +41,9 @@ _CHUNK_ELEMENTS = 1 << 24
 class LevelMachine(StackMachine, Protocol):
     """A stack machine with one structural action: what `WordBeamSearch` needs of a model."""
 
+    def begin(self, batch_size: int, device: torch.device, **context: Any) -> tuple[NodePool, Tensor, Tensor]:
+        """As `StackMachine.begin`; `context` are complete sentences before the text."""
+
     def push(
         self,
         pool: NodePool,
