@@ -23,32 +23,38 @@ LOSS_PARTS = ("auto_encoding", "height", "parser", "token", "action")
 
 
 class NodeSequence(NamedTuple):
-    """The nodes of the trees as inputs of the type layers."""
+    """The nodes of the trees as inputs of the type layers.
+
+    Fields:
+        inputs: [B, A, D] with positions added.
+        action_targets: [B, A] GEN or COMP of the node that follows the slot; GEN after the last node; -1 = padding.
+        position_ids: [B, A] tokens generated so far.
+        token_slots: [B, T + 1] rows of the flattened slots that predict token t.
+        leaf_row: [leaves] context of each leaf.
+        leaf_column: [leaves] position of each leaf.
+    """
 
     inputs: Tensor
-    """[B, A, D] with positions added."""
     action_targets: Tensor
-    """[B, A] GEN or COMP of the node that follows the slot; GEN after the last node; -1 = padding."""
     position_ids: Tensor
-    """[B, A] tokens generated so far."""
     token_slots: Tensor
-    """[B, T + 1] rows of the flattened slots that predict token t."""
     leaf_row: Tensor
-    """[leaves] context of each leaf."""
     leaf_column: Tensor
-    """[leaves] position of each leaf."""
 
 
 class TreeStructure(NamedTuple):
-    """`structure` of the output of `GPSTModel`: what heads and losses read."""
+    """`structure` of the output of `GPSTModel`: what heads and losses read.
+
+    Fields:
+        leaf_ids: [leaves] token ids.
+        height_N: Expected height of the subtree of each cell.
+    """
 
     text: TokenBatch
     plan: ChartPlan
     nodes: TreeNodes
     leaf_ids: Tensor
-    """[leaves] token ids."""
     height_N: Tensor
-    """Expected height of the subtree of each cell."""
     sequence: NodeSequence
 
 

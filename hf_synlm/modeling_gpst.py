@@ -25,7 +25,7 @@ from transformers.utils import can_return_tuple
 from .actions import COMP, GEN, PAD_ACTION, spans_to_actions
 from .configuration_gpst import GPSTConfig
 from .generation_mixin import SyntacticGenerationMixin
-from .gpst_chart import ChartPlan, TreeNodes, best_splits, induced_trees, plan_chart, plan_trees
+from .gpst_chart import ChartPlan, TreeNodes, best_splits, induced_trees, joined_boundaries, plan_chart, plan_trees
 from .gpst_composition import GPSTComposition, GPSTDecomposition, GPSTParser
 from .gpst_inside_outside import InsideChart, inside, outside
 from .gpst_objective import LOSS_PARTS, GPSTHeads, NodeSequence, TreeStructure, count_items
@@ -372,7 +372,7 @@ class GPSTModel(GPSTPreTrainedModel):
         if text.word_index is not None and score_BP.numel():
             within = text.word_index[:, 1:] == text.word_index[:, :-1]
             score_BP = score_BP - within * (score_BP.max() - score_BP.min() + 1)
-        joined = (text.sentence_ids[:, 1:] == text.sentence_ids[:, :-1]) & (text.sentence_ids[:, 1:] != 0)
+        joined = joined_boundaries(text.sentence_ids)
         return score_BP.masked_fill(~joined, torch.inf).sort(dim=-1, stable=True).indices
 
     def node_sequence(

@@ -21,16 +21,19 @@ STAY = 2
 
 
 class Expansions(NamedTuple):
-    """Hypotheses with one more action, best first, each [B, M]."""
+    """Hypotheses with one more action, best first, each [B, M].
+
+    Fields:
+        scores: Joint log-probability, the action included; -inf = none.
+        origin: Hypothesis of the beam that takes the action.
+        actions: GEN or COMP; `STAY` in sentences that are over.
+        tokens: Token of a GEN, arbitrary elsewhere.
+    """
 
     scores: Tensor
-    """Joint log-probability, the action included; -inf = none."""
     origin: Tensor
-    """Hypothesis of the beam that takes the action."""
     actions: Tensor
-    """GEN or COMP; `STAY` in sentences that are over."""
     tokens: Tensor
-    """Token of a GEN, arbitrary elsewhere."""
 
 
 def gumbel(scores: Tensor) -> Tensor:

@@ -28,16 +28,19 @@ from .token_batch import attended_tokens
 
 @dataclass
 class AlignedText:
-    """Tokens of a batch, moved to the left end of their rows."""
+    """Tokens of a batch, moved to the left end of their rows.
+
+    Fields:
+        tokens: [B, W] token ids; arbitrary after the last token.
+        columns: [B, W] input column of each.
+        present: [B, W] True = token.
+        lengths: Number of tokens per row, on the host.
+    """
 
     tokens: Tensor
-    """[B, W] token ids; arbitrary after the last token."""
     columns: Tensor
-    """[B, W] input column of each."""
     present: Tensor
-    """[B, W] True = token."""
     lengths: list[int]
-    """Number of tokens per row, on the host."""
 
     @classmethod
     def read(cls, input_ids: Tensor, mask: Tensor) -> "AlignedText":

@@ -16,20 +16,23 @@ _FIELDS = ("predecessor", "below", "depth", "action", "token", "start")
 
 
 class Nodes(NamedTuple):
-    """Integer fields of some nodes, each [B, R]."""
+    """Integer fields of some nodes, each [B, R].
+
+    Fields:
+        predecessor: Node before the action; -1 at the first node.
+        below: Node under this one on the stack; -1 at the bottom.
+        depth: Number of stack entries, this one included; 0 before the first action.
+        action: Id of the action that made the node; -1 for the nodes that stand before the derivation.
+        token: Token id that the action generated; -1 if none.
+        start: First token covered by the top of the stack; -1 for the nodes that stand before the derivation.
+    """
 
     predecessor: torch.Tensor
-    """Node before the action; -1 at the first node."""
     below: torch.Tensor
-    """Node under this one on the stack; -1 at the bottom."""
     depth: torch.Tensor
-    """Number of stack entries, this one included; 0 before the first action."""
     action: torch.Tensor
-    """Id of the action that made the node; -1 for the nodes that stand before the derivation."""
     token: torch.Tensor
-    """Token id that the action generated; -1 if none."""
     start: torch.Tensor
-    """First token covered by the top of the stack; -1 for the nodes that stand before the derivation."""
 
 
 def _grown(tensor: torch.Tensor, dim: int, capacity: int) -> torch.Tensor:
