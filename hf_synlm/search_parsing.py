@@ -23,7 +23,7 @@ from .search_state import (
     WordEdges,
     WordSearch,
 )
-from .token_batch import attended_tokens
+from .token_batch import check_tokens, first_token_mask
 
 
 @dataclass
@@ -66,22 +66,6 @@ class AlignedText:
     def active(self, step: int) -> Tensor | None:
         """Rows that have a token at `step` [B]; None = all."""
         return None if min(self.lengths) > step else self.present[:, step]
-
-
-def first_token_mask(input_ids: Tensor, mask: Tensor, bos_token_id: int | None) -> Tensor:
-    """Find the begin tokens: a `bos_token_id` that is the first token of its row is the beginning, not a word.
-
-    Args:
-        input_ids: [B, T].
-        mask: [B, T], True = token.
-        bos_token_id: The begin token, if the model has one.
-
-    Returns:
-        [B, T], True at the begin tokens.
-    """
-    if bos_token_id is None:
-        return torch.zeros_like(mask)
-    return mask & (mask.long().cumsum(1) == 1) & (input_ids == bos_token_id)
 
 
 def check_length(machine: StackMachine, num_tokens: int, what: str, remedy: str = "Shorten it.") -> None:
@@ -148,7 +132,7 @@ def checked_mask(config: Any, input_ids: Tensor, attention_mask: Tensor | None) 
         ValueError: for wrong shapes and types, and for ids outside the vocabulary.
     """
     mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-    attended_tokens(config, input_ids, mask)
+    check_tokens(config, input_ids, mask)
     return mask
 
 
@@ -538,7 +522,6 @@ __all__ = [
     "AlignedText",
     "check_length",
     "checked_mask",
-    "first_token_mask",
     "marginal_logits",
     "parse_with_search",
     "read_text",
