@@ -1,7 +1,7 @@
-"""hf_synlm: syntactic language models, which write a sentence together with its parse tree, for Hugging Face.
+"""hf_synlm: syntactic language models for Hugging Face, which write a sentence together with its parse tree.
 
 Importing the package registers its architectures with the Auto classes of transformers, and makes `save_pretrained`
-and `push_to_hub` write repositories that load without it.
+and `push_to_hub` write repositories that load without the package.
 """
 
 from typing import Any
@@ -29,41 +29,19 @@ from .outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, 
 
 __version__ = "0.2.0.dev0"
 
-_AUTO_CLASSES: dict[Any, dict[Any, Any]] = {
-    GPSTConfig: {
-        AutoModel: GPSTModel,
-        AutoModelForCausalLM: GPSTForCausalLM,
-        AutoModelForSequenceClassification: GPSTForSequenceClassification,
-    },
-    LSTMConfig: {AutoModel: LSTMModel, AutoModelForCausalLM: LSTMForCausalLM},
-    ONLSTMConfig: {
-        AutoModel: ONLSTMModel,
-        AutoModelForCausalLM: ONLSTMForCausalLM,
-        AutoModelForSequenceClassification: ONLSTMForSequenceClassification,
-    },
-    PaLMConfig: {
-        AutoModel: PaLMModel,
-        AutoModelForCausalLM: PaLMForCausalLM,
-        AutoModelForSequenceClassification: PaLMForSequenceClassification,
-    },
-    PRPNConfig: {
-        AutoModel: PRPNModel,
-        AutoModelForCausalLM: PRPNForCausalLM,
-        AutoModelForSequenceClassification: PRPNForSequenceClassification,
-    },
-    RNNGConfig: {
-        AutoModel: RNNGModel,
-        AutoModelForCausalLM: RNNGForCausalLM,
-        AutoModelForSequenceClassification: RNNGForSequenceClassification,
-    },
+_AUTO_CLASSES: dict[str, Any] = {
+    "Model": AutoModel,
+    "ForCausalLM": AutoModelForCausalLM,
+    "ForSequenceClassification": AutoModelForSequenceClassification,
 }
 
-for _config_class, _models in _AUTO_CLASSES.items():
+for _config_class in (GPSTConfig, LSTMConfig, ONLSTMConfig, PaLMConfig, PRPNConfig, RNNGConfig):
     AutoConfig.register(_config_class.model_type, _config_class, exist_ok=True)
     _config_class.register_for_auto_class()
-    for _auto_class, _model_class in _models.items():
-        _auto_class.register(_config_class, _model_class, exist_ok=True)
-        _model_class.register_for_auto_class(_auto_class.__name__)
+    for _kind in _config_class.model_classes:
+        _model_class = globals()[_config_class.__name__.removesuffix("Config") + _kind]
+        _AUTO_CLASSES[_kind].register(_config_class, _model_class, exist_ok=True)
+        _model_class.register_for_auto_class(_AUTO_CLASSES[_kind].__name__)
 
 __all__ = [
     "GPSTConfig",

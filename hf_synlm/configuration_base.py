@@ -1,4 +1,4 @@
-"""What the configurations of all architectures share: presets, the names of their classes, and checks of fields."""
+"""Base of all configurations: presets, names of the model classes, and checks of fields."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from transformers import PreTrainedConfig
 
 SYNTACTIC_DISTANCE_SCOPES = ("sentence", "batch")
 SYNTACTIC_DISTANCE_REDUCTIONS = ("mean", "sum")
-# A file that asks for more is damaged, or meant to exhaust the machine that reads it.
+# A file with larger values is damaged, or is an attack on the memory of the machine that reads it.
 LARGEST_INTEGER = 2**31 - 1
 MOST_LAYERS = 1000
 
@@ -21,9 +21,9 @@ class SyntacticConfig(PreTrainedConfig):
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Published models: name -> the fields that differ from the defaults."""
+    # Published models: name -> the fields that differ from the defaults.
     model_classes: ClassVar[Sequence[str]] = ("Model", "ForCausalLM", "ForSequenceClassification")
-    """What there is of the architecture: X + each of these is a class."""
+    # X + each of these is a class.
 
     # Trainer leaves these fields of an output out of its predictions.
     keys_to_ignore_at_inference = (
@@ -36,13 +36,13 @@ class SyntacticConfig(PreTrainedConfig):
         if self.auto_map is None:
             self.auto_map = self._own_classes()
         self._check_magnitudes()
-        # The decorator wraps errors of its own validation round in its own type; users catch a plain ValueError.
+        # The decorator would raise its own error type; users catch a plain ValueError.
         self.validate_architecture()
         super().__post_init__(**kwargs)
 
     def _own_classes(self) -> dict[str, str]:
-        """The map by which a machine without the library finds the classes in a repository of the Hub."""
-        # A user's subclass loads as the configuration that it comes from.
+        """`auto_map`: names the classes in a repository of the Hub, for users without the library."""
+        # A user's subclass loads as the configuration class of this library.
         owner = next(cls for cls in type(self).__mro__ if "model_type" in vars(cls))
         module = owner.__module__.rpartition(".")[2]
         modeling = f"{module.replace('configuration', 'modeling')}.{owner.__name__.removesuffix('Config')}"
@@ -57,23 +57,23 @@ class SyntacticConfig(PreTrainedConfig):
         """Configuration of a published model.
 
         Args:
-            name: a key of `presets`; the class says which there are.
+            name: a key of `presets`.
             **overrides: fields that replace the preset's values.
 
         Returns:
             The configuration.
 
         Raises:
-            ValueError: when there is no such preset.
+            ValueError: for unknown presets.
         """
         if name not in cls.presets:
             kind = cls.__name__.removesuffix("Config")
-            raise ValueError(f"There is no {kind} preset {name!r}. Choose one of {sorted(cls.presets)}.")
+            raise ValueError(f"Unknown {kind} preset {name!r}. Choose one of {sorted(cls.presets)}.")
         return cls(**{**cls.presets[name], **overrides})
 
     # ---------------------------------------------------------------------------------------------- checks
     def _check_magnitudes(self) -> None:
-        """Raise ValueError for numbers that no model has, before anything is built from them."""
+        """Raise ValueError for absurd numbers, before a model is built from them."""
         for name, value in vars(self).items():
             if not isinstance(value, int):
                 continue
@@ -121,11 +121,11 @@ class SyntacticConfig(PreTrainedConfig):
 
 
 class SyntacticDistanceConfig(SyntacticConfig):
-    """Base of the configurations of models whose syntactic distances may learn from gold trees (see `ranking_loss`).
+    """Base of the configurations of models with syntactic distances, which gold trees may train (see `ranking_loss`).
 
     Fields:
         syntactic_distance_weight: weight of the ranking loss.
-        syntactic_distance_margin: by how much two distances shall differ.
+        syntactic_distance_margin: smallest difference of two distances without a loss.
         syntactic_distance_scope: pairs inside a "sentence" (the paper), or across the "batch" (the released code).
         syntactic_distance_reduction: "mean" or "sum" over the pairs.
         syntactic_distance_scale: factor of the distances before they are compared (those of ON-LSTM lie in [0, 1)).

@@ -1,14 +1,15 @@
 """Decoding action by action, the baseline "w/o sync" of the GPST paper (`generate(..., synchronous=False)`).
 
-At every step all hypotheses compete with all V + 1 expansions of theirs: COMP, and GEN of any word,
+At every step each hypothesis has V + 1 expansions, COMP and GEN of any word, and all expansions compete:
 
     score(COMP) = score + log p(COMP),    score(w) = score + log p(GEN) + log p(w),
 
-where COMP is forbidden before the softmax over {GEN, COMP} while the stack holds fewer than two trees. The best K go
-on, so that a beam holds derivations with different numbers of words. The prompt is read word by word, in both cases.
+where COMP is forbidden before the softmax over {GEN, COMP} while the stack holds fewer than two trees. The best K stay,
+so that a beam holds derivations with different numbers of words. The prompt is always read word by word. The slow and
+obvious version is `action_beam` in tests/reference/exhaustive_search.py.
 
 With `do_sample`, K expansions are drawn without replacement in proportion to exp(score) (Gumbel-top-K; stock beam
-sampling does the same with words). The processed word scores are normalized first, so that no warper moves mass from
+sampling does the same with words). The processed word scores are normalized first, so that warpers move no mass from
 words to COMP. K = 1 is exact ancestral sampling, one action at a time.
 
 Shapes: B prompts, K hypotheses, R <= K hypotheses of a beam, M expansions, L columns of a sequence, V vocabulary.
@@ -29,7 +30,7 @@ from .search_state import NEG_INF
 class ActionDecoder(JointDecoder):
     """One call of `generate` with `synchronous=False`; arguments as `JointDecoder`.
 
-    `sequences` [B, R, max_length] are padded on the right behind the words of each hypothesis.
+    `sequences` [B, R, max_length] are padded on the right.
     """
 
     renormalize = True
@@ -91,8 +92,8 @@ class ActionDecoder(JointDecoder):
         """Select expansions; as in the synchronous search, end tokens do not compete for places in the beam.
 
         Returns:
-            At most K expansions that go on; at most K that end, if they are among the best K of both (None without
-            end tokens); and which of the first are among the best K of both [B, M].
+            At most K expansions that continue; at most K that end, if they are among the best K of both kinds (None
+            without end tokens); and which of the first are among the best K of both kinds [B, M].
         """
         state, search, ends = self.state, self.search, self.search.eos_token_ids
         log_probs = search.machine.action_log_probs(state.pool, state.nodes, state.num_tokens, None, renormalize=True)
@@ -139,17 +140,17 @@ class ActionDecoder(JointDecoder):
     def _written(self, chosen: Expansions) -> Tensor:
         """Sequences [B, M, L] of expansions."""
         sequences = self.sequences.take_along_dim(chosen.origin[..., None], 1)
-        # A hypothesis with all its words has left the beam; what stands in its place may be too long.
+        # A hypothesis of full length has left the beam, but its place may still count one column more.
         column = self.lengths.gather(1, chosen.origin).clamp(max=sequences.shape[2] - 1)
         token = torch.where(chosen.actions == GEN, chosen.tokens, self.pad)
         return sequences.scatter(2, column[..., None], token[..., None])
 
     def _by_length(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Group hypotheses [B, R] by length, for callers that want words without padding.
+        """Group hypotheses [B, R] by length, for callers that need words without padding.
 
         Yields:
-            Which hypotheses have one length [B, R], and words [B, R, length]. All rows keep their place; those of other
-            lengths hold the words of another hypothesis of the prompt, and what comes of them is to be ignored.
+            Which hypotheses have one length [B, R], and words [B, R, length]. All rows keep their place. Rows of other
+            lengths hold the words of another hypothesis of the prompt: ignore their results.
         """
         lengths, places = self.lengths, torch.arange(rows.shape[1], device=rows.device)
         for length in lengths[rows].unique().tolist():
@@ -166,7 +167,7 @@ class ActionDecoder(JointDecoder):
         return stops
 
     def _stream_columns(self, finished: FinishedSequences, done: Tensor, streamed: int) -> int:
-        """Hand the columns that all rows have reached to the streamer (num_beams=1 only), and count them."""
+        """Pass the columns that all rows have reached to the streamer (num_beams=1 only), and count them."""
         lengths = torch.where(done, self.config.max_length, self.lengths[:, 0])
         ready = int(finished.lengths.max() if bool(done.all()) else lengths.min())
         words = torch.where(done[:, None], finished.sequences[:, 0], self.sequences[:, 0])

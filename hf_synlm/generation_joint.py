@@ -1,6 +1,6 @@
-"""Decoding over derivation and words together: beam search, exact sampling, and the authors' sampling.
+"""Generate derivation and words together: beam search, exact sampling, and the authors' sampling.
 
-One step is one word; structural actions are inner steps.
+One step is one word ("word-synchronous"); structural actions are inner steps.
 
 Shapes: B prompts, K hypotheses, M candidates, R rows of a block, L columns of a sequence, A actions, N nodes,
 V vocabulary.
@@ -18,7 +18,7 @@ from .search_actions import Expansions, gumbel
 from .search_parsing import check_length, read_text, start_state
 from .search_proposals import Process, draw_index
 from .search_stack import Nodes
-from .search_state import NEG_INF, Candidates, SearchState
+from .search_state import NEG_INF, Candidates, SearchState, WordDecoder
 
 
 def draw_candidate(chosen: Candidates, ended: Candidates | None, num_beams: int) -> Candidates:
@@ -41,11 +41,10 @@ def draw_candidate(chosen: Candidates, ended: Candidates | None, num_beams: int)
 def _take(chosen: Candidates, index: Tensor) -> Candidates:
     """Candidates `index` [B, K]."""
     values = {name: value.gather(1, index) for name, value in vars(chosen).items() if name != "history"}
-    width = chosen.history.shape[2]
-    return Candidates(history=chosen.history.gather(1, index[..., None].expand(-1, -1, width)), **values)
+    return Candidates(history=chosen.history.take_along_dim(index[..., None], 1), **values)
 
 
-def keep_best(search: Any, state: SearchState, count: int, draw: bool = False) -> SearchState:
+def keep_best(search: WordDecoder, state: SearchState, count: int, draw: bool = False) -> SearchState:
     """Drop all but the best hypotheses of a beam.
 
     Args:
@@ -67,7 +66,7 @@ def keep_best(search: Any, state: SearchState, count: int, draw: bool = False) -
 class FinishedSequences:
     """The best K finished sequences of every prompt, with their derivations.
 
-    Places that no finished sequence takes hold the prompt itself, score -inf and no derivation.
+    Free places hold the prompt itself, with score -inf and without a derivation.
 
     Args:
         prompts: [B, L].
@@ -94,7 +93,7 @@ class FinishedSequences:
         if lengths is None:
             lengths = torch.full_like(scores, sequences.shape[2], dtype=torch.long)
         sequences = F.pad(sequences, (0, self.length - sequences.shape[2]), value=self.pad)
-        # What does not exist must not take a place: it looks like the places that nothing has taken yet.
+        # A sequence that does not exist must not take a place: it looks like a free place.
         missing = (scores == NEG_INF)[..., None]
         sequences = torch.where(missing, self._prompts[0], sequences)
         lengths = torch.where(missing[..., 0], self._prompts[1], lengths)
@@ -114,7 +113,7 @@ class FinishedSequences:
     def best(self, count: int) -> tuple[Tensor, Tensor, Nodes]:
         """The best `count` of every prompt: sequences [B count, L], scores, and derivations [B count, 1, A].
 
-        Of the derivations, only actions and starts are known.
+        Only actions and starts of the derivations are set.
         """
         lengths = self.lengths[:, :count].flatten()
         sequences = self.sequences[:, :count].flatten(0, 1)[:, : int(lengths.max())]
@@ -131,8 +130,8 @@ class JointDecoder:
     Args:
         model: The language model.
         config: Prepared generation config.
-        processors: Logits processors and warpers, applied to word scores, in several calls per word: pure functions of
-            (ids, scores).
+        processors: Logits processors and warpers of word scores: pure functions of (ids, scores), because one word
+            takes several calls.
         criteria: Stopping criteria.
         input_ids: Prompts [B * expansion, L], expanded as transformers does.
         streamer: Gets the words of num_beams=1.
@@ -184,7 +183,7 @@ class JointDecoder:
     def _processed(self, ids: Tensor, words: Tensor) -> Tensor:
         """Processors on the word log-probabilities [B, R, V] after `ids` [B, R, L].
 
-        They get K rows per prompt, as in stock beam search: some find the prompt of a row by its number.
+        They get K rows per prompt, as in stock beam search: some compute the prompt of a row from its number.
         """
         batch, rows, size = words.shape
         extra = self.num_beams - rows if self.num_beams > rows else 0
@@ -194,20 +193,19 @@ class JointDecoder:
 
     @property
     def process(self) -> Process | None:
-        """`_process`, or None if there is nothing to do."""
+        """`_process`, or None without processors."""
         return self._process if len(self.processors) else None
 
     def _extended(self, chosen: Candidates) -> Tensor:
         """Sequences [B, M, L + 1] of candidates."""
-        index = chosen.origin[..., None].expand(-1, -1, self.sequences.shape[2])
-        return torch.cat([self.sequences.gather(1, index), chosen.tokens[..., None]], 2)
+        return torch.cat([self.sequences.take_along_dim(chosen.origin[..., None], 1), chosen.tokens[..., None]], 2)
 
     def _stops(self, sequences: Tensor) -> Tensor:
         """Which sequences [B, M, L] meet a stopping criterion [B, M]."""
         return self.criteria(sequences.flatten(0, 1), self.scores or None).view(sequences.shape[:2])
 
     def _closed(self, state: SearchState) -> tuple[Tensor, Nodes]:
-        """Scores [B, K] and derivations [B, K, A] of the hypotheses with their trees closed; the state stays as is."""
+        """Scores [B, K] and derivations [B, K, A] of the hypotheses with closed trees; the state does not change."""
         if not self.config.close_tree:
             return state.scores, state.pool.derivations(state.history)
         return self.search.close_each(state)
@@ -218,13 +216,13 @@ class JointDecoder:
         return torch.full_like(self.state.nodes, self.sequences.shape[2])
 
     def _final(self, scores: Tensor, lengths: Tensor) -> Tensor:
-        """Final scores of sequences with so many columns: penalized by their new ones, as they are in greedy search."""
+        """Length-penalized scores; only generated columns count. Greedy search has no penalty."""
         if self.num_beams == 1:
             return scores
         return scores / (lengths - self.prompt_length).clamp(min=1) ** float(self.config.length_penalty)
 
     def run(self) -> FinishedSequences:
-        """Decode: the best `num_return_sequences` of every prompt's beam, or as many rows per prompt of one draw."""
+        """Generate: the best `num_return_sequences` of every prompt's beam, or that many rows of one draw each."""
         return self.run_sampling() if self.config.do_sample else self.run_beam()
 
     # ------------------------------------------------------------------------------------------------- beam search
@@ -253,8 +251,7 @@ class JointDecoder:
                 finished.add(self._final(valid, lengths), self._extended(ended), nodes, lengths)
             stops = self._stops(extended)
             self.state, order = search.commit(self.state, chosen)
-            order3 = order[..., None].expand(-1, -1, extended.shape[2])
-            self.sequences, stops = extended.gather(1, order3), stops.gather(1, order)
+            self.sequences, stops = extended.take_along_dim(order[..., None], 1), stops.gather(1, order)
             if bool(stops.any()):
                 self._finish_stopped(finished, stops & (self.state.scores >= bar))
                 self.state.scores = self.state.scores.masked_fill(stops, NEG_INF)
@@ -271,17 +268,17 @@ class JointDecoder:
         ended: Candidates | Expansions | None,
         given: Tensor | None = None,
     ) -> Tensor:
-        """File what was written so far where no word is possible any more and nothing has been filed.
+        """File the sequences so far of prompts without a possible next word and without a finished sequence.
 
         Args:
             finished: Finished sequences.
-            running: Prompts that are not over [B].
+            running: Prompts that are not finished [B].
             chosen: Candidates that go on; the beam is still the one before them.
             ended: Candidates that end, or None.
             given: Scores of the hypotheses before the last restart [B, 1]; the sum is filed as it is.
 
         Returns:
-            Prompts for which no word is possible [B].
+            Prompts without a possible next word [B].
         """
         dead = running & (chosen.scores == NEG_INF).all(1)
         if ended is not None:
@@ -306,7 +303,7 @@ class JointDecoder:
         finished.add(self._final(scores, self.lengths), self.sequences, nodes, self.lengths)
 
     def _is_done(self, finished: FinishedSequences) -> Tensor:
-        """Which prompts need no more words [B]: the stock rules of `early_stopping`."""
+        """Which prompts are finished [B]: the stock rules of `early_stopping`."""
         config, lengths = self.config, self.lengths
         full = (finished.scores > NEG_INF).all(1)
         if self.num_beams > 1 and config.early_stopping is not True:
@@ -363,7 +360,7 @@ class JointDecoder:
         return finished
 
     def _restart(self) -> Tensor:
-        """Scores [B, 1] of the drawn hypotheses, which count from 0 again; what does not exist stays so."""
+        """Scores [B, 1] of the drawn hypotheses, which count from 0 again; -inf stays -inf."""
         scores = self.state.scores
         self.state.scores = torch.zeros_like(scores).masked_fill(scores == NEG_INF, NEG_INF)
         return scores.masked_fill(scores == NEG_INF, 0.0)

@@ -1,4 +1,4 @@
-"""`generate` for syntactic language models: stock preparation, own decoding loop.
+"""`generate` for syntactic language models: preparation by transformers, decoding loop of this library.
 
 One step of the loop is one word; structural actions are inner steps, so processors, stopping criteria, end tokens,
 length limits and streamers see words only. Two modes:
@@ -24,9 +24,10 @@ from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, Generat
 from .generation_actions import ActionDecoder
 from .generation_joint import JointDecoder
 from .outputs import SyntacticLMOutput
-from .search_parsing import check_length, checked_mask, first_token_mask, marginal_logits
-from .search_state import SyntacticCache
+from .search_parsing import check_length, checked_mask, marginal_logits
+from .search_state import SyntacticCache, WordDecoder
 from .search_words import WordBeamSearch
+from .token_batch import first_token_mask
 
 # Kept on `generation_config`: saved in generation_config.json, and accepted by `generate`.
 SYNTACTIC_GENERATION_DEFAULTS: dict[str, Any] = {
@@ -38,8 +39,8 @@ SYNTACTIC_GENERATION_DEFAULTS: dict[str, Any] = {
 # Arguments of `generate` that are neither generation options nor arguments of `forward`.
 _SEARCH_INPUTS = ("context_sentence_ids",)
 _NO_SYNTHID = (
-    "SynthID watermarking keeps a state from call to call, and joint mode calls processors several times per word; use "
-    "structure_mode='marginal'"
+    "SynthID watermarking has a state that every call changes, and joint mode calls processors several times per word; "
+    "use structure_mode='marginal'"
 )
 
 
@@ -86,17 +87,17 @@ class SyntacticGenerateBeamOutput(GenerateBeamDecoderOnlyOutput):
 class SyntacticGenerationMixin(GenerationMixin):
     """`generate`, the marginal `forward` and the search of a syntactic language model.
 
-    The class that inherits it sets `stack_machine_class` (see `word_beam_search`), and its config has
+    The class that inherits it sets `stack_machine_class` (see `search_words`), and its config has
     `scoring_num_beams`, `bos_token_id` and `vocab_size`.
     """
 
-    stack_machine_class: Any = None
+    stack_machine_class: type[Any]
     generation_options = SYNTACTIC_GENERATION_DEFAULTS
     _is_stateful = True
 
     def word_search(
         self, num_beams: int | None = None, eos_token_ids: Tensor | None = None, renormalize: bool = False
-    ) -> Any:
+    ) -> WordDecoder:
         """Word-synchronous search with this model.
 
         Args:
@@ -107,7 +108,7 @@ class SyntacticGenerationMixin(GenerationMixin):
         width = self.config.scoring_num_beams if num_beams is None else num_beams
         return WordBeamSearch(self.stack_machine_class(self), width, eos_token_ids, renormalize)
 
-    def decoding_searches(self, config: GenerationConfig, renormalize: bool) -> tuple[Any, Any]:
+    def decoding_searches(self, config: GenerationConfig, renormalize: bool) -> tuple[WordDecoder, WordDecoder]:
         """The search that reads prompts, and the one that generates.
 
         Args:
@@ -120,7 +121,7 @@ class SyntacticGenerationMixin(GenerationMixin):
             self.word_search(config.num_beams, config._eos_token_tensor, renormalize),
         )
 
-    @torch.compiler.disable  # the search decides on the host what comes next: nothing would be gained by tracing it
+    @torch.compiler.disable  # the search decides on the host what comes next: tracing it would gain nothing
     def _marginal_forward(
         self,
         input_ids: Tensor,
@@ -130,11 +131,11 @@ class SyntacticGenerationMixin(GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         word_ends: Tensor | None = None,
     ) -> SyntacticLMOutput:
-        """Next-token log-probabilities with the derivations summed out; see `incremental_parsing.marginal_logits`."""
+        """Next-token log-probabilities with the derivations summed out; see `search_parsing.marginal_logits`."""
         if torch.compiler.is_exporting():
             raise ValueError(
-                f"Next-token logits of {type(self).__name__} come from a search whose steps depend on the text: no "
-                "exported graph holds them. Export layers (see docs/ecosystem.md), or use the model itself."
+                f"Next-token logits of {type(self).__name__} come from a search whose steps depend on the text: they "
+                "cannot be exported as one graph. Export layers (see docs/ecosystem.md), or use the model itself."
             )
         if past_key_values is not None and not hasattr(past_key_values, "begun"):
             raise ValueError(
@@ -159,7 +160,7 @@ class SyntacticGenerationMixin(GenerationMixin):
         return SyntacticLMOutput(logits=logits, past_key_values=cache if keep else None)
 
     def set_generation_defaults(self) -> None:
-        """Give `generation_config` the options of this library, and make it keep them when it is loaded again."""
+        """Add the options of this library to `generation_config`, so that they are saved and loaded with it."""
         for name, value in self.generation_options.items():
             if not hasattr(self.generation_config, name):
                 setattr(self.generation_config, name, value)
@@ -208,7 +209,7 @@ class SyntacticGenerationMixin(GenerationMixin):
             generation_config: Options; keyword arguments win.
             logits_processor: Extra processors of word scores; they see one row of words per hypothesis. In joint mode
                 they run several times per word (before and after every structural action), so each must be a pure
-                function of (ids, scores): a processor that counts its calls or keeps a state goes wrong.
+                function of (ids, scores): a processor that counts its calls or has a state gives wrong scores.
             stopping_criteria: Extra criteria; they see sequences of words.
             prefix_allowed_tokens_fn: As in transformers.
             synced_gpus: As in transformers; marginal mode only.
@@ -224,8 +225,8 @@ class SyntacticGenerationMixin(GenerationMixin):
             close_tree: Complete the tree by forced actions when a criterion (usually the length) ends the text before
                 an end token does; their probability counts. False leaves a forest.
             synchronous: False is the paper's baseline "w/o sync": at every step the best num_beams single actions (COMP
-                or any word) go on, whatever words their hypotheses have reached; with do_sample, num_beams are drawn.
-                See `action_decoding`. Joint mode only.
+                or any word) stay, also if their hypotheses differ in length; with do_sample, num_beams are drawn.
+                See `generation_actions`. Joint mode only.
             context_sentence_ids: [B, L], > 0 at tokens of complete sentences before the prompt. They are encoded with
                 their induced trees, and the stack starts empty after them. Joint mode only.
             **kwargs: Any option of transformers that applies: num_beams, num_return_sequences, do_sample, top_k,
@@ -249,10 +250,6 @@ class SyntacticGenerationMixin(GenerationMixin):
             "context_sentence_ids": context_sentence_ids,
         }
         kwargs.update({name: value for name, value in given.items() if value is not None})
-        if kwargs.get("cache_implementation") is not None:
-            raise ValueError(
-                f"cache_implementation={kwargs['cache_implementation']!r}: a beam of derivations is the only cache"
-            )
         mask = kwargs.get("attention_mask")
         if isinstance(inputs, Tensor) and mask is not None and mask.shape != inputs.shape:
             raise ValueError(f"attention_mask has shape {tuple(mask.shape)}, inputs {tuple(inputs.shape)}. Align them.")
@@ -349,7 +346,7 @@ class SyntacticGenerationMixin(GenerationMixin):
 
     def _prepare_marginal(self, input_ids: Tensor, kwargs: dict[str, Any]) -> None:
         """Check ids and lengths before the first step of a stock loop."""
-        # Only the stopping criteria need it; the stock loop would pass it to `forward`.
+        # Only stopping criteria need the tokenizer; the stock loop would pass it to `forward`.
         kwargs.pop("tokenizer", None)
         mask = kwargs.get("attention_mask")
         mask = None if mask is None else mask.to(input_ids.device)
@@ -417,7 +414,7 @@ class SyntacticGenerationMixin(GenerationMixin):
 
     def generate_batch(self, *args: Any, **kwargs: Any) -> None:
         """Continuous batching is not possible: a beam of derivations has no place in a paged cache."""
-        # A method of transformers that these models cannot have; what it would do instead must not look like a result.
+        # The inherited method would run and return wrong text.
         raise NotImplementedError("generate_batch: use generate with a padded batch; the search has no paged cache")
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> None:

@@ -1,7 +1,8 @@
 """Plans of pruned inside-outside charts: which spans are encoded, from which splits, in which order.
 
 Everything here is integers: `plan_chart` (from a merge order), `plan_trees` (from given trees), `best_splits` and
-`induced_trees` (from split scores back to trees). The tensors that run through a plan are in `gpst_inside_outside.py`.
+`induced_trees` (from split scores back to trees: the hard EM step of GPST). The tensors that run through a plan are in
+`gpst_inside_outside.py`. The slow and obvious version is `replay_chart` in tests/reference/inside_outside.py.
 
 Shapes: B contexts, T tokens, P boundaries between neighbouring tokens, S sentences, N cells (leaves first, then
 level by level), C inner cells, M splits of a cell, A tree nodes. Spans are half-open and in context positions.
@@ -11,6 +12,7 @@ Papers: Hu et al. 2024a (ReCAT: the pruned inside-outside algorithm), Hu et al. 
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,8 +86,8 @@ def plan_chart(merge_order: Tensor, sentence_ids: Tensor, window_size: int) -> C
     most W super tokens; its splits are the W boundaries that it had when it still was W + 1 super tokens (all its
     inner boundaries if it has at most W + 1 tokens). In closed form: the merge at boundary k takes exactly those
     spans from W + 1 to W super tokens that have k and its a nearest later-merged boundaries on the left and
-    W - 1 - a on the right inside, 0 <= a < W. With "later-merged" known for all boundaries at once there is no
-    replay.
+    W - 1 - a on the right inside, 0 <= a < W. "Later-merged" is computed for all boundaries at once, so nothing is
+    replayed.
 
     Args:
         merge_order: [B, T-1] permutation of the boundaries between neighbouring tokens (boundary p lies between
@@ -97,7 +99,7 @@ def plan_chart(merge_order: Tensor, sentence_ids: Tensor, window_size: int) -> C
         The plan, on the CPU (integers are cheaper there; move it with `.to`).
 
     Raises:
-        ValueError: when shapes do not fit, or a row is no permutation.
+        ValueError: when shapes do not fit, or a row is not a permutation.
 
     Cost: O(T log T) integer work, vectorized, plus one vectorized step per level: about log n levels for random
         orders, n for an order that merges from one end. At most 3n - 5 inner cells and 5n compositions for W = 2.
@@ -112,7 +114,7 @@ def plan_chart(merge_order: Tensor, sentence_ids: Tensor, window_size: int) -> C
         )
     if not torch.equal(merge_order.sort(1).values, torch.arange(merge_order.shape[1]).expand_as(merge_order)):
         raise ValueError("merge_order must be a permutation of 0..T-2 in every row. Use an argsort of split scores.")
-    joined_BP = (sentence_ids[:, 1:] == sentence_ids[:, :-1]) & (sentence_ids[:, 1:] != 0)
+    joined_BP = joined_boundaries(sentence_ids)
     time_BP = torch.empty_like(merge_order)
     time_BP.scatter_(1, merge_order, torch.arange(merge_order.shape[1]).expand_as(merge_order))
     time_BP = torch.where(joined_BP, time_BP, num_tokens)  # later than every merge: sentence borders never merge
@@ -135,7 +137,7 @@ def plan_trees(spans: Sequence[Sequence[tuple[int, int]]], sentence_ids: Tensor)
         The plan.
 
     Raises:
-        ValueError: when the spans are no complete binary trees over the sentences.
+        ValueError: when the spans are not complete binary trees over the sentences.
 
     Cost: O(T log T).
     """
@@ -150,7 +152,7 @@ def plan_trees(spans: Sequence[Sequence[tuple[int, int]]], sentence_ids: Tensor)
             firsts.append(start)
             lasts.append(end)
             splits.append(split)
-    joined_BP = (sentence_ids[:, 1:] == sentence_ids[:, :-1]) & (sentence_ids[:, 1:] != 0)
+    joined_BP = joined_boundaries(sentence_ids)
     if len(rows) != int(joined_BP.sum()):
         raise ValueError(
             f"spans hold {len(rows)} inner nodes; binary trees over these sentences have {int(joined_BP.sum())} "
@@ -178,6 +180,11 @@ def _split_points(spans: Sequence[tuple[int, int]], row: int) -> dict[tuple[int,
         points[start, end] = split
         left_end[start] = end
     return points
+
+
+def joined_boundaries(sentence_ids: Tensor) -> Tensor:
+    """Boundaries [B, P] between two tokens of one sentence, from `sentence_ids` [B, T]."""
+    return (sentence_ids[:, 1:] == sentence_ids[:, :-1]) & (sentence_ids[:, 1:] != 0)
 
 
 def _sentence_starts(sentence_ids: Tensor, joined_BP: Tensor) -> Tensor:
@@ -265,58 +272,34 @@ def _finish_plan(
     cells: list[tuple[Tensor, ...]], sentence_ids: Tensor, starts_BT: Tensor, joined_BP: Tensor
 ) -> ChartPlan:
     """Number the cells, find their children, sort them by level and list the outside messages of each cell."""
-    num_contexts, num_tokens = sentence_ids.shape
     valid_BT = sentence_ids != 0
     num_leaves = int(valid_BT.sum())
     leaf_BT = torch.zeros_like(sentence_ids)
     leaf_BT[valid_BT] = torch.arange(num_leaves)
-    width = max((cell[3].shape[1] for cell in cells), default=1)
-    row, start, end = (torch.cat([c[x] for c in cells]) if cells else leaf_BT.new_zeros(0) for x in range(3))
-    splits = [F.pad(cell[3], (0, width - cell[3].shape[1]), value=-1) for cell in cells]
-    split_CM = torch.cat(splits) if splits else leaf_BT.new_zeros(0, width)
-
-    key = _span_key(row, start, end, num_tokens)
-    key, order = key.sort()
-    row, start, end, split_CM = row[order], start[order], end[order], split_CM[order]
-    exists = split_CM >= 0
-
-    def lookup(row: Tensor, start: Tensor, end: Tensor) -> Tensor:
-        inner = torch.searchsorted(key, _span_key(row, start, end, num_tokens)) + num_leaves
-        return torch.where(end - start == 1, leaf_BT[row, start.clamp(0, num_tokens - 1)], inner)
-
-    row_CM, start_CM, end_CM = (column[:, None].expand_as(split_CM) for column in (row, start, end))
-    left_CM = torch.where(exists, lookup(row_CM, start_CM, split_CM), 0)
-    right_CM = torch.where(exists, lookup(row_CM, split_CM, end_CM), 0)
-    level_C = _levels(left_CM, right_CM, exists, num_leaves)
+    spans = _SpanIndex.sort(cells, leaf_BT, num_leaves)
+    left_CM, right_CM, level_C = spans.children_and_levels()
     level_C, order = level_C.sort(stable=True)
     new_id = torch.arange(num_leaves + len(order))
     new_id[num_leaves + order] = torch.arange(num_leaves, num_leaves + len(order))
     left_CM, right_CM = new_id[left_CM[order]], new_id[right_CM[order]]
-
-    counts = torch.bincount(level_C, minlength=1)[1:].tolist()
-    num_splits = exists[order].sum(1)
-    levels, first = [], 0
-    for count in counts:
-        levels.append((first, first + count, int(num_splits[first])))
-        first += count
-
+    split_CM = spans.split_CM[order]
+    levels = _level_bounds(level_C, (split_CM >= 0).sum(1))
     context_S, offset_S = starts_BT.nonzero(as_tuple=True)
     length_S = _sentence_lengths(starts_BT, valid_BT)
-    inner_root = new_id[lookup(context_S, offset_S, offset_S + length_S).clamp_max(len(new_id) - 1)]
-    root_S = torch.where(length_S == 1, leaf_BT[context_S, offset_S], inner_root)
+    root_S = new_id[spans.find(context_S, offset_S, offset_S + length_S)]
     leaf_row, leaf_position = valid_BT.nonzero(as_tuple=True)
     tokens_B = valid_BT.sum(1)
-    message_order, message_child, message_bounds = _message_lists(left_CM, right_CM, levels, len(new_id), num_leaves)
+    message_order, message_child, message_bounds = _message_lists(left_CM, right_CM, levels, num_leaves)
     return ChartPlan(
         num_leaves=num_leaves,
         num_cells=len(new_id),
-        context_N=torch.cat([leaf_row, row[order]]),
-        start_N=torch.cat([leaf_position, start[order]]),
-        end_N=torch.cat([leaf_position + 1, end[order]]),
+        context_N=torch.cat([leaf_row, spans.row_C[order]]),
+        start_N=torch.cat([leaf_position, spans.start_C[order]]),
+        end_N=torch.cat([leaf_position + 1, spans.end_C[order]]),
         left_CM=left_CM,
         right_CM=right_CM,
-        split_CM=split_CM[order].clamp_min(0),
-        levels=tuple(levels),
+        split_CM=split_CM.clamp_min(0),
+        levels=levels,
         root_S=root_S,
         length_S=length_S,
         context_S=context_S,
@@ -328,6 +311,43 @@ def _finish_plan(
         message_child=message_child,
         message_bounds=message_bounds,
     )
+
+
+class _SpanIndex(NamedTuple):
+    """The inner cells sorted by context, start and end, so that a span is found by binary search."""
+
+    row_C: Tensor
+    start_C: Tensor
+    end_C: Tensor
+    split_CM: Tensor
+    """-1 past the splits of a cell."""
+    key_C: Tensor
+    leaf_BT: Tensor
+    num_leaves: int
+
+    @classmethod
+    def sort(cls, cells: list[tuple[Tensor, ...]], leaf_BT: Tensor, num_leaves: int) -> "_SpanIndex":
+        """Join groups of cells (row, start, end, splits) and sort them."""
+        width = max((cell[3].shape[1] for cell in cells), default=1)
+        row, start, end = (torch.cat([c[x] for c in cells]) if cells else leaf_BT.new_zeros(0) for x in range(3))
+        splits = [F.pad(cell[3], (0, width - cell[3].shape[1]), value=-1) for cell in cells]
+        split_CM = torch.cat(splits) if splits else leaf_BT.new_zeros(0, width)
+        key, order = _span_key(row, start, end, leaf_BT.shape[1]).sort()
+        return cls(row[order], start[order], end[order], split_CM[order], key, leaf_BT, num_leaves)
+
+    def find(self, row: Tensor, start: Tensor, end: Tensor) -> Tensor:
+        """Ids of spans: leaves, or inner cells in the order of this index."""
+        num_tokens = self.leaf_BT.shape[1]
+        inner = torch.searchsorted(self.key_C, _span_key(row, start, end, num_tokens)) + self.num_leaves
+        return torch.where(end - start == 1, self.leaf_BT[row, start.clamp(0, num_tokens - 1)], inner)
+
+    def children_and_levels(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids [C, M] of left and right children (0 past the splits of a cell), and the level [C] of each cell."""
+        exists = self.split_CM >= 0
+        row, start, end = (column[:, None].expand_as(exists) for column in (self.row_C, self.start_C, self.end_C))
+        left_CM = torch.where(exists, self.find(row, start, self.split_CM), 0)
+        right_CM = torch.where(exists, self.find(row, self.split_CM, end), 0)
+        return left_CM, right_CM, _levels(left_CM, right_CM, exists, self.num_leaves)
 
 
 def _span_key(row: Tensor, start: Tensor, end: Tensor, num_tokens: int) -> Tensor:
@@ -350,8 +370,17 @@ def _levels(left_CM: Tensor, right_CM: Tensor, exists: Tensor, num_leaves: int) 
     return level_N[num_leaves:]
 
 
+def _level_bounds(level_C: Tensor, num_splits_C: Tensor) -> tuple[tuple[int, int, int], ...]:
+    """First cell, last cell + 1 and number of splits of each level; cells sorted by level, W splits before fewer."""
+    levels, first = [], 0
+    for count in torch.bincount(level_C, minlength=1)[1:].tolist():
+        levels.append((first, first + count, int(num_splits_C[first])))
+        first += count
+    return tuple(levels)
+
+
 def _message_lists(
-    left_CM: Tensor, right_CM: Tensor, levels: list[tuple[int, int, int]], num_cells: int, num_leaves: int
+    left_CM: Tensor, right_CM: Tensor, levels: tuple[tuple[int, int, int], ...], num_leaves: int
 ) -> tuple[Tensor, Tensor, tuple[int, ...]]:
     """Outside messages grouped by the cell that receives them.
 
@@ -371,7 +400,7 @@ def _message_lists(
 
 # ---------------------------------------------------------------------------------------------- trees
 def best_splits(plan: ChartPlan, split_score_CM: Tensor, word_index_BT: Tensor | None = None) -> Tensor:
-    """Index [C] of the best split of every inner cell.
+    """Index [C] of the best split of every inner cell: the tree choice of GPST's hard EM.
 
     argmax_m of the split scores. With words given, a split inside a word is taken only in cells that lie inside that
     word (or when a cell has no other split).
@@ -426,7 +455,7 @@ def induced_trees(plan: ChartPlan, best_C: Tensor) -> TreeNodes:
         best_C: chosen split of every inner cell.
 
     Returns:
-        The nodes; their number is known beforehand (2n - 1 per sentence), so there is no host sync.
+        The nodes. Their number is known in advance (2n - 1 per sentence), which saves a host sync.
 
     Cost: O(levels) small steps and one sort.
     """

@@ -1,8 +1,9 @@
 """Inside and outside passes over pruned charts, batched by level over all sentences of a batch.
 
 `inside` fills the charts of a plan (`gpst_chart.py`) bottom-up, `outside` runs them top-down. The caller passes the
-composition function as an object. Each pass is one node of the autograd graph; inside it, every level has
-a small graph of its own, and the weight gradients of all levels are computed together.
+composition function as an object. Each pass is one node of the autograd graph. In it every level has a small graph, and
+the weight gradients of all levels are computed together. The slow and obvious versions are `naive_inside` and
+`naive_outside` in tests/reference/inside_outside.py.
 
 Shapes: N cells (leaves first, then level by level), C cells of a level, M splits of a cell, R rows of a batch of
 pairs, D width of a cell vector, F width of a feature row.
@@ -12,7 +13,7 @@ Papers: Hu et al. 2024a (ReCAT), Hu et al. 2024b (GPST, section 3.2 and appendix
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,8 +22,8 @@ from torch.nn import functional as F
 
 from .gpst_chart import ChartPlan
 
-# Rows of deferred weight gradients that are collected before they are multiplied out: large enough that the GEMMs are
-# efficient, small enough that the collected rows never dominate memory.
+# Rows of deferred weight gradients that are collected before they are multiplied: enough for efficient GEMMs, but a
+# small part of the memory.
 _DEFERRED_ROWS = 1 << 15
 # Calls with fewer rows are joined before they are multiplied; joining large ones would copy more than it saves.
 _SMALL_CALL = 256
@@ -41,7 +42,7 @@ class WeightGradients:
         tensors: name -> (weight [out, in], bias [..., out] or `None`). A bias with leading dimensions is added by
             position: [P, out] to inputs [..., P, in].
         train: record for backward.
-        dtype: type in which the GEMMs run (under autocast bfloat16 or float16); results come back as the input's type.
+        dtype: type of the GEMMs (under autocast bfloat16 or float16); results have the type of the input.
     """
 
     def __init__(self, tensors: dict[str, tuple[Tensor, Tensor | None]], train: bool, dtype: torch.dtype):
@@ -63,7 +64,7 @@ class WeightGradients:
         return (output if bias is None else output + bias).to(inputs.dtype)
 
     def flush(self, name: str) -> None:
-        """Multiply out the collected rows of one map: large calls as they are, the small ones joined."""
+        """Multiply the collected rows of one map: large calls one by one, small ones joined."""
         calls, self.calls[name], self.rows[name] = self.calls[name], [], 0
         weight, bias = self.tensors[name]
         shape = weight.shape[:1] if bias is None else bias.shape
@@ -89,7 +90,7 @@ class WeightGradients:
                 bias_sum += gradient.sum(0, dtype=bias_sum.dtype)
 
     def end_level(self) -> None:
-        """Multiply out the maps that have collected many rows; call it only between levels."""
+        """Multiply the rows of maps that have collected many; call it only between levels."""
         for name, rows in self.rows.items():
             if rows >= _DEFERRED_ROWS:
                 self.flush(name)
@@ -97,7 +98,7 @@ class WeightGradients:
     def results(self) -> list[Tensor]:
         """Gradients of weight and bias of every map, in the order of `tensors`.
 
-        A map that no cell used gets zeros, so that every parameter has a gradient whatever the sentences are.
+        A map that no cell used gets zeros, so that every parameter always has a gradient.
         """
         gradients: list[Tensor] = []
         for name, (weight, bias) in self.tensors.items():
@@ -196,7 +197,7 @@ class InsideChart:
 
 @dataclasses.dataclass
 class _Run:
-    """What the level loops share between forward and backward (nothing here is differentiable)."""
+    """What forward and backward of the level loops share (nothing here is differentiable)."""
 
     plan: ChartPlan
     model: Any
@@ -212,8 +213,8 @@ class _Run:
         """Refuse a second backward call: the graphs of the levels are freed one by one."""
         if self.consumed:
             raise RuntimeError(
-                "backward ran through this chart already. Its graph is freed level by level, with retain_graph=True, "
-                "too: add the losses before one backward call, or call forward again."
+                "backward ran through this chart already. Its graph is freed level by level, even with "
+                "retain_graph=True: add the losses before one backward call, or call forward again."
             )
         self.consumed = True
 
@@ -258,8 +259,8 @@ def inside(
         hard: one-hot weights in the forward pass, softmax gradients in the backward pass.
         accumulate_scores: add the children's scores (paper); `False` scores each split alone (authors' code).
         stop_structure_gradient: cut the gradient of `language_vector_ND` at the split weights.
-        normalize_mixture: the outer LN. `False` is for charts that hold given trees (one split per cell): there the
-            vectors are those of left-to-right composition, which normalizes once.
+        normalize_mixture: apply the outer LN. `False` is for charts of given trees (one split per cell): their vectors
+            are those of left-to-right composition, which normalizes once.
 
     Returns:
         The chart. One `backward` over losses on both vector fields costs one forward, two passes of input gradients
@@ -437,87 +438,130 @@ def _combine(score: Tensor, message: Tensor, cell: Tensor, num_cells: int) -> tu
     return vector, mean, (largest + total.log()).detach()
 
 
+class _Combined(NamedTuple):
+    """Cells that have combined the messages they received.
+
+    Fields:
+        numbers: Messages, sorted by receiving cell.
+        inputs: Scores and vectors of the messages.
+        outputs: Outside vectors and scores of the cells.
+        received: [cells] whether a message arrived.
+    """
+
+    cells: slice
+    numbers: Tensor
+    inputs: list[Tensor]
+    outputs: tuple[Tensor, Tensor]
+    received: Tensor
+
+
+class _Sent(NamedTuple):
+    """Messages that the cells of a level have sent.
+
+    Fields:
+        inputs: Outside vectors of the cells, features and inside scores of the siblings, outside scores of the cells.
+        outputs: Scores and vectors of the messages.
+    """
+
+    cells: slice
+    sibling: Tensor
+    level: int
+    inputs: list[Tensor]
+    outputs: tuple[Tensor, Tensor]
+
+
+class _OutsideTables:
+    """What the outside pass fills: one row per cell, and the messages."""
+
+    def __init__(self, plan: ChartPlan, like: Tensor, root_D: Tensor):
+        self.plan = plan
+        self.vector_ND = like.new_zeros(plan.num_cells, root_D.shape[0])
+        self.score_N, self.log_sum_exp_N = like.new_zeros(plan.num_cells), like.new_zeros(plan.num_cells)
+        self.vector_ND[plan.root_S] = root_D
+        self.messages = _Messages(plan, like, root_D.shape[0])
+
+    def combine(self, first: int, last: int, part: int, train: bool) -> list[_Combined]:
+        """Combine the messages that the cells first .. last - 1 (ids) have received; what backward needs of that."""
+        begin, end = self.messages.bounds(part)
+        if begin == end:
+            return []
+        numbers, cell = self.plan.message_order[begin:end], self.plan.message_child[begin:end] - first
+        inputs = [table[numbers].requires_grad_(train) for table in (self.messages.score, self.messages.vector)]
+        vector, score, log_sum_exp = _combine(inputs[0], inputs[1], cell, last - first)
+        received = torch.zeros(last - first, dtype=torch.bool, device=cell.device).index_fill_(0, cell, True)
+        self._write(self.vector_ND[first:last], vector, received[:, None])
+        self._write(self.score_N[first:last], score, received)
+        self._write(self.log_sum_exp_N[first:last], log_sum_exp, received)
+        return [_Combined(slice(first, last), numbers, inputs, (vector, score), received)] if train else []
+
+    @staticmethod
+    def _write(rows: Tensor, values: Tensor, where: Tensor) -> None:
+        rows.copy_(torch.where(where, values.detach(), rows))
+
+
 class _Outside(torch.autograd.Function):
     """The outside pass as one node of the autograd graph."""
 
     @staticmethod
     def forward(ctx, run, feature_NF, inside_score_N, root_D, bias, *tensors):
-        plan, num_leaves, size = run.plan, run.plan.num_leaves, root_D.shape[0]
-        weights = run.weights(tensors, feature_NF)
-        outside_ND, score_N = feature_NF.new_zeros(plan.num_cells, size), feature_NF.new_zeros(plan.num_cells)
-        log_sum_exp_N = feature_NF.new_zeros(plan.num_cells)
-        outside_ND[plan.root_S] = root_D
-        state = _Messages(plan, feature_NF, size)
-        saved: list[tuple] = []
-
-        def pull(first: int, last: int, part: int) -> None:
-            """Combine the messages that the cells first..last (ids) have received."""
-            begin, end = state.bounds(part)
-            if begin == end:
-                return
-            numbers, cell = plan.message_order[begin:end], plan.message_child[begin:end] - first
-            inputs = [table[numbers].requires_grad_(run.train) for table in (state.score, state.vector)]
-            outputs = _combine(inputs[0], inputs[1], cell, last - first)
-            received = torch.zeros(last - first, dtype=torch.bool, device=cell.device).index_fill_(0, cell, True)
-            for table, value in zip((outside_ND, score_N, log_sum_exp_N), outputs, strict=True):
-                keep = received.view(-1, *[1] * (value.dim() - 1))
-                table[first:last] = torch.where(keep, value.detach(), table[first:last])
-            if run.train:
-                saved.append((slice(first, last), numbers, inputs, outputs[:2], received))
-
+        plan, num_leaves = run.plan, run.plan.num_leaves
+        weights, tables = run.weights(tensors, feature_NF), _OutsideTables(run.plan, feature_NF, root_D)
+        saved: list[_Combined | _Sent] = []
         with torch.autocast(feature_NF.device.type, enabled=False), torch.set_grad_enabled(run.train):
             bias = bias.detach().requires_grad_(run.train)
             for level in reversed(range(len(plan.levels))):
-                first, last, width = plan.levels[level]
-                pull(num_leaves + first, num_leaves + last, level + 1)
-                children, cells = plan.level_children(level), slice(num_leaves + first, num_leaves + last)
-                sibling = children.flip(-1)
+                first, last = num_leaves + plan.levels[level][0], num_leaves + plan.levels[level][1]
+                saved += tables.combine(first, last, level + 1, run.train)
+                cells, sibling = slice(first, last), plan.level_children(level).flip(-1)
                 inputs = [
-                    outside_ND[cells].clone().requires_grad_(run.train),
+                    tables.vector_ND[cells].clone().requires_grad_(run.train),
                     feature_NF[sibling].requires_grad_(run.train),
                     inside_score_N[sibling].requires_grad_(run.train),
-                    score_N[cells].clone().requires_grad_(run.train),
+                    tables.score_N[cells].clone().requires_grad_(run.train),
                 ]
                 outputs = _outside_level(run, weights.linear, bias, *inputs)
-                state.put(level, *outputs)
+                tables.messages.put(level, *outputs)
                 if run.train:
-                    saved.append((cells, sibling, inputs, outputs, level))
-            pull(0, num_leaves, 0)
-        ctx.run, ctx.saved, ctx.weights, ctx.bias, ctx.state = run, saved, weights, bias, state
-        ctx.shapes = feature_NF.shape, size
+                    saved.append(_Sent(cells, sibling, level, inputs, outputs))
+            saved += tables.combine(0, num_leaves, 0, run.train)
+        ctx.run, ctx.weights, ctx.bias, ctx.messages = run, weights, bias, tables.messages
+        ctx.saved, ctx.shapes = saved, (feature_NF.shape, root_D.shape[0])
         if run.options["all"]:
-            run.notes.update(outside_ND=outside_ND, log_sum_exp_N=log_sum_exp_N, message_score=state.score)
-        return outside_ND[:num_leaves].clone()
+            run.notes.update(
+                outside_ND=tables.vector_ND, log_sum_exp_N=tables.log_sum_exp_N, message_score=tables.messages.score
+            )
+        return tables.vector_ND[:num_leaves].clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_leaf):
         ctx.run.begin_backward()
-        plan, state = ctx.run.plan, ctx.state
+        plan, messages = ctx.run.plan, ctx.messages
         (num_cells, num_features), size = ctx.shapes
         outside = grad_leaf.new_zeros(num_cells, size)
         outside[: plan.num_leaves] = grad_leaf
         score, inside_score = grad_leaf.new_zeros(num_cells), grad_leaf.new_zeros(num_cells)
         feature = grad_leaf.new_zeros(num_cells, num_features)
         bias = torch.zeros_like(ctx.bias)
-        message_score, message_vector = torch.zeros_like(state.score), torch.zeros_like(state.vector)
+        message_score, message_vector = torch.zeros_like(messages.score), torch.zeros_like(messages.vector)
         while ctx.saved:
-            cells, index, inputs, outputs, extra = ctx.saved.pop()
-            if isinstance(extra, Tensor):  # a combination of messages
-                received = extra
-                outgoing = [outside[cells] * received[:, None], score[cells] * received]
-                score_in, vector_in = torch.autograd.grad(outputs, inputs, outgoing)
-                message_score[index], message_vector[index] = score_in, vector_in
+            done = ctx.saved.pop()
+            if isinstance(done, _Combined):
+                outgoing = [outside[done.cells] * done.received[:, None], score[done.cells] * done.received]
+                score_in, vector_in = torch.autograd.grad(done.outputs, done.inputs, outgoing)
+                message_score[done.numbers], message_vector[done.numbers] = score_in, vector_in
                 continue
-            numbers = state.numbers(extra)
-            outgoing = [message_score[numbers].view_as(outputs[0]), message_vector[numbers].view_as(outputs[1])]
-            gradients = torch.autograd.grad(outputs, [*inputs, ctx.bias], outgoing, allow_unused=True)
-            outside[cells] += gradients[0]
-            feature.index_add_(0, index.flatten(), gradients[1].view(-1, num_features))
-            if gradients[2] is not None:
-                inside_score.index_add_(0, index.flatten(), gradients[2].reshape(-1))
-                score[cells] += gradients[3]
-            bias += gradients[4]
+            numbers = messages.numbers(done.level)
+            sent_score, sent_vector = done.outputs
+            outgoing = [message_score[numbers].view_as(sent_score), message_vector[numbers].view_as(sent_vector)]
+            gradients = torch.autograd.grad(done.outputs, [*done.inputs, ctx.bias], outgoing, allow_unused=True)
+            vector_in, feature_in, inside_score_in, score_in, bias_in = gradients
+            outside[done.cells] += vector_in
+            feature.index_add_(0, done.sibling.flatten(), feature_in.view(-1, num_features))
+            if inside_score_in is not None:
+                inside_score.index_add_(0, done.sibling.flatten(), inside_score_in.reshape(-1))
+                score[done.cells] += score_in
+            bias += bias_in
             ctx.weights.end_level()
         return None, feature, inside_score, outside[plan.root_S].sum(0), bias, *ctx.weights.results()
 

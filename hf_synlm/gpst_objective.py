@@ -1,25 +1,61 @@
-"""GPST's pretraining objective: its heads, its five parts, and what each of them is a mean over.
+"""GPST's pretraining objective: its heads, its five parts, and the items over which each of them is a mean.
 
-Shapes: B contexts, T tokens, S sentences, A slots of the node sequence, P boundaries, R rows, D hidden, d composition
-size, V vocabulary. Losses are in nats.
+Shapes: B contexts, T tokens, S sentences, N chart cells, A slots of the node sequence (slot 0 the beginning, slot t + 1
+node t), P boundaries, R rows, D hidden, d composition size, V vocabulary. Losses are in nats.
 
 Source: Hu et al., ACL 2024, section 3.2; the authors' `model/generative_r2d2_fast.py`.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .configuration_gpst import GPSTConfig
-from .gpst_chart import TreeNodes
+from .gpst_chart import ChartPlan, TreeNodes
 from .gpst_tokens import TokenBatch
 from .losses import linear_cross_entropy, share_of
 from .outputs import SyntacticModelOutput
-from .token_batch import check_label_ids
 
 LOSS_PARTS = ("auto_encoding", "height", "parser", "token", "action")
+
+
+class NodeSequence(NamedTuple):
+    """The nodes of the trees as inputs of the type layers.
+
+    Fields:
+        inputs: [B, A, D] with positions added.
+        action_targets: [B, A] GEN or COMP of the node that follows the slot; GEN after the last node; -1 = padding.
+        position_ids: [B, A] tokens generated so far.
+        token_slots: [B, T + 1] rows of the flattened slots that predict token t.
+        leaf_row: [leaves] context of each leaf.
+        leaf_column: [leaves] position of each leaf.
+    """
+
+    inputs: Tensor
+    action_targets: Tensor
+    position_ids: Tensor
+    token_slots: Tensor
+    leaf_row: Tensor
+    leaf_column: Tensor
+
+
+class TreeStructure(NamedTuple):
+    """`structure` of the output of `GPSTModel`: what heads and losses read.
+
+    Fields:
+        leaf_ids: [leaves] token ids.
+        height_N: Expected height of the subtree of each cell.
+    """
+
+    text: TokenBatch
+    plan: ChartPlan
+    nodes: TreeNodes
+    leaf_ids: Tensor
+    height_N: Tensor
+    sequence: NodeSequence
 
 
 class GPSTHeads(nn.Module):
@@ -58,7 +94,7 @@ class GPSTHeads(nn.Module):
             vocabulary_VD: the vocabulary matrix.
             output: output of the base model with outside vectors.
             labels: [B, T] target ids in input positions; -100 leaves a token out of the token loss.
-            loss_shares: factors of the parts, besides their weights (see `GPSTForCausalLM.forward`).
+            loss_shares: factors of the parts, in addition to their weights (see `GPSTForCausalLM.forward`).
 
         Returns:
             The loss, its parts (detached), and log p(text, tree) [B] (detached).
@@ -66,10 +102,10 @@ class GPSTHeads(nn.Module):
         Cost: two vocabulary rows per token, never all logits at once.
         Source: spec of the authors' `GenerativeR2D2Fast.forward`; the two backward calls there are one here.
         """
-        structure = output.structure
-        plan, text = structure["plan"], structure["text"]
-        row, column, leaf_ids = structure["leaf_row"], structure["leaf_column"], structure["leaf_ids"]
-        target = text.align(_checked_labels(config, labels))[row, column]
+        structure: TreeStructure = output.structure
+        plan, leaf_ids = structure.plan, structure.leaf_ids
+        row, column = structure.sequence.leaf_row, structure.sequence.leaf_column
+        target = structure.text.align(labels.long())[row, column]
         counted = target != -100
         num_counted = counted.sum().clamp_min(1)
         tokens = self.token(output.token_hidden_state[row, column])
@@ -86,8 +122,8 @@ class GPSTHeads(nn.Module):
         vocabulary_loss, loss_R = linear_cross_entropy(states, vocabulary_VD, targets, coefficient)
         ae_loss, token_loss = loss_R[: plan.num_leaves], loss_R[plan.num_leaves :]
         action_loss, action_BA = self.action_loss(output)
-        height = _height_loss(config, structure["height_N"][plan.root_S], plan.length_S)
-        parser = _parser_loss(output.parser_scores, structure["nodes"])
+        height = _height_loss(config, structure.height_N[plan.root_S], plan.length_S)
+        parser = _parser_loss(output.parser_scores, structure.nodes)
         loss = vocabulary_loss + weight["height"] * height + weight["parser"] * parser + weight["action"] * action_loss
         losses = {
             "auto_encoding": ae_loss.mean(),
@@ -102,23 +138,23 @@ class GPSTHeads(nn.Module):
 
     def action_loss(self, output: SyntacticModelOutput) -> tuple[Tensor, Tensor]:
         """Mean cross entropy of all action slots, and -log p [B, A] of the tree's actions (0 after the last node)."""
-        target = output.structure["action_targets"]
+        target = output.structure.sequence.action_targets
         log_prob = self.action(output.type_hidden_state).float().log_softmax(-1)
         loss_BA = -log_prob.gather(-1, target.clamp_min(0)[..., None]).squeeze(-1).masked_fill(target < 0, 0)
-        # The slot after the last node is trained (GEN), but it is no action of the tree.
+        # The slot after the last node is trained (GEN), but it is not an action of the tree.
         after_last = F.pad(target[:, 1:] < 0, (0, 1), value=True)
         return loss_BA.sum() / (target >= 0).sum(), loss_BA.detach().masked_fill(after_last, 0)
 
 
 def count_items(text: TokenBatch, labels: Tensor) -> dict[str, int]:
-    """What the parts of the objective are means over, from the text alone: a sentence of n tokens has n - 1 nodes.
+    """Count the items of each part of the objective from the text: a sentence of n tokens has n - 1 inner nodes.
 
     Args:
         text: the batch.
         labels: [B, T] target ids in input positions; -100 leaves a token out.
 
     Returns:
-        For each of `LOSS_PARTS` the number of its items.
+        The number of items of each of `LOSS_PARTS`.
     """
     ids = text.sentence_ids
     is_token = ids != 0
@@ -133,15 +169,8 @@ def count_items(text: TokenBatch, labels: Tensor) -> dict[str, int]:
     }
 
 
-def _checked_labels(config: GPSTConfig, labels: Tensor) -> Tensor:
-    """The labels, if they are ids of the vocabulary or -100."""
-    if labels.is_floating_point():
-        raise ValueError(f"labels must be integers and are {labels.dtype}.")
-    check_label_ids(config, labels)
-    return labels.long()
-
-
 def _height_loss(config: GPSTConfig, height_S: Tensor, length_S: Tensor) -> Tensor:
+    """Penalty of expected tree heights above a threshold; see `config.height_loss` for the variants."""
     threshold = config.height_threshold
     excess = (height_S - threshold).clamp_min(0)
     if config.height_loss == "paper":
@@ -173,4 +202,4 @@ def _parser_loss(score_BP: Tensor, nodes: TreeNodes) -> Tensor:
     return (largest + total.log() - flat[base + split - 1]).mean()
 
 
-__all__ = ["LOSS_PARTS", "GPSTHeads", "count_items"]
+__all__ = ["LOSS_PARTS", "GPSTHeads", "NodeSequence", "TreeStructure", "count_items"]

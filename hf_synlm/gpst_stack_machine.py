@@ -36,7 +36,7 @@ class GPSTStackMachine:
     pad_action = PAD_ACTION
 
     def word_ends_of(self, tokens: Tensor) -> Tensor | None:
-        """What the model knows of which tokens end a word: nothing, so all do."""
+        """None: the vocabulary does not tell which tokens end a word, so all do."""
         return None
 
     def __init__(self, model: Any) -> None:
@@ -105,16 +105,16 @@ class GPSTStackMachine:
         """
         empty = (sentence_ids == 0).all(1)
         first_column = torch.arange(input_ids.shape[1], device=input_ids.device) == 0
-        # The encoder wants a token in every row: rows without context get one, whose slots are masked out.
+        # The encoder needs a token in every row: rows without context get one, whose slots are masked out.
         filler = empty[:, None] & first_column
         ids = input_ids.masked_fill(filler, self.config.reduce_token_id)
         numbers = torch.where(filler, 1, sentence_ids)
         encoded = self.model(ids, sentence_ids=numbers, output_spans=False, return_dict=True)
-        structure = encoded.structure
-        valid = structure["action_targets"] >= 0
+        sequence = encoded.structure.sequence
+        valid = sequence.action_targets >= 0
         valid[:, 1:] &= ~empty[:, None]
-        positions = structure["position_ids"].masked_fill(~valid, 0)
-        return structure["inputs"], positions, valid, structure["action_targets"] == GEN
+        positions = sequence.position_ids.masked_fill(~valid, 0)
+        return sequence.inputs, positions, valid, sequence.action_targets == GEN
 
     def push(
         self,
@@ -147,7 +147,7 @@ class GPSTStackMachine:
                 nodes = Nodes(*(torch.where(is_comp, a, b) for a, b in zip(other, nodes, strict=True)))
                 vector = torch.where(is_comp[..., None], other_vector, vector)
                 inputs = torch.where(is_comp[..., None], other_inputs, inputs)
-        # Rows that no hypothesis needs (frozen sentences, padding) may count one token too many.
+        # Rows that no hypothesis needs (finished sentences, padding) may count one token too many.
         positions = (num_tokens + pool.num_context[:, None]).clamp(max=self.max_tokens)
         return pool.append(nodes, vector=vector, hidden=inputs + self.model.position_embedding(positions))
 
@@ -166,7 +166,7 @@ class GPSTStackMachine:
         return nodes, vector, self.model.embed_tokens(reduce_token)
 
     def num_unread(self, pool: NodePool) -> int:
-        """How many of the newest nodes the type layers have not read."""
+        """Number of newest nodes that the type layers have not read."""
         return pool.size - pool.caches[TYPE_CACHE].get_seq_length()
 
     def read_actions(self, pool: NodePool, history: Tensor) -> None:
@@ -201,9 +201,9 @@ class GPSTStackMachine:
     ) -> tuple[Tensor | None, Tensor]:
         """Which states [B, R] may take GEN (None = all) and COMP.
 
-        COMP needs two trees. With word edges, GEN must wait while the top ends at a word's last piece without covering
-        the word, and COMP must not build a span that crosses a word: it stays inside the last token's word, or both
-        its edges are word edges.
+        COMP needs two trees. With word edges, GEN is illegal at the end of a word until the top tree covers the word, and
+        COMP must not build a span that crosses a word: the span stays inside the last token's word, or both its edges
+        are word edges.
         """
         top = pool.nodes(nodes)
         may_comp = top.depth >= 2
@@ -243,7 +243,7 @@ class GPSTStackMachine:
         return torch.stack([gen, comp.masked_fill(~may_comp, NEG_INF)], -1)
 
     def num_unscored(self, pool: NodePool) -> int:
-        """How many of the newest nodes the token layers have not read."""
+        """Number of newest nodes that the token layers have not read."""
         return pool.size - pool.caches[TOKEN_CACHE].get_seq_length()
 
     def score_words(self, pool: NodePool, history: Tensor) -> None:
@@ -294,7 +294,7 @@ class GPSTStackMachine:
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Additive attention mask [B, 1, R, N] from a boolean one [B, R, N]; works with every attention back end."""
-    # Large but finite: a row never sees only masked slots, and block-wise kernels must not meet inf - inf.
+    # Large but finite: block-wise kernels must not compute inf - inf.
     lowest = max(torch.finfo(dtype).min, -1e30)
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, lowest)[:, None]
 

@@ -1,4 +1,4 @@
-"""Batches of contexts as GPST reads them: checked, shifted to the left end, without begin tokens.
+"""Batches of contexts as GPST reads them: checked, moved to the left end, without begin tokens.
 
 Shapes: B rows, T columns, P boundaries between tokens.
 """
@@ -13,7 +13,7 @@ from .token_batch import attended_tokens
 
 
 class TokenBatch:
-    """A batch of token rows, checked, shifted to the left end and without begin tokens."""
+    """A batch of token rows, checked, moved to the left end and without begin tokens."""
 
     def __init__(self, ids: Tensor, sentence_ids: Tensor, word_index: Tensor | None, shift_B: Tensor, moved: bool):
         self.ids, self.sentence_ids, self.word_index = ids, sentence_ids, word_index
@@ -33,10 +33,8 @@ class TokenBatch:
             if value is not None and value.shape != input_ids.shape:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, input_ids {tuple(input_ids.shape)}.")
         mask = attended_tokens(config, input_ids, attention_mask, sentence_ids)
+        refuse_empty_rows(mask)
         length_B, shift_B = mask.sum(1), mask.long().argmax(1)
-        if int(length_B.min()) == 0:
-            row = int(length_B.argmin())
-            raise ValueError(f"Row {row} of input_ids holds no token (besides a begin token). Leave empty texts out.")
         if int(length_B.max()) > config.max_position_embeddings:
             raise ValueError(
                 f"A context of {int(length_B.max())} tokens does not fit max_position_embeddings="
@@ -62,7 +60,7 @@ class TokenBatch:
         return values_BT.gather(1, column.clamp_max(self.width - 1)).masked_fill(column >= self.width, 0)
 
     def align_order(self, merge_order: Tensor) -> Tensor:
-        """A merge order in input positions -> in shifted positions."""
+        """Bring a merge order from input positions to shifted positions."""
         if not isinstance(merge_order, Tensor) or merge_order.is_floating_point() or merge_order.dim() != 2:
             raise ValueError(
                 "merge_order must be a tensor of integers [batch, tokens - 1]: an argsort of split scores."
@@ -121,10 +119,18 @@ class TokenBatch:
         return rows
 
 
+def refuse_empty_rows(mask: Tensor) -> None:
+    """Raise ValueError if a row of `mask` [B, T], True = token, is empty."""
+    empty_B = ~mask.any(1)
+    if bool(empty_B.any()):
+        row = int(empty_B.nonzero()[0])
+        raise ValueError(f"Row {row} of input_ids has no token (besides a begin token). Leave empty texts out.")
+
+
 def _number_runs(sentence_ids: Tensor) -> Tensor:
     """Number the runs of equal sentence ids 1, 2, ...; 0 stays 0. Equal ids that stand apart are two sentences."""
     changed = F.pad(sentence_ids[:, 1:] != sentence_ids[:, :-1], (1, 0), value=False)
     return (changed.long().cumsum(1) + 1) * (sentence_ids != 0)
 
 
-__all__ = ["TokenBatch"]
+__all__ = ["TokenBatch", "refuse_empty_rows"]

@@ -25,12 +25,12 @@ from transformers.utils import can_return_tuple
 from .actions import COMP, GEN, PAD_ACTION, spans_to_actions
 from .configuration_gpst import GPSTConfig
 from .generation_mixin import SyntacticGenerationMixin
-from .gpst_chart import ChartPlan, TreeNodes, best_splits, induced_trees, plan_chart, plan_trees
+from .gpst_chart import ChartPlan, TreeNodes, best_splits, induced_trees, joined_boundaries, plan_chart, plan_trees
 from .gpst_composition import GPSTComposition, GPSTDecomposition, GPSTParser
 from .gpst_inside_outside import InsideChart, inside, outside
-from .gpst_objective import LOSS_PARTS, GPSTHeads, count_items
+from .gpst_objective import LOSS_PARTS, GPSTHeads, NodeSequence, TreeStructure, count_items
 from .gpst_stack_machine import GPSTStackMachine
-from .gpst_tokens import TokenBatch
+from .gpst_tokens import TokenBatch, refuse_empty_rows
 from .hidden_states import (
     HiddenStateChoice,
     asked_of_layers,
@@ -43,19 +43,19 @@ from .losses import check_shares, share_of
 from .module_tools import NoOffloading, evaluation_mode, weight_of
 from .outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
 from .search_parsing import parse_with_search
-from .token_batch import attended_tokens
+from .token_batch import attended_tokens, check_labels
 
 
 # ---------------------------------------------------------------------------------------------- base model
 class _NoPositions(nn.Module):
-    """Stands in for a position embedding where positions are added elsewhere or not at all."""
+    """Replaces a position embedding where positions are added elsewhere or not at all."""
 
     def forward(self, position_ids: Tensor) -> Tensor:
         return torch.zeros((), device=position_ids.device)
 
 
 class GPSTDecoder(GPT2Model):
-    """A stock GPT-2 stack that is fed with vectors: no token embedding, no positions of its own."""
+    """A stock GPT-2 stack whose inputs are vectors: without token and position embeddings."""
 
     def __init__(self, config: GPSTConfig, num_layers: int, dropout: float):
         super().__init__(
@@ -82,10 +82,10 @@ class GPSTDecoder(GPT2Model):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize as GPT-2: what writes to the residual stream is drawn smaller."""
+        """Initialize as GPT-2: weights that write to the residual stream are drawn smaller."""
         super()._init_weights(module)
-        # GPT-2 does this when it visits attention and MLP, but containers without parameters of their own are not
-        # visited in code from outside transformers.
+        # GPT-2 does this when it visits attention and MLP, but transformers does not visit containers without own
+        # parameters in code from outside.
         if any(module is part.c_proj for block in self.h for part in (block.attn, block.mlp)):
             init.normal_(module.weight, std=self.config.initializer_range / math.sqrt(2 * self.config.n_layer))
 
@@ -96,8 +96,8 @@ class GPSTPreTrainedModel(NoOffloading, PreTrainedModel):
     config: GPSTConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    accepts_loss_kwargs = False  # each part of the loss has a normalizer of its own: means over the micro batch
-    # Not the pair layers: the chart reads their weights without calling them, so they must stay with the root.
+    accepts_loss_kwargs = False  # each part of the loss is a mean over its own items of the micro batch
+    # Without the pair layers: the chart reads their weights without calling them, so they must stay with the root.
     _no_split_modules = ["GPT2Block", "GPSTParserLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
@@ -120,8 +120,8 @@ class GPSTPreTrainedModel(NoOffloading, PreTrainedModel):
             if getattr(module, "bias", None) is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, GPSTModel):
-            # Containers without parameters of their own are not visited in code from outside transformers, so the
-            # pair encoders are finished here, after all their parts.
+            # transformers does not visit containers without own parameters in code from outside, so the pair encoders
+            # are finished here, after all their parts.
             for encoder in (module.composition, module.decomposition):
                 self._init_pair_layers(encoder.layers)
             init.normal_(module.embed_tokens.weight, std=std)
@@ -212,8 +212,8 @@ class GPSTModel(GPSTPreTrainedModel):
 
         Args:
             input_ids: [B, T] token ids. A row that starts with `bos_token_id` has it taken as the beginning itself.
-            attention_mask: [B, T], 1 = token. Padding may stand left or right. Without it, a trailing run of
-                `pad_token_id` is padding.
+            attention_mask: [B, T], 1 = token. Padding may stand left or right. Without a mask, runs of `pad_token_id`
+                at both ends are padding.
             sentence_ids: [B, T] 1, 2, ... for the sentences of a context, 0 = padding. Default: one sentence a row.
             word_ends: [B, T], True at the last piece of every word: words are not split across constituents.
             merge_order: [B, T - 1] merge order to replay instead of the parser's (see `plan_chart`).
@@ -242,9 +242,9 @@ class GPSTModel(GPSTPreTrainedModel):
         leaf_ids, leaf_embedding, chart, nodes = self._induce(text, plan, given=spans is not None)
         sequence = self.node_sequence(plan, nodes, chart, leaf_embedding)
         asked = {"output_hidden_states": bool(wanted), "output_attentions": attend} if wanted or attend else {}
-        types = self.type_layers(inputs_embeds=sequence["inputs"], **asked)
+        types = self.type_layers(inputs_embeds=sequence.inputs, **asked)
         type_hidden = types.last_hidden_state
-        token_inputs = type_hidden.flatten(0, 1)[sequence["token_slots"]]
+        token_inputs = type_hidden.flatten(0, 1)[sequence.token_slots]
         tokens = self.token_layers(inputs_embeds=token_inputs, **asked)
         token_hidden = tokens.last_hidden_state
         outside_vectors: Tensor | None = None
@@ -258,8 +258,6 @@ class GPSTModel(GPSTPreTrainedModel):
                 accumulate_scores=self.config.accumulate_scores,
                 return_all=output_chart,
             )
-        structure = {"text": text, "plan": plan, "nodes": nodes, "leaf_ids": leaf_ids, "height_N": chart.height_N}
-        structure.update(sequence)
         if output_spans is None:
             output_spans = not self.training
         return SyntacticModelOutput(
@@ -269,14 +267,14 @@ class GPSTModel(GPSTPreTrainedModel):
             outside_vectors=outside_vectors,
             spans=text.list_spans(nodes) if output_spans else None,
             parser_scores=scores,
-            structure=structure,
+            structure=TreeStructure(text, plan, nodes, leaf_ids, chart.height_N, sequence),
             chart=_chart_tensors(plan, chart, notes) if output_chart else None,
             hidden_states=self._hidden_states(types, tokens, sequence, text, wanted) if wanted else None,
             attentions=(*types.attentions, *tokens.attentions) if attend else None,
         )
 
     def _check_attentions(self, output_attentions: bool | None) -> bool:
-        """Whether attention weights are asked for, which only the eager implementation gives."""
+        """Whether the caller wants attention weights, which only the eager implementation computes."""
         attend = wants_attentions(self.config, output_attentions)
         kind = self.type_layers.config._attn_implementation
         if attend and kind != "eager":
@@ -288,10 +286,10 @@ class GPSTModel(GPSTPreTrainedModel):
 
     @staticmethod
     def _hidden_states(
-        types: Any, tokens: Any, sequence: dict[str, Tensor], text: TokenBatch, wanted: frozenset[int]
+        types: Any, tokens: Any, sequence: NodeSequence, text: TokenBatch, wanted: frozenset[int]
     ) -> tuple[Tensor | None, ...]:
         """Hidden states after each token [B, T, D]: at the slot that predicts the next one."""
-        slots = sequence["token_slots"][:, 1:]
+        slots = sequence.token_slots[:, 1:]
         count = len(types.hidden_states)
         states = [
             text.restore(state.flatten(0, 1)[slots] if place < count else state[:, 1:]) if place in wanted else state
@@ -345,7 +343,10 @@ class GPSTModel(GPSTPreTrainedModel):
     def _induce(
         self, text: TokenBatch, plan: ChartPlan, given: bool = False
     ) -> tuple[Tensor, Tensor, InsideChart, TreeNodes]:
-        """Token ids and embeddings of the leaves, the inside chart, and the nodes of the best trees."""
+        """Token ids and embeddings of the leaves, the inside chart, and the nodes of the best trees.
+
+        This is the E step of GPST's hard EM: one tree per sentence, the best split of every span from the root down.
+        """
         leaf = plan.context_N[: plan.num_leaves] * text.width + plan.start_N[: plan.num_leaves]
         leaf_ids = text.ids.flatten()[leaf]
         leaf_embedding = self.embed_tokens(leaf_ids)
@@ -371,16 +372,17 @@ class GPSTModel(GPSTPreTrainedModel):
         if text.word_index is not None and score_BP.numel():
             within = text.word_index[:, 1:] == text.word_index[:, :-1]
             score_BP = score_BP - within * (score_BP.max() - score_BP.min() + 1)
-        joined = (text.sentence_ids[:, 1:] == text.sentence_ids[:, :-1]) & (text.sentence_ids[:, 1:] != 0)
+        joined = joined_boundaries(text.sentence_ids)
         return score_BP.masked_fill(~joined, torch.inf).sort(dim=-1, stable=True).indices
 
     def node_sequence(
         self, plan: ChartPlan, nodes: TreeNodes, chart: InsideChart, leaf_embedding: Tensor
-    ) -> dict[str, Tensor]:
+    ) -> NodeSequence:
         """Lay the nodes out as inputs of the type layers.
 
-        Leaves enter as their token embedding, inner nodes as the up-scaled inside vector (or, without the surrogate,
-        as the embedding of the reduce token); the position of a node is the number of tokens generated so far.
+        Leaves enter as their token embedding, inner nodes as the up-scaled inside vector: the paper's "representation
+        surrogate" of what left-to-right composition would give. Without the surrogate, inner nodes enter as the
+        embedding of the reduce token. The position of a node is the number of tokens generated so far.
 
         Args:
             plan: the chart plan.
@@ -389,24 +391,17 @@ class GPSTModel(GPSTPreTrainedModel):
             leaf_embedding: [num_leaves, D] token embeddings.
 
         Returns:
-            `inputs` [B, A, D] with positions added; `action_targets` [B, A] (GEN / COMP of the node that follows the
-            slot, GEN after the last node, -1 = padding); `position_ids` [B, A]; `token_slots` [B, T + 1] rows of the
-            flattened slots that predict token t; `leaf_row`, `leaf_column`
-            [num_leaves] context and position of the leaves.
+            The sequence.
         """
         num_leaves, device = plan.num_leaves, leaf_embedding.device
         num_contexts, num_tokens = plan.leaf_BT.shape
         num_slots = max(plan.nodes_B) + 1
         is_inner = nodes.cell_A >= num_leaves
-        # The counts are known, so sorting picks inner nodes and leaves without a host sync.
+        # The counts are known, so sorting separates leaves from inner nodes without a host sync.
         by_cell = torch.where(is_inner, num_leaves, nodes.cell_A).argsort(stable=True)
         leaf_node, inner_node = by_cell[:num_leaves], by_cell[num_leaves:]
-        if self.config.surrogate:
-            inner_embedding = self.up_scale(chart.language_vector_ND[nodes.cell_A[inner_node]])
-        else:
-            reduce_id = torch.tensor(self.config.reduce_token_id, device=device)
-            inner_embedding = self.embed_tokens(reduce_id).expand(len(inner_node), -1)
-        sources = torch.cat([self.bos_embedding[None], leaf_embedding, inner_embedding.to(leaf_embedding.dtype)])
+        inner_embedding = self._inner_embedding(chart, nodes.cell_A[inner_node]).to(leaf_embedding.dtype)
+        sources = torch.cat([self.bos_embedding[None], leaf_embedding, inner_embedding])
         source_A = torch.empty_like(nodes.cell_A)
         source_A[by_cell] = torch.arange(1, len(source_A) + 1, device=device)
         slot_A = nodes.context_A * num_slots + nodes.position_A  # the slot before the node
@@ -421,20 +416,19 @@ class GPSTModel(GPSTPreTrainedModel):
         token_slots[row, column] = slot_A[leaf_node]
         token_slots[torch.arange(num_contexts, device=device), torch.tensor(plan.tokens_B, device=device)] = last_B
         position = position.view(num_contexts, num_slots)
-        inputs = sources.index_select(0, source).view(num_contexts, num_slots, -1)
-        return {
-            "inputs": inputs + self.position_embedding(position),
-            "action_targets": target.view(num_contexts, num_slots),
-            "position_ids": position,
-            "token_slots": token_slots,
-            "leaf_row": row,
-            "leaf_column": column,
-        }
+        inputs = sources.index_select(0, source).view(num_contexts, num_slots, -1) + self.position_embedding(position)
+        return NodeSequence(inputs, target.view(num_contexts, num_slots), position, token_slots, row, column)
+
+    def _inner_embedding(self, chart: InsideChart, cells: Tensor) -> Tensor:
+        """Inputs of the type layers at inner nodes: the surrogate, or the reduce token."""
+        if self.config.surrogate:
+            return self.up_scale(chart.language_vector_ND[cells])
+        reduce_id = torch.tensor(self.config.reduce_token_id, device=cells.device)
+        return self.embed_tokens(reduce_id).expand(len(cells), -1)
 
 
 def _chart_tensors(plan: ChartPlan, chart: InsideChart, notes: dict) -> dict:
     """Chart tensors by name, cells and compositions described by integers."""
-    children = {"left": plan.left_CM, "right": plan.right_CM, "split": plan.split_CM}
     return {
         "context": plan.context_N,
         "start": plan.start_N,
@@ -442,7 +436,9 @@ def _chart_tensors(plan: ChartPlan, chart: InsideChart, notes: dict) -> dict:
         "num_leaves": plan.num_leaves,
         "levels": plan.levels,
         "root": plan.root_S,
-        **children,
+        "left": plan.left_CM,
+        "right": plan.right_CM,
+        "split": plan.split_CM,
         "inside": chart.vector_ND,
         "height": chart.height_N,
         "score": chart.score_N,
@@ -531,7 +527,9 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         check_shares(loss_shares, LOSS_PARTS)
         if shift_labels is not None:
             labels = F.pad(shift_labels[:, :-1], (1, 0), value=-100)
-        if labels is None and merge_order is None and spans is None and not output_chart:
+        if labels is not None:
+            check_labels(self.config, labels, input_ids)
+        elif merge_order is None and spans is None and not output_chart:
             if sentence_ids is not None:
                 raise ValueError(
                     "sentence_ids without labels: next-token logits read one running text and cannot know where its "
@@ -541,8 +539,6 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
             return self._marginal_forward(
                 input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
             )
-        if labels is not None and labels.shape != input_ids.shape:
-            raise ValueError(f"labels have shape {tuple(labels.shape)}, input_ids {tuple(input_ids.shape)}.")
         if past_key_values is not None or use_cache or not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError(
                 "past_key_values, use_cache and logits_to_keep go with next-token logits; leave them out together with "
@@ -563,12 +559,13 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         result = SyntacticLMOutput(
             spans=output.spans, chart=output.chart, hidden_states=output.hidden_states, attentions=output.attentions
         )
-        if labels is not None:
+        if labels is None:
+            self._add_given_tree(result, output)
+        else:
             result.loss, result.losses, result.joint_log_prob = self.heads.objective(
                 self.config, weight_of(self.lm_head), output, labels, loss_shares
             )
-            return result
-        return self._given_tree(result, output)
+        return result
 
     def count_loss_items(
         self,
@@ -578,10 +575,10 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         sentence_ids: Tensor | None = None,
         **others: Any,
     ) -> dict[str, int]:
-        """How many items each part of the objective is a mean over: tokens, sentences, nodes, labels, slots.
+        """Count the items over which each part of the objective is a mean: tokens, sentences, nodes, labels, slots.
 
-        Divided by the counts of all calls of a step, these are the `loss_shares` of a call (`loss_shares.to_shares`).
-        Two properties of a batch are no such means: the product of `config.height_loss` "shipped", whose second factor
+        Divided by the counts of all calls of a step, these are the `loss_shares` of a call (`losses.to_shares`). Two
+        properties of a batch are not such means: the product of `config.height_loss` "shipped", whose second factor
         stays that of the call, and noise, which every call draws for itself.
 
         Args:
@@ -599,18 +596,16 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         """
         return count_items(TokenBatch.read(self.config, input_ids, attention_mask, sentence_ids, None), labels)
 
-    def _given_tree(self, result: SyntacticLMOutput, output: SyntacticModelOutput) -> SyntacticLMOutput:
-        """Probabilities of the text under the trees of one pass."""
-        structure = output.structure
-        hidden = output.token_hidden_state[:, :-1]
-        logits = self.lm_head(self.heads.token(hidden))
-        row, column = structure["leaf_row"], structure["leaf_column"]
-        log_prob = logits[row, column].float().log_softmax(-1).gather(-1, structure["leaf_ids"][:, None]).squeeze(-1)
+    def _add_given_tree(self, result: SyntacticLMOutput, output: SyntacticModelOutput) -> None:
+        """Set the probabilities of the text under the trees of one pass."""
+        structure: TreeStructure = output.structure
+        logits = self.lm_head(self.heads.token(output.token_hidden_state[:, :-1]))
+        row, column = structure.sequence.leaf_row, structure.sequence.leaf_column
+        log_prob = logits[row, column].float().log_softmax(-1).gather(-1, structure.leaf_ids[:, None]).squeeze(-1)
         _, action_BA = self.heads.action_loss(output)
         result.joint_log_prob = (-action_BA.sum(1)).index_add(0, row, log_prob.to(action_BA.dtype))
         result.action_logits = self.heads.action(output.type_hidden_state)
-        result.token_logits_given_tree = structure["text"].restore(logits)
-        return result
+        result.token_logits_given_tree = structure.text.restore(logits)
 
     @torch.no_grad()
     def parse(
@@ -653,9 +648,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         Source: GPST section 3.3; `R2D2GenFastBeamSearcher` of the authors' code.
         """
         mask = attended_tokens(self.config, input_ids, attention_mask)
-        if not bool(mask.any(1).all()):
-            row = int((~mask.any(1)).nonzero()[0])
-            raise ValueError(f"Row {row} of input_ids holds no token (besides a begin token). Leave empty texts out.")
+        refuse_empty_rows(mask)
         if method == "search":
             with evaluation_mode(self):
                 return parse_with_search(
@@ -786,7 +779,7 @@ class GPSTForSequenceClassification(GPSTPreTrainedModel):
         sentence_ids: Tensor | None = None,
         **others: Any,
     ) -> dict[str, int]:
-        """How many items each part of the loss is a mean over (see `GPSTForCausalLM.count_loss_items`).
+        """Count the items over which each part of the loss is a mean (see `GPSTForCausalLM.count_loss_items`).
 
         Args:
             input_ids: [B, T], as for `forward`.
@@ -807,7 +800,7 @@ class GPSTForSequenceClassification(GPSTPreTrainedModel):
         return {"classification": len(input_ids), **count_items(text, input_ids)}
 
     def sentence_ids(self, input_ids: Tensor, mask: Tensor) -> Tensor:
-        """Sentence numbers of `input_ids`: every SEP and CLS token is a sentence of its own; 0 where `mask` is False.
+        """Sentence numbers of `input_ids`: every SEP and CLS token is one sentence; 0 where `mask` is False.
 
         Args:
             input_ids: [B, T] token ids.

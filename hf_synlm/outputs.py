@@ -1,4 +1,4 @@
-"""Output classes: every value that a caller may read from a model, with its shape and unit.
+"""Output classes of all models: every field with its shape and unit.
 
 Shapes: B sentences or contexts, T tokens, A actions, N hypotheses, V vocabulary, D hidden. Log-probabilities and
 losses are in nats; spans are half-open `(i, j)` in token positions of the input row.
@@ -15,10 +15,10 @@ from .trees import fold_tokens, labeled_spans_to_brackets, spans_to_tree, tree_t
 
 
 class InFieldOrder:
-    """Mixin of outputs: what is set later takes its place among the fields.
+    """Mixin of outputs that keeps the fields in their order, also fields that are set later.
 
-    `ModelOutput` puts it at the end; but `output[0]`, and what `return_dict=False` gives, has to begin with the loss,
-    or without one with the logits.
+    `ModelOutput` would put them at the end; but `output[0]`, and the tuple of `return_dict=False`, must begin with the
+    loss, or with the logits if there is no loss.
     """
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
@@ -47,8 +47,8 @@ class SyntacticLMOutput(InFieldOrder, ModelOutput):
         action_logits: [B, A, Y] at each slot of the action sequence of the trees; Y = 2 (GEN and COMP) for GPST.
         token_logits_given_tree: [B, T, V]; position t predicts token t given the actions before it.
         chart: dict of chart tensors (with `output_chart`).
-        hidden_states, attentions: of the bare model (with `output_hidden_states`, `output_attentions`); for models
-            whose next-token logits come from a search, only of given or induced trees.
+        hidden_states, attentions: of the bare model (with `output_hidden_states`, `output_attentions`). Models whose
+            next-token logits come from a search have them for given or induced trees only.
     """
 
     loss: Tensor | None = None
@@ -80,7 +80,7 @@ class SyntacticModelOutput(InFieldOrder, ModelOutput):
         outside_vectors: [tokens, d] outside vectors of all tokens of the batch, row by row.
         spans: per row the inner nodes `(i, j)` of the trees in post-order.
         parser_scores: [B, T - 1] split scores of the parser between neighbouring tokens.
-        structure: what heads and losses of this package read (plan, nodes, and the tensors of the node sequences).
+        structure: `TreeStructure`, which heads and losses of this package read (GPST).
         chart: dict of chart tensors (with `output_chart`).
         hidden_states: with `output_hidden_states`, states after each token [B, T, *], the last one being
             `last_hidden_state`. GPST: what the type layers read at the slot that predicts the next token, then the
@@ -98,7 +98,7 @@ class SyntacticModelOutput(InFieldOrder, ModelOutput):
     outside_vectors: Tensor | None = None
     spans: list[list[tuple[int, int]]] | None = None
     parser_scores: Tensor | None = None
-    structure: dict[str, Any] | None = None
+    structure: Any | None = None
     chart: dict[str, Any] | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
@@ -135,12 +135,12 @@ class ParseOutput(ModelOutput):
         log_probs: [B, N] log p(text, tree); -inf where a beam holds fewer hypotheses. `None` for methods without
             probabilities.
         token_log_probs: [B, T] prefix marginal ratios log p(x_1..t) - log p(x_1..t-1), each marginal summed over the
-            beam. Their sum is the prefix probability of the text: that of texts that begin so, before the trees are
-            closed (log sum exp of `log_probs` over a full beam is that of the closed text). 0 at padding.
-        stepwise_log_probs: [B, T] log of the normalised next-token distribution at the observed token: what
-            `forward(...).logits` gives (on request).
-        lexical_log_probs: [B, T] the part of `token_log_probs` that the words have: log of the mass of the beam's
-            derivations after the token minus that of the same derivations just before it. What is left is the part of
+            beam. Their sum is the log-probability of all texts that begin with this one, before the trees are closed
+            (log sum exp of `log_probs` over a full beam is that of the closed text). 0 at padding.
+        stepwise_log_probs: [B, T] log of the normalized next-token distribution at the observed token, as in
+            `forward(...).logits` (on request).
+        lexical_log_probs: [B, T] the part of `token_log_probs` that comes from the words: log of the mass of the
+            beam's derivations after the token minus that of the same derivations just before it. The rest comes from
             the structural actions (on request).
         text_log_probs: [B] log p(text) with the trees closed, summed over the beam.
         beam_entropy: [B, T] entropy in nats of the beam's posterior after each token.
@@ -179,11 +179,13 @@ class ParseOutput(ModelOutput):
             For example `((fruit flies) (like (a banana)))`, or with labels `(S (NP the cat) (VP sleeps))`.
 
         Raises:
-            ValueError: when there is no such sentence or hypothesis, or the number of words does not fit.
+            ValueError: for unknown sentences or hypotheses, and when the number of words does not fit.
         """
         if not 0 <= sentence < len(self.spans) or not 0 <= hypothesis < len(self.spans[sentence]):
             held = [len(hypotheses) for hypotheses in self.spans]
-            raise ValueError(f"There is no hypothesis {hypothesis} of sentence {sentence}; hypotheses held: {held}.")
+            raise ValueError(
+                f"Sentence {sentence} has no hypothesis {hypothesis}; hypotheses of each sentence: {held}."
+            )
         offset, length = self.offsets[sentence], self.lengths[sentence]
         spans = [(i - offset, j - offset) for i, j in self.spans[sentence][hypothesis]]
         ends = None if self.word_ends is None else self.word_ends[sentence]
@@ -206,7 +208,7 @@ class ParseOutput(ModelOutput):
         return tree_to_brackets(spans_to_tree(spans, length), words)
 
     def _repr_html_(self) -> str:
-        """A table of all trees for notebooks; tokens are numbered by their columns, as the output holds no words."""
+        """A table of all trees for notebooks; tokens are column numbers, because the output does not contain words."""
         rows = []
         for sentence, hypotheses in enumerate(self.spans or []):
             offset = self.offsets[sentence]

@@ -24,22 +24,25 @@ FINISH = 3  # in-order only; top-down gives this id to its first nonterminal
 
 @dataclass(slots=True)
 class Stack:
-    """The stack of one sentence: what the last action did to it, and what decides which action is legal next."""
+    """The stack of one sentence: what the last action did to it, and what decides which action is legal next.
+
+    Fields:
+        action: The last action.
+        place: Number of elements below what the action made. An in-order NT goes below its left corner.
+        start: First token of the constituent that the action opened or closed, or the token that it shifted.
+        depth: Number of elements after the action.
+        num_tokens: Number of tokens shifted so far.
+        open_nodes: Place and first token of every open nonterminal.
+        corner: Place and first token of the last complete element, which an in-order NT takes as its left corner.
+    """
 
     action: int = PAD
-    """The last action."""
     place: int = 0
-    """Number of elements below what the action made. An in-order NT goes below its left corner."""
     start: int = 0
-    """First token of the constituent that the action opened or closed, or the token that it shifted."""
     depth: int = 0
-    """Number of elements after the action."""
     num_tokens: int = 0
-    """Number of tokens shifted so far."""
     open_nodes: list[tuple[int, int]] = field(default_factory=list)
-    """Place and first token of every open nonterminal."""
     corner: tuple[int, int] = (0, 0)
-    """Place and first token of the last complete element, which an in-order NT takes as its left corner."""
     after_nonterminal: bool = False
     inside_word: bool = False
     is_finished: bool = False

@@ -1,8 +1,9 @@
 """Beam search over single actions, the baseline "w/o sync" of the GPST paper.
 
-The hypotheses of a beam have taken equally many actions, whatever words they have reached. Illegal actions are
+The hypotheses of a beam have taken equally many actions, but may have reached different words. Illegal actions are
 forbidden before the softmax over actions, so that forced actions cost nothing. The word-synchronous search is in
-`word_beam_search`; states and machine are the same.
+`search_words.py`; states and stack machine are the same. The slow and obvious version is `action_beam` in
+tests/reference/exhaustive_search.py.
 
 Shapes: B sentences, R hypotheses of a beam, M expansions, N nodes, T tokens, V vocabulary.
 """
@@ -21,16 +22,19 @@ STAY = 2
 
 
 class Expansions(NamedTuple):
-    """Hypotheses with one more action, best first, each [B, M]."""
+    """Hypotheses with one more action, best first, each [B, M].
+
+    Fields:
+        scores: Joint log-probability, the action included; -inf = none.
+        origin: Hypothesis of the beam that takes the action.
+        actions: GEN or COMP; `STAY` in sentences that are over.
+        tokens: Token of a GEN, arbitrary elsewhere.
+    """
 
     scores: Tensor
-    """Joint log-probability, the action included; -inf = none."""
     origin: Tensor
-    """Hypothesis of the beam that takes the action."""
     actions: Tensor
-    """GEN or COMP; `STAY` in sentences that are over."""
     tokens: Tensor
-    """Token of a GEN, arbitrary elsewhere."""
 
 
 def gumbel(scores: Tensor) -> Tensor:
@@ -69,7 +73,7 @@ def take_actions(
     rows = max(1, rows)
     scores, _, actions, tokens = (value[:, :rows] for value in chosen)
     nodes, history = parents.nodes[:, :rows], parents.history[:, :rows]
-    # A hypothesis that does not exist reads nothing, or it would come to read behind the end of the text.
+    # A hypothesis that does not exist reads nothing: otherwise it would read past the end of the text.
     num_tokens = parents.num_tokens[:, :rows] + ((actions == GEN) & alive[:, :rows])
     if pool.size > 2 * live + 32:
         old, renumber = pool.compact(keep, max(1, live))

@@ -9,25 +9,38 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .outputs import ParseOutput
 from .search_actions import read_by_actions
-from .search_state import NEG_INF, Candidates, SearchState, SyntacticCache, WordEdges
-from .token_batch import attended_tokens
+from .search_state import (
+    NEG_INF,
+    Candidates,
+    SearchState,
+    StackMachine,
+    SyntacticCache,
+    WordDecoder,
+    WordEdges,
+    WordSearch,
+)
+from .token_batch import check_tokens, first_token_mask
 
 
 @dataclass
 class AlignedText:
-    """Tokens of a batch moved to the left end of their rows."""
+    """Tokens of a batch, moved to the left end of their rows.
+
+    Fields:
+        tokens: [B, W] token ids; arbitrary after the last token.
+        columns: [B, W] input column of each.
+        present: [B, W] True = token.
+        lengths: Number of tokens per row, on the host.
+    """
 
     tokens: Tensor
-    """[B, W] token ids; arbitrary behind the end."""
     columns: Tensor
-    """[B, W] input column of each."""
     present: Tensor
-    """[B, W] which are tokens."""
     lengths: list[int]
-    """Number of tokens per row, on the host."""
 
     @classmethod
     def read(cls, input_ids: Tensor, mask: Tensor) -> "AlignedText":
@@ -37,7 +50,7 @@ class AlignedText:
         width = max(lengths, default=0)
         columns = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]
         present = torch.arange(width, device=mask.device) < count[:, None]
-        # Ids of padding may be anything; they are looked up, but nothing comes of them.
+        # Any id may stand at padding: it is looked up, but its result is not used.
         tokens = input_ids.long().masked_fill(~mask, 0).gather(1, columns)
         return cls(tokens, columns, present, lengths)
 
@@ -55,33 +68,17 @@ class AlignedText:
         return None if min(self.lengths) > step else self.present[:, step]
 
 
-def first_token_mask(input_ids: Tensor, mask: Tensor, bos_token_id: int | None) -> Tensor:
-    """Where a begin token stands as the first token of its row; it is the begin slot, not a word.
-
-    Args:
-        input_ids: [B, T].
-        mask: [B, T], True = token.
-        bos_token_id: The begin token; None = there is none.
-
-    Returns:
-        [B, T], True at the begin tokens.
-    """
-    if bos_token_id is None:
-        return torch.zeros_like(mask)
-    return mask & (mask.long().cumsum(1) == 1) & (input_ids == bos_token_id)
-
-
-def check_length(machine: Any, num_tokens: int, what: str, remedy: str = "Shorten it.") -> None:
+def check_length(machine: StackMachine, num_tokens: int, what: str, remedy: str = "Shorten it.") -> None:
     """Check that a text fits the positions of the model.
 
     Args:
         machine: Model side of the search.
         num_tokens: Tokens of the text, context included.
-        what: What the text is, for the message.
-        remedy: What to do, for the message.
+        what: Name of the text, for the message.
+        remedy: What the user can do, for the message.
 
     Raises:
-        ValueError: if it does not.
+        ValueError: if the text is too long.
     """
     if num_tokens > machine.max_tokens:
         raise ValueError(
@@ -135,7 +132,7 @@ def checked_mask(config: Any, input_ids: Tensor, attention_mask: Tensor | None) 
         ValueError: for wrong shapes and types, and for ids outside the vocabulary.
     """
     mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-    attended_tokens(config, input_ids, mask)
+    check_tokens(config, input_ids, mask)
     return mask
 
 
@@ -147,7 +144,7 @@ def _check_word_ends(word_ends: Tensor | None, input_ids: Tensor) -> None:
 
 
 def start_state(
-    search: Any,
+    search: WordSearch,
     input_ids: Tensor,
     attention_mask: Tensor | None,
     context_sentence_ids: Tensor | None = None,
@@ -180,7 +177,7 @@ def start_state(
 
 
 def cache_after_context(
-    search: Any,
+    search: WordDecoder,
     input_ids: Tensor,
     attention_mask: Tensor,
     context_sentence_ids: Tensor,
@@ -207,7 +204,7 @@ def cache_after_context(
     return cache
 
 
-def read_text(search: Any, state: SearchState, text: AlignedText) -> SearchState:
+def read_text(search: WordSearch, state: SearchState, text: AlignedText) -> SearchState:
     """Read all words of a text.
 
     Args:
@@ -229,7 +226,7 @@ def read_text(search: Any, state: SearchState, text: AlignedText) -> SearchState
 # ------------------------------------------------------------------------------------------------------- parsing
 @torch.no_grad()
 def parse_with_search(
-    search: Any,
+    search: WordSearch,
     input_ids: Tensor,
     attention_mask: Tensor | None = None,
     *,
@@ -290,18 +287,18 @@ def parse_with_search(
         raise ValueError("attention_mask leaves holes inside a text: its tokens must stand side by side")
     if word_ends is not None:
         ends = text.align(word_ends.bool()) | ~text.present
-        last = text.present & ~torch.nn.functional.pad(text.present[:, 1:], (0, 1))
+        last = text.present & ~F.pad(text.present[:, 1:], (0, 1))
         state.edges = WordEdges.from_ends(ends | last)
     if not synchronous:
-        state = read_by_actions(search, state, text.tokens, text.present.sum(1))
+        state = read_by_actions(search, state, text.tokens, text.present.sum(1))  # type: ignore[arg-type]  # GPST only
         return _parse_output(search, state, text, offsets, num_return_sequences, word_ends)
     notes = _Notes(input_ids.shape[1])
     for step in range(text.tokens.shape[1]):
         tokens, active = text.tokens[:, step], text.active(step)
         block = None
         if stepwise:
-            stepwise_log_prob = search.next_token_log_probs(state).gather(1, tokens[:, None]).squeeze(1)
-            notes.stepwise.append(stepwise_log_prob)
+            log_probs = search.next_token_log_probs(state)  # type: ignore[attr-defined]  # of a WordDecoder
+            notes.stepwise.append(log_probs.gather(1, tokens[:, None]).squeeze(1))
             block = state.block
         chosen = search.propose(state, tokens, block, active)
         words = search.log_probs_of_candidates(state, chosen) if lexical else None
@@ -327,7 +324,7 @@ class _Notes:
         self.lexical: list[Tensor] = []
 
     def add(
-        self, search: Any, state: SearchState, chosen: Candidates, order: Tensor, words: Tensor | None = None
+        self, search: WordSearch, state: SearchState, chosen: Candidates, order: Tensor, words: Tensor | None = None
     ) -> None:
         """Note the beam `state` that came from the candidates, `words` [B, K] the log-probabilities of their words."""
         marginal = state.scores.logsumexp(1)
@@ -365,7 +362,7 @@ class _Notes:
 
 
 def _parse_output(
-    search: Any,
+    search: WordSearch,
     state: SearchState,
     text: AlignedText,
     offsets: list[int],
@@ -375,8 +372,8 @@ def _parse_output(
     """Trees of the finished beam, best first."""
     count, total = num_return_sequences, state.scores.logsumexp(1)
     scores, history = state.scores[:, :count], state.history[:, :count]
-    scores = torch.nn.functional.pad(scores, (0, count - scores.shape[1]), value=NEG_INF)
-    history = torch.nn.functional.pad(history, (0, 0, 0, count - history.shape[1]))
+    scores = F.pad(scores, (0, count - scores.shape[1]), value=NEG_INF)
+    history = F.pad(history, (0, 0, 0, count - history.shape[1]))
     nodes = state.pool.derivations(history & (scores > NEG_INF)[..., None])
     exists = (scores > NEG_INF).tolist()
     trees, labels = search.machine.trees(nodes)
@@ -411,7 +408,7 @@ def _parse_output(
 # -------------------------------------------------------------------------------------------------- distributions
 @torch.no_grad()
 def marginal_logits(
-    search: Any,
+    search: WordDecoder,
     input_ids: Tensor,
     attention_mask: Tensor | None = None,
     *,
@@ -506,7 +503,7 @@ def _new_columns(config: Any, input_ids: Tensor, attention_mask: Tensor | None, 
 
 
 def _extend_edges(
-    machine: Any, state: SearchState, text: AlignedText, begins: Tensor, word_ends: Tensor | None
+    machine: StackMachine, state: SearchState, text: AlignedText, begins: Tensor, word_ends: Tensor | None
 ) -> None:
     """Add the word edges of new columns; where none are given, those that the model knows, or every token is a word."""
     present = text.present & ~begins
@@ -525,7 +522,6 @@ __all__ = [
     "AlignedText",
     "check_length",
     "checked_mask",
-    "first_token_mask",
     "marginal_logits",
     "parse_with_search",
     "read_text",

@@ -1,4 +1,6 @@
-"""What a word-synchronous beam does when the next word is not given: the best words, or one that is drawn.
+"""Continue a word-synchronous beam when the next word is not given: the best words, or a drawn word.
+
+The two functions are methods of `WordBeamSearch`.
 
 Shapes: B sentences, K hypotheses, M candidates, R rows of a block, V vocabulary.
 """
@@ -13,18 +15,18 @@ from torch.nn import functional as F
 from .search_state import NEG_INF, Block, BlockTable, Candidates, SearchState
 
 Process = Callable[[Tensor, Tensor], Tensor]
-# Closure rows whose whole subtree weighs less than exp(-25) of the mass already collected are left out: 1e-11, far
-# below float32 resolution of a sum.
+# Rows are left out if their whole subtree weighs less than exp(-25), about 1e-11, of the mass already collected: far
+# below the float32 resolution of a sum.
 NEGLIGIBLE = 25.0
 
 
 def propose_words(
     search: Any, state: SearchState, process: Process | None, keep_scores: bool = False
 ) -> tuple[Candidates, Candidates | None, Tensor | None]:
-    """The best K derivations that generate one more word, whatever word it is.
+    """The best K derivations that generate one more word.
 
     The selection is that of `WordBeamSearch.propose`, with the K best words of every row as its continuations. End
-    tokens do not compete for places in the beam; they are returned apart.
+    tokens do not compete for places in the beam; they are returned separately.
 
     Args:
         search: The search, of width K.
@@ -77,7 +79,7 @@ def _add_words(summed: Tensor | None, state: SearchState, block: Block, base: Te
         summed = words.new_full((*state.scores.shape, words.shape[2]), NEG_INF)
     relative = base - state.scores.gather(1, block.origin)
     relative = relative.masked_fill(base == NEG_INF, NEG_INF)
-    # One row more takes the rows that no hypothesis needs.
+    # One more row collects the rows that no hypothesis needs.
     summed = F.pad(summed, (0, 0, 0, 1), value=NEG_INF)
     for a, b in block.bounds:
         origin = block.origin[:, a:b].masked_fill(base[:, a:b] == NEG_INF, summed.shape[1] - 1)

@@ -1,8 +1,9 @@
 """Batched stacks whose entries are node ids: hypotheses branch without copying a vector.
 
-A *node* is the state of a derivation right after one action. It is at the same time the entry that this action put on
-the stack, and one slot of the key-value caches of the layers that read the action sequence. A hypothesis is the id of
-its last node; the stack below it is a chain of ids. A node is written once and never changes.
+A *node* is the state of a derivation after one action. It is also the entry that this action put on the stack, and
+one slot of the key-value caches of the layers that read the action sequence. A hypothesis is the id of its last node;
+the stack below it is a chain of ids. A node is written once and never changes. The slow and obvious version is
+`ListHypothesis` in tests/test_search_stack.py.
 
 Shapes: B sentences, N nodes, R new nodes of one step, K hypotheses, A actions, H heads, D features of a vector.
 """
@@ -16,24 +17,27 @@ _FIELDS = ("predecessor", "below", "depth", "action", "token", "start")
 
 
 class Nodes(NamedTuple):
-    """Integer fields of some nodes, each [B, R]."""
+    """Integer fields of some nodes, each [B, R].
+
+    Fields:
+        predecessor: Node before the action; -1 at the first node.
+        below: Node under this one on the stack; -1 at the bottom.
+        depth: Number of stack entries, this one included; 0 before the first action.
+        action: Id of the action that made the node; -1 for the nodes that stand before the derivation.
+        token: Token id that the action generated; -1 if none.
+        start: First token covered by the top of the stack; -1 for the nodes that stand before the derivation.
+    """
 
     predecessor: torch.Tensor
-    """Node before the action; -1 at the first node."""
     below: torch.Tensor
-    """Node under this one on the stack; -1 at the bottom."""
     depth: torch.Tensor
-    """Number of stack entries, this one included; 0 before the first action."""
     action: torch.Tensor
-    """Id of the action that made the node; -1 for the nodes that stand before the derivation."""
     token: torch.Tensor
-    """Token id that the action generated; -1 if none."""
     start: torch.Tensor
-    """First token covered by the top of the stack; -1 for the nodes that stand before the derivation."""
 
 
 def _grown(tensor: torch.Tensor, dim: int, capacity: int) -> torch.Tensor:
-    """Copy of `tensor` with `capacity` places along `dim`, zeros behind the old content."""
+    """Copy of `tensor` with `capacity` places along `dim`, zeros after the old content."""
     shape = list(tensor.shape)
     shape[dim] = capacity
     grown = tensor.new_zeros(shape)
@@ -46,8 +50,6 @@ class SlotLayer(DynamicLayer):
 
     `keys` and `values` [B, H, N, D / H] are views of the filled part, so that an update copies only the new slots.
     """
-
-    is_croppable = False
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Set up storage from the shape [B, H, R, D / H] of the first keys."""
@@ -110,23 +112,6 @@ class SlotLayer(DynamicLayer):
             self.storage = self.storage[:, :, :, : self.length].index_select(1, beam_idx.to(self.device))
             self._set_views()
 
-    batch_select_indices = reorder_cache
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every sentence `repeats` times."""
-        if self.is_initialized:
-            rows = torch.arange(self.storage.shape[1], device=self.device)
-            self.reorder_cache(rows.repeat_interleave(repeats))
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self.keys = self.values = None
-        self.is_initialized = False
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Not possible: a slot is an action, not a token."""
-        raise ValueError(f"crop({tokens_to_remove}): the slots of a syntactic cache are actions, not tokens")
-
 
 class SlotCache(Cache):
     """One `SlotLayer` per attention layer, made on first use."""
@@ -148,8 +133,8 @@ class SlotCache(Cache):
 class NodePool:
     """All nodes of B sentences, with the vectors that a model attaches to them and its key-value caches.
 
-    Every step appends the same number R of slots to every sentence, so that a slot range is a plain slice; slots that
-    a sentence does not need hold nodes that no hypothesis points to.
+    Every step appends the same number R of slots to every sentence, so that a range of slots is a slice. Slots that a
+    sentence does not need hold nodes to which no hypothesis points.
 
     Args:
         batch_size: Number of sentences B.
@@ -194,7 +179,7 @@ class NodePool:
         return self.fields.device
 
     def append(self, nodes: Nodes, *further: torch.Tensor, **features: torch.Tensor) -> int:
-        """Write R nodes behind the last one of every sentence.
+        """Write R nodes after the last one of every sentence.
 
         Args:
             nodes: Their fields, each [B, R].
@@ -310,8 +295,7 @@ class NodePool:
 
         Returns:
             Fields [B, K, A] of the nodes of each derivation, oldest first (ids grow with time); all fields are -1
-            behind its end. Nodes that stand before the derivation are left out. `predecessor` and `below` are ids of
-            this pool.
+            after its end. Nodes before the derivation are left out. `predecessor` and `below` are ids of this pool.
         """
         used = history & (self.field("start") >= 0)[:, None]
         length = used.sum(2)

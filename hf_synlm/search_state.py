@@ -1,6 +1,6 @@
 """State of a beam search over derivations: word edges, blocks, the beam, and the beam as a cache; and its contracts.
 
-`StackMachine` and `WordSearch` are what the code that all searches share needs of a model and of a search.
+`StackMachine`, `WordSearch` and `WordDecoder` say what shared code needs of a model and of its search.
 
 Shapes: B sentences, K hypotheses, R rows of a block, C levels, N nodes, T tokens, V vocabulary.
 All scores are natural logs in float32; -inf marks a hypothesis that does not exist.
@@ -21,12 +21,15 @@ NEG_INF = float("-inf")
 
 @dataclass
 class WordEdges:
-    """Where the words of a text begin and end when tokens are word pieces: the end of a word is its last piece."""
+    """Where the words of a text begin and end when tokens are word pieces: the end of a word is its last piece.
+
+    Fields:
+        is_end: [B, T] True at the last piece of a word; T counts tokens of the derivation.
+        word_start: [B, T] position of the first piece of the word that holds the token.
+    """
 
     is_end: Tensor
-    """[B, T] True at the last piece of a word; T counts tokens of the derivation."""
     word_start: Tensor
-    """[B, T] position of the first piece of the word that holds the token."""
 
     @classmethod
     def from_ends(cls, is_end: Tensor) -> "WordEdges":
@@ -49,56 +52,63 @@ class WordEdges:
 
 @dataclass
 class Block:
-    """States and their structural successors, level by level; row (c, k) is state k after c structural actions."""
+    """States and their structural successors, level by level; row (c, k) is state k after c structural actions.
+
+    Fields:
+        nodes: [B, R] node ids.
+        scores: [B, R] joint log-probability of the derivation so far.
+        log_probs: [B, R, 2] log-probabilities of the next action: generate a word, take the structural action; -inf if
+            illegal.
+        history: [B, R, N] nodes of the derivation, itself included.
+        origin: [B, R] which state of the beam the row descends from.
+        bounds: First and last + 1 row of every level.
+        level: Structural actions before the first level.
+        cut: Whether states of the last level may have structural successors that are not laid out.
+        word_log_probs: [B, R, V], kept if they were computed.
+    """
 
     nodes: Tensor
-    """[B, R] node ids."""
     scores: Tensor
-    """[B, R] joint log-probability of the derivation so far."""
     log_probs: Tensor
-    """[B, R, 2] log-probabilities of the next action: generate a word, take the structural action; -inf if illegal."""
     history: Tensor
-    """[B, R, N] nodes of the derivation, itself included."""
     origin: Tensor
-    """[B, R] which state of the beam the row descends from."""
     bounds: list[tuple[int, int]]
-    """First and last + 1 row of every level."""
     level: int = 0
-    """Structural actions before the first level."""
     cut: bool = False
-    """Whether states of the last level may have structural successors that are not laid out."""
     word_log_probs: Tensor | None = None
-    """[B, R, V], kept if they were computed."""
 
 
 @dataclass
 class SearchState:
-    """Beam of B sentences between two words."""
+    """Beam of B sentences between two words.
+
+    Fields:
+        nodes: [B, R] last node of every hypothesis, deepest stack first.
+        scores: [B, R] joint log-probabilities; -inf = no hypothesis.
+        history: [B, R, N] nodes of every hypothesis, itself included.
+        num_tokens: [B] tokens generated in the current derivation, or [B, R] where hypotheses differ.
+        level_sizes: Level c of the next block has at most this many rows.
+        origin: [B, R] state of the beam before this one in the same word; None right after a word.
+        level: Structural actions since the last word.
+        max_depth: Upper bound of all stack depths, known without asking the device.
+        block: All structural successors, if they are known already.
+        particles: [B, R] number of particles of every hypothesis (particle filter only).
+        next_log_probs: [B, V] distribution of the next word, if it is known already.
+    """
 
     pool: NodePool
     nodes: Tensor
-    """[B, R] last node of every hypothesis, deepest stack first."""
     scores: Tensor
-    """[B, R] joint log-probabilities; -inf = no hypothesis."""
     history: Tensor
-    """[B, R, N] nodes of every hypothesis, itself included."""
     num_tokens: Tensor
-    """[B] tokens generated in the current derivation, or [B, R] where hypotheses differ."""
     level_sizes: list[int]
-    """Level c of the next block has at most this many rows."""
     edges: WordEdges | None = None
     origin: Tensor | None = None
-    """[B, R] state of the beam before this one in the same word; None right after a word."""
     level: int = 0
-    """Structural actions since the last word."""
     max_depth: int = 0
-    """Upper bound of all stack depths, known without asking the device."""
     block: Block | None = None
-    """All structural successors, if they are known already."""
     particles: Tensor | None = None
-    """[B, R] number of particles of every hypothesis (particle filter only)."""
     next_log_probs: Tensor | None = None
-    """[B, V] distribution of the next word, if it is known already."""
 
     def select_rows(self, index: Tensor) -> None:
         """Keep the sentences `index` [B'], in that order, in place."""
@@ -132,20 +142,23 @@ class SearchState:
 
 @dataclass
 class Candidates:
-    """Chosen continuations by one word, best first."""
+    """Chosen continuations by one word, best first.
+
+    Fields:
+        scores: [B, K] joint log-probability including the word.
+        parents: [B, K] node from which the word is generated.
+        history: [B, K, N] nodes of the derivation up to the parent.
+        tokens: [B, K] the words.
+        origin: [B, K] hypothesis of the beam that is continued.
+        num_structural: [B, K] structural actions before the word.
+    """
 
     scores: Tensor
-    """[B, K] joint log-probability including the word."""
     parents: Tensor
-    """[B, K] node from which the word is generated."""
     history: Tensor
-    """[B, K, N] nodes of the derivation up to the parent."""
     tokens: Tensor
-    """[B, K] the words."""
     origin: Tensor
-    """[B, K] hypothesis of the beam that is continued."""
     num_structural: Tensor
-    """[B, K] structural actions before the word."""
 
 
 @dataclass
@@ -213,16 +226,21 @@ def keep_frozen(state: SearchState, chosen: Candidates, active: Tensor) -> Candi
 
 
 class StackMachine(Protocol):
-    """The model side of a search."""
+    """The model side of a search.
+
+    Fields:
+        config: Configuration of the model: `vocab_size`, `pad_token_id`.
+        pad_action: Id that pads action sequences.
+    """
 
     config: Any
-    """Configuration of the model: `vocab_size`, `pad_token_id`."""
-    max_tokens: float
-    """Number of tokens that the positions of the model allow, or infinity."""
     pad_action: int
-    """Id that pads action sequences."""
 
-    def begin(self, batch_size: int, device: torch.device, **context: Any) -> tuple[NodePool, Tensor, Tensor]:
+    @property
+    def max_tokens(self) -> float:
+        """Number of tokens for which the model has positions."""
+
+    def begin(self, batch_size: int, device: torch.device) -> tuple[NodePool, Tensor, Tensor]:
         """The pool, the state before the first action [B, 1], and its history [B, 1, N]."""
 
     def word_ends_of(self, tokens: Tensor) -> Tensor | None:
@@ -233,14 +251,17 @@ class StackMachine(Protocol):
 
 
 class WordSearch(Protocol):
-    """A word-synchronous search, as parsing, next-token distributions and `generate` use it."""
+    """A word-synchronous search for given words."""
 
-    machine: StackMachine
     num_beams: int
     eos_token_ids: Tensor | None
 
-    def begin(self, batch_size: int, device: torch.device, **context: Any) -> SearchState:
-        """State before the first word."""
+    @property
+    def machine(self) -> StackMachine:
+        """The model side."""
+
+    def begin(self, batch_size: int, device: torch.device) -> SearchState:
+        """State before the first word. GPST also takes `input_ids` and `context_sentence_ids`."""
 
     def refresh(self, state: SearchState) -> None:
         """Count again what the next word needs, after sentences or hypotheses were selected."""
@@ -253,14 +274,6 @@ class WordSearch(Protocol):
     ) -> Candidates:
         """The best K derivations that generate one given word [B] per sentence."""
 
-    def propose_words(
-        self, state: SearchState, process: Any, keep_scores: bool = False
-    ) -> tuple[Candidates, Candidates | None, Tensor | None]:
-        """The best K derivations that generate one more word; see `search_proposals.propose_words`."""
-
-    def draw_word(self, state: SearchState, process: Any) -> tuple[Candidates, Tensor]:
-        """Draw one derivation and its next word per sentence; see `search_proposals.draw_word`."""
-
     def commit(
         self, state: SearchState, chosen: Candidates, active: Tensor | None = None, wanted: Tensor | None = None
     ) -> tuple[SearchState, Tensor]:
@@ -272,11 +285,23 @@ class WordSearch(Protocol):
     def close_each(self, state: SearchState) -> tuple[Tensor, Nodes]:
         """Scores [B, K] and derivations [B, K, A] of the hypotheses with closed trees; the state does not change."""
 
+    def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
+        """Log-probability [B, K] of the word of every candidate, without the actions before it."""
+
+
+class WordDecoder(WordSearch, Protocol):
+    """A word-synchronous search that also generates words."""
+
     def next_token_log_probs(self, state: SearchState) -> Tensor:
         """Log-probabilities [B, V] of the next word given the prefix, derivations summed out."""
 
-    def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
-        """Log-probability [B, K] of the word of every candidate, without the actions before it."""
+    def propose_words(
+        self, state: SearchState, process: Any, keep_scores: bool = False
+    ) -> tuple[Candidates, Candidates | None, Tensor | None]:
+        """The best K derivations that generate one more word; see `search_proposals.propose_words`."""
+
+    def draw_word(self, state: SearchState, process: Any) -> tuple[Candidates, Tensor]:
+        """Draw one derivation and its next word per sentence; see `search_proposals.draw_word`."""
 
 
 class SyntacticCache(Cache):
@@ -364,6 +389,7 @@ __all__ = [
     "SearchState",
     "StackMachine",
     "SyntacticCache",
+    "WordDecoder",
     "WordEdges",
     "WordSearch",
     "keep_frozen",

@@ -41,6 +41,9 @@ _CHUNK_ELEMENTS = 1 << 24
 class LevelMachine(StackMachine, Protocol):
     """A stack machine with one structural action: what `WordBeamSearch` needs of a model."""
 
+    def begin(self, batch_size: int, device: torch.device, **context: Any) -> tuple[NodePool, Tensor, Tensor]:
+        """As `StackMachine.begin`; `context` are complete sentences before the text."""
+
     def push(
         self,
         pool: NodePool,
@@ -83,21 +86,24 @@ class LevelMachine(StackMachine, Protocol):
 
 @dataclass
 class _Levels:
-    """A block while its levels are added."""
+    """A block while its levels are added.
+
+    Fields:
+        sizes: Rows of each level; row k of level c + 1 succeeds row k of level c.
+        history: [B, all rows, N + new nodes]
+        chain: [all rows] state from which each row descends.
+        num_tokens: [B, R] of each state.
+        mass: [B, 1] log of the mass of all words after the rows so far.
+    """
 
     sizes: list[int]
-    """Rows of each level; row k of level c + 1 succeeds row k of level c."""
     history: Tensor
-    """[B, all rows, N + new nodes]"""
     chain: Tensor
-    """[all rows] state from which each row descends."""
     num_tokens: Tensor
-    """[B, R] of each state."""
     nodes: list[Tensor]
     scores: list[Tensor]
     log_probs: list[Tensor] = field(default_factory=list)
     mass: Tensor | None = None
-    """[B, 1] log of the mass of all words after the rows so far."""
 
     @classmethod
     def start(cls, state: SearchState, sizes: list[int]) -> "_Levels":

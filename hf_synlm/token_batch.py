@@ -36,12 +36,26 @@ def attended_tokens(
     if sentence_ids is not None:
         mask = mask & (sentence_ids != 0)
     check_tokens(config, input_ids, mask)
-    if config.bos_token_id is not None:
-        begin = mask & (mask.long().cumsum(1) == 1) & (input_ids == config.bos_token_id)
-        if sentence_ids is not None:
-            begin &= F.pad(sentence_ids[:, 1:] == sentence_ids[:, :-1], (0, 1), value=False)
-        mask = mask & ~begin
-    return mask
+    begin = first_token_mask(input_ids, mask, config.bos_token_id)
+    if sentence_ids is not None:
+        begin &= F.pad(sentence_ids[:, 1:] == sentence_ids[:, :-1], (0, 1), value=False)
+    return mask & ~begin
+
+
+def first_token_mask(input_ids: Tensor, mask: Tensor, bos_token_id: int | None) -> Tensor:
+    """Find the begin tokens: a `bos_token_id` that is the first token of its row is the beginning, not a word.
+
+    Args:
+        input_ids: [B, T].
+        mask: [B, T], True = token.
+        bos_token_id: the begin token, if the model has one.
+
+    Returns:
+        [B, T], True at the begin tokens.
+    """
+    if bos_token_id is None:
+        return torch.zeros_like(mask)
+    return mask & (mask.long().cumsum(1) == 1) & (input_ids == bos_token_id)
 
 
 def between_padding(input_ids: Tensor, pad_token_id: int) -> Tensor:

@@ -176,8 +176,8 @@ def test_gpst_states_follow_each_other():
     model = build("gpst", "Model", num_type_layers=2)
     inputs = batch("gpst")
     output = model(**inputs, output_hidden_states=True)
-    slots = output.structure["token_slots"][:, 1:]
-    torch.testing.assert_close(output.hidden_states[0], output.structure["inputs"].flatten(0, 1)[slots])
+    slots = output.structure.sequence.token_slots[:, 1:]
+    torch.testing.assert_close(output.hidden_states[0], output.structure.sequence.inputs.flatten(0, 1)[slots])
     torch.testing.assert_close(output.hidden_states[2], output.type_hidden_state.flatten(0, 1)[slots])
     assert len(output.hidden_states) == 1 + 2 + model.config.num_token_layers
 

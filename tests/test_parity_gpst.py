@@ -136,13 +136,13 @@ def _compare_trees(output, io, row, first):
 def _compare_states(model, output, io):
     structure = output.structure
     targets = io["gpt/target_ids"]
-    width = structure["inputs"].shape[1]
+    width = structure.sequence.inputs.shape[1]
     valid = targets[:, :width] != -1
-    assert torch.equal(structure["action_targets"] >= 0, valid) and not (targets[:, width:] != -1).any()
+    assert torch.equal(structure.sequence.action_targets >= 0, valid) and not (targets[:, width:] != -1).any()
     reduce_id = model.config.reduce_token_id
-    assert torch.equal(structure["action_targets"][valid] == 1, targets[:, :width][valid] == reduce_id)
-    assert torch.equal(structure["position_ids"][valid], io["gpt/position_ids"][:, :width][valid])
-    inputs = structure["inputs"] - model.model.position_embedding(structure["position_ids"])
+    assert torch.equal(structure.sequence.action_targets[valid] == 1, targets[:, :width][valid] == reduce_id)
+    assert torch.equal(structure.sequence.position_ids[valid], io["gpt/position_ids"][:, :width][valid])
+    inputs = structure.sequence.inputs - model.model.position_embedding(structure.sequence.position_ids)
     torch.testing.assert_close(inputs[valid], io["gpt/type_input"][:, :width][valid], **TOLERANCE)
     torch.testing.assert_close(output.type_hidden_state[valid], io["gpt/type_hidden"][:, :width][valid], **TOLERANCE)
     actions = model.heads.action(output.type_hidden_state)
