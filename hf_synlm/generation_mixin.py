@@ -104,6 +104,9 @@ class SyntacticGenerationMixin(GenerationMixin):
             num_beams: Width K; None = `config.scoring_num_beams`.
             eos_token_ids: Words that may only be generated when exactly one tree is on the stack [E].
             renormalize: Forbid structural actions before the softmax over actions instead of after it.
+
+        Returns:
+            The search.
         """
         width = self.config.scoring_num_beams if num_beams is None else num_beams
         return WordBeamSearch(self.stack_machine_class(self), width, eos_token_ids, renormalize)
@@ -114,6 +117,9 @@ class SyntacticGenerationMixin(GenerationMixin):
         Args:
             config: Prepared generation config.
             renormalize: As in `word_search`.
+
+        Returns:
+            Both searches.
         """
         width = max(config.action_beam_size or self.config.scoring_num_beams, config.num_beams)
         return (

@@ -201,9 +201,9 @@ class GPSTStackMachine:
     ) -> tuple[Tensor | None, Tensor]:
         """Which states [B, R] may take GEN (None = all) and COMP.
 
-        COMP needs two trees. With word edges, GEN is illegal at the end of a word until the top tree covers the word, and
-        COMP must not build a span that crosses a word: the span stays inside the last token's word, or both its edges
-        are word edges.
+        COMP needs two trees. With word edges, GEN is illegal at the end of a word until the top tree covers the word,
+        and COMP must not build a span that crosses a word: the span stays inside the last token's word, or both its
+        edges are word edges.
         """
         top = pool.nodes(nodes)
         may_comp = top.depth >= 2
@@ -224,7 +224,7 @@ class GPSTStackMachine:
         edges: WordEdges | None,
         renormalize: bool = False,
     ) -> Tensor:
-        """Log-probabilities of GEN and COMP [B, R, 2]; -inf where illegal.
+        """Log-probabilities of GEN and COMP.
 
         Args:
             pool: The nodes.
@@ -232,6 +232,9 @@ class GPSTStackMachine:
             num_tokens: Tokens generated so far, [B] or [B, R].
             edges: Word edges, if words must stay whole.
             renormalize: Forbid COMP before the softmax instead of after it.
+
+        Returns:
+            Log-probabilities [B, R, 2]; -inf where illegal.
         """
         log_probs = pool.feature("actions", nodes)
         may_gen, may_comp = self.legal_actions(pool, nodes, num_tokens, edges)

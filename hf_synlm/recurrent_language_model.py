@@ -159,6 +159,10 @@ class RecurrentGenerationMixin(GenerationMixin):
     def generate_batch(self, *args: Any, **kwargs: Any) -> None:
         """Continuous batching is not possible.
 
+        Args:
+            *args: not used.
+            **kwargs: not used.
+
         Raises:
             NotImplementedError: always.
         """

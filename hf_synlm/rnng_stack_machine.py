@@ -249,13 +249,16 @@ class RNNGStackMachine:
 
     # --------------------------------------------------------------------------------------------- probabilities
     def action_log_probs(self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, phase: Phase) -> Tensor:
-        """Log-probabilities of the next action [B, R, A]; -inf where illegal.
+        """Log-probabilities of the next action.
 
         Args:
             pool: the nodes.
             nodes: states [B, R].
             num_tokens: tokens before them [B].
             phase: what may come.
+
+        Returns:
+            Log-probabilities [B, R, A]; -inf where illegal.
         """
         logits = pool.feature("actions", nodes)
         legal = self.legal_actions(pool, nodes, num_tokens, phase)

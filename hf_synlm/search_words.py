@@ -451,6 +451,9 @@ class WordBeamSearch:
     def close(self, state: SearchState) -> SearchState:
         """Take structural actions until one tree is on the stack. Every state has one successor: nothing is selected.
 
+        Args:
+            state: the hypotheses.
+
         Returns:
             A new state over the same pool, its hypotheses best first.
         """

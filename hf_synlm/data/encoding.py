@@ -251,6 +251,12 @@ class BlockEncoder:
     def __call__(self, block: Block) -> EncodedBlock:
         """Split and encode a block. Cost: O(characters).
 
+        Args:
+            block: lines of text.
+
+        Returns:
+            Its sentences as token ids.
+
         Raises:
             ValueError: the tokenizer has no token for a part of the text.
         """

@@ -62,7 +62,7 @@ class Recipe(ABC):
 
     Args:
         accelerator: of the run.
-        arguments: the last of `argument_types`. A subclass takes one instance per dataclass, in their order.
+        *arguments: the last of `argument_types`. A subclass takes one instance per dataclass, in their order.
 
     Raises:
         ValueError: arguments that exclude each other or the launcher's choice; nothing has been written yet.

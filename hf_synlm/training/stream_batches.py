@@ -168,8 +168,8 @@ def read_words(
         data: arguments.
         max_words: leave longer sentences out.
 
-    Yields:
-        The words of one sentence.
+    Returns:
+        The words of one sentence after the other.
     """
     if data.file_format == "treebank":
         trees = read_trees(paths, data.preprocessing, data.split_leaves)

@@ -121,6 +121,10 @@ def run(command: str, *more: str) -> float:
 def train(name: str, checkpoint: dict[str, Any]) -> None:
     """Train, and put the model without code into `model_cards/NAME`, which is replaced.
 
+    Args:
+        name: of the checkpoint.
+        checkpoint: its entry in `model_cards/checkpoints.yaml`.
+
     Raises:
         ValueError: the weights are larger than `MAX_BYTES`.
     """
