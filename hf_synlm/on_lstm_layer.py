@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from .matrix_products import linear_map, weight_gradient, without_autocast
 from .module_tools import weight_of
-from .recurrent_dropout import weight_dropout
+from .recurrent_layers import weight_dropout
 
 
 class ONLSTMLayer(nn.Module):

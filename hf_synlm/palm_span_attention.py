@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .configuration_palm import PaLMConfig
 from .matrix_products import OneDNNLinear
-from .recurrent_dropout import locked_dropout
+from .recurrent_layers import locked_dropout
 from .trees import Span
 
 
