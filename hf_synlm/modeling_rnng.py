@@ -129,7 +129,7 @@ class RNNGModel(RNNGPreTrainedModel):
         word_ends: Tensor | None = None,
         run_last: bool = False,
     ) -> RNNGPlan:
-        """Lay out given derivations; see `schedule_rnng.make_plan`.
+        """Lay out given derivations; see `rnng_plan.make_plan`.
 
         Args:
             actions: [B, A], 0 = padding.
@@ -138,7 +138,7 @@ class RNNGModel(RNNGPreTrainedModel):
             run_last: also execute the last action of each derivation.
 
         Returns:
-            The schedule, on the device of the model.
+            The plan, on the device of the model.
 
         Raises:
             ValueError: for sequences that are no derivations of the tokens.
@@ -151,7 +151,7 @@ class RNNGModel(RNNGPreTrainedModel):
                 [end for end, token in zip(*pair, strict=True) if token]
                 for pair in zip(word_ends.tolist(), mask.tolist(), strict=True)
             ]
-        schedule = make_plan(
+        plan = make_plan(
             rows,
             transition_system=self.config.transition_system,
             num_labels=len(self.config.nonterminals),
@@ -160,37 +160,37 @@ class RNNGModel(RNNGPreTrainedModel):
             by_level=self.config.composition == "lstm",
             run_last=run_last,
         )
-        return schedule.to(self.initial_element.device)
+        return plan.to(self.initial_element.device)
 
-    def run(self, input_ids: Tensor, mask: Tensor, schedule: Any, every_layer: bool = False) -> list[Tensor]:
+    def run(self, input_ids: Tensor, mask: Tensor, plan: Any, every_layer: bool = False) -> list[Tensor]:
         """Run the stack machine on given derivations.
 
         Args:
             input_ids: [B, T].
             mask: [B, T], True = token.
-            schedule: of the derivations (a `LevelPlan`, or a `StepPlan` if the composition reads the stack).
+            plan: of the derivations (a `LevelPlan`, or a `StepPlan` if the composition reads the stack).
             every_layer: return the states of all layers.
 
         Returns:
             States of the last layer of the stack LSTM, or of every layer, after every push [P, h], in the order of the
-            schedule.
+            plan.
         """
-        words = input_ids[_word_places(schedule, mask)].long()
-        bottoms = self.initial_element.expand(schedule.num_sentences, -1)
-        parts = [bottoms, self.embed_tokens(words), self.embed_nonterminals(schedule.label)]
+        words = input_ids[_word_places(plan, mask)].long()
+        bottoms = self.initial_element.expand(plan.num_sentences, -1)
+        parts = [bottoms, self.embed_tokens(words), self.embed_nonterminals(plan.label)]
         elements = self.dropout(torch.cat(parts))
         if not self.composition.reads_stack:
-            for chains in schedule.compositions:
+            for chains in plan.compositions:
                 elements = torch.cat([elements, self.composition(chain_inputs(elements, chains), chains)])
-            if not schedule.compositions and torch.is_grad_enabled():
+            if not plan.compositions and torch.is_grad_enabled():
                 # Distributed training waits for a gradient of every parameter, also where all trees are flat.
                 elements = elements + 0.0 * sum(value.sum() for value in self.composition.parameters())
-            return self.stack_lstm.by_level(elements, schedule, every_layer)
-        first = torch.arange(schedule.num_sentences, device=elements.device)
-        place = torch.cat([first, schedule.word_push, schedule.label_push])
-        elements = elements.new_zeros(sum(schedule.sizes), elements.shape[1]).index_copy(0, place, elements)
+            return self.stack_lstm.by_level(elements, plan, every_layer)
+        first = torch.arange(plan.num_sentences, device=elements.device)
+        place = torch.cat([first, plan.word_push, plan.label_push])
+        elements = elements.new_zeros(sum(plan.sizes), elements.shape[1]).index_copy(0, place, elements)
         parameters = [*self.composition.parameters(), *self.output.parameters()]
-        return self.stack_lstm.by_step(elements, schedule, self._compose_on_stack, parameters, every_layer)
+        return self.stack_lstm.by_step(elements, plan, self._compose_on_stack, parameters, every_layer)
 
     def _compose_on_stack(self, inputs: Tensor, chains: Any, labels: Tensor, tops: Tensor) -> Tensor:
         return self.composition(inputs, chains, labels, self.predictor(tops))
@@ -236,22 +236,22 @@ class RNNGModel(RNNGPreTrainedModel):
             ValueError: for bad shapes and ids, for sequences that are no derivations of the tokens, and where
                 attentions are asked for.
 
-        Cost: see `schedule_rnng`.
+        Cost: see `rnng_plan`.
         """
         wanted = self.wanted_states(output_hidden_states, output_attentions)
         mask = attended_tokens(self.config, input_ids, attention_mask)
         word_ends = self.word_ends_of(input_ids) if word_ends is None else word_ends
-        schedule = self.make_plan(actions, mask, word_ends, run_last=True)
-        layers = self.run(input_ids, mask, schedule, bool(wanted))
+        plan = self.make_plan(actions, mask, word_ends, run_last=True)
+        layers = self.run(input_ids, mask, plan, bool(wanted))
         hidden = layers[-1]
-        states = self.predictor(hidden[schedule.context])
+        states = self.predictor(hidden[plan.context])
         before = states.new_zeros(*actions.shape, states.shape[1])
-        before[schedule.action_row, schedule.action_column] = states
+        before[plan.action_row, plan.action_column] = states
         return SyntacticModelOutput(
-            last_hidden_state=_after_words(states, mask, schedule),
+            last_hidden_state=_after_words(states, mask, plan),
             action_hidden_state=before,
-            sentence_state=hidden[schedule.final],
-            hidden_states=self.hidden_states(input_ids, mask, schedule, layers, states, wanted),
+            sentence_state=hidden[plan.final],
+            hidden_states=self.hidden_states(input_ids, mask, plan, layers, states, wanted),
         )
 
     def wanted_states(self, choice: HiddenStateChoice, output_attentions: bool | None) -> frozenset[int]:
@@ -275,7 +275,7 @@ class RNNGModel(RNNGPreTrainedModel):
         self,
         input_ids: Tensor,
         mask: Tensor,
-        schedule: RNNGPlan,
+        plan: RNNGPlan,
         layers: list[Tensor],
         states: Tensor,
         wanted: frozenset[int],
@@ -285,7 +285,7 @@ class RNNGModel(RNNGPreTrainedModel):
         Args:
             input_ids: [B, T].
             mask: [B, T], True = token.
-            schedule: of the derivations.
+            plan: of the derivations.
             layers: states [P, h] of every layer after every push.
             states: prediction vectors [A, w] before every action.
             wanted: places that are asked for.
@@ -296,15 +296,15 @@ class RNNGModel(RNNGPreTrainedModel):
         if not wanted:
             return None
         embedded = self.embed_tokens(input_ids.long().masked_fill(~mask, 0)) * mask[..., None]
-        after = [_after_words(layer[schedule.context], mask, schedule) for layer in layers]
-        return kept_states([embedded, *after, _after_words(states, mask, schedule)], wanted)
+        after = [_after_words(layer[plan.context], mask, plan) for layer in layers]
+        return kept_states([embedded, *after, _after_words(states, mask, plan)], wanted)
 
 
-def _after_words(states: Tensor, mask: Tensor, schedule: RNNGPlan) -> Tensor:
+def _after_words(states: Tensor, mask: Tensor, plan: RNNGPlan) -> Tensor:
     """What stands before every action [A, X] -> after every token [B, T, X], 0 at padding."""
     after = states.new_zeros(*mask.shape, states.shape[1])
     # A SHIFT is never the last action: the state after a word is the one before the next action.
-    after[_word_places(schedule, mask)] = states[schedule.shifts + 1]
+    after[_word_places(plan, mask)] = states[plan.shifts + 1]
     return after
 
 
@@ -330,19 +330,19 @@ def _check_not_empty(mask: Tensor) -> None:
         raise ValueError(f"Row {row} of input_ids holds no token. Leave empty texts out.")
 
 
-def _check_schedule(schedule: RNNGPlan, reads_stack: bool, actions: Tensor, mask: Tensor) -> None:
+def _check_plan(plan: RNNGPlan, reads_stack: bool, actions: Tensor, mask: Tensor) -> None:
     """Check that a layout made ahead is one of these derivations; what is on a GPU is not read."""
-    if hasattr(schedule, "steps") != reads_stack:
+    if hasattr(plan, "steps") != reads_stack:
         raise ValueError(
-            f"schedule is a {type(schedule).__name__}, which this composition cannot use. Make it with "
+            f"plan is a {type(plan).__name__}, which this composition cannot use. Make it with "
             f"by_level={not reads_stack}."
         )
-    matches = schedule.num_sentences == len(mask) == len(actions)
-    if matches and not actions.is_cuda and not schedule.action.is_cuda:
-        taken, words = actions != 0, schedule.word_row.bincount(minlength=len(mask))
-        matches = torch.equal(actions[taken], schedule.action) and torch.equal(words, mask.sum(1))
+    matches = plan.num_sentences == len(mask) == len(actions)
+    if matches and not actions.is_cuda and not plan.action.is_cuda:
+        taken, words = actions != 0, plan.word_row.bincount(minlength=len(mask))
+        matches = torch.equal(actions[taken], plan.action) and torch.equal(words, mask.sum(1))
     if not matches:
-        raise ValueError("schedule was made for other actions or tokens. Make it anew, or leave it out.")
+        raise ValueError("plan was made for other actions or tokens. Make it anew, or leave it out.")
 
 
 # ---------------------------------------------------------------------------------------------- language model
@@ -373,7 +373,7 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         labels: Tensor | None = None,
         actions: Tensor | None = None,
         word_ends: Tensor | None = None,
-        schedule: RNNGPlan | None = None,
+        plan: RNNGPlan | None = None,
         past_key_values: Any | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
@@ -397,7 +397,7 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
             labels: [B, T] = `input_ids` with -100 where the word loss shall not count; needs `actions`.
             actions: [B, A] complete derivations, 0 = padding (see `TransitionSystem`).
             word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
-            schedule: layout of `actions`, if it was made ahead (`schedule_rnng.make_plan`).
+            plan: layout of `actions`, if it was made ahead (`rnng_plan.make_plan`).
             past_key_values: search state to continue from.
             use_cache: return the search state.
             logits_to_keep: compute `logits` for the last so many positions only (0 = all).
@@ -425,9 +425,9 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         wanted = self.model.wanted_states(output_hidden_states, output_attentions)
         if actions is None:
             refuse_layer_outputs(self.config, NO_HIDDEN_STATES, output_hidden_states)
-            if labels is not None or schedule is not None or output_logits:
+            if labels is not None or plan is not None or output_logits:
                 raise ValueError(
-                    "labels, schedule and output_logits need actions: RNNG is trained on trees. Pass the derivations "
+                    "labels, plan and output_logits need actions: RNNG is trained on trees. Pass the derivations "
                     "of a treebank, or those that parse finds."
                 )
             if attention_mask is None:
@@ -449,13 +449,13 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
             if value is not None and value.shape != input_ids.shape:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, input_ids {tuple(input_ids.shape)}.")
         mask = attended_tokens(self.config, input_ids, attention_mask)
-        if schedule is None:
+        if plan is None:
             word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
-            schedule = self.model.make_plan(actions, mask, word_ends)
+            plan = self.model.make_plan(actions, mask, word_ends)
         else:
-            _check_schedule(schedule, self.model.composition.reads_stack, actions, mask)
-            schedule = schedule.to(input_ids.device)
-        return self._given_tree(input_ids, mask, labels, actions, schedule, output_logits, loss_shares, wanted)
+            _check_plan(plan, self.model.composition.reads_stack, actions, mask)
+            plan = plan.to(input_ids.device)
+        return self._given_tree(input_ids, mask, labels, actions, plan, output_logits, loss_shares, wanted)
 
     def count_loss_items(
         self, input_ids: Tensor, actions: Tensor, attention_mask: Tensor | None = None, **others: Any
@@ -491,14 +491,14 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         mask: Tensor,
         labels: Tensor | None,
         actions: Tensor,
-        schedule: RNNGPlan,
+        plan: RNNGPlan,
         output_logits: bool,
         loss_shares: Mapping[str, float] | None,
         wanted: frozenset[int],
     ) -> SyntacticLMOutput:
         """Log-probabilities of the actions and words of given derivations, heads in one multiplication each."""
-        layers = self.model.run(input_ids, mask, schedule, bool(wanted))
-        parts = _score_derivations(self, layers[-1], input_ids, mask, labels, schedule)
+        layers = self.model.run(input_ids, mask, plan, bool(wanted))
+        parts = _score_derivations(self, layers[-1], input_ids, mask, labels, plan)
         sizes = {"batch": len(mask), "sum": 1, "action": len(parts.action_loss), "token": len(parts.word_loss)}
         divisor = sizes[self.config.loss_normalization]
         action = parts.action_total * (share_of(loss_shares, "action") / divisor)
@@ -507,14 +507,14 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
             loss=action + word,
             losses={"action": action.detach(), "word": word.detach()},
             joint_log_prob=parts.joint,
-            hidden_states=self.model.hidden_states(input_ids, mask, schedule, layers, parts.states, wanted),
+            hidden_states=self.model.hidden_states(input_ids, mask, plan, layers, parts.states, wanted),
         )
         if output_logits:
             output.action_logits = parts.action_logits.new_zeros(*actions.shape, parts.action_logits.shape[1])
-            output.action_logits[schedule.action_row, schedule.action_column] = parts.action_logits
+            output.action_logits[plan.action_row, plan.action_column] = parts.action_logits
             logits = self.lm_head(parts.before_words)
             output.token_logits_given_tree = logits.new_zeros(*input_ids.shape, logits.shape[1])
-            output.token_logits_given_tree[_word_places(schedule, mask)] = logits
+            output.token_logits_given_tree[_word_places(plan, mask)] = logits
         return output
 
     # ------------------------------------------------------------------------------------------------------ search
@@ -739,14 +739,14 @@ class _Scores(NamedTuple):
 
 
 def _score_derivations(
-    model: Any, hidden: Tensor, input_ids: Tensor, mask: Tensor, labels: Tensor | None, schedule: RNNGPlan
+    model: Any, hidden: Tensor, input_ids: Tensor, mask: Tensor, labels: Tensor | None, plan: RNNGPlan
 ) -> _Scores:
     """Run the heads on the states [P, h] of given derivations, in one multiplication each."""
-    states = model.model.predictor(hidden[schedule.context])
+    states = model.model.predictor(hidden[plan.context])
     action_logits = model.action_head(states)
     action_logits = action_logits.to(torch.promote_types(action_logits.dtype, torch.float32))
-    action_loss = F.cross_entropy(action_logits, schedule.action, reduction="none")
-    before, place = states[schedule.shifts], _word_places(schedule, mask)
+    action_loss = F.cross_entropy(action_logits, plan.action, reduction="none")
+    before, place = states[plan.shifts], _word_places(plan, mask)
     words = input_ids[place].long()
     counted = torch.ones_like(words, dtype=torch.float32)
     if labels is not None:
@@ -754,15 +754,15 @@ def _score_derivations(
             raise ValueError("labels must be input_ids, or -100 where the word loss shall not count.")
         counted = (labels[place] != -100).float()
     word_total, word_loss = linear_cross_entropy(before, weight_of(model.lm_head), words, counted, model.lm_head.bias)
-    joint = action_loss.new_zeros(len(mask)).index_add(0, schedule.action_row, -action_loss.detach())
-    joint = joint.index_add(0, schedule.word_row, -word_loss.to(joint.dtype))
+    joint = action_loss.new_zeros(len(mask)).index_add(0, plan.action_row, -action_loss.detach())
+    joint = joint.index_add(0, plan.word_row, -word_loss.to(joint.dtype))
     return _Scores(states, action_logits, action_loss, action_loss.sum(), before, word_loss, word_total, joint)
 
 
-def _word_places(schedule: RNNGPlan, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns [W] of the words of a schedule in the input."""
+def _word_places(plan: RNNGPlan, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns [W] of the words of a plan in the input."""
     column = (~mask).to(torch.uint8).argsort(dim=1, stable=True)  # tokens first
-    return schedule.word_row, column[schedule.word_row, schedule.word_position]
+    return plan.word_row, column[plan.word_row, plan.word_position]
 
 
 # ---------------------------------------------------------------------------------------------- classification
@@ -819,17 +819,17 @@ class RNNGForSequenceClassification(RNNGPreTrainedModel):
         word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
         if actions is None:
             actions = self._best_derivations(input_ids, mask, word_ends)
-        schedule = self.model.make_plan(actions, mask, word_ends, run_last=True)
-        layers = self.model.run(input_ids, mask, schedule, bool(wanted))
+        plan = self.model.make_plan(actions, mask, word_ends, run_last=True)
+        layers = self.model.run(input_ids, mask, plan, bool(wanted))
         hidden = layers[-1]
-        logits = self.score(hidden[schedule.final])
+        logits = self.score(hidden[plan.final])
         result = SyntacticClassifierOutput(logits=logits)
         if wanted:
-            states = self.model.predictor(hidden[schedule.context])
-            result.hidden_states = self.model.hidden_states(input_ids, mask, schedule, layers, states, wanted)
+            states = self.model.predictor(hidden[plan.context])
+            result.hidden_states = self.model.hidden_states(input_ids, mask, plan, layers, states, wanted)
         if labels is not None:
             classification = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-            parts = _score_derivations(self, hidden, input_ids, mask, None, schedule)
+            parts = _score_derivations(self, hidden, input_ids, mask, None, plan)
             count = len(parts.action_loss) + len(parts.word_loss)
             result.loss = classification + (parts.action_total + parts.word_total) / count
             result.losses = {

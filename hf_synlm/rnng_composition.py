@@ -1,7 +1,7 @@
 """How RNNG makes the vector of a constituent from its label and its children.
 
 Shapes: R nodes, M children, S steps of all rows, w element size, h stack size. The children of the nodes come as
-`Chains` (see `schedule_rnng`).
+`Chains` (see `rnng_plan`).
 """
 
 import torch

@@ -194,12 +194,12 @@ def test_labels_mask_the_word_loss_only():
 
 
 @pytest.mark.parametrize(("system", "composition"), SYSTEMS)
-def test_a_schedule_made_ahead_changes_nothing(system, composition):
+def test_a_plan_made_ahead_changes_nothing(system, composition):
     model = tiny(transition_system=system, composition=composition)
     values = batch(system, pieces=True)
     mask = values["attention_mask"].bool()
     expected = model(**values)
-    schedule = model.model.make_plan(values["actions"], mask, values["word_ends"])
+    plan = model.model.make_plan(values["actions"], mask, values["word_ends"])
     by_hand = make_plan(
         [[a for a in row if a] for row in values["actions"].tolist()],
         transition_system=system,
@@ -208,17 +208,17 @@ def test_a_schedule_made_ahead_changes_nothing(system, composition):
         word_ends=[row[kept].tolist() for row, kept in zip(values["word_ends"], mask, strict=True)],
         by_level=composition == "lstm",
     )
-    for made in (schedule, by_hand):
-        output = model(**values, schedule=made)
+    for made in (plan, by_hand):
+        output = model(**values, plan=made)
         assert torch.equal(output.loss, expected.loss)
         assert torch.equal(output.joint_log_prob, expected.joint_log_prob)
     with pytest.raises(ValueError, match="other actions"):
-        model(**{k: v[:1] for k, v in values.items()}, schedule=schedule)
+        model(**{k: v[:1] for k, v in values.items()}, plan=plan)
     with pytest.raises(ValueError, match="other actions"):
-        model(**{k: v.flip(0) for k, v in values.items()}, schedule=schedule)
+        model(**{k: v.flip(0) for k, v in values.items()}, plan=plan)
     other = tiny(transition_system=system, composition="attention" if composition == "lstm" else "lstm")
     with pytest.raises(ValueError, match=f"by_level={composition != 'lstm'}"):
-        other(**values, schedule=schedule)
+        other(**values, plan=plan)
 
 
 @pytest.mark.parametrize(("system", "composition"), SYSTEMS)

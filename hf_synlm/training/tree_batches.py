@@ -348,7 +348,7 @@ class TreeCollator:
 
     Fields:
         pad_token_id: fills `input_ids`.
-        config: of the RNNG, whose schedule of the derivations is made here, so that the workers of the loader do it;
+        config: of the RNNG, whose plan of the derivations is made here, so that the workers of the loader do it;
             `None` leaves trees out and gives `labels`, for a model of words alone.
     """
 
@@ -363,7 +363,7 @@ class TreeCollator:
             words = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
             return {**words, "num_words": num_words}
         del batch["labels"]  # all words count
-        schedule = make_plan(
+        plan = make_plan(
             [row["actions"] for row in rows],
             transition_system=self.config.transition_system,
             num_labels=len(self.config.nonterminals),
@@ -371,7 +371,7 @@ class TreeCollator:
             word_ends=[row["word_ends"] for row in rows],
             by_level=self.config.composition == "lstm",
         )
-        return {**batch, "schedule": schedule, "num_words": num_words}
+        return {**batch, "plan": plan, "num_words": num_words}
 
 
 def padded_batches(lengths: np.ndarray, max_size: int, max_padded_length: int) -> list[list[int]]:
