@@ -332,6 +332,3 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
 def _with_beginnings(mask_BT: Tensor) -> Tensor:
     """The columns of tokens, and the one before the first token, where the state is that of the beginning."""
     return mask_BT | F.pad(mask_BT[:, 1:], (0, 1))
-
-
-__all__ = ["LSTMForCausalLM", "LSTMModel", "LSTMModelOutput", "LSTMPreTrainedModel"]

@@ -316,6 +316,3 @@ class ONLSTMForSequenceClassification(RecurrentSequenceClassifier, ONLSTMPreTrai
     """ON-LSTM with a classifier on the state after the last token."""
 
     network_class = ONLSTMModel
-
-
-__all__ = ["ONLSTMForCausalLM", "ONLSTMForSequenceClassification", "ONLSTMModel", "ONLSTMPreTrainedModel"]

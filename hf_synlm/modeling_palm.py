@@ -430,12 +430,3 @@ class PaLMForSequenceClassification(RecurrentSequenceClassifier, PaLMPreTrainedM
     """PaLM with a classifier on the state after the last token."""
 
     network_class = PaLMModel
-
-
-__all__ = [
-    "PaLMForCausalLM",
-    "PaLMForSequenceClassification",
-    "PaLMModel",
-    "PaLMModelOutput",
-    "PaLMPreTrainedModel",
-]

@@ -404,12 +404,3 @@ class PRPNForSequenceClassification(RecurrentSequenceClassifier, PRPNPreTrainedM
 
     network_class = PRPNModel
     dropout_field = "dropout"
-
-
-__all__ = [
-    "PRPNForCausalLM",
-    "PRPNForSequenceClassification",
-    "PRPNModel",
-    "PRPNModelOutput",
-    "PRPNPreTrainedModel",
-]

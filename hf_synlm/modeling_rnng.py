@@ -1,9 +1,11 @@
 """RNNG: recurrent neural network grammars, batched (Dyer et al. 2016; Noji and Oseki 2021).
 
 A stack LSTM reads the partial tree: SHIFT pushes a word, NT(x) an open nonterminal, REDUCE replaces a finished
-constituent by one composed vector. From the state on the top of the stack come the next action and, if it is SHIFT,
-the next word. With the actions given, nothing here runs action by action (but attention composition, which reads the
-stack): compositions run by height, pushes by stack depth, over all sentences of a batch together.
+constituent by one composed vector. The state on the top of the stack predicts the next action and, if it is SHIFT, the
+next word. With given actions (teacher forcing), nothing here runs action by action, except attention composition,
+which reads the stack: compositions run by height, pushes by stack depth, over all sentences of a batch together.
+
+The slow and obvious version is `naive_log_prob` in `tests/reference/rnng.py`.
 
 Shapes: B sentences, T tokens, A actions of one sentence (or of all, where said), P pushes, W words of all sentences,
 w element size, h stack size, V vocabulary, Y nonterminals. Log-probabilities and losses in nats.
@@ -31,7 +33,7 @@ from .rnng_composition import AttentionComposition, LSTMComposition, chain_input
 from .rnng_fast_track import FastTrackSearch
 from .rnng_fast_track_generation import FastTrackDecoder
 from .rnng_particles import ParticleSearch
-from .rnng_plan import RNNGPlan, make_plan
+from .rnng_plan import Chains, RNNGPlan, make_plan
 from .rnng_stack_lstm import StackLSTM
 from .rnng_stack_machine import RNNGStackMachine
 from .search_parsing import parse_with_search
@@ -50,8 +52,8 @@ class RNNGPreTrainedModel(NoOffloading, PreTrainedModel):
 
     config: RNNGConfig
     base_model_prefix = "model"
-    accepts_loss_kwargs = False  # the loss has a normalizer of its own: see `loss_normalization`
-    # Nothing is sharded by itself: embedding and head share a matrix, and the base model's methods run without hooks.
+    accepts_loss_kwargs = False  # `loss_normalization` says what the loss is divided by
+    # No module is a shard: embedding and head share a matrix, and the base model's methods run without hooks.
     _no_split_modules: list[str] = []
     _skip_keys_device_placement = ["past_key_values"]
     _input_embed_layer = "embed_tokens"
@@ -141,7 +143,7 @@ class RNNGModel(RNNGPreTrainedModel):
             The plan, on the device of the model.
 
         Raises:
-            ValueError: for sequences that are no derivations of the tokens.
+            ValueError: for sequences that are not valid derivations of the tokens.
         """
         _check_actions(actions, mask, word_ends)
         rows = [[action for action in row if action] for row in actions.tolist()]
@@ -183,7 +185,7 @@ class RNNGModel(RNNGPreTrainedModel):
             for chains in plan.compositions:
                 elements = torch.cat([elements, self.composition(chain_inputs(elements, chains), chains)])
             if not plan.compositions and torch.is_grad_enabled():
-                # Distributed training waits for a gradient of every parameter, also where all trees are flat.
+                # Distributed training waits for a gradient of every parameter, even if all trees are flat.
                 elements = elements + 0.0 * sum(value.sum() for value in self.composition.parameters())
             return self.stack_lstm.by_level(elements, plan, every_layer)
         first = torch.arange(plan.num_sentences, device=elements.device)
@@ -192,7 +194,7 @@ class RNNGModel(RNNGPreTrainedModel):
         parameters = [*self.composition.parameters(), *self.output.parameters()]
         return self.stack_lstm.by_step(elements, plan, self._compose_on_stack, parameters, every_layer)
 
-    def _compose_on_stack(self, inputs: Tensor, chains: Any, labels: Tensor, tops: Tensor) -> Tensor:
+    def _compose_on_stack(self, inputs: Tensor, chains: Chains, labels: Tensor, tops: Tensor) -> Tensor:
         return self.composition(inputs, chains, labels, self.predictor(tops))
 
     def predictor(self, hidden: Tensor) -> Tensor:
@@ -225,7 +227,7 @@ class RNNGModel(RNNGPreTrainedModel):
             word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
             output_hidden_states: also return `hidden_states`, all or those at the places given: the word embeddings,
                 the state of every layer of the stack LSTM after each token, and what `last_hidden_state` is.
-            output_attentions: refused: no weights over tokens are kept.
+            output_attentions: refused: there are no attention weights over tokens.
 
         Returns:
             `SyntacticModelOutput` with `last_hidden_state` [B, T, w] (the prediction vector right after each token;
@@ -233,7 +235,7 @@ class RNNGModel(RNNGPreTrainedModel):
             stack's state when the derivation is over).
 
         Raises:
-            ValueError: for bad shapes and ids, for sequences that are no derivations of the tokens, and where
+            ValueError: for bad shapes and ids, for sequences that are not valid derivations of the tokens, and where
                 attentions are asked for.
 
         Cost: see `rnng_plan`.
@@ -255,7 +257,7 @@ class RNNGModel(RNNGPreTrainedModel):
         )
 
     def wanted_states(self, choice: HiddenStateChoice, output_attentions: bool | None) -> frozenset[int]:
-        """Which hidden states are asked for.
+        """Places of the hidden states that a call wants.
 
         Args:
             choice: `output_hidden_states` of a call.
@@ -265,7 +267,7 @@ class RNNGModel(RNNGPreTrainedModel):
             Their places.
 
         Raises:
-            ValueError: for places that do not exist, and where attentions are asked for.
+            ValueError: for places that do not exist, and if attentions are wanted.
         """
         reason = "an RNNG keeps no attention weights (it attends in its composition, over children). Leave it out."
         refuse_layer_outputs(self.config, reason, output_attentions=output_attentions)
@@ -288,10 +290,10 @@ class RNNGModel(RNNGPreTrainedModel):
             plan: of the derivations.
             layers: states [P, h] of every layer after every push.
             states: prediction vectors [A, w] before every action.
-            wanted: places that are asked for.
+            wanted: places to keep.
 
         Returns:
-            Tensors [B, T, *], 0 at padding, and None at other places; None if nothing is asked for.
+            Tensors [B, T, *], 0 at padding, and None at other places; None if `wanted` is empty.
         """
         if not wanted:
             return None
@@ -301,7 +303,7 @@ class RNNGModel(RNNGPreTrainedModel):
 
 
 def _after_words(states: Tensor, mask: Tensor, plan: RNNGPlan) -> Tensor:
-    """What stands before every action [A, X] -> after every token [B, T, X], 0 at padding."""
+    """Move states from before every action [A, X] to after every token [B, T, X], 0 at padding."""
     after = states.new_zeros(*mask.shape, states.shape[1])
     # A SHIFT is never the last action: the state after a word is the one before the next action.
     after[_word_places(plan, mask)] = states[plan.shifts + 1]
@@ -331,7 +333,7 @@ def _check_not_empty(mask: Tensor) -> None:
 
 
 def _check_plan(plan: RNNGPlan, reads_stack: bool, actions: Tensor, mask: Tensor) -> None:
-    """Check that a layout made ahead is one of these derivations; what is on a GPU is not read."""
+    """Check that a plan made ahead fits the derivations; tensors on a GPU are not read."""
     if hasattr(plan, "steps") != reads_stack:
         raise ValueError(
             f"plan is a {type(plan).__name__}, which this composition cannot use. Make it with "
@@ -397,24 +399,24 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
             labels: [B, T] = `input_ids` with -100 where the word loss shall not count; needs `actions`.
             actions: [B, A] complete derivations, 0 = padding (see `TransitionSystem`).
             word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
-            plan: layout of `actions`, if it was made ahead (`rnng_plan.make_plan`).
+            plan: plan of `actions`, if it was made ahead (`rnng_plan.make_plan`).
             past_key_values: search state to continue from.
             use_cache: return the search state.
-            logits_to_keep: compute `logits` for the last so many positions only (0 = all).
+            logits_to_keep: compute `logits` for this many last positions only (0 = all).
             output_logits: also return `action_logits` [B, A, Y] and `token_logits_given_tree` [B, T, V] of the given
                 derivations.
             loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             output_hidden_states: also return `hidden_states` of the given derivations (see `RNNGModel.forward`).
             output_attentions: refused: see `RNNGModel.forward`.
-            **kwargs: nothing; wrappers pass arguments of other models here, as None.
+            **kwargs: only None values, which wrappers pass for arguments of other models.
 
         Returns:
             `SyntacticLMOutput`; with `actions` its `joint_log_prob` [B] is log p(text, tree).
 
         Raises:
-            ValueError: for bad shapes and ids, sequences that are no derivations of the tokens, labels without actions,
-                and options that do not go together.
+            ValueError: for bad shapes and ids, sequences that are not valid derivations of the tokens, labels without
+                actions, and options that exclude each other.
             TypeError: for other keyword arguments.
 
         Cost: objective: as many sequential steps as trees are high and stacks deep (LSTM composition). Logits: T
@@ -427,27 +429,53 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
             refuse_layer_outputs(self.config, NO_HIDDEN_STATES, output_hidden_states)
             if labels is not None or plan is not None or output_logits:
                 raise ValueError(
-                    "labels, plan and output_logits need actions: RNNG is trained on trees. Pass the derivations "
-                    "of a treebank, or those that parse finds."
+                    "labels, plan and output_logits need actions: RNNG is trained on trees. Pass the derivations of a "
+                    "treebank, or those that parse finds."
                 )
-            if attention_mask is None:
-                attended_tokens(self.config, input_ids, None)  # checks
-                attention_mask = self._default_attention_mask(input_ids).bool()
-                begun = getattr(past_key_values, "begun", None)
-                if begun is not None and len(begun) == len(input_ids):
-                    # Their begin token has been read: everything but padding is a word.
-                    words = between_padding(input_ids, self.config.pad_token_id)
-                    attention_mask = torch.where(begun[:, None], words, attention_mask)
-            return self._marginal_forward(
-                input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
-            )
+            return self._marginal(input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends)
         if past_key_values is not None or use_cache or not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError(
                 "past_key_values, use_cache and logits_to_keep go with next-token logits, not with actions."
             )
-        for name, value in (("labels", labels), ("word_ends", word_ends)):
-            if value is not None and value.shape != input_ids.shape:
-                raise ValueError(f"{name} has shape {tuple(value.shape)}, input_ids {tuple(input_ids.shape)}.")
+        return self._objective(
+            input_ids, attention_mask, labels, actions, word_ends, plan, output_logits, loss_shares, wanted
+        )
+
+    def _marginal(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        cache: SyntacticCache | None,
+        use_cache: bool | None,
+        logits_to_keep: int | Tensor,
+        word_ends: Tensor | None,
+    ) -> SyntacticLMOutput:
+        """Next-token log-probabilities, derivations summed out over the word-synchronous search."""
+        if attention_mask is None:
+            attended_tokens(self.config, input_ids, None)  # checks
+            attention_mask = self._default_attention_mask(input_ids).bool()
+            begun = getattr(cache, "begun", None)
+            if begun is not None and len(begun) == len(input_ids):
+                # The begin token of these rows has been read: everything but padding is a word.
+                words = between_padding(input_ids, self.config.pad_token_id)
+                attention_mask = torch.where(begun[:, None], words, attention_mask)
+        return self._marginal_forward(input_ids, attention_mask, cache, use_cache, logits_to_keep, word_ends)
+
+    def _objective(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        labels: Tensor | None,
+        actions: Tensor,
+        word_ends: Tensor | None,
+        plan: RNNGPlan | None,
+        output_logits: bool,
+        loss_shares: Mapping[str, float] | None,
+        wanted: frozenset[int],
+    ) -> SyntacticLMOutput:
+        """Log-probabilities of the actions and words of given derivations: teacher forcing, one product per head."""
+        if labels is not None and labels.shape != input_ids.shape:
+            raise ValueError(f"labels has shape {tuple(labels.shape)}, input_ids {tuple(input_ids.shape)}.")
         mask = attended_tokens(self.config, input_ids, attention_mask)
         if plan is None:
             word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
@@ -455,14 +483,32 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         else:
             _check_plan(plan, self.model.composition.reads_stack, actions, mask)
             plan = plan.to(input_ids.device)
-        return self._given_tree(input_ids, mask, labels, actions, plan, output_logits, loss_shares, wanted)
+        layers = self.model.run(input_ids, mask, plan, bool(wanted))
+        parts = _score_derivations(self, layers[-1], input_ids, mask, labels, plan)
+        sizes = {"batch": len(mask), "sum": 1, "action": len(parts.action_loss), "token": len(parts.word_loss)}
+        divisor = sizes[self.config.loss_normalization]
+        action = parts.action_total * (share_of(loss_shares, "action") / divisor)
+        word = parts.word_total * (share_of(loss_shares, "word") / divisor)
+        output = SyntacticLMOutput(
+            loss=action + word,
+            losses={"action": action.detach(), "word": word.detach()},
+            joint_log_prob=parts.joint,
+            hidden_states=self.model.hidden_states(input_ids, mask, plan, layers, parts.states, wanted),
+        )
+        if output_logits:
+            output.action_logits = parts.action_logits.new_zeros(*actions.shape, parts.action_logits.shape[1])
+            output.action_logits[plan.action_row, plan.action_column] = parts.action_logits
+            logits = self.lm_head(parts.before_words)
+            output.token_logits_given_tree = logits.new_zeros(*input_ids.shape, logits.shape[1])
+            output.token_logits_given_tree[_word_places(plan, mask)] = logits
+        return output
 
     def count_loss_items(
         self, input_ids: Tensor, actions: Tensor, attention_mask: Tensor | None = None, **others: Any
     ) -> dict[str, int]:
-        """How many items the parts of the loss are divided by; none if `config.loss_normalization` is "sum".
+        """How many items the parts of the loss are divided by; empty if `config.loss_normalization` is "sum".
 
-        Divided by the counts of all calls of a step, these are the `loss_shares` of a call (`loss_shares.to_shares`).
+        `to_shares` divides these counts by those of all calls of a step; the result is the `loss_shares` of a call.
 
         Args:
             input_ids: [B, T], as for `forward`.
@@ -484,38 +530,6 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         else:
             count = len(input_ids) if kind == "batch" else int((actions != 0).sum())
         return {"action": count, "word": count}
-
-    def _given_tree(
-        self,
-        input_ids: Tensor,
-        mask: Tensor,
-        labels: Tensor | None,
-        actions: Tensor,
-        plan: RNNGPlan,
-        output_logits: bool,
-        loss_shares: Mapping[str, float] | None,
-        wanted: frozenset[int],
-    ) -> SyntacticLMOutput:
-        """Log-probabilities of the actions and words of given derivations, heads in one multiplication each."""
-        layers = self.model.run(input_ids, mask, plan, bool(wanted))
-        parts = _score_derivations(self, layers[-1], input_ids, mask, labels, plan)
-        sizes = {"batch": len(mask), "sum": 1, "action": len(parts.action_loss), "token": len(parts.word_loss)}
-        divisor = sizes[self.config.loss_normalization]
-        action = parts.action_total * (share_of(loss_shares, "action") / divisor)
-        word = parts.word_total * (share_of(loss_shares, "word") / divisor)
-        output = SyntacticLMOutput(
-            loss=action + word,
-            losses={"action": action.detach(), "word": word.detach()},
-            joint_log_prob=parts.joint,
-            hidden_states=self.model.hidden_states(input_ids, mask, plan, layers, parts.states, wanted),
-        )
-        if output_logits:
-            output.action_logits = parts.action_logits.new_zeros(*actions.shape, parts.action_logits.shape[1])
-            output.action_logits[plan.action_row, plan.action_column] = parts.action_logits
-            logits = self.lm_head(parts.before_words)
-            output.token_logits_given_tree = logits.new_zeros(*input_ids.shape, logits.shape[1])
-            output.token_logits_given_tree[_word_places(plan, mask)] = logits
-        return output
 
     # ------------------------------------------------------------------------------------------------------ search
     def word_search(
@@ -553,7 +567,9 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         width = self.config.scoring_num_beams
         return width if not isinstance(action_beam_size, int) else max(1, min(width, action_beam_size))
 
-    def decoding_searches(self, config: GenerationConfig, renormalize: bool) -> tuple[Any, Any]:
+    def decoding_searches(
+        self, config: GenerationConfig, renormalize: bool
+    ) -> tuple[FastTrackDecoder, FastTrackDecoder]:
         """The searches of `generate`; see `SyntacticGenerationMixin`.
 
         Under normalization "train" the probabilities of what may come sum to less than one; sampling draws every action
@@ -608,9 +624,6 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
         if not generation_config.synchronous:
             raise ValueError("synchronous=False is an option of GPST; RNNG searches word by word.")
-        track = generation_config.fast_track_size
-        if track is not None and (not isinstance(track, int) or isinstance(track, bool) or track < 0):
-            raise ValueError(f"fast_track_size={track!r} must be an integer that is not negative")
         decay = generation_config.exponential_decay_length_penalty
         if decay is not None and generation_config.structure_mode == "joint":
             raise ValueError(
@@ -717,11 +730,10 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
 
 
 class _Scores(NamedTuple):
-    """What the heads say of given derivations."""
+    """Scores of given derivations."""
 
     states: Tensor
     """[A, w] prediction vectors before the actions."""
-
     action_logits: Tensor
     """[A, Y] of all actions."""
     action_loss: Tensor
@@ -854,6 +866,3 @@ class RNNGForSequenceClassification(RNNGPreTrainedModel):
         if missing:
             raise ValueError(f"The search finds no tree of row {missing[0]}. Pass actions, or raise action_beam_size.")
         return output.actions[:, 0]
-
-
-__all__ = ["RNNGForCausalLM", "RNNGForSequenceClassification", "RNNGModel", "RNNGPreTrainedModel"]

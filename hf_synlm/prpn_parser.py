@@ -320,16 +320,3 @@ def last_entries(values_SB: Tensor, count_B: Tensor, length: int) -> Tensor:
     """
     entry = count_B + torch.arange(length, device=count_B.device)[:, None]
     return values_SB[entry, torch.arange(len(count_B), device=count_B.device)]
-
-
-__all__ = [
-    "FAR",
-    "ConvolutionalParsingNetwork",
-    "Distances",
-    "LookbackFeatures",
-    "RecurrentParsingNetwork",
-    "gates_of",
-    "last_entries",
-    "openness",
-    "run_lstm",
-]

@@ -111,6 +111,3 @@ class PredictNetwork(nn.Module):
         attention_BTN = gated_softmax(products_BTS.gather(2, band_BTN), gate_TBN.transpose(0, 1))
         weights_BTS = torch.zeros_like(products_BTS).scatter(2, band_BTN, attention_BTN.to(products_BTS.dtype))
         return torch.bmm(weights_BTS, tape_BSH).transpose(0, 1), attention_BTN.transpose(0, 1)
-
-
-__all__ = ["PredictNetwork", "ResidualBlock"]

@@ -380,6 +380,3 @@ def _from_windows(spread: Tensor, grad_read: Tensor, key: Tensor, t: int) -> tup
     grad = torch.bmm(coefficients[:, :1], values).squeeze(1)
     hidden, cell = grad.split(key.shape[2], 1)
     return torch.baddbmm(hidden.unsqueeze(1), coefficients[:, 1:], keys).squeeze(1), cell
-
-
-__all__ = ["ReadingLayer"]

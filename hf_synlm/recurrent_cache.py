@@ -179,6 +179,3 @@ def segment_mask(
             attention_mask = attention_mask[:, cache.num_columns :]
     check_tokens(config, input_ids, attention_mask)
     return None if attention_mask is None else attention_mask.bool()
-
-
-__all__ = ["RecurrentCache", "check_cache", "segment_mask", "store_state"]

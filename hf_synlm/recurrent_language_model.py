@@ -604,19 +604,3 @@ class RecurrentSequenceClassifier:
             result.loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
             result.losses = {"classification": result.loss.detach()}
         return result
-
-
-__all__ = [
-    "RecurrentGenerateBeamOutput",
-    "RecurrentGenerateOutput",
-    "RecurrentGenerationMixin",
-    "RecurrentLMOutput",
-    "RecurrentLanguageModel",
-    "RecurrentModelOutput",
-    "RecurrentPreTrainedModel",
-    "RecurrentSequenceClassifier",
-    "WeightedLoss",
-    "activation_losses",
-    "activation_penalty",
-    "temporal_activation_penalty",
-]

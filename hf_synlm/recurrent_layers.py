@@ -122,6 +122,3 @@ def weight_dropout(weight: Tensor, p: float, training: bool, *, rescale: bool) -
     if training:
         return weight * keep_mask(weight.shape, p, weight, rescale)
     return weight if rescale else weight * (1 - p)
-
-
-__all__ = ["embedding_dropout", "keep_mask", "locked_dropout", "lstm_layer", "weight_dropout"]

@@ -135,6 +135,3 @@ class AttentionComposition(nn.Module):
 def chain_inputs(elements: Tensor, chains: Chains) -> Tensor:
     """Vectors [2, S, w] at the steps of the chains, out of `elements` [P, w]."""
     return elements.index_select(0, chains.index.flatten()).view(2, -1, elements.shape[1])
-
-
-__all__ = ["AttentionComposition", "BidirectionalLSTM", "LSTMComposition", "chain_inputs"]

@@ -522,6 +522,3 @@ def _with_nodes(pool: NodePool, history: Tensor, nodes: Tensor, moving: Tensor) 
     history = F.pad(history, (0, pool.size - history.shape[2]))
     place = nodes[..., None]
     return history.scatter(2, place, history.gather(2, place) | moving[:, None, None])
-
-
-__all__ = ["FastTrackSearch", "Frontier", "Limits", "Reached", "SetAside", "own_places"]

@@ -264,6 +264,3 @@ class FastTrackDecoder(FastTrackSearch):
 def _is_possible(scores: Tensor) -> Tensor:
     """Where processors allow a word: some of them write the lowest number, or NaN, for -inf."""
     return scores > torch.finfo(scores.dtype).min / 2
-
-
-__all__ = ["FastTrackDecoder"]

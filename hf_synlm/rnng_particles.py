@@ -4,7 +4,7 @@ A hypothesis carries a number of particles. Inside a word, each of its actions g
 without a particle are dropped. Between words all particles are dealt out anew, in proportion to the joint
 probabilities of the hypotheses. Nothing is drawn at random, and the beam is as wide as the particles need it.
 
-It has no short version in `tests/reference`; `tests/test_rnng_search.py` checks it against exact probabilities.
+It has no short version in `tests/reference`; `tests/test_rnng_fast_track.py` checks it against exact probabilities.
 
 Source: `variable_beam_search` of the authors' code with `original_reweight=False`, without its limit of 3,000
 hypotheses. Rounding makes the result depend on the last bits of the probabilities when particles are many.
@@ -113,6 +113,3 @@ class ParticleSearch(FastTrackSearch):
             particles = shares.flatten(1).gather(1, index).masked_fill(scores == NEG_INF, 0.0)
             frontier = self._execute(state, frontier, scores, index, scores > NEG_INF)
             steps += 1
-
-
-__all__ = ["ParticleSearch"]

@@ -481,6 +481,3 @@ def _by_step(record: _Record) -> StepPlan:
         sizes=sizes,
         steps=steps,
     )
-
-
-__all__ = ["Chains", "LevelPlan", "RNNGPlan", "StackStep", "StepPlan", "lay_out_chains", "make_plan"]

@@ -281,6 +281,3 @@ def _weight_gradients(
         before = hidden[layer].index_select(0, torch.cat(parents)) if parents else after.new_zeros(0, hidden.shape[2])
         grads += [gates.t() @ inputs, after.t() @ before, gates.sum(0)]
     return grads
-
-
-__all__ = ["StackLSTM"]

@@ -284,16 +284,3 @@ def check_gold_distances(
     if distances.shape != input_ids.shape:
         raise ValueError(f"distances are {tuple(distances.shape)}, input_ids {tuple(input_ids.shape)}. Align them.")
     return distances
-
-
-__all__ = [
-    "DECODERS",
-    "Decoder",
-    "check_gold_distances",
-    "count_pairs",
-    "distance_losses",
-    "distance_trees",
-    "distances_to_spans",
-    "ranking_loss",
-    "spans_to_distances",
-]
