@@ -26,8 +26,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from hf_synlm.data.files import write_text
 from hf_synlm.data.text import PathLike
-from hf_synlm.evaluation.results import write_text
 from hf_synlm.evaluation.scoring import TextScorer, TokenScores
 from hf_synlm.evaluation.text_items import TextItem
 from hf_synlm.evaluation.words import EncodedText, Word, encode_sentences, split_words, word_starts
