@@ -17,8 +17,14 @@ from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import parse_treebank, read_treebank
 from hf_synlm.evaluation.evalb import EvalbParameters, EvalbTree, labeled_f1
 from hf_synlm.evaluation.parsing import binarized_gold, branching_baselines, unlabeled_f1
-from hf_synlm.evaluation.parsing_breakdown import recall_by_height, recall_by_label, recall_by_length, span_heights
-from hf_synlm.evaluation.tree_statistics import agreement, tree_statistics
+from hf_synlm.evaluation.parsing_analysis import (
+    agreement,
+    recall_by_height,
+    recall_by_label,
+    recall_by_length,
+    span_heights,
+    tree_statistics,
+)
 from hf_synlm.evaluation.treebank_parsing import (
     make_treebank,
     match_treebank,

@@ -22,7 +22,7 @@ from hf_synlm.data.text import PathLike
 from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files
 from hf_synlm.evaluation.scoring import TextScorer
 from hf_synlm.evaluation.surprisal import NATS
-from hf_synlm.evaluation.text_items import file_format, need_columns, read_table
+from hf_synlm.evaluation.text_items import file_format, find_files, need_columns, read_table
 from hf_synlm.evaluation.words import encode_sentences
 
 
@@ -119,16 +119,7 @@ def find_blimp(place: PathLike, paradigms: Sequence[str] = ()) -> list[Path]:
     Raises:
         ValueError: the place does not exist, or there is no such paradigm, or none at all.
     """
-    place = Path(place)
-    if not place.exists():
-        raise ValueError(f"{place} does not exist: name the folder of BLiMP's .jsonl files, or one of them")
-    found = {file.stem: file for file in ([place] if place.is_file() else sorted(place.glob("*.jsonl")))}
-    if not found:
-        raise ValueError(f"{place} holds no paradigms (.jsonl files): get them from alexwarstadt/blimp, folder data")
-    unknown = [name for name in paradigms if name not in found]
-    if unknown:
-        raise ValueError(f"no paradigm {', '.join(unknown)} in {place}: there are {', '.join(found)}")
-    return [found[name] for name in sorted(paradigms or found)]
+    return find_files(place, ".jsonl", paradigms, "paradigm", "alexwarstadt/blimp, folder data")
 
 
 def read_blimp(path: PathLike) -> list[MinimalPair]:

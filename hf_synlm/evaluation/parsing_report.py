@@ -10,10 +10,15 @@ from typing import Any
 
 from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.evaluation.evalb import COLLINS, EvalbParameters, EvalbScores, EvalbTree, labeled_f1
-from hf_synlm.evaluation.parsing import ParsingScores, apply_keep, binarized_gold
-from hf_synlm.evaluation.parsing_breakdown import Recall, recall_by_height, recall_by_label, recall_by_length
-from hf_synlm.evaluation.parsing_conventions import ParsingConvention, resolve_convention
-from hf_synlm.evaluation.tree_statistics import agreement, tree_statistics
+from hf_synlm.evaluation.parsing import ParsingConvention, ParsingScores, apply_keep, binarized_gold, resolve_convention
+from hf_synlm.evaluation.parsing_analysis import (
+    Recall,
+    agreement,
+    recall_by_height,
+    recall_by_label,
+    recall_by_length,
+    tree_statistics,
+)
 from hf_synlm.evaluation.treebank_parsing import Treebank, best_trees, match_treebank, score_baselines, score_trees
 from hf_synlm.trees import Span
 

@@ -26,7 +26,7 @@ from hf_synlm.evaluation.formulas import Formula
 from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files
 from hf_synlm.evaluation.scoring import TextScorer
 from hf_synlm.evaluation.surprisal import NATS, score_words
-from hf_synlm.evaluation.text_items import TextItem
+from hf_synlm.evaluation.text_items import TextItem, find_files
 
 _LICENSING = [f"npi_{clause}_{word}" for clause in ("orc", "src") for word in ("any", "ever")] + [
     f"reflexive_{clause}_{gender}" for clause in ("orc", "prep", "src") for gender in ("fem", "masc")
@@ -175,16 +175,7 @@ def find_suites(place: PathLike, names: Sequence[str] = ()) -> list[Path]:
     Raises:
         ValueError: the place does not exist, or there is no such suite, or none at all.
     """
-    place = Path(place)
-    if not place.exists():
-        raise ValueError(f"{place} does not exist: name the folder of the suites' .json files, or one of them")
-    found = {file.stem: file for file in ([place] if place.is_file() else sorted(place.glob("*.json")))}
-    if not found:
-        raise ValueError(f"{place} holds no suites (.json files): get them from cpllab/syntactic-generalization")
-    unknown = [name for name in names if name not in found]
-    if unknown:
-        raise ValueError(f"no suite {', '.join(unknown)} in {place}: there are {', '.join(found)}")
-    return [found[name] for name in sorted(names or found)]
+    return find_files(place, ".json", names, "suite", "cpllab/syntactic-generalization")
 
 
 def region_surprisals(

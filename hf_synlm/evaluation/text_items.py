@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,14 @@ from hf_synlm.data.text import PathLike, read_lines
 from hf_synlm.evaluation.treebank_parsing import load_treebank
 
 FORMATS = ("txt", "tsv", "csv", "jsonl")
-_COMPRESSED = frozenset({"gz", "bz2", "xz", "zst", "zip", "7z", "rar", "tar", "tgz"})
-_OTHER_TABLES = frozenset({"xls", "xlsx", "ods", "parquet", "feather", "arrow", "pkl", "rds", "rda", "sav", "dta"})
-_DOCUMENTS = frozenset({"pdf", "doc", "docx", "odt", "rtf"})
-_SURROGATE = re.compile("[\\ud800-\\udfff]")
+# Endings of files that are neither plain text nor one of `FORMATS`, with what to do about them.
+_REMEDIES = {
+    **dict.fromkeys(("gz", "bz2", "xz", "zst", "zip", "7z", "rar", "tar", "tgz"), "unpack it first"),
+    **dict.fromkeys(("xls", "xlsx", "ods", "parquet", "feather", "arrow", "pkl"), "save it as .csv or .tsv"),
+    **dict.fromkeys(("rds", "rda", "sav", "dta"), "save it as .csv or .tsv"),
+    **dict.fromkeys(("pdf", "doc", "docx", "odt", "rtf"), "save its text as .txt"),
+    "json": "write one object per line, and name the file .jsonl, or its format jsonl",
+}
 
 
 @dataclass(frozen=True)
@@ -48,17 +51,11 @@ def file_format(path: PathLike, given: str | None = None) -> str:
     """
     if given is not None and given not in FORMATS:
         raise ValueError(f"format {given!r} is unknown: choose one of {', '.join(FORMATS)}")
-    suffix = Path(path).suffix.lower().removeprefix(".")
-    if suffix in _COMPRESSED:
-        raise ValueError(f"{path} is compressed: unpack it first")
     if given is not None:
         return given
-    if suffix in _OTHER_TABLES:
-        raise ValueError(f"{path} is a table in a format that is not read: save it as .csv or .tsv")
-    if suffix in _DOCUMENTS:
-        raise ValueError(f"{path} is a document with a layout: save its text as .txt")
-    if suffix == "json":
-        raise ValueError(f"{path} is JSON: write one object per line, and name the file .jsonl, or its format jsonl")
+    suffix = Path(path).suffix.lower().removeprefix(".")
+    if suffix in _REMEDIES:
+        raise ValueError(f"{path} is not a text file or table that can be read: {_REMEDIES[suffix]}")
     return suffix if suffix in FORMATS else "txt"
 
 
@@ -82,14 +79,14 @@ def read_table(path: PathLike, kind: str) -> list[dict[str, Any]]:
                 continue
             try:
                 rows.append(json.loads(line))
+                # A lone surrogate such as \\ud800 is half of a character. No tokenizer can read it.
+                json.dumps(rows[-1], ensure_ascii=False).encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise ValueError(f"{path}:{number}: half of a character ({error}). Correct the text.") from error
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}:{number}: not JSON ({error})") from error
             if not isinstance(rows[-1], dict):
                 raise ValueError(f"{path}:{number}: not a JSON object with columns as keys: {line[:60]!r}")
-            if "\\ud" in line.lower() and _SURROGATE.search(json.dumps(rows[-1], ensure_ascii=False)):
-                raise ValueError(
-                    f"{path}:{number}: half of a character (a lone surrogate such as \\ud800): mend the text"
-                )
     else:
         rows = list(_separated(path, "\t" if kind == "tsv" else ","))
     if not rows:
@@ -120,6 +117,34 @@ def _separated(path: PathLike, delimiter: str) -> Iterator[dict[str, Any]]:
             f"{path}:{reader.line_num}: {error}. A field that begins with a quotation mark must be quoted as a whole, "
             'with its own quotation marks doubled: "She said ""no"" ."'
         ) from error
+
+
+def find_files(place: PathLike, ending: str, names: Sequence[str], what: str, source: str) -> list[Path]:
+    """Find the files of a benchmark.
+
+    Args:
+        place: a folder, or one file.
+        ending: of the files in the folder, such as ".json".
+        names: files to take, without the ending; empty = all.
+        what: what one file is, for messages.
+        source: where the files come from, for messages.
+
+    Returns:
+        The files in alphabetical order.
+
+    Raises:
+        ValueError: the place does not exist, or a file is missing, or there are none.
+    """
+    place = Path(place)
+    if not place.exists():
+        raise ValueError(f"{place} does not exist: name the folder of the {ending} files, or one of them")
+    found = {file.stem: file for file in ([place] if place.is_file() else sorted(place.glob(f"*{ending}")))}
+    if not found:
+        raise ValueError(f"{place} holds no {what}s ({ending} files): get them from {source}")
+    unknown = [name for name in names if name not in found]
+    if unknown:
+        raise ValueError(f"no {what} {', '.join(unknown)} in {place}: there are {', '.join(found)}")
+    return [found[name] for name in sorted(names or found)]
 
 
 def need_columns(path: PathLike, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
-"""Parsing a treebank with a model and scoring the trees, next to the trees that need no model.
+"""Parse a treebank with a model, and score its trees beside baselines that need no model.
 
-Words of the treebank are encoded with their word boundaries, so that word pieces stay together; trees over tokens are
-folded back to words before they are scored.
+Words are encoded with their word boundaries, so that word pieces stay together. Trees over tokens are mapped back to
+words before they are scored.
 """
 
 import dataclasses
@@ -19,8 +19,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
-from hf_synlm.evaluation.parsing import ParsingScores, branching_baselines, keep_words, unlabeled_f1
-from hf_synlm.evaluation.parsing_conventions import ParsingConvention, Punctuation, check_tags
+from hf_synlm.evaluation.parsing import (
+    ParsingConvention,
+    ParsingScores,
+    Punctuation,
+    branching_baselines,
+    check_tags,
+    keep_words,
+    unlabeled_f1,
+)
 from hf_synlm.evaluation.scoring import num_alike, texts_per_search
 from hf_synlm.trees import Span, escape_word
 
@@ -38,7 +45,7 @@ class Treebank:
     Attributes:
         sentences: the words that are parsed, with their gold trees.
         keep: per sentence and word, whether it counts in the score; `None`: all do.
-        convention: one line that says what is done with punctuation.
+        convention: how punctuation is treated, in one line.
     """
 
     sentences: list[TreebankSentence]
@@ -91,11 +98,10 @@ class Treebank:
         Raises:
             ValueError: there is none.
         """
-        lengths = [len(sentence.words) for sentence in self.scored()]
-        longest = max(lengths) if convention.max_length is None else convention.max_length
-        found = [number for number, length in enumerate(lengths) if convention.min_length <= length <= longest]
+        scored = enumerate(self.scored())
+        found = [number for number, sentence in scored if convention.scores_length(len(sentence.words))]
         if not found:
-            raise ValueError(f"none of the {len(lengths)} sentences is scored under {convention.describe()}")
+            raise ValueError(f"none of the {len(self.sentences)} sentences is scored under {convention.describe()}")
         return found
 
 
@@ -139,17 +145,17 @@ def make_treebank(
     Args:
         trees: the sentences.
         punctuation: "remove" deletes punctuation before parsing (Kim et al. 2019), "ignore" parses it but deletes it
-            from both trees before scoring; both leave out sentences of nothing else. "keep" treats it as words.
-        max_sentences: read only so many of the first sentences.
-        punctuation_by: what tells punctuation, "tag" or "form"; see `keep_words`. By tag, all words count as
+            from both trees before scoring; both leave out sentences without other words. "keep" counts it as words.
+        max_sentences: read only this number of sentences, from the beginning.
+        punctuation_by: how to recognize punctuation, by "tag" or "form"; see `keep_words`. By tag, all words count as
             punctuation whose tag is not among the 36 of the Penn Treebank for words (`check_tags`).
 
     Returns:
         The treebank.
 
     Raises:
-        ValueError: for another value of `punctuation` or `punctuation_by`, trees with other tags than the Penn
-            Treebank's where these tell punctuation (in the sentences that are read), or no sentence at all.
+        ValueError: for another value of `punctuation` or `punctuation_by`, for trees with other tags than the Penn
+            Treebank's if punctuation is recognized by tag (in the sentences that are read), or without any sentence.
     """
     if punctuation not in PUNCTUATION:
         raise ValueError(f"punctuation {punctuation!r} is unknown. Choose one of {sorted(PUNCTUATION)}.")

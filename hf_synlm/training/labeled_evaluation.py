@@ -18,8 +18,7 @@ from tqdm.auto import tqdm
 
 from hf_synlm.data.parsed import word_brackets
 from hf_synlm.evaluation.evalb import EvalbParameters, EvalbScores, labeled_f1
-from hf_synlm.evaluation.parsing import ParsingScores, branching_baselines, keep_words, unlabeled_f1
-from hf_synlm.evaluation.parsing_conventions import Punctuation
+from hf_synlm.evaluation.parsing import ParsingScores, Punctuation, branching_baselines, keep_words, unlabeled_f1
 from hf_synlm.losses import share_of
 from hf_synlm.training.steps import to_device
 from hf_synlm.training.tree_batches import TreeCollator, TreeDataset, padded_batches

@@ -27,7 +27,7 @@ from hf_synlm.data.streams import SentenceCode, StreamRows, TokenStream, collate
 from hf_synlm.data.text import read_lines
 from hf_synlm.data.treebank import WORD_TAGS, TreebankSentence, count_tags, parse_treebank, read_treebank
 from hf_synlm.data.vocabulary import UNKNOWN_RULES, word_tokenizer
-from hf_synlm.evaluation.parsing_conventions import check_tags
+from hf_synlm.evaluation.parsing import check_tags
 from hf_synlm.hub.checkpoint import check_tokenizer_source
 from hf_synlm.training.run import save_tokenizer_once, words_fingerprint
 

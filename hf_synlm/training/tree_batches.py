@@ -27,7 +27,7 @@ from hf_synlm.data.oracle import encode_trees
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import UNKNOWN_RULES, subword_tokenizer, word_tokenizer
-from hf_synlm.evaluation.parsing_conventions import Punctuation, has_penn_tags
+from hf_synlm.evaluation.parsing import Punctuation, has_penn_tags
 from hf_synlm.hub.checkpoint import check_tokenizer_source
 from hf_synlm.rnng_plan import make_plan
 from hf_synlm.training.run import save_tokenizer_once, words_fingerprint
