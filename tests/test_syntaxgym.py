@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import csv
+import functools
 import json
 import math
+import operator
+import statistics
 from pathlib import Path
 
 import pytest
@@ -62,11 +65,15 @@ def suite_data():
     return data
 
 
+def write_suite(folder, data):
+    path = folder / "own_agreement.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path
+
+
 @pytest.fixture
 def suite_file(tmp_path):
-    path = tmp_path / "own_agreement.json"
-    path.write_text(json.dumps(suite_data()), encoding="utf-8")
-    return path
+    return write_suite(tmp_path, suite_data())
 
 
 # ------------------------------------------------------------------------------------------------------ formulas
@@ -175,26 +182,20 @@ def test_regions_follow_the_offsets_of_the_tokenizer(suite_file):
         assert values["match", region] == pytest.approx(expected, abs=1e-3)
 
 
-@pytest.mark.parametrize("metric", ["mean", "median", "max", "min", "range"])
-def test_other_metrics_of_regions(metric, tmp_path, suite_file):
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [("mean", statistics.fmean), ("median", statistics.median), ("max", max), ("min", min),
+     ("range", lambda values: max(values) - min(values))],
+)  # fmt: skip
+def test_other_metrics_of_regions(metric, expected, tmp_path):
     data = suite_data()
     data["meta"]["metric"] = metric
-    path = tmp_path / "other.json"
-    path.write_text(json.dumps(data), encoding="utf-8")
     scorer = scorer_of("gpt2")
-    values = region_surprisals(scorer, [load_suite(path)])[0][0]
+    (values,) = region_surprisals(scorer, [load_suite(write_suite(tmp_path, data))])
     (found,) = score_words(scorer, [TextItem("", "The keys to the cabinet are here today.")])
     pieces = [-p / math.log(2) for _, p in found.tokens][: sum(found.num_tokens[:2].tolist())]
-    ordered, middle = sorted(pieces), len(pieces) // 2
-    expected = {
-        "mean": sum(pieces) / len(pieces),
-        "median": ordered[middle] if len(pieces) % 2 else (ordered[middle - 1] + ordered[middle]) / 2,
-        "max": ordered[-1],
-        "min": ordered[0],
-        "range": ordered[-1] - ordered[0],
-    }
-    assert values["match", 1] == pytest.approx(expected[metric], abs=1e-4)
-    assert region_surprisals(scorer, [load_suite(path)])[0][1]["match", 2] == 0.0
+    assert values[0]["match", 1] == pytest.approx(expected(pieces), abs=1e-4)
+    assert values[1]["match", 2] == 0.0
 
 
 # --------------------------------------------------------------------------------------------------------- means
@@ -222,8 +223,7 @@ def test_unknown_words_in_what_a_formula_reads(tmp_path):
             ((first, "", "xyzzy", second), (first, "", second, second)),
         ])
     ]  # fmt: skip
-    path = tmp_path / "unknown.json"
-    path.write_text(json.dumps(data), encoding="utf-8")
+    path = write_suite(tmp_path, data)
     rows = evaluate_syntaxgym(scorer_of("palm"), [path]).tables["Predictions"]
     assert [row["items_with_unknown_words"] for row in rows] == [1, 1, 2]  # the last one reads all regions
     assert all(row["items_with_unknown_words"] == 0 for row in evaluate_syntaxgym(
@@ -261,13 +261,6 @@ def test_published_accuracies_of_circuits():
 
 
 # --------------------------------------------------------------------------------------------------------- files
-def change(data, path, value):
-    *inner, last = path
-    for key in inner:
-        data = data[key]
-    data[last] = value
-
-
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
@@ -286,28 +279,23 @@ def change(data, path, value):
 )
 def test_suites_that_are_wrong(tmp_path, path, value, message):
     data = suite_data()
-    change(data, path, value)
-    file = tmp_path / "wrong.json"
-    file.write_text(json.dumps(data), encoding="utf-8")
+    part = functools.reduce(operator.getitem, path[:-1], data)
+    part[path[-1]] = value
     with pytest.raises(ValueError, match=message):
-        load_suite(file)
+        load_suite(write_suite(tmp_path, data))
 
 
 def test_suites_that_are_not_there(suite_file, tmp_path):
     assert find_suites(tmp_path) == find_suites(suite_file) == find_suites(tmp_path, ["own_agreement"]) == [suite_file]
-    with pytest.raises(ValueError, match="no suite nothing in .*there are own_agreement"):
-        find_suites(tmp_path, ["nothing"])
-    with pytest.raises(ValueError, match="no suite nothing in"):
-        find_suites(suite_file, ["nothing"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="holds no suites"):
-        find_suites(tmp_path / "empty")
-    with pytest.raises(ValueError, match="missing does not exist"):
-        find_suites(tmp_path / "missing")
-    with pytest.raises(ValueError, match="cannot be read"):
-        load_suite(tmp_path / "missing.json")
     (tmp_path / "text.json").write_text("text")
-    with pytest.raises(ValueError, match="is not JSON"):
-        load_suite(tmp_path / "text.json")
-    with pytest.raises(ValueError, match="the same name: own_agreement"):
-        evaluate_syntaxgym(scorer_of("gpt2"), [suite_file, suite_file])
+    for call, arguments, message in (
+        (find_suites, (suite_file, ["nothing"]), "no suite nothing in .*there are own_agreement"),
+        (find_suites, (tmp_path / "empty",), "holds no suites"),
+        (find_suites, (tmp_path / "missing",), "missing does not exist"),
+        (load_suite, (tmp_path / "missing.json",), "cannot be read"),
+        (load_suite, (tmp_path / "text.json",), "is not JSON"),
+        (evaluate_syntaxgym, (scorer_of("gpt2"), [suite_file, suite_file]), "the same name: own_agreement"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call(*arguments)

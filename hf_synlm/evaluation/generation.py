@@ -37,17 +37,11 @@ class GeneratedText:
 
     def to_dict(self) -> dict[str, Any]:
         """The continuation as plain data for JSON."""
-        tree = self.tree.to_dict()["trees"]
+        tree = next(iter(self.tree.to_dict()["trees"]), {})
         return {
-            "prompt": self.prompt,
-            "text": self.text,
-            "num_new_tokens": self.num_new_tokens,
-            "ended": self.ended,
-            "score": self.score,
+            **{name: getattr(self, name) for name in ("prompt", "text", "num_new_tokens", "ended", "score")},
             "tokens": list(self.tree.words),
-            "brackets": tree[0]["brackets"] if tree else None,
-            "spans": tree[0]["spans"] if tree else None,
-            "labels": tree[0]["labels"] if tree else None,
+            **{name: tree.get(name) for name in ("brackets", "spans", "labels")},
         }
 
 
