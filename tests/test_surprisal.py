@@ -370,7 +370,7 @@ def test_begin_token_can_be_chosen():
 @pytest.mark.parametrize(
     ("architecture", "options", "message"),
     [
-        ("gpt2", {"begin_token": "<nothing>"}, "no token of the vocabulary"),
+        ("gpt2", {"begin_token": "<nothing>"}, "not in the vocabulary"),
         ("gpst", {"begin_token": "<|CLS|>"}, "reads every sentence from its own begin token"),
         ("gpt2", {"estimator": "stepwise"}, "choose 'exact'"),
         ("gpst", {"estimator": "exact"}, "choose 'beam_marginal' or 'stepwise'"),

@@ -274,7 +274,7 @@ def test_published_accuracies_of_circuits():
         (("items", 1, "conditions", 0, "condition_name"), "mismatch", "item 2 has a condition twice"),
         (("items", 1, "conditions", 0, "regions", 0, "region_number"), 3, "has a region twice"),
         (("items", 0, "conditions"), [], "item 1: formula"),
-        (("items", 0), 3, "no suite of SyntaxGym"),
+        (("items", 0), 3, "not a suite of SyntaxGym"),
     ],
 )
 def test_suites_that_are_wrong(tmp_path, path, value, message):

@@ -5,9 +5,9 @@ F1 = 2 m / (g + t). Brackets match that have the same words under them and label
 (the root, traces, punctuation) and which labels are equal is in `EvalbParameters`; the defaults are COLLINS.prm, by
 which F1 on the Penn Treebank is reported.
 
-Three habits of EVALB to know: a sentence without a prediction is left out, not counted as wrong; a sentence whose words
-differ from the gold ones is left out, too; and words are deleted by their tag, each side by its own tags, so that
-predictions should carry the gold tags (here they do unless others are given).
+Three habits of EVALB: a sentence without a prediction is left out, not counted as wrong. A sentence whose words differ
+from the gold words is left out, too. Words are deleted by their tag, each side by its own tags, so predictions should
+carry the gold tags (here they do unless others are given).
 
 Source: evalb.c of EVALB 20080701 (public domain).
 """
@@ -61,7 +61,7 @@ class EvalbSentence:
         crossing: number of predicted brackets that cross a gold one.
         words: number of words left after deletion.
         correct_tags: number of these whose predicted tag is right.
-        reason: what is wrong with an "error" sentence.
+        reason: why the sentence is an "error".
     """
 
     status: Status
@@ -239,7 +239,7 @@ def labeled_f1(
     Args:
         predicted: per sentence (labels, spans): one label per half-open span over the gold words, in post-order, unary
             chains as repeated spans (see `word_brackets` for trees over word pieces). Or a tree with words and tags of
-            its own. None stands for a sentence that got no parse: like EVALB, it is left out of all scores and counted
+            its own. None = the sentence has no parse: like in EVALB, it is left out of all scores and counted
             in `num_skipped`; give ([], []) to have its gold brackets counted as missed.
         gold: the gold trees.
         parameters: what to count; the default is COLLINS.prm.

@@ -391,11 +391,11 @@ class _Tally:
         return sum(scored) / len(scored) if scored else 0.0, corpus, precision, recall
 
 
-def _check_corpus(gold: Sequence[Sequence[Span]], lengths: Sequence[int], **others: Sequence[Any] | None) -> None:
+def _check_corpus(lengths: Sequence[int], **corpus: Sequence[Any] | None) -> None:
     """Raise ValueError unless all arguments have one value per sentence, and no sentence is empty."""
     if not lengths:
         raise ValueError("there are no sentences to score: check the file the trees come from")
-    for name, values in {"gold": gold, **others}.items():
+    for name, values in corpus.items():
         if values is not None and len(values) != len(lengths):
             raise ValueError(f"{name} has {len(values)} sentences and lengths has {len(lengths)}: give one each")
     for index, length in enumerate(lengths):
@@ -425,6 +425,10 @@ def apply_keep(
         if len(mask) != length:
             raise ValueError(f"keep of sentence {index} has {len(mask)} values for {length} tokens: give one per token")
     return [drop_tokens(sentence, mask) for sentence, mask in zip(spans, keep, strict=True)]
+
+
+def _lengths_kept(lengths: Sequence[int], keep: Sequence[Sequence[bool]] | None) -> Sequence[int]:
+    return lengths if keep is None else [sum(map(bool, mask)) for mask in keep]
 
 
 def unlabeled_f1(
@@ -464,12 +468,12 @@ def unlabeled_f1(
     Cost: O(number of spans).
     """
     convention = resolve_convention(convention, **changes)
-    _check_corpus(gold, lengths, predicted=predicted, keep=keep)
+    _check_corpus(lengths, predicted=predicted, gold=gold, keep=keep)
     for index, length in enumerate(lengths):
         check_spans(predicted[index], length, f"prediction for sentence {index}")
         check_spans(gold[index], length, f"gold tree of sentence {index}")
     predicted, gold = apply_keep(predicted, lengths, keep), apply_keep(gold, lengths, keep)
-    lengths = lengths if keep is None else [sum(map(bool, mask)) for mask in keep]
+    lengths = _lengths_kept(lengths, keep)
 
     tallies: dict[str, _Tally] = {}
     for sentence_span in ("drop", "count"):
@@ -526,12 +530,12 @@ def branching_baselines(
     Raises:
         ValueError: as `unlabeled_f1`, or gold spans of a sentence that cross.
     """
-    _check_corpus(gold, lengths, keep=keep)
+    _check_corpus(lengths, gold=gold, keep=keep)
     for index, length in enumerate(lengths):
         check_spans(gold[index], length, f"gold tree of sentence {index}")
     gold = apply_keep(gold, lengths, keep)
     if keep is not None:
-        lengths = [sum(map(bool, mask)) for mask in keep]
+        lengths = _lengths_kept(lengths, keep)
         # A sentence that is all punctuation has no tree.
         gold = [spans for spans, length in zip(gold, lengths, strict=True) if length]
         lengths = [length for length in lengths if length]

@@ -42,7 +42,7 @@ from hf_synlm.data.text import PathLike, read_bytes
 Row: TypeAlias = dict[str, Any]
 FORMAT, FORMAT_VERSION = "hf_synlm.result", 1
 SUMMARY_FORMAT = "hf_synlm.summary"
-# By task, the scores that a model card states; the JSON file holds the others.
+# By task, the scores that a model card states; the others are in the JSON file.
 CARD_SCORES = {
     "parsing": ("f1",),
     "perplexity": ("word_perplexity",),
@@ -372,7 +372,7 @@ def card_rows(
         One row per score in `CARD_SCORES`.
 
     Raises:
-        ValueError: a card has no place for results of this task, or the scores lack the number.
+        ValueError: a card does not state results of this task, or the number is missing.
     """
     if result.task not in CARD_SCORES:
         raise ValueError(f"a card has no place for results of {result.task!r}: known are {', '.join(CARD_SCORES)}")

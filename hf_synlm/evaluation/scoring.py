@@ -18,7 +18,7 @@ Shapes: B texts, T tokens, V vocabulary. Log-probabilities in nats, float64 once
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -79,8 +79,8 @@ class TextScorer:
         search_options: further options of `parse` (RNNG: `action_beam_size`, `fast_track_size`, `normalization`).
         batch_size: texts per call of the model, at most: fewer where logits are large, lengths differ, or beams are
             wide on a CPU.
-        begin: predict the first token from a begin token. Without, it has no probability (models with a search and
-            recurrent models always begin).
+        begin: predict the first token from a begin token. Otherwise it has no probability (models with a search and
+            recurrent models always use a begin token).
         begin_token: the begin token; None = the tokenizer's, or the one of the model's configuration. It matters: a
             model tuned on chats may know its begin token only before instructions, and predict plain text much better
             from the end token of its pretraining.
@@ -121,7 +121,7 @@ class TextScorer:
         if (not begin or begin_token is not None) and self._begins_itself:
             raise ValueError(
                 f"begin={begin}, begin_token={begin_token!r}: {type(model).__name__} reads every sentence from its own "
-                "begin token. Leave both out; a first word that shall not count can be left out of the numbers."
+                "begin token. Leave both out; to ignore the first word, leave it out of the numbers."
             )
 
     @classmethod
@@ -153,7 +153,7 @@ class TextScorer:
             The scorer.
 
         Raises:
-            ValueError: there is no such model or device; see also `TextScorer`.
+            ValueError: the model or the device does not exist; see also `TextScorer`.
         """
         device = _checked_device(device)
         set_seed(seed)
@@ -184,7 +184,7 @@ class TextScorer:
         if token is not None:
             found = self.tokenizer.get_vocab().get(token)
             if found is None:
-                raise ValueError(f"begin_token {token!r} is no token of the vocabulary")
+                raise ValueError(f"begin_token {token!r} is not in the vocabulary")
             return found
         own = (config.bos_token_id, self.tokenizer.bos_token_id)
         # Elsewhere what minicons and lm-eval take goes first: the tokenizer's.
@@ -267,7 +267,7 @@ class TextScorer:
         """Score texts; equal ones are scored once.
 
         Texts longer than the model's positions are read in windows that overlap by half; every token is scored in the
-        first window that holds it. Of context, the first sentences are left out where it does not fit. `self.cuts`
+        first window that contains it. If the context does not fit, its first sentences are left out. `self.cuts`
         counts both.
 
         Args:
@@ -281,7 +281,7 @@ class TextScorer:
 
         Raises:
             ValueError: an end that the model does not predict, `starts` for "beam_marginal", context for a model that
-                reads none, or a model that gives a token no probability that is a number.
+                does not read it, or a model that gives NaN as the probability of a token.
 
         Cost: one pass over every different text; texts of about equal length go together.
         """
@@ -305,7 +305,7 @@ class TextScorer:
         return [_joined([(window, results.get(window)) for window in row]) for row in windows]
 
     def _windows(self, text: EncodedText) -> list["_Window"]:
-        """Cut a text into pieces that the model can read; of its context, what fits."""
+        """Cut a text into pieces that the model can read; keep as much of its context as fits."""
         limit, context, length = self.max_tokens, tuple(map(tuple, text.context)), len(text.ids)
         if context and not self.reads_context:
             raise ValueError(f"{type(self.model).__name__} reads no sentences before the one it parses; leave them out")
@@ -324,17 +324,16 @@ class TextScorer:
         return windows
 
     def _batches(self, windows: list["_Window"]) -> Iterator[list["_Window"]]:
-        """Texts of about equal length, longest first: a lack of memory shows at once."""
-        windows.sort(key=lambda window: -window.num_tokens)
-        vocab_size, start = self.model.config.get_text_config().vocab_size, 0
+        """Texts of about equal length, as many as fit into one call."""
         most = texts_per_search(self.model, self.batch_size, self.num_beams) if self.searches else self.batch_size
-        while start < len(windows):
-            longest, candidates = windows[start].num_tokens, windows[start : start + most]
-            size = num_alike([window.num_tokens for window in candidates], self.searches)
-            if self.estimator != "beam_marginal":
-                size = max(1, min(size, _MAX_LOGITS // (vocab_size * (longest + 1))))
-            yield windows[start : start + size]
-            start += size
+        vocab_size = self.model.config.get_text_config().vocab_size
+
+        def most_of(longest: int) -> int:
+            needs_logits = self.estimator != "beam_marginal"
+            return min(most, _MAX_LOGITS // (vocab_size * (longest + 1))) if needs_logits else most
+
+        for rows in alike_batches([window.num_tokens for window in windows], most_of, self.searches):
+            yield [windows[row] for row in rows]
 
     def _padded(self, batch: list["_Window"]) -> tuple[Tensor, Tensor]:
         """Ids and mask [B, T] of context and text after a begin token, padded on the right."""
@@ -488,7 +487,7 @@ class TextScorer:
 
 @dataclasses.dataclass(frozen=True)
 class _Window:
-    """Tokens of a text that are read together; the first `skip` are scored elsewhere."""
+    """Tokens of a text that are read together; the first `skip` are scored in an earlier window."""
 
     ids: tuple[int, ...]
     context: tuple[tuple[int, ...], ...]
@@ -527,6 +526,25 @@ def num_alike(lengths: Sequence[int], searches: bool) -> int:
     """
     ratio = _ALIKE_IN_SEARCH if searches else _ALIKE
     return sum(length >= min(ratio * lengths[0], lengths[0] - 1) for length in lengths)
+
+
+def alike_batches(lengths: Sequence[int], most: Callable[[int], int], searches: bool) -> Iterator[list[int]]:
+    """Group texts of about equal length, the longest first, so that a lack of memory shows at once.
+
+    Args:
+        lengths: of the texts.
+        most: number of texts that one call may take, given the length of its longest; at least one is taken.
+        searches: see `num_alike`.
+
+    Yields:
+        The numbers of the texts of one call.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    while order:
+        candidates = order[: max(1, most(lengths[order[0]]))]
+        size = num_alike([lengths[row] for row in candidates], searches)
+        yield order[:size]
+        order = order[size:]
 
 
 def _checked_device(name: str | None) -> torch.device:

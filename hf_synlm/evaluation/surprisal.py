@@ -7,8 +7,8 @@ by beam it has two parts (Roark et al. 2009): with B the derivations in the beam
     structural = log p(before) - log sum_{y in B} p(before, y up to but without the word)
     lexical    = surprisal - structural
 
-*Word correction.* Where tokens mark the beginning of words (" the"), the tokens of a word do not say that the word is
-over: " the" also begins " theory". The probability of a word is then (Pimentel and Meister 2024; Oh and Schuler 2024)
+*Word correction.* Where tokens mark the beginning of words (" the"), the tokens of a word do not mark the end of word:
+" the" also begins " theory". The probability of a word is then (Pimentel and Meister 2024; Oh and Schuler 2024)
 
     p(word | before) = p(tokens | before) p(a word begins or the text ends | before, word) / p(a word begins | before)
 
@@ -84,8 +84,8 @@ def score_words(
         context: "sentence" reads every text alone. "document" reads it after the texts of its document before it: a
             GPST with their trees, a recurrent model with an end token between texts, other models as running text,
             joined by spaces, in windows where it is long.
-        word_correction: give the probability of words instead of that of their tokens, see the top of this file; it
-            changes nothing where `can_correct_words` is false.
+        word_correction: give the probability of words instead of that of their tokens, see the top of this file.
+            No effect where `can_correct_words` is false.
         end: also score the end of every text ("sentence" only).
         progress: name of a progress bar; None = no bar.
 
@@ -127,7 +127,7 @@ def can_correct_words(scorer: TextScorer) -> bool:
         scorer: the model.
 
     Returns:
-        False where tokens are words or mark the end of words: there a word's tokens tell that it is over.
+        False where tokens are words or mark the end of words: there a word's tokens say that it is over.
     """
     return word_starts(scorer.tokenizer, scorer.model.config.vocab_size, []) is not None
 

@@ -37,7 +37,7 @@ class TextItem:
 
 
 def file_format(path: PathLike, given: str | None = None) -> str:
-    """Format of a file, by its ending if none is given; what is no table is plain text.
+    """Format of a file, by its ending unless given; files with other endings are plain text.
 
     Args:
         path: the file.
@@ -156,7 +156,7 @@ def need_columns(path: PathLike, rows: Sequence[dict[str, Any]], names: Sequence
         names: the columns.
 
     Raises:
-        ValueError: a column is missing, or holds something else than text.
+        ValueError: a column is missing, or a value is not text.
     """
     for number, row in enumerate(rows, 1):
         for name in names:
@@ -187,8 +187,8 @@ def read_items(
         The texts in the order of the file.
 
     Raises:
-        ValueError: the file is not UTF-8, a column that was named or that of the texts is missing or holds something
-            else, or there is no text at all.
+        ValueError: the file is not UTF-8, a named column or the column of the texts is missing or has other values, or
+            the file has no text.
     """
     kind = file_format(path, kind)
     items = []
@@ -215,7 +215,7 @@ def read_items(
 
 
 def _label(row: dict[str, Any], column: str, where: str, needed: bool = False) -> str | float | None:
-    """Text or number by which rows are told apart, None where a column is not `needed` and has no value."""
+    """Text or number that identifies a row; None if the column is not `needed` and has no value."""
     value = row.get(column)
     if needed and value is None:
         raise ValueError(f"{where} has no {column!r} (it has {', '.join(map(str, row))}): name the column of the ids")
@@ -229,14 +229,14 @@ def read_treebank_items(path: PathLike, punctuation: str = "keep") -> tuple[list
 
     Args:
         path: file of bracketed trees with tags.
-        punctuation: "keep", or "remove" it by its tags, as parsers that know none read the sentences.
+        punctuation: "keep", or "remove" it by its tags, for models trained without punctuation.
 
     Returns:
-        The sentences in the order of the file, all of one document, without those of which nothing is left; and what
-        was done with punctuation.
+        The sentences in the order of the file, all of one document, without those that have no words left; and how
+        punctuation was treated.
 
     Raises:
-        ValueError: the file cannot be read as a treebank, or holds no sentence.
+        ValueError: the file cannot be read as a treebank, or has no sentences.
     """
     treebank = load_treebank(Path(path), punctuation)
     items = [TextItem(str(number), " ".join(words)) for number, words in enumerate(treebank.words, 1)]

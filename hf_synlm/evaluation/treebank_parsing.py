@@ -42,7 +42,8 @@ from hf_synlm.evaluation.parsing_analysis import (
     tree_statistics,
 )
 from hf_synlm.evaluation.results import Row
-from hf_synlm.evaluation.scoring import num_alike, texts_per_search
+from hf_synlm.evaluation.scoring import alike_batches, texts_per_search
+from hf_synlm.module_tools import evaluation_mode
 from hf_synlm.trees import Span, escape_word
 
 PUNCTUATION = {
@@ -231,17 +232,12 @@ def parse_sentences(
         raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
     encoded = [_encode(tokenizer, words, number) for number, words in enumerate(sentences, 1)]
     _check_lengths(model, sentences, encoded)
-    order = sorted(range(len(encoded)), key=lambda index: -len(encoded[index][0]))
     parsed: dict[int, ParsedSentence] = {}
     searches = hasattr(model, "word_search") and options.get("method", "search") == "search"
     most = texts_per_search(model, batch_size, options.get("num_beams")) if searches else batch_size
-    training = model.training
-    model.eval()
-    bar = tqdm(total=len(order), desc=progress, unit="sent", disable=None if progress else True)
-    try:
-        while len(parsed) < len(order):
-            candidates = order[len(parsed) : len(parsed) + most]
-            rows = candidates[: num_alike([len(encoded[row][0]) for row in candidates], searches)]
+    bar = tqdm(total=len(encoded), desc=progress, unit="sent", disable=None if progress else True)
+    with evaluation_mode(model), bar:
+        for rows in alike_batches([len(ids) for ids, _ in encoded], lambda _: most, searches):
             batch = collate_contexts(
                 [{"input_ids": encoded[row][0], "word_ends": encoded[row][1]} for row in rows], tokenizer.pad_token_id
             )
@@ -250,9 +246,6 @@ def parse_sentences(
             for place, row in enumerate(rows):
                 parsed[row] = ParsedSentence.from_output(output, sentences[row], place)
             bar.update(len(rows))
-    finally:
-        bar.close()
-        model.train(training)
     return [parsed[row] for row in range(len(encoded))]
 
 
@@ -310,7 +303,7 @@ def best_trees(parsed: Sequence[ParsedSentence]) -> list[list[Span]]:
         parsed: the sentences.
 
     Returns:
-        Per sentence the spans of two or more words of its best tree; none where there is no tree.
+        Per sentence the spans of two or more words of its best tree; empty if it has no tree.
     """
     return [sentence.hypotheses[0].unlabeled_spans if sentence.hypotheses else [] for sentence in parsed]
 
@@ -319,7 +312,7 @@ def match_treebank(parsed: Sequence[ParsedSentence], treebank: Treebank, where: 
     """Check that trees are over the words of a treebank, sentence by sentence.
 
     Args:
-        parsed: the trees; one without words stands for a sentence that got no tree.
+        parsed: the trees; an entry without words is a sentence without a tree.
         treebank: the gold trees.
         where: the file of the trees, for messages.
 
@@ -345,7 +338,7 @@ def match_treebank(parsed: Sequence[ParsedSentence], treebank: Treebank, where: 
             difference = f"word {place + 1} is {sentence.words[place]!r}, in the gold tree {gold.words[place]!r}"
         raise ValueError(
             f"{where}: sentence {number} is not that of {gold.source}: {difference} ({treebank.convention}); "
-            "score trees over the same words, and check the style of the brackets and what is done with punctuation"
+            "score trees over the same words, and check the style of the brackets and the treatment of punctuation"
         )
 
 

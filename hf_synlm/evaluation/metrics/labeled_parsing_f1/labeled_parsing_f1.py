@@ -7,7 +7,6 @@ them, with its parameter files (.prm); by default COLLINS.prm, by which parsing 
 import dataclasses
 from typing import Any
 
-import datasets
 import evaluate
 
 from hf_synlm.evaluation.evalb import COLLINS, EvalbParameters, EvalbTree, labeled_f1
@@ -26,13 +25,8 @@ class LabeledParsingF1(ListInputs, evaluate.Metric):
     """Labeled parsing F1; see `hf_synlm.evaluation.evalb`."""
 
     def _info(self) -> evaluate.MetricInfo:
-        tree = datasets.Value("string")
-        return evaluate.MetricInfo(
-            description=__doc__,
-            citation=_CITATION,
-            inputs_description=self._compute.__doc__,
-            features=datasets.Features({"predictions": tree, "references": tree}),
-            reference_urls=["https://nlp.cs.nyu.edu/evalb/"],
+        return self._text_info(
+            __doc__, _CITATION, "predictions", "references", reference_urls=["https://nlp.cs.nyu.edu/evalb/"]
         )
 
     def _compute(

@@ -8,7 +8,6 @@ summed out.
 import math
 from typing import Any
 
-import datasets
 import evaluate
 
 from hf_synlm.evaluation.metrics import ListInputs
@@ -31,12 +30,7 @@ class Surprisal(ListInputs, evaluate.Metric):
     """Surprisal of words; see `hf_synlm.evaluation.surprisal`."""
 
     def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(
-            description=__doc__,
-            citation=_CITATION,
-            inputs_description=self._compute.__doc__,
-            features=datasets.Features({"predictions": datasets.Value("string")}),
-        )
+        return self._text_info(__doc__, _CITATION, "predictions")
 
     def _compute(
         self,
@@ -54,7 +48,7 @@ class Surprisal(ListInputs, evaluate.Metric):
             model_id: folder of a model, or its name on the Hub.
             unit: "bits" (default) or "nats".
             context: "sentence" (default) reads every text alone; "document" reads all texts as one document, in order.
-            word_correction: give the space after a word, which tells that it is over, to the word and not to the next
+            word_correction: count the space after a word, which marks its end, for the word and not for the next
                 one; default: False. In the returned options it is False where tokens do not mark the beginning of
                 words, so that it changes nothing.
             **options: of `hf_synlm.evaluation.scoring.TextScorer.from_pretrained`, such as estimator="stepwise",

@@ -6,7 +6,6 @@ the means over suites and circuits that papers report. Formulas are evaluated in
 
 from typing import Any
 
-import datasets
 import evaluate
 
 from hf_synlm.evaluation.metrics import ListInputs
@@ -27,13 +26,7 @@ class SyntaxGym(ListInputs, evaluate.Metric):
     """Accuracy on suites; see `hf_synlm.evaluation.syntaxgym`."""
 
     def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(
-            description=__doc__,
-            citation=_CITATION,
-            inputs_description=self._compute.__doc__,
-            features=datasets.Features({"suites": datasets.Value("string")}),
-            reference_urls=["https://syntaxgym.org"],
-        )
+        return self._text_info(__doc__, _CITATION, "suites", reference_urls=["https://syntaxgym.org"])
 
     def _compute(self, suites: list[str], model_id: str, **options: Any) -> dict[str, Any]:
         """Score the inputs that were added.

@@ -8,7 +8,6 @@ common numbers are always returned.
 
 from typing import Any
 
-import datasets
 import evaluate
 
 from hf_synlm.data.parsed import TreeStyle, read_parse
@@ -31,13 +30,7 @@ class UnlabeledParsingF1(ListInputs, evaluate.Metric):
     """Unlabeled parsing F1; see `hf_synlm.evaluation.parsing`."""
 
     def _info(self) -> evaluate.MetricInfo:
-        tree = datasets.Value("string")
-        return evaluate.MetricInfo(
-            description=__doc__,
-            citation=_CITATION,
-            inputs_description=self._compute.__doc__,
-            features=datasets.Features({"predictions": tree, "references": tree}),
-        )
+        return self._text_info(__doc__, _CITATION, "predictions", "references")
 
     def _compute(
         self,
@@ -58,10 +51,10 @@ class UnlabeledParsingF1(ListInputs, evaluate.Metric):
             convention: "gpst" (default), "prpn", "on-lstm", "compound-pcfg", "compound-pcfg-corpus" or "palm".
             punctuation: "remove" (default): predictions are over the gold words without punctuation; "ignore": they are
                 over all words, but punctuation does not count; "keep": it counts as words.
-            punctuation_by: what tells punctuation: "tag" (default) or "form".
+            punctuation_by: how to recognize punctuation: by "tag" (default) or "form".
             prediction_style: "unlabeled" (default), "labeled" as in "(S (NP the cat) (VP sleeps))", or "treebank".
             reference_style: "treebank" (default), trees with labels and tags as in the Penn Treebank; or "unlabeled",
-                whose punctuation is told by form.
+                whose punctuation is recognized by form.
             **changes: single fields of the convention, such as max_length=40 or min_length=2.
 
         Returns:
@@ -95,11 +88,7 @@ class UnlabeledParsingF1(ListInputs, evaluate.Metric):
         match_treebank(parsed, treebank, "predictions")
         scores = score_trees(best_trees(parsed), treebank, convention, **changes)
         return {
-            "f1": scores.f1,
-            "sentence_f1": scores.sentence_f1,
-            "corpus_f1": scores.corpus_f1,
-            "precision": scores.precision,
-            "recall": scores.recall,
+            **{name: getattr(scores, name) for name in ("f1", "sentence_f1", "corpus_f1", "precision", "recall")},
             **scores.variants,
             "num_sentences": scores.num_sentences,
             "convention": f"{treebank.convention}; {scores.convention}",
