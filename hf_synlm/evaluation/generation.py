@@ -38,7 +38,7 @@ class GeneratedText:
 
     def to_dict(self) -> dict[str, Any]:
         """The continuation as plain data for JSON."""
-        tree = next(iter(self.tree.to_dict()["trees"]), {})
+        tree: dict[str, Any] = next(iter(self.tree.to_dict()["trees"]), {})
         return {
             **{name: getattr(self, name) for name in ("prompt", "text", "num_new_tokens", "ended", "score")},
             "tokens": list(self.tree.words),

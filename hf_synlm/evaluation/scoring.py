@@ -582,6 +582,6 @@ def _joined(windows: list[tuple[_Window, TokenScores | None]]) -> TokenScores:
         if getattr(last, name) is not None:
             setattr(joined, name, torch.cat([getattr(scores, name)[skip:] for skip, scores in parts]))
     if last.word_start is not None:
-        inner = [scores.word_start[skip:-1] for skip, scores in parts]
+        inner = [scores.word_start[skip:-1] for skip, scores in parts if scores.word_start is not None]
         joined.word_start = torch.cat([*inner, last.word_start[-1:]])
     return joined
