@@ -24,10 +24,10 @@ import torch
 
 from hf_synlm import __version__
 from hf_synlm.cli import main
+from hf_synlm.data.files import write_text
 from hf_synlm.evaluation import results
 from hf_synlm.evaluation.blimp import evaluate_pairs, read_pairs
 from hf_synlm.evaluation.perplexity import evaluate_perplexity
-from hf_synlm.evaluation.results import write_text
 from hf_synlm.evaluation.surprisal import columns, score_words
 from hf_synlm.evaluation.text_items import TextItem, read_items
 from hf_synlm.hub.export import export_model

@@ -16,13 +16,13 @@ from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.evaluation.baseline_trees import left_branching
 from hf_synlm.evaluation.evalb import evaluate_files
-from hf_synlm.evaluation.parsing_report import report_parsing
 from hf_synlm.evaluation.results import load_result
 from hf_synlm.evaluation.treebank_parsing import (
     best_trees,
     load_treebank,
     make_treebank,
     parse_sentences,
+    report_parsing,
     score_baselines,
 )
 from hf_synlm.trees import right_branching, spans_to_tree, tree_to_brackets

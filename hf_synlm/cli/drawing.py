@@ -8,8 +8,9 @@ from typing import Annotated, Literal, TypeAlias
 import typer
 
 from hf_synlm.cli import options
+from hf_synlm.data.files import check_output as check_writable
+from hf_synlm.data.files import write_text
 from hf_synlm.data.parsed import ParsedSentence
-from hf_synlm.evaluation.results import check_writable, write_text
 from hf_synlm.viz import SentenceView, sentences_to_page
 
 Format: TypeAlias = Literal["brackets", "json", "text", "upright", "latex", "svg", "html"]

@@ -11,10 +11,9 @@ import typer
 from hf_synlm.cli import options
 from hf_synlm.data.parsed import ParsedSentence, read_parses
 from hf_synlm.evaluation.evalb import COLLINS, EvalbParameters
-from hf_synlm.evaluation.parsing_conventions import CONVENTIONS, ParsingConvention, resolve_convention
-from hf_synlm.evaluation.parsing_report import report_evalb, report_parsing
+from hf_synlm.evaluation.parsing import CONVENTIONS, ParsingConvention, resolve_convention
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
-from hf_synlm.evaluation.treebank_parsing import Treebank, load_treebank, parse_sentences
+from hf_synlm.evaluation.treebank_parsing import Treebank, load_treebank, parse_sentences, report_evalb, report_parsing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

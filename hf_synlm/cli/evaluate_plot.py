@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.evaluation.results import check_writable, write_text
+from hf_synlm.data.files import check_output as check_writable
+from hf_synlm.data.files import write_text
 from hf_synlm.evaluation.summary import load_runs, scores_of_groups
 from hf_synlm.viz import bars_to_svg
 

@@ -7,8 +7,7 @@ import typer
 import yaml
 
 from hf_synlm.cli import options
-from hf_synlm.evaluation.card_rows import card_rows
-from hf_synlm.evaluation.results import load_result
+from hf_synlm.evaluation.results import card_rows, load_result
 from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.checkpoint import load_pretrained, saved_auto_class
 from hf_synlm.hub.export import export_model

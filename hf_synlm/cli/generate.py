@@ -9,9 +9,11 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options
+from hf_synlm.data.files import check_output as check_writable
+from hf_synlm.data.files import write_text
 from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.generation import GeneratedText, generate_texts
-from hf_synlm.evaluation.results import check_writable, markdown_table, write_text
+from hf_synlm.evaluation.results import markdown_table
 from hf_synlm.viz import SentenceView
 
 _SEARCH, _CHOICE = "Estimator and beam", "Sampling"

@@ -9,7 +9,9 @@ from typing import Annotated, Literal
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.evaluation.results import EvaluationResult, check_writable, describe_files, write_text
+from hf_synlm.data.files import check_output as check_writable
+from hf_synlm.data.files import write_text
+from hf_synlm.evaluation.results import EvaluationResult, describe_files
 from hf_synlm.evaluation.surprisal import (
     LMZOO_COLUMNS,
     WordScores,

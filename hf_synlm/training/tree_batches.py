@@ -25,7 +25,7 @@ from hf_synlm.data.collate import collate_trees
 from hf_synlm.data.gold_trees import encode_trees
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import UnknownRule, subword_tokenizer
-from hf_synlm.evaluation.parsing_conventions import Punctuation, has_penn_tags
+from hf_synlm.evaluation.parsing import Punctuation, has_penn_tags
 from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.rnng_plan import make_plan
 from hf_synlm.training.sentence_files import (
