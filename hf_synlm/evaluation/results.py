@@ -21,9 +21,7 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 import platform
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -32,6 +30,7 @@ from typing import Any, Self, TypeAlias
 
 import torch
 
+from hf_synlm.data.files import check_output, write_text
 from hf_synlm.data.text import PathLike, read_bytes
 
 Row: TypeAlias = dict[str, Any]
@@ -147,7 +146,7 @@ def write_report(path: PathLike, document: str, table: str) -> tuple[Path, Path]
         The two paths.
 
     Raises:
-        ValueError: the path does not end in .json, or see `write_text`.
+        ValueError: the path does not end in .json, or see `write_bytes`.
     """
     path, beside = _report_paths(path)
     write_text(path, document)
@@ -155,27 +154,22 @@ def write_report(path: PathLike, document: str, table: str) -> tuple[Path, Path]
     return path, beside
 
 
-def check_report(path: PathLike) -> Path:
-    """Check, before anything is computed, that `write_report` can write there and replaces nothing but results.
+def check_report(path: PathLike, overwrite: bool = False) -> Path:
+    """Check, before anything is computed, that `write_report` can write its two files.
 
     Args:
         path: the JSON file.
+        overwrite: whether existing files may be replaced.
 
     Returns:
         The path.
 
     Raises:
-        ValueError: it does not end in .json, one of the two files cannot be written, the JSON is there and no result
-            (an empty file may be replaced), or the table is there without a result.
+        ValueError: it does not end in .json, or see `check_output`.
     """
     path, beside = _report_paths(path)
-    check_writable(beside)
-    check_writable(path)
-    content = path.read_bytes() if path.exists() else b""
-    if content and not _is_report(content):
-        raise ValueError(f"{path} exists, and is no result of this library. Choose another name")
-    if not content and beside.exists():
-        raise ValueError(f"{beside} exists, and would be replaced by the table of {path}. Choose another name")
+    check_output(path, overwrite)
+    check_output(beside, overwrite)
     return path
 
 
@@ -184,73 +178,6 @@ def _report_paths(path: PathLike) -> tuple[Path, Path]:
     if path.suffix.lower() != ".json":
         raise ValueError(f"{path}: results are JSON, with a table beside it in .md. Choose a name in .json")
     return path, path.with_suffix(".md")
-
-
-def _is_report(content: bytes) -> bool:
-    try:
-        fields = json.loads(content)
-    except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested too deeply
-        return False
-    return isinstance(fields, dict) and fields.get("format") in (FORMAT, SUMMARY_FORMAT)
-
-
-def check_writable(path: PathLike) -> Path:
-    """Check, before anything is computed, that a file can be written.
-
-    Args:
-        path: the file; its folder may be missing.
-
-    Returns:
-        The path.
-
-    Raises:
-        ValueError: it is a folder, a device or a pipe, or lies where nothing can be written.
-    """
-    path = Path(path)
-    target = _target(path)
-    folder = next(parent for parent in target.parents if parent.exists())
-    if not folder.is_dir():
-        raise ValueError(f"{path} cannot be written: {folder} is a file, not a folder")
-    try:  # permissions do not tell everything: the user may be root, the file system read-only
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ValueError(
-            f"{path} cannot be written: nothing can be written in {folder} ({error.strerror}). Choose another folder"
-        ) from error
-    return path
-
-
-def write_text(path: PathLike, text: str) -> None:
-    """Write a text file in one step: under a temporary name first, renamed when complete.
-
-    Args:
-        path: the file; missing folders are made. A link stays, what it leads to is written.
-        text: its content, written as UTF-8 with line ends as they are.
-
-    Raises:
-        ValueError: there is a folder, a device or a pipe of this name.
-    """
-    path = _target(Path(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _target(path: Path) -> Path:
-    """The file to write, all links followed; what is there must be a regular file, because it is replaced."""
-    target = Path(os.path.realpath(path))
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise ValueError(f"{path} is a device or a pipe, which cannot be replaced: name a file to write")
-    if target.is_dir():
-        raise ValueError(f"{path} is a folder: name a file to write")
-    if target.is_symlink():
-        raise ValueError(f"{path} is a link that leads back to itself: name a file to write")
-    return target
 
 
 def library_versions(*more: str) -> dict[str, str]:

@@ -36,8 +36,9 @@ from transformers import AutoConfig
 
 import hf_synlm  # noqa: F401  # registers the architectures
 from hf_synlm.cli import main as synlm
+from hf_synlm.data.files import write_text
 from hf_synlm.evaluation.card_rows import card_rows
-from hf_synlm.evaluation.results import describe_hardware, library_versions, load_result, write_text
+from hf_synlm.evaluation.results import describe_hardware, library_versions, load_result
 from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.checkpoint import stored_tensors
 from hf_synlm.training.checkpoints import publish_folder, write_json
