@@ -202,8 +202,8 @@ class GPSTStackMachine:
         """Which states [B, R] may take GEN (None = all) and COMP.
 
         COMP needs two trees. With word edges, GEN is illegal at the end of a word until the top tree covers the word,
-        and COMP must not build a span that crosses a word: the span stays inside the last token's word, or both its edges
-        are word edges.
+        and COMP must not build a span that crosses a word: the span stays inside the last token's word, or both its
+        edges are word edges.
         """
         top = pool.nodes(nodes)
         may_comp = top.depth >= 2
