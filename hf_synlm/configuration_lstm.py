@@ -65,6 +65,3 @@ class LSTMConfig(SyntacticConfig):
         if self.bos_token_id is None:
             raise ValueError("bos_token_id is None, but the first step reads its embedding. Set bos_token_id.")
         self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")
-
-
-__all__ = ["LSTMConfig"]

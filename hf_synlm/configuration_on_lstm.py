@@ -115,6 +115,3 @@ class ONLSTMConfig(SyntacticDistanceConfig):
         if layers is not None and (not layers or sorted(set(layers) & set(range(self.num_layers))) != sorted(layers)):
             raise ValueError(f"supervised_layers must be distinct numbers below {self.num_layers} and are {layers}.")
         self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")
-
-
-__all__ = ["ONLSTMConfig"]

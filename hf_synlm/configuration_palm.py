@@ -109,6 +109,3 @@ class PaLMConfig(SyntacticConfig):
             )
         self.check_choices(span_scores=SPAN_SCORES, input_activation=INPUT_ACTIVATIONS)
         self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")
-
-
-__all__ = ["PaLMConfig"]

@@ -133,6 +133,3 @@ class PRPNConfig(SyntacticDistanceConfig):
         self.check_choices(gate=GATES, batch_norm_init=BATCH_NORM_INITS, parsing_network=PARSING_NETWORKS)
         self.check_supervision()
         self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")
-
-
-__all__ = ["PRPNConfig"]

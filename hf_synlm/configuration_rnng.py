@@ -142,6 +142,3 @@ class RNNGConfig(SyntacticConfig):
         self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")
         if not self.tie_word_embeddings:
             raise ValueError("tie_word_embeddings=False: words are read and written with one matrix. Leave it True.")
-
-
-__all__ = ["RNNGConfig"]

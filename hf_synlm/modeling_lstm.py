@@ -36,10 +36,10 @@ from .hidden_states import (
 from .losses import check_shares, linear_cross_entropy, share_of
 from .module_tools import is_adapted, weight_of
 from .outputs import InFieldOrder, SyntacticLMOutput
-from .recurrent_cache import RecurrentCache, check_cache, segment_mask
+from .recurrent_cache import RecurrentCache, check_cache, segment_mask, store_state
 from .recurrent_language_model import RecurrentGenerationMixin, RecurrentPreTrainedModel
-from .recurrent_lstm import lstm_layer
-from .token_batch import after_columns, attended_tokens, check_labels, tokens_first
+from .recurrent_layers import lstm_layer
+from .token_batch import after_columns, attended_tokens, tokens_first
 
 
 @dataclass
@@ -148,12 +148,9 @@ class LSTMModel(LSTMPreTrainedModel):
             before = [torch.zeros_like(outputs[0][:, 0]), *state[0]][-len(outputs) :]
             outputs = [torch.cat([x[:, None].to(y.dtype), y], 1) for x, y in zip(before, outputs, strict=True)]
         states = outputs[-1]
-        if keep_state:
-            cache = RecurrentCache() if cache is None else cache
-            cache.store(final, input_ids.shape[1], batch_dim=1)
         return LSTMModelOutput(
             last_hidden_state=after_columns(states, mask),
-            past_key_values=cache if keep_state else None,
+            past_key_values=store_state(cache, use_cache, final, input_ids.shape[1], batch_dim=1),
             hidden_states=kept_states([after_columns(output, mask) for output in outputs], wanted) if wanted else None,
             initial_state=states[:, 0],
             token_mask=mask,
@@ -262,34 +259,27 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
 
         Cost: T steps of L cells, and one row of V numbers per token; with labels, never all of them at once.
         """
-        # Not in the signature: Trainer takes every argument with "label" in its name for one that must be there.
-        shift_labels = kwargs.pop("shift_labels", None)
-        asked = asked_of_layers(kwargs)
         check_shares(loss_shares, ("word",))
-        given = labels if shift_labels is None else shift_labels
-        if given is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
-            raise ValueError("logits_to_keep goes with next-token logits. Leave it out together with labels.")
-        if given is not None:
-            check_labels(self.config, given, input_ids)
+        given, shifted = self._given_labels(input_ids, labels, logits_to_keep, kwargs)
         output = self.model(
             input_ids,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
             use_cache=use_cache,
             return_dict=True,
-            **asked,
+            **asked_of_layers(kwargs),
         )
         result = SyntacticLMOutput(past_key_values=output.past_key_values, hidden_states=output.hidden_states)
         if given is None:
-            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits = self.lm_head(self.projection(output.last_hidden_state[:, kept]))
-            result.logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+            result.logits = self._log_probs(
+                lambda states: self.lm_head(self.projection(states)), output.last_hidden_state, logits_to_keep
+            )
             return result
         states, mask = output.last_hidden_state, output.token_mask
-        if shift_labels is None:  # a label is predicted from the state before its column
-            states = torch.cat([output.initial_state[:, None], states[:, :-1]], 1)
-        else:  # from that after it, also before the first token
+        if shifted:  # a label is predicted from the state after its column, the first one from the begin token
             mask = _with_beginnings(mask)
+        else:  # from the state before its column
+            states = torch.cat([output.initial_state[:, None], states[:, :-1]], 1)
         loss, result.joint_log_prob = self._objective(states, given.masked_fill(~mask, -100))
         result.loss = loss * share_of(loss_shares, "word")
         result.losses = {"word": result.loss.detach()}
@@ -342,6 +332,3 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
 def _with_beginnings(mask_BT: Tensor) -> Tensor:
     """The columns of tokens, and the one before the first token, where the state is that of the beginning."""
     return mask_BT | F.pad(mask_BT[:, 1:], (0, 1))
-
-
-__all__ = ["LSTMForCausalLM", "LSTMModel", "LSTMModelOutput", "LSTMPreTrainedModel"]

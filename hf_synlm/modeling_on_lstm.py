@@ -1,14 +1,14 @@
 """ON-LSTM, a language model with ordered neurons (Shen et al., ICLR 2019), and ONLSTM-SYD (Du et al., ACL 2020).
 
-A stack of LSTM layers whose cells forget in a fixed order: see `layer_on_lstm`. How much of a cell is forgotten before
-a word is the syntactic distance of the gap before it, and the distances of a sentence are its tree. ONLSTM-SYD has a
+A stack of LSTM layers whose cells forget in a fixed order: see `on_lstm_layer`. How much of a cell is forgotten before
+a word is the syntactic distance of the gap before it, and the distances of a sentence define its tree. ONLSTM-SYD has a
 second set of distances in some layer, which learns from gold trees by a ranking loss.
 
 Shapes: B sentences, T tokens, L layers, S supervised layers, H hidden size, E embedding size, V vocabulary. Losses are
 in nats.
 
 Source: `model.py` and `main.py` of Ordered-Neurons, and of SDLM, its fork with supervision. There the lookup of the
-embedding leaves the last vocabulary row without its gradient, by accident (`padding_idx=-1`); here it has it.
+embedding gives the last vocabulary row no gradient, by accident (`padding_idx=-1`); here it gets one.
 """
 
 from collections.abc import Mapping
@@ -23,21 +23,20 @@ from transformers.utils import can_return_tuple
 
 from .configuration_on_lstm import ONLSTMConfig
 from .hidden_states import HiddenStateChoice, kept_states, refuse_layer_outputs, state_at_columns, wanted_states
-from .losses import check_shares
 from .on_lstm_layer import ONLSTMLayer
 from .outputs import ParseOutput
-from .recurrent_cache import RecurrentCache, segment_mask
-from .recurrent_dropout import embedding_dropout, locked_dropout
+from .recurrent_cache import RecurrentCache, segment_mask, store_state
 from .recurrent_language_model import (
     RecurrentLanguageModel,
     RecurrentLMOutput,
     RecurrentModelOutput,
     RecurrentPreTrainedModel,
     RecurrentSequenceClassifier,
-    activation_penalty,
-    temporal_activation_penalty,
+    WeightedLoss,
+    activation_losses,
 )
-from .syntactic_distance import Decoder, check_gold_distances, count_pairs, distance_loss, distance_trees
+from .recurrent_layers import embedding_dropout, locked_dropout
+from .syntactic_distance import Decoder, check_gold_distances, count_pairs, distance_losses, distance_trees
 from .token_batch import after_columns, tokens_first
 from .trees import Span
 
@@ -139,13 +138,9 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
             if wanted:
                 recorded.append(after_columns(states.transpose(0, 1), mask))
             inputs = states[1:]
-        keep = cache is not None or bool(use_cache)
-        if keep:
-            cache = RecurrentCache() if cache is None else cache
-            cache.store(tuple(new), input_ids.shape[1])
         return RecurrentModelOutput(
             last_hidden_state=after_columns(states.transpose(0, 1), mask),
-            past_key_values=cache if keep else None,
+            past_key_values=store_state(cache, use_cache, tuple(new), input_ids.shape[1]),
             hidden_states=kept_states(recorded, wanted),
             token_mask=mask,
             distances=_at_columns(distances, mask),
@@ -180,24 +175,16 @@ def _at_columns(distances_TB: list[Tensor], mask: Tensor | None) -> Tensor:
 class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, GenerationMixin):
     """ON-LSTM language model: next-token log-probabilities, training loss, stock generation, trees."""
 
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    network_class = ONLSTMModel
 
-    def __init__(self, config: ONLSTMConfig):
-        super().__init__(config)
-        self.model = ONLSTMModel(config)
-        self.lm_head = nn.Linear(config.embedding_size, config.vocab_size)
-        self.post_init()
+    def penalties(self, output: RecurrentModelOutput, features: Tensor) -> dict[str, WeightedLoss]:
+        """AR and TAR of the last layer before its dropout; see `RecurrentLanguageModel`."""
+        states = output.last_hidden_state
+        return activation_losses(self.config, states, states, output.token_mask)
 
-    def output_features(self, output: RecurrentModelOutput) -> Tensor:
-        """States of the last layer, with dropout in training.
-
-        Args:
-            output: of the bare model.
-
-        Returns:
-            [B, T, E].
-        """
-        return locked_dropout(output.last_hidden_state, self.config.output_dropout, self.training)
+    def supervised_losses(self, input_ids: Tensor, output: RecurrentModelOutput, gold: Any) -> dict[str, WeightedLoss]:
+        """Ranking loss of the supervised distances; see `distance_losses`."""
+        return distance_losses(self.config, input_ids, output.token_mask, output.syd_distances, gold)
 
     @can_return_tuple
     def forward(
@@ -245,31 +232,10 @@ class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, Generatio
         """
         labeled = labels is not None or kwargs.get("shift_labels") is not None
         remedy = "set config.supervised_layers" if self.config.supervised_layers is None else None
-        check_gold_distances(input_ids, distances, labeled, remedy)
-        result, output, _ = self.score_text(
-            input_ids, attention_mask, labels, past_key_values, use_cache, logits_to_keep, loss_shares, kwargs
+        gold = check_gold_distances(input_ids, distances, labeled, remedy)
+        return self.score_text(
+            input_ids, attention_mask, labels, past_key_values, use_cache, logits_to_keep, loss_shares, kwargs, gold
         )
-        if result.loss is None:
-            return result
-        config, states, mask = self.config, output.last_hidden_state, output.token_mask
-        self.add_losses(
-            result,
-            {
-                "activation": (config.activation_regularization, activation_penalty(states, mask)),
-                "temporal_activation": (
-                    config.temporal_activation_regularization,
-                    temporal_activation_penalty(states, mask),
-                ),
-            },
-            loss_shares,
-        )
-        result.loss = config.language_model_weight * result.loss
-        if output.syd_distances is not None:
-            value = distance_loss(config, input_ids, mask, output.syd_distances, distances)
-            parts = {"syntactic_distance": (config.syntactic_distance_weight, value)}
-            self.add_losses(result, parts, loss_shares)
-        check_shares(loss_shares, result.losses)
-        return result
 
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
         """How many items each part of the loss is a mean over (see `RecurrentLanguageModel.count_loss_items`).
@@ -285,7 +251,6 @@ class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, Generatio
             Counts by the names of `losses`.
         """
         counts = super().count_loss_items(input_ids, **others)
-        counts.update(self.count_columns(input_ids, others.get("attention_mask")))
         if self.config.supervised_layers and self.config.syntactic_distance_reduction == "mean":
             counts["syntactic_distance"] = count_pairs(
                 self.config, input_ids, others.get("attention_mask"), others.get("distances")
@@ -350,13 +315,4 @@ class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, Generatio
 class ONLSTMForSequenceClassification(RecurrentSequenceClassifier, ONLSTMPreTrainedModel):
     """ON-LSTM with a classifier on the state after the last token."""
 
-    def __init__(self, config: ONLSTMConfig):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.model = ONLSTMModel(config)
-        self.dropout = nn.Dropout(config.output_dropout)
-        self.score = nn.Linear(config.embedding_size, config.num_labels)
-        self.post_init()
-
-
-__all__ = ["ONLSTMForCausalLM", "ONLSTMForSequenceClassification", "ONLSTMModel", "ONLSTMPreTrainedModel"]
+    network_class = ONLSTMModel

@@ -38,22 +38,20 @@ from .hidden_states import (
     wanted_states,
     wants_attentions,
 )
-from .losses import check_shares
 from .matrix_products import OneDNNLinear
 from .outputs import ParseOutput
 from .palm_span_attention import SpanAttention, attention_loss, gold_attention, split_by_scores
-from .recurrent_cache import RecurrentCache, segment_mask
-from .recurrent_dropout import embedding_dropout, locked_dropout, weight_dropout
+from .recurrent_cache import RecurrentCache, segment_mask, store_state
 from .recurrent_language_model import (
     RecurrentLanguageModel,
     RecurrentLMOutput,
     RecurrentModelOutput,
     RecurrentPreTrainedModel,
     RecurrentSequenceClassifier,
-    activation_penalty,
-    temporal_activation_penalty,
+    WeightedLoss,
+    activation_losses,
 )
-from .recurrent_lstm import lstm_layer
+from .recurrent_layers import embedding_dropout, locked_dropout, lstm_layer, weight_dropout
 from .token_batch import tokens_first
 from .trees import Span
 
@@ -214,9 +212,7 @@ class PaLMModel(PaLMPreTrainedModel):
         if cache is not None and cache.is_initialized:
             state = cache.read([part.shape for part in state], ids.device)
         output, new_state = self._read(ids, lengths_B, state, record=bool(wanted))
-        if keep_state:
-            output.past_key_values = RecurrentCache() if cache is None else cache
-            output.past_key_values.store(new_state, input_ids.shape[1])
+        output.past_key_values = store_state(cache, use_cache, new_state, input_ids.shape[1])
         before = state[2 * self.config.num_layers - 2]  # h of the last layer
         if wanted:
             befores = [None, *state[: 2 * self.config.num_layers : 2]]
@@ -268,7 +264,7 @@ class PaLMModel(PaLMPreTrainedModel):
 
 
 def _last_rows(values_BTD: Tensor, count: int, lengths_B: Tensor | None) -> Tensor:
-    """The last `count` of values, which are `count` old ones and new ones, so many as `lengths_B` says."""
+    """Each row's last `count` entries, of `count` old ones and `lengths_B` new ones; None = all of them are new."""
     if lengths_B is None:
         return values_BTD[:, -count:]
     rows = lengths_B[:, None] + torch.arange(count, device=lengths_B.device)
@@ -278,24 +274,19 @@ def _last_rows(values_BTD: Tensor, count: int, lengths_B: Tensor | None) -> Tens
 class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMixin):
     """PaLM with its output layer: next-token log-probabilities, training objective, trees, stock generation."""
 
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    network_class = PaLMModel
 
-    def __init__(self, config: PaLMConfig):
-        super().__init__(config)
-        self.model = PaLMModel(config)
-        self.lm_head = nn.Linear(config.embedding_size, config.vocab_size)
-        self.post_init()
+    def penalties(self, output: RecurrentModelOutput, features: Tensor) -> dict[str, WeightedLoss]:
+        """AR of the last layer after its dropout, TAR before it; see `RecurrentLanguageModel`."""
+        return activation_losses(self.config, features, output.last_hidden_state, output.token_mask)
 
-    def output_features(self, output: RecurrentModelOutput) -> Tensor:
-        """What the output layer reads, dropout included; see `RecurrentLanguageModel`.
-
-        Args:
-            output: of `PaLMModel`.
-
-        Returns:
-            [B, T, E].
-        """
-        return locked_dropout(output.last_hidden_state, self.config.output_dropout, self.training)
+    def supervised_losses(self, input_ids: Tensor, output: RecurrentModelOutput, gold: Any) -> dict[str, WeightedLoss]:
+        """Cross entropy of the span attention with the gold spans (PaLM-S); see `RecurrentLanguageModel`."""
+        if gold is None:
+            return {}
+        target_BTK = gold_attention(gold, output.token_mask, output.span_scores)
+        loss = attention_loss(output.span_scores, target_BTK, output.token_mask)
+        return {"span_attention": (self.config.span_attention_weight, loss)}
 
     @can_return_tuple
     def forward(
@@ -346,26 +337,9 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
         """
         if spans is not None:
             self._check_supervision(spans, input_ids, labels is not None or kwargs.get("shift_labels") is not None)
-        result, output, features = self.score_text(
-            input_ids, attention_mask, labels, past_key_values, use_cache, logits_to_keep, loss_shares, kwargs
+        return self.score_text(
+            input_ids, attention_mask, labels, past_key_values, use_cache, logits_to_keep, loss_shares, kwargs, spans
         )
-        if result.loss is None:
-            return result
-        config, mask_BT, states = self.config, output.token_mask, output.last_hidden_state
-        parts = {
-            "activation": (config.activation_regularization, activation_penalty(features, mask_BT)),
-            "temporal_activation": (
-                config.temporal_activation_regularization,
-                temporal_activation_penalty(states, mask_BT),
-            ),
-        }
-        if spans is not None:
-            target_BTK = gold_attention(spans, mask_BT, output.span_scores)
-            loss = attention_loss(output.span_scores, target_BTK, mask_BT)
-            parts["span_attention"] = (config.span_attention_weight, loss)
-        self.add_losses(result, parts, loss_shares)
-        check_shares(loss_shares, result.losses)
-        return result
 
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
         """How many items each part of the loss is a mean over (see `RecurrentLanguageModel.count_loss_items`).
@@ -378,7 +352,6 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
             Counts by the names of `losses`.
         """
         counts = super().count_loss_items(input_ids, **others)
-        counts.update(self.count_columns(input_ids, others.get("attention_mask")))
         if others.get("spans") is not None:
             counts["span_attention"] = counts["activation"]
         return counts
@@ -456,19 +429,4 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
 class PaLMForSequenceClassification(RecurrentSequenceClassifier, PaLMPreTrainedModel):
     """PaLM with a classifier on the state after the last token."""
 
-    def __init__(self, config: PaLMConfig):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.model = PaLMModel(config)
-        self.dropout = nn.Dropout(config.output_dropout)
-        self.score = nn.Linear(config.embedding_size, config.num_labels)
-        self.post_init()
-
-
-__all__ = [
-    "PaLMForCausalLM",
-    "PaLMForSequenceClassification",
-    "PaLMModel",
-    "PaLMModelOutput",
-    "PaLMPreTrainedModel",
-]
+    network_class = PaLMModel

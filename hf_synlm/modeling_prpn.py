@@ -7,7 +7,7 @@ attends once more, under the gates that a guess of the next distance gives, and 
 off the distances.
 
 In PRPN-SYD (`parsing_network="recurrent"`) the parsing network has recurrence and a second set of distances, which is
-trained on gold trees. Its code was never released; it is a reconstruction from the paper (see `parser_prpn`).
+trained on gold trees. Its code was never released; it is a reconstruction from the paper (see `prpn_parser`).
 
 Shapes: B sentences, T tokens, N slots, L lookback, H hidden size, E embedding size, V vocabulary. Inside, time comes
 before the sentences. Losses are in nats.
@@ -27,28 +27,29 @@ from transformers.utils import can_return_tuple
 
 from .configuration_prpn import PRPNConfig
 from .hidden_states import HiddenStateChoice, kept_states, state_at_columns, wanted_states, wants_attentions
-from .losses import check_shares
 from .outputs import ParseOutput
-from .prpn_layers import TokenRows, UnbiasedLayerNorm, drop
 from .prpn_parser import (
     FAR,
     ConvolutionalParsingNetwork,
     Distances,
     RecurrentParsingNetwork,
+    TokenRows,
+    drop,
     gates_of,
     last_entries,
 )
 from .prpn_predictor import PredictNetwork
-from .prpn_reader import ReadingLayer
-from .recurrent_cache import RecurrentCache, segment_mask
+from .prpn_reader import ReadingLayer, UnbiasedLayerNorm
+from .recurrent_cache import RecurrentCache, segment_mask, store_state
 from .recurrent_language_model import (
     RecurrentLanguageModel,
     RecurrentLMOutput,
     RecurrentModelOutput,
     RecurrentPreTrainedModel,
     RecurrentSequenceClassifier,
+    WeightedLoss,
 )
-from .syntactic_distance import Decoder, check_gold_distances, count_pairs, distance_loss, distance_trees
+from .syntactic_distance import Decoder, check_gold_distances, count_pairs, distance_losses, distance_trees
 from .token_batch import after_columns, tokens_first
 from .trees import Span
 
@@ -175,10 +176,6 @@ class PRPNModel(PRPNPreTrainedModel):
         # In training the batch normalizations see tokens only, unless asked for otherwise.
         every = mask_BT is None or not (self.training and self.config.pad_aware_batch_norm)
         read = self._read(ids.t(), tokens_BT.sum(1), TokenRows(tokens_BT.t(), every), state, bool(wanted))
-        if cache is not None or use_cache:
-            cache = RecurrentCache() if cache is None else cache
-            cache.store(read.state, input_ids.shape[1], batch_dim=1)
-
         own_TB, next_TB, supervised_TB = read.distances[:3]
         features = after_columns(read.features_SBE.transpose(0, 1), mask_BT)
         recorded = [state_at_columns(states.transpose(0, 1), mask_BT, before) for states, before in read.states]
@@ -186,7 +183,7 @@ class PRPNModel(PRPNPreTrainedModel):
         return PRPNModelOutput(
             last_hidden_state=features,
             hidden_states=kept_states([*recorded, features], wanted),
-            past_key_values=cache,
+            past_key_values=store_state(cache, use_cache, read.state, input_ids.shape[1], batch_dim=1),
             token_mask=mask_BT,
             distances=_at_tokens(own_TB, mask_BT)[None],
             next_distances=_at_tokens(next_TB, mask_BT),
@@ -266,16 +263,10 @@ class _Read(NamedTuple):
 class PRPNForCausalLM(RecurrentLanguageModel, PRPNPreTrainedModel, GenerationMixin):
     """PRPN with its output layer: next-token log-probabilities, training objective, trees, stock generation."""
 
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-
-    def __init__(self, config: PRPNConfig):
-        super().__init__(config)
-        self.model = PRPNModel(config)
-        self.lm_head = nn.Linear(config.embedding_size, config.vocab_size)
-        self.post_init()
+    network_class = PRPNModel
 
     def output_features(self, output: RecurrentModelOutput) -> Tensor:
-        """What the output layer reads, dropout included; see `RecurrentLanguageModel`.
+        """Features of the predict network with dropout [B, T, E]; see `RecurrentLanguageModel`.
 
         Args:
             output: of `PRPNModel`.
@@ -284,6 +275,10 @@ class PRPNForCausalLM(RecurrentLanguageModel, PRPNPreTrainedModel, GenerationMix
             [B, T, E].
         """
         return drop(output.last_hidden_state, self.config.dropout, self.training)
+
+    def supervised_losses(self, input_ids: Tensor, output: RecurrentModelOutput, gold: Any) -> dict[str, WeightedLoss]:
+        """Ranking loss of the supervised distances; see `distance_losses`."""
+        return distance_losses(self.config, input_ids, output.token_mask, output.syd_distances, gold)
 
     @can_return_tuple
     def forward(
@@ -332,21 +327,10 @@ class PRPNForCausalLM(RecurrentLanguageModel, PRPNPreTrainedModel, GenerationMix
         """
         labeled = labels is not None or kwargs.get("shift_labels") is not None
         remedy = None if self.config.parsing_network == "recurrent" else "set parsing_network='recurrent'"
-        check_gold_distances(input_ids, distances, labeled, remedy)
-        result, output, _ = self.score_text(
-            input_ids, attention_mask, labels, past_key_values, use_cache, logits_to_keep, loss_shares, kwargs
+        gold = check_gold_distances(input_ids, distances, labeled, remedy)
+        return self.score_text(
+            input_ids, attention_mask, labels, past_key_values, use_cache, logits_to_keep, loss_shares, kwargs, gold
         )
-        if result.loss is None:
-            return result
-        result.loss = self.config.language_model_weight * result.loss
-        if output.syd_distances is None:
-            check_shares(loss_shares, result.losses)
-            return result
-        ranking = distance_loss(self.config, input_ids, output.token_mask, output.syd_distances, distances)
-        parts = {"syntactic_distance": (self.config.syntactic_distance_weight, ranking)}
-        self.add_losses(result, parts, loss_shares)
-        check_shares(loss_shares, result.losses)
-        return result
 
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
         """How many items each part of the loss is a mean over (see `RecurrentLanguageModel.count_loss_items`).
@@ -418,19 +402,5 @@ class PRPNForCausalLM(RecurrentLanguageModel, PRPNPreTrainedModel, GenerationMix
 class PRPNForSequenceClassification(RecurrentSequenceClassifier, PRPNPreTrainedModel):
     """PRPN with a classifier on the features after the last token."""
 
-    def __init__(self, config: PRPNConfig):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.model = PRPNModel(config)
-        self.dropout = nn.Dropout(config.dropout)
-        self.score = nn.Linear(config.embedding_size, config.num_labels)
-        self.post_init()
-
-
-__all__ = [
-    "PRPNForCausalLM",
-    "PRPNForSequenceClassification",
-    "PRPNModel",
-    "PRPNModelOutput",
-    "PRPNPreTrainedModel",
-]
+    network_class = PRPNModel
+    dropout_field = "dropout"

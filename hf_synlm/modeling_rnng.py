@@ -1,9 +1,11 @@
 """RNNG: recurrent neural network grammars, batched (Dyer et al. 2016; Noji and Oseki 2021).
 
 A stack LSTM reads the partial tree: SHIFT pushes a word, NT(x) an open nonterminal, REDUCE replaces a finished
-constituent by one composed vector. From the state on the top of the stack come the next action and, if it is SHIFT,
-the next word. With the actions given, nothing here runs action by action (but attention composition, which reads the
-stack): compositions run by height, pushes by stack depth, over all sentences of a batch together.
+constituent by one composed vector. The state on the top of the stack predicts the next action and, if it is SHIFT, the
+next word. With given actions (teacher forcing), nothing here runs action by action, except attention composition,
+which reads the stack: compositions run by height, pushes by stack depth, over all sentences of a batch together.
+
+The slow and obvious version is `naive_log_prob` in `tests/reference/rnng.py`.
 
 Shapes: B sentences, T tokens, A actions of one sentence (or of all, where said), P pushes, W words of all sentences,
 w element size, h stack size, V vocabulary, Y nonterminals. Log-probabilities and losses in nats.
@@ -31,7 +33,7 @@ from .rnng_composition import AttentionComposition, LSTMComposition, chain_input
 from .rnng_fast_track import FastTrackSearch
 from .rnng_fast_track_generation import FastTrackDecoder
 from .rnng_particles import ParticleSearch
-from .rnng_plan import RNNGPlan, make_plan
+from .rnng_plan import Chains, RNNGPlan, make_plan
 from .rnng_stack_lstm import StackLSTM
 from .rnng_stack_machine import RNNGStackMachine
 from .search_parsing import parse_with_search
@@ -50,8 +52,8 @@ class RNNGPreTrainedModel(NoOffloading, PreTrainedModel):
 
     config: RNNGConfig
     base_model_prefix = "model"
-    accepts_loss_kwargs = False  # the loss has a normalizer of its own: see `loss_normalization`
-    # Nothing is sharded by itself: embedding and head share a matrix, and the base model's methods run without hooks.
+    accepts_loss_kwargs = False  # `loss_normalization` says what the loss is divided by
+    # No module is a shard: embedding and head share a matrix, and the base model's methods run without hooks.
     _no_split_modules: list[str] = []
     _skip_keys_device_placement = ["past_key_values"]
     _input_embed_layer = "embed_tokens"
@@ -129,7 +131,7 @@ class RNNGModel(RNNGPreTrainedModel):
         word_ends: Tensor | None = None,
         run_last: bool = False,
     ) -> RNNGPlan:
-        """Lay out given derivations; see `schedule_rnng.make_plan`.
+        """Lay out given derivations; see `rnng_plan.make_plan`.
 
         Args:
             actions: [B, A], 0 = padding.
@@ -138,10 +140,10 @@ class RNNGModel(RNNGPreTrainedModel):
             run_last: also execute the last action of each derivation.
 
         Returns:
-            The schedule, on the device of the model.
+            The plan, on the device of the model.
 
         Raises:
-            ValueError: for sequences that are no derivations of the tokens.
+            ValueError: for sequences that are not valid derivations of the tokens.
         """
         _check_actions(actions, mask, word_ends)
         rows = [[action for action in row if action] for row in actions.tolist()]
@@ -151,7 +153,7 @@ class RNNGModel(RNNGPreTrainedModel):
                 [end for end, token in zip(*pair, strict=True) if token]
                 for pair in zip(word_ends.tolist(), mask.tolist(), strict=True)
             ]
-        schedule = make_plan(
+        plan = make_plan(
             rows,
             transition_system=self.config.transition_system,
             num_labels=len(self.config.nonterminals),
@@ -160,39 +162,39 @@ class RNNGModel(RNNGPreTrainedModel):
             by_level=self.config.composition == "lstm",
             run_last=run_last,
         )
-        return schedule.to(self.initial_element.device)
+        return plan.to(self.initial_element.device)
 
-    def run(self, input_ids: Tensor, mask: Tensor, schedule: Any, every_layer: bool = False) -> list[Tensor]:
+    def run(self, input_ids: Tensor, mask: Tensor, plan: Any, every_layer: bool = False) -> list[Tensor]:
         """Run the stack machine on given derivations.
 
         Args:
             input_ids: [B, T].
             mask: [B, T], True = token.
-            schedule: of the derivations (a `LevelPlan`, or a `StepPlan` if the composition reads the stack).
+            plan: of the derivations (a `LevelPlan`, or a `StepPlan` if the composition reads the stack).
             every_layer: return the states of all layers.
 
         Returns:
             States of the last layer of the stack LSTM, or of every layer, after every push [P, h], in the order of the
-            schedule.
+            plan.
         """
-        words = input_ids[_word_places(schedule, mask)].long()
-        bottoms = self.initial_element.expand(schedule.num_sentences, -1)
-        parts = [bottoms, self.embed_tokens(words), self.embed_nonterminals(schedule.label)]
+        words = input_ids[_word_places(plan, mask)].long()
+        bottoms = self.initial_element.expand(plan.num_sentences, -1)
+        parts = [bottoms, self.embed_tokens(words), self.embed_nonterminals(plan.label)]
         elements = self.dropout(torch.cat(parts))
         if not self.composition.reads_stack:
-            for chains in schedule.compositions:
+            for chains in plan.compositions:
                 elements = torch.cat([elements, self.composition(chain_inputs(elements, chains), chains)])
-            if not schedule.compositions and torch.is_grad_enabled():
-                # Distributed training waits for a gradient of every parameter, also where all trees are flat.
+            if not plan.compositions and torch.is_grad_enabled():
+                # Distributed training waits for a gradient of every parameter, even if all trees are flat.
                 elements = elements + 0.0 * sum(value.sum() for value in self.composition.parameters())
-            return self.stack_lstm.by_level(elements, schedule, every_layer)
-        first = torch.arange(schedule.num_sentences, device=elements.device)
-        place = torch.cat([first, schedule.word_push, schedule.label_push])
-        elements = elements.new_zeros(sum(schedule.sizes), elements.shape[1]).index_copy(0, place, elements)
+            return self.stack_lstm.by_level(elements, plan, every_layer)
+        first = torch.arange(plan.num_sentences, device=elements.device)
+        place = torch.cat([first, plan.word_push, plan.label_push])
+        elements = elements.new_zeros(sum(plan.sizes), elements.shape[1]).index_copy(0, place, elements)
         parameters = [*self.composition.parameters(), *self.output.parameters()]
-        return self.stack_lstm.by_step(elements, schedule, self._compose_on_stack, parameters, every_layer)
+        return self.stack_lstm.by_step(elements, plan, self._compose_on_stack, parameters, every_layer)
 
-    def _compose_on_stack(self, inputs: Tensor, chains: Any, labels: Tensor, tops: Tensor) -> Tensor:
+    def _compose_on_stack(self, inputs: Tensor, chains: Chains, labels: Tensor, tops: Tensor) -> Tensor:
         return self.composition(inputs, chains, labels, self.predictor(tops))
 
     def predictor(self, hidden: Tensor) -> Tensor:
@@ -225,7 +227,7 @@ class RNNGModel(RNNGPreTrainedModel):
             word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
             output_hidden_states: also return `hidden_states`, all or those at the places given: the word embeddings,
                 the state of every layer of the stack LSTM after each token, and what `last_hidden_state` is.
-            output_attentions: refused: no weights over tokens are kept.
+            output_attentions: refused: there are no attention weights over tokens.
 
         Returns:
             `SyntacticModelOutput` with `last_hidden_state` [B, T, w] (the prediction vector right after each token;
@@ -233,29 +235,29 @@ class RNNGModel(RNNGPreTrainedModel):
             stack's state when the derivation is over).
 
         Raises:
-            ValueError: for bad shapes and ids, for sequences that are no derivations of the tokens, and where
+            ValueError: for bad shapes and ids, for sequences that are not valid derivations of the tokens, and where
                 attentions are asked for.
 
-        Cost: see `schedule_rnng`.
+        Cost: see `rnng_plan`.
         """
         wanted = self.wanted_states(output_hidden_states, output_attentions)
         mask = attended_tokens(self.config, input_ids, attention_mask)
         word_ends = self.word_ends_of(input_ids) if word_ends is None else word_ends
-        schedule = self.make_plan(actions, mask, word_ends, run_last=True)
-        layers = self.run(input_ids, mask, schedule, bool(wanted))
+        plan = self.make_plan(actions, mask, word_ends, run_last=True)
+        layers = self.run(input_ids, mask, plan, bool(wanted))
         hidden = layers[-1]
-        states = self.predictor(hidden[schedule.context])
+        states = self.predictor(hidden[plan.context])
         before = states.new_zeros(*actions.shape, states.shape[1])
-        before[schedule.action_row, schedule.action_column] = states
+        before[plan.action_row, plan.action_column] = states
         return SyntacticModelOutput(
-            last_hidden_state=_after_words(states, mask, schedule),
+            last_hidden_state=_after_words(states, mask, plan),
             action_hidden_state=before,
-            sentence_state=hidden[schedule.final],
-            hidden_states=self.hidden_states(input_ids, mask, schedule, layers, states, wanted),
+            sentence_state=hidden[plan.final],
+            hidden_states=self.hidden_states(input_ids, mask, plan, layers, states, wanted),
         )
 
     def wanted_states(self, choice: HiddenStateChoice, output_attentions: bool | None) -> frozenset[int]:
-        """Which hidden states are asked for.
+        """Places of the hidden states that a call wants.
 
         Args:
             choice: `output_hidden_states` of a call.
@@ -265,7 +267,7 @@ class RNNGModel(RNNGPreTrainedModel):
             Their places.
 
         Raises:
-            ValueError: for places that do not exist, and where attentions are asked for.
+            ValueError: for places that do not exist, and if attentions are wanted.
         """
         reason = "an RNNG keeps no attention weights (it attends in its composition, over children). Leave it out."
         refuse_layer_outputs(self.config, reason, output_attentions=output_attentions)
@@ -275,7 +277,7 @@ class RNNGModel(RNNGPreTrainedModel):
         self,
         input_ids: Tensor,
         mask: Tensor,
-        schedule: RNNGPlan,
+        plan: RNNGPlan,
         layers: list[Tensor],
         states: Tensor,
         wanted: frozenset[int],
@@ -285,26 +287,26 @@ class RNNGModel(RNNGPreTrainedModel):
         Args:
             input_ids: [B, T].
             mask: [B, T], True = token.
-            schedule: of the derivations.
+            plan: of the derivations.
             layers: states [P, h] of every layer after every push.
             states: prediction vectors [A, w] before every action.
-            wanted: places that are asked for.
+            wanted: places to keep.
 
         Returns:
-            Tensors [B, T, *], 0 at padding, and None at other places; None if nothing is asked for.
+            Tensors [B, T, *], 0 at padding, and None at other places; None if `wanted` is empty.
         """
         if not wanted:
             return None
         embedded = self.embed_tokens(input_ids.long().masked_fill(~mask, 0)) * mask[..., None]
-        after = [_after_words(layer[schedule.context], mask, schedule) for layer in layers]
-        return kept_states([embedded, *after, _after_words(states, mask, schedule)], wanted)
+        after = [_after_words(layer[plan.context], mask, plan) for layer in layers]
+        return kept_states([embedded, *after, _after_words(states, mask, plan)], wanted)
 
 
-def _after_words(states: Tensor, mask: Tensor, schedule: RNNGPlan) -> Tensor:
-    """What stands before every action [A, X] -> after every token [B, T, X], 0 at padding."""
+def _after_words(states: Tensor, mask: Tensor, plan: RNNGPlan) -> Tensor:
+    """Move states from before every action [A, X] to after every token [B, T, X], 0 at padding."""
     after = states.new_zeros(*mask.shape, states.shape[1])
     # A SHIFT is never the last action: the state after a word is the one before the next action.
-    after[_word_places(schedule, mask)] = states[schedule.shifts + 1]
+    after[_word_places(plan, mask)] = states[plan.shifts + 1]
     return after
 
 
@@ -330,19 +332,19 @@ def _check_not_empty(mask: Tensor) -> None:
         raise ValueError(f"Row {row} of input_ids holds no token. Leave empty texts out.")
 
 
-def _check_schedule(schedule: RNNGPlan, reads_stack: bool, actions: Tensor, mask: Tensor) -> None:
-    """Check that a layout made ahead is one of these derivations; what is on a GPU is not read."""
-    if hasattr(schedule, "steps") != reads_stack:
+def _check_plan(plan: RNNGPlan, reads_stack: bool, actions: Tensor, mask: Tensor) -> None:
+    """Check that a plan made ahead fits the derivations; tensors on a GPU are not read."""
+    if hasattr(plan, "steps") != reads_stack:
         raise ValueError(
-            f"schedule is a {type(schedule).__name__}, which this composition cannot use. Make it with "
+            f"plan is a {type(plan).__name__}, which this composition cannot use. Make it with "
             f"by_level={not reads_stack}."
         )
-    matches = schedule.num_sentences == len(mask) == len(actions)
-    if matches and not actions.is_cuda and not schedule.action.is_cuda:
-        taken, words = actions != 0, schedule.word_row.bincount(minlength=len(mask))
-        matches = torch.equal(actions[taken], schedule.action) and torch.equal(words, mask.sum(1))
+    matches = plan.num_sentences == len(mask) == len(actions)
+    if matches and not actions.is_cuda and not plan.action.is_cuda:
+        taken, words = actions != 0, plan.word_row.bincount(minlength=len(mask))
+        matches = torch.equal(actions[taken], plan.action) and torch.equal(words, mask.sum(1))
     if not matches:
-        raise ValueError("schedule was made for other actions or tokens. Make it anew, or leave it out.")
+        raise ValueError("plan was made for other actions or tokens. Make it anew, or leave it out.")
 
 
 # ---------------------------------------------------------------------------------------------- language model
@@ -373,7 +375,7 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         labels: Tensor | None = None,
         actions: Tensor | None = None,
         word_ends: Tensor | None = None,
-        schedule: RNNGPlan | None = None,
+        plan: RNNGPlan | None = None,
         past_key_values: Any | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
@@ -397,24 +399,24 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
             labels: [B, T] = `input_ids` with -100 where the word loss shall not count; needs `actions`.
             actions: [B, A] complete derivations, 0 = padding (see `TransitionSystem`).
             word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
-            schedule: layout of `actions`, if it was made ahead (`schedule_rnng.make_plan`).
+            plan: plan of `actions`, if it was made ahead (`rnng_plan.make_plan`).
             past_key_values: search state to continue from.
             use_cache: return the search state.
-            logits_to_keep: compute `logits` for the last so many positions only (0 = all).
+            logits_to_keep: compute `logits` for this many last positions only (0 = all).
             output_logits: also return `action_logits` [B, A, Y] and `token_logits_given_tree` [B, T, V] of the given
                 derivations.
             loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             output_hidden_states: also return `hidden_states` of the given derivations (see `RNNGModel.forward`).
             output_attentions: refused: see `RNNGModel.forward`.
-            **kwargs: nothing; wrappers pass arguments of other models here, as None.
+            **kwargs: only None values, which wrappers pass for arguments of other models.
 
         Returns:
             `SyntacticLMOutput`; with `actions` its `joint_log_prob` [B] is log p(text, tree).
 
         Raises:
-            ValueError: for bad shapes and ids, sequences that are no derivations of the tokens, labels without actions,
-                and options that do not go together.
+            ValueError: for bad shapes and ids, sequences that are not valid derivations of the tokens, labels without
+                actions, and options that exclude each other.
             TypeError: for other keyword arguments.
 
         Cost: objective: as many sequential steps as trees are high and stacks deep (LSTM composition). Logits: T
@@ -425,44 +427,88 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         wanted = self.model.wanted_states(output_hidden_states, output_attentions)
         if actions is None:
             refuse_layer_outputs(self.config, NO_HIDDEN_STATES, output_hidden_states)
-            if labels is not None or schedule is not None or output_logits:
+            if labels is not None or plan is not None or output_logits:
                 raise ValueError(
-                    "labels, schedule and output_logits need actions: RNNG is trained on trees. Pass the derivations "
-                    "of a treebank, or those that parse finds."
+                    "labels, plan and output_logits need actions: RNNG is trained on trees. Pass the derivations of a "
+                    "treebank, or those that parse finds."
                 )
-            if attention_mask is None:
-                attended_tokens(self.config, input_ids, None)  # checks
-                attention_mask = self._default_attention_mask(input_ids).bool()
-                begun = getattr(past_key_values, "begun", None)
-                if begun is not None and len(begun) == len(input_ids):
-                    # Their begin token has been read: everything but padding is a word.
-                    words = between_padding(input_ids, self.config.pad_token_id)
-                    attention_mask = torch.where(begun[:, None], words, attention_mask)
-            return self._marginal_forward(
-                input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
-            )
+            return self._marginal(input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends)
         if past_key_values is not None or use_cache or not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError(
                 "past_key_values, use_cache and logits_to_keep go with next-token logits, not with actions."
             )
-        for name, value in (("labels", labels), ("word_ends", word_ends)):
-            if value is not None and value.shape != input_ids.shape:
-                raise ValueError(f"{name} has shape {tuple(value.shape)}, input_ids {tuple(input_ids.shape)}.")
+        return self._objective(
+            input_ids, attention_mask, labels, actions, word_ends, plan, output_logits, loss_shares, wanted
+        )
+
+    def _marginal(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        cache: SyntacticCache | None,
+        use_cache: bool | None,
+        logits_to_keep: int | Tensor,
+        word_ends: Tensor | None,
+    ) -> SyntacticLMOutput:
+        """Next-token log-probabilities, derivations summed out over the word-synchronous search."""
+        if attention_mask is None:
+            attended_tokens(self.config, input_ids, None)  # checks
+            attention_mask = self._default_attention_mask(input_ids).bool()
+            begun = getattr(cache, "begun", None)
+            if begun is not None and len(begun) == len(input_ids):
+                # The begin token of these rows has been read: everything but padding is a word.
+                words = between_padding(input_ids, self.config.pad_token_id)
+                attention_mask = torch.where(begun[:, None], words, attention_mask)
+        return self._marginal_forward(input_ids, attention_mask, cache, use_cache, logits_to_keep, word_ends)
+
+    def _objective(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        labels: Tensor | None,
+        actions: Tensor,
+        word_ends: Tensor | None,
+        plan: RNNGPlan | None,
+        output_logits: bool,
+        loss_shares: Mapping[str, float] | None,
+        wanted: frozenset[int],
+    ) -> SyntacticLMOutput:
+        """Log-probabilities of the actions and words of given derivations: teacher forcing, one product per head."""
+        if labels is not None and labels.shape != input_ids.shape:
+            raise ValueError(f"labels has shape {tuple(labels.shape)}, input_ids {tuple(input_ids.shape)}.")
         mask = attended_tokens(self.config, input_ids, attention_mask)
-        if schedule is None:
+        if plan is None:
             word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
-            schedule = self.model.make_plan(actions, mask, word_ends)
+            plan = self.model.make_plan(actions, mask, word_ends)
         else:
-            _check_schedule(schedule, self.model.composition.reads_stack, actions, mask)
-            schedule = schedule.to(input_ids.device)
-        return self._given_tree(input_ids, mask, labels, actions, schedule, output_logits, loss_shares, wanted)
+            _check_plan(plan, self.model.composition.reads_stack, actions, mask)
+            plan = plan.to(input_ids.device)
+        layers = self.model.run(input_ids, mask, plan, bool(wanted))
+        parts = _score_derivations(self, layers[-1], input_ids, mask, labels, plan)
+        sizes = {"batch": len(mask), "sum": 1, "action": len(parts.action_loss), "token": len(parts.word_loss)}
+        divisor = sizes[self.config.loss_normalization]
+        action = parts.action_total * (share_of(loss_shares, "action") / divisor)
+        word = parts.word_total * (share_of(loss_shares, "word") / divisor)
+        output = SyntacticLMOutput(
+            loss=action + word,
+            losses={"action": action.detach(), "word": word.detach()},
+            joint_log_prob=parts.joint,
+            hidden_states=self.model.hidden_states(input_ids, mask, plan, layers, parts.states, wanted),
+        )
+        if output_logits:
+            output.action_logits = parts.action_logits.new_zeros(*actions.shape, parts.action_logits.shape[1])
+            output.action_logits[plan.action_row, plan.action_column] = parts.action_logits
+            logits = self.lm_head(parts.before_words)
+            output.token_logits_given_tree = logits.new_zeros(*input_ids.shape, logits.shape[1])
+            output.token_logits_given_tree[_word_places(plan, mask)] = logits
+        return output
 
     def count_loss_items(
         self, input_ids: Tensor, actions: Tensor, attention_mask: Tensor | None = None, **others: Any
     ) -> dict[str, int]:
-        """How many items the parts of the loss are divided by; none if `config.loss_normalization` is "sum".
+        """How many items the parts of the loss are divided by; empty if `config.loss_normalization` is "sum".
 
-        Divided by the counts of all calls of a step, these are the `loss_shares` of a call (`loss_shares.to_shares`).
+        `to_shares` divides these counts by those of all calls of a step; the result is the `loss_shares` of a call.
 
         Args:
             input_ids: [B, T], as for `forward`.
@@ -484,38 +530,6 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         else:
             count = len(input_ids) if kind == "batch" else int((actions != 0).sum())
         return {"action": count, "word": count}
-
-    def _given_tree(
-        self,
-        input_ids: Tensor,
-        mask: Tensor,
-        labels: Tensor | None,
-        actions: Tensor,
-        schedule: RNNGPlan,
-        output_logits: bool,
-        loss_shares: Mapping[str, float] | None,
-        wanted: frozenset[int],
-    ) -> SyntacticLMOutput:
-        """Log-probabilities of the actions and words of given derivations, heads in one multiplication each."""
-        layers = self.model.run(input_ids, mask, schedule, bool(wanted))
-        parts = _score_derivations(self, layers[-1], input_ids, mask, labels, schedule)
-        sizes = {"batch": len(mask), "sum": 1, "action": len(parts.action_loss), "token": len(parts.word_loss)}
-        divisor = sizes[self.config.loss_normalization]
-        action = parts.action_total * (share_of(loss_shares, "action") / divisor)
-        word = parts.word_total * (share_of(loss_shares, "word") / divisor)
-        output = SyntacticLMOutput(
-            loss=action + word,
-            losses={"action": action.detach(), "word": word.detach()},
-            joint_log_prob=parts.joint,
-            hidden_states=self.model.hidden_states(input_ids, mask, schedule, layers, parts.states, wanted),
-        )
-        if output_logits:
-            output.action_logits = parts.action_logits.new_zeros(*actions.shape, parts.action_logits.shape[1])
-            output.action_logits[schedule.action_row, schedule.action_column] = parts.action_logits
-            logits = self.lm_head(parts.before_words)
-            output.token_logits_given_tree = logits.new_zeros(*input_ids.shape, logits.shape[1])
-            output.token_logits_given_tree[_word_places(schedule, mask)] = logits
-        return output
 
     # ------------------------------------------------------------------------------------------------------ search
     def word_search(
@@ -553,7 +567,9 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         width = self.config.scoring_num_beams
         return width if not isinstance(action_beam_size, int) else max(1, min(width, action_beam_size))
 
-    def decoding_searches(self, config: GenerationConfig, renormalize: bool) -> tuple[Any, Any]:
+    def decoding_searches(
+        self, config: GenerationConfig, renormalize: bool
+    ) -> tuple[FastTrackDecoder, FastTrackDecoder]:
         """The searches of `generate`; see `SyntacticGenerationMixin`.
 
         Under normalization "train" the probabilities of what may come sum to less than one; sampling draws every action
@@ -608,9 +624,6 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
         if not generation_config.synchronous:
             raise ValueError("synchronous=False is an option of GPST; RNNG searches word by word.")
-        track = generation_config.fast_track_size
-        if track is not None and (not isinstance(track, int) or isinstance(track, bool) or track < 0):
-            raise ValueError(f"fast_track_size={track!r} must be an integer that is not negative")
         decay = generation_config.exponential_decay_length_penalty
         if decay is not None and generation_config.structure_mode == "joint":
             raise ValueError(
@@ -717,11 +730,10 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
 
 
 class _Scores(NamedTuple):
-    """What the heads say of given derivations."""
+    """Scores of given derivations."""
 
     states: Tensor
     """[A, w] prediction vectors before the actions."""
-
     action_logits: Tensor
     """[A, Y] of all actions."""
     action_loss: Tensor
@@ -739,14 +751,14 @@ class _Scores(NamedTuple):
 
 
 def _score_derivations(
-    model: Any, hidden: Tensor, input_ids: Tensor, mask: Tensor, labels: Tensor | None, schedule: RNNGPlan
+    model: Any, hidden: Tensor, input_ids: Tensor, mask: Tensor, labels: Tensor | None, plan: RNNGPlan
 ) -> _Scores:
     """Run the heads on the states [P, h] of given derivations, in one multiplication each."""
-    states = model.model.predictor(hidden[schedule.context])
+    states = model.model.predictor(hidden[plan.context])
     action_logits = model.action_head(states)
     action_logits = action_logits.to(torch.promote_types(action_logits.dtype, torch.float32))
-    action_loss = F.cross_entropy(action_logits, schedule.action, reduction="none")
-    before, place = states[schedule.shifts], _word_places(schedule, mask)
+    action_loss = F.cross_entropy(action_logits, plan.action, reduction="none")
+    before, place = states[plan.shifts], _word_places(plan, mask)
     words = input_ids[place].long()
     counted = torch.ones_like(words, dtype=torch.float32)
     if labels is not None:
@@ -754,15 +766,15 @@ def _score_derivations(
             raise ValueError("labels must be input_ids, or -100 where the word loss shall not count.")
         counted = (labels[place] != -100).float()
     word_total, word_loss = linear_cross_entropy(before, weight_of(model.lm_head), words, counted, model.lm_head.bias)
-    joint = action_loss.new_zeros(len(mask)).index_add(0, schedule.action_row, -action_loss.detach())
-    joint = joint.index_add(0, schedule.word_row, -word_loss.to(joint.dtype))
+    joint = action_loss.new_zeros(len(mask)).index_add(0, plan.action_row, -action_loss.detach())
+    joint = joint.index_add(0, plan.word_row, -word_loss.to(joint.dtype))
     return _Scores(states, action_logits, action_loss, action_loss.sum(), before, word_loss, word_total, joint)
 
 
-def _word_places(schedule: RNNGPlan, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns [W] of the words of a schedule in the input."""
+def _word_places(plan: RNNGPlan, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns [W] of the words of a plan in the input."""
     column = (~mask).to(torch.uint8).argsort(dim=1, stable=True)  # tokens first
-    return schedule.word_row, column[schedule.word_row, schedule.word_position]
+    return plan.word_row, column[plan.word_row, plan.word_position]
 
 
 # ---------------------------------------------------------------------------------------------- classification
@@ -819,17 +831,17 @@ class RNNGForSequenceClassification(RNNGPreTrainedModel):
         word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
         if actions is None:
             actions = self._best_derivations(input_ids, mask, word_ends)
-        schedule = self.model.make_plan(actions, mask, word_ends, run_last=True)
-        layers = self.model.run(input_ids, mask, schedule, bool(wanted))
+        plan = self.model.make_plan(actions, mask, word_ends, run_last=True)
+        layers = self.model.run(input_ids, mask, plan, bool(wanted))
         hidden = layers[-1]
-        logits = self.score(hidden[schedule.final])
+        logits = self.score(hidden[plan.final])
         result = SyntacticClassifierOutput(logits=logits)
         if wanted:
-            states = self.model.predictor(hidden[schedule.context])
-            result.hidden_states = self.model.hidden_states(input_ids, mask, schedule, layers, states, wanted)
+            states = self.model.predictor(hidden[plan.context])
+            result.hidden_states = self.model.hidden_states(input_ids, mask, plan, layers, states, wanted)
         if labels is not None:
             classification = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-            parts = _score_derivations(self, hidden, input_ids, mask, None, schedule)
+            parts = _score_derivations(self, hidden, input_ids, mask, None, plan)
             count = len(parts.action_loss) + len(parts.word_loss)
             result.loss = classification + (parts.action_total + parts.word_total) / count
             result.losses = {
@@ -854,6 +866,3 @@ class RNNGForSequenceClassification(RNNGPreTrainedModel):
         if missing:
             raise ValueError(f"The search finds no tree of row {missing[0]}. Pass actions, or raise action_beam_size.")
         return output.actions[:, 0]
-
-
-__all__ = ["RNNGForCausalLM", "RNNGForSequenceClassification", "RNNGModel", "RNNGPreTrainedModel"]

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from .matrix_products import linear_map, weight_gradient, without_autocast
 from .module_tools import weight_of
-from .recurrent_dropout import weight_dropout
+from .recurrent_layers import weight_dropout
 
 
 class ONLSTMLayer(nn.Module):
@@ -219,6 +219,3 @@ def _slopes(acts: Tensor, masters: Tensor, cells: Tensor) -> tuple[Tensor, Tenso
     by_in = before * master_forget * shut_forget - cell * (1 - master_forget * shut_in)
     by_forget = before * (1 - master_in * shut_forget) - cell * master_in * shut_in
     return grads, torch.stack([by_in, by_forget], 2), opened_forget, out * (1 - after.square())
-
-
-__all__ = ["ONLSTMLayer", "on_lstm", "split_distance"]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .configuration_palm import PaLMConfig
 from .matrix_products import OneDNNLinear
-from .recurrent_dropout import locked_dropout
+from .recurrent_layers import locked_dropout
 from .trees import Span
 
 
@@ -217,6 +217,3 @@ def split_by_scores(scores_TK: Tensor, bounds: Sequence[int]) -> list[Span]:
             split = max(range(i + 1, j), key=lambda k: row[num_spans - end + bounds[k]])
             todo += [(i, split), (split, j)]
     return spans[::-1]
-
-
-__all__ = ["SpanAttention", "attention_loss", "gold_attention", "span_states", "split_by_scores"]

@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from .matrix_products import linear
 from .module_tools import refuse_adapters, weight_of
-from .prpn_layers import TokenRows, drop
+from .recurrent_layers import keep_mask
 
 FAR = 1e4
 """Distance of the tokens before the first one: so large that no gate is open to them."""
@@ -102,6 +102,46 @@ def _running_product(values: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------- parsing networks
+def drop(values: Tensor, p: float, training: bool) -> Tensor:
+    """Drop every number independently.
+
+    Args:
+        values: any shape.
+        p: probability of dropping.
+        training: False: nothing is dropped.
+
+    Returns:
+        Values of the same shape.
+    """
+    return values * keep_mask(values.shape, p, values) if training and p else values
+
+
+class TokenRows:
+    """The positions of a [T, B] grid that a batch normalization sees, as rows of a matrix.
+
+    Args:
+        tokens_TB: True = token.
+        every: count all positions, padding too.
+    """
+
+    def __init__(self, tokens_TB: Tensor, every: bool) -> None:
+        self.shape = tokens_TB.shape
+        self.places = None if every else tokens_TB.nonzero(as_tuple=True)
+
+    def __len__(self) -> int:
+        return self.shape.numel() if self.places is None else len(self.places[0])
+
+    def take(self, values: Tensor) -> Tensor:
+        """Rows [R, ...] of values [T, B, ...], time by time."""
+        return values.flatten(0, 1) if self.places is None else values[self.places]
+
+    def put(self, rows: Tensor) -> Tensor:
+        """Rows [R, ...] at their places in [T, B, ...]; 0 elsewhere."""
+        if self.places is None:
+            return rows.unflatten(0, self.shape)
+        return rows.new_zeros(*self.shape, *rows.shape[1:]).index_put(self.places, rows)
+
+
 class LookbackFeatures(nn.Module):
     """Features of every token and the L before it: drop(ReLU(BN(W [x_t-L ; ... ; x_t] + b))).
 
@@ -280,16 +320,3 @@ def last_entries(values_SB: Tensor, count_B: Tensor, length: int) -> Tensor:
     """
     entry = count_B + torch.arange(length, device=count_B.device)[:, None]
     return values_SB[entry, torch.arange(len(count_B), device=count_B.device)]
-
-
-__all__ = [
-    "FAR",
-    "ConvolutionalParsingNetwork",
-    "Distances",
-    "LookbackFeatures",
-    "RecurrentParsingNetwork",
-    "gates_of",
-    "last_entries",
-    "openness",
-    "run_lstm",
-]

@@ -13,7 +13,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .matrix_products import OneDNNLinear
-from .prpn_layers import TokenRows, drop, gated_softmax
+from .prpn_parser import TokenRows, drop
+from .prpn_reader import ATTENTION_EPSILON
+
+
+def gated_softmax(logits: Tensor, gate: Tensor) -> Tensor:
+    """Attention weights under gates.
+
+    u_s = gate_s exp(logit_s - max logit);    weight_s = u_s / (sum u + 1e-8)
+
+    The maximum is that of all slots, open or not. Where all gates are shut, all weights are about 0.
+
+    Args:
+        logits: [..., N].
+        gate: [..., N] in [0, 1].
+
+    Returns:
+        [..., N].
+    """
+    weights = (logits - logits.max(-1, keepdim=True).values).exp() * gate
+    return weights / (weights.sum(-1, keepdim=True) + ATTENTION_EPSILON)
 
 
 class ResidualBlock(nn.Module):
@@ -92,6 +111,3 @@ class PredictNetwork(nn.Module):
         attention_BTN = gated_softmax(products_BTS.gather(2, band_BTN), gate_TBN.transpose(0, 1))
         weights_BTS = torch.zeros_like(products_BTS).scatter(2, band_BTN, attention_BTN.to(products_BTS.dtype))
         return torch.bmm(weights_BTS, tape_BSH).transpose(0, 1), attention_BTN.transpose(0, 1)
-
-
-__all__ = ["PredictNetwork", "ResidualBlock"]

@@ -9,6 +9,7 @@ Shapes: T tokens, B sentences, N slots, I input size, H hidden size, D = 2 H (st
 Source: Shen et al. 2018, section 5.1; `ReadingNetwork.py` and `LSTMCell.py` of the authors' code.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -17,15 +18,28 @@ from torch.autograd.function import once_differentiable
 
 from .matrix_products import linear, linear_map, weight_gradient, without_autocast
 from .module_tools import weight_of
-from .prpn_layers import (
-    ATTENTION_EPSILON,
-    UnbiasedLayerNorm,
-    drop,
-    normalize,
-    normalize_backward,
-    normalize_factors,
-)
-from .recurrent_dropout import keep_mask
+from .prpn_parser import drop
+from .recurrent_layers import keep_mask
+
+NORM_EPSILON = 1e-6
+ATTENTION_EPSILON = 1e-8
+
+
+class UnbiasedLayerNorm(nn.Module):
+    """Parameters of a layer normalization gamma (x - mean) / (std + 1e-6) + beta, with the unbiased std (n - 1).
+
+    Applied by `normalize` inside the recurrence.
+
+    Args:
+        size: length n of the last dimension, at least 2.
+
+    Source: `LayerNormalization` of the authors' code.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size))
 
 
 class ReadingLayer(nn.Module):
@@ -259,6 +273,62 @@ def _attend_backward(window_NBD: Tensor, grad_read: Tensor, kept: _Steps, t: int
     return grad.scatter_add_(1, kept.best[t], -grad.sum(1, keepdim=True)).mul_(kept.key.shape[2] ** -0.5)
 
 
+def normalize(x: Tensor, out: Tensor) -> Tensor:
+    """Write (x - mean) / (std + 1e-6) to `out`, with the unbiased std (n - 1).
+
+    The stock kernel divides by the biased deviation; the rest is a factor per row.
+
+    Args:
+        x: [..., n].
+        out: [..., n].
+
+    Returns:
+        1 / biased deviation [..., 1], for `normalize_factors`.
+    """
+    # An epsilon of 0 would make NaN of constant rows; this one changes no other.
+    centred, _, inverse = torch.native_layer_norm(x, x.shape[-1:], None, None, 1e-30)
+    torch.mul(centred, _row_factor(inverse, x.shape[-1]), out=out)
+    return inverse
+
+
+def _row_factor(inverse: Tensor, size: int) -> Tensor:
+    """Biased deviation / (unbiased deviation + 1e-6), of 1 / biased deviation."""
+    return 1 / (math.sqrt(size / (size - 1)) + NORM_EPSILON * inverse)
+
+
+def normalize_factors(inverse: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """What `normalize_backward` needs of every row.
+
+    With r = 1 / biased deviation, f = `normalize`'s factor of the row, k = unbiased / biased deviation:
+
+    Args:
+        inverse: r [..., 1].
+        size: length n of a row.
+
+    Returns:
+        scale = r f and ratio = k / f, each [..., 1].
+    """
+    factor = _row_factor(inverse, size)
+    return inverse * factor, math.sqrt(size / (size - 1)) / factor
+
+
+def normalize_backward(grad: Tensor, normalized: Tensor, scale: Tensor, ratio: Tensor) -> Tensor:
+    """Gradient of the input y -> x of `normalize`: dx = scale (dy - mean(dy) - ratio y mean(dy y)).
+
+    Args:
+        grad: dy [..., n].
+        normalized: y [..., n].
+        scale: see `normalize_factors`.
+        ratio: see `normalize_factors`.
+
+    Returns:
+        dx [..., n].
+    """
+    slope = (grad * normalized).mean(-1, keepdim=True).mul_(ratio).mul_(scale)
+    offset = grad.mean(-1, keepdim=True).mul_(scale).neg_()
+    return torch.addcmul(offset, grad, scale).addcmul_(normalized, slope, value=-1)
+
+
 def _activate(gates: Tensor) -> tuple[Tensor, ...]:
     """Apply the activations to the gates [B, G] in place; i, f, g, o."""
     size = gates.shape[1] // 4
@@ -310,6 +380,3 @@ def _from_windows(spread: Tensor, grad_read: Tensor, key: Tensor, t: int) -> tup
     grad = torch.bmm(coefficients[:, :1], values).squeeze(1)
     hidden, cell = grad.split(key.shape[2], 1)
     return torch.baddbmm(hidden.unsqueeze(1), coefficients[:, 1:], keys).squeeze(1), cell
-
-
-__all__ = ["ReadingLayer"]

@@ -1,4 +1,4 @@
-"""The state of a recurrent network as `past_key_values`, and the segments of text that it is moved on by."""
+"""The state of a recurrent network as `past_key_values`, and the segments of text that it reads."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,9 +14,9 @@ from .token_batch import check_tokens
 class RecurrentCache(Cache):
     """State of a recurrent network after a prefix.
 
-    Stock decoding loops treat it like any other cache. `forward` replaces the state in place; what it keeps is cut off
-    from the graph, so that segments of a long text can be trained one after the other. It cannot be cropped: a
-    recurrent network does not go back.
+    Stock decoding loops treat it like any other cache. `forward` replaces the state in place and detaches it from the
+    graph, so that segments of a long text can be trained one after the other. It cannot be cropped: a recurrent
+    network does not go back.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class RecurrentCache(Cache):
             batch_dim: dimension of the sentences in every tensor of the state.
         """
         self.batch_dim = batch_dim
-        # Copies: what comes here are often slices of all the states of a segment, which would be kept and saved, too.
+        # Copies: a slice would keep (and save) the states of the whole segment.
         self.state = tuple(tensor.detach().clone() for tensor in state)
         self.num_columns += num_columns
 
@@ -49,7 +49,7 @@ class RecurrentCache(Cache):
             The tensors.
 
         Raises:
-            ValueError: when the state is that of another network.
+            ValueError: for the state of another network.
         """
         found = [list(tensor.shape) for tensor in self.state or ()]
         if found != [list(shape) for shape in shapes]:
@@ -57,12 +57,12 @@ class RecurrentCache(Cache):
                 f"past_key_values holds tensors of the shapes {found}, but this network keeps "
                 f"{[list(shape) for shape in shapes]}. Pass the cache that this network has returned."
             )
-        # What was computed in inference mode cannot be used in training, unless it is copied outside of it.
+        # Tensors made in inference mode can be used in training only after a copy outside of it.
         copy = not torch.is_inference_mode_enabled()
         return tuple((t.clone() if copy and t.is_inference() else t).to(device) for t in self.state or ())
 
     def __bool__(self) -> bool:
-        """True, although there are no layers to count."""
+        """True: there are no layers to count."""
         return True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -128,10 +128,32 @@ def check_cache(cache: Any) -> None:
         )
 
 
+def store_state(
+    cache: RecurrentCache | None, wanted: bool | None, state: tuple[Tensor, ...], num_columns: int, batch_dim: int = 0
+) -> RecurrentCache | None:
+    """Store the state after a segment in the cache, or in a new one.
+
+    Args:
+        cache: the cache that the network has continued from.
+        wanted: whether to make one (`use_cache`).
+        state: see `RecurrentCache.store`.
+        num_columns: see there.
+        batch_dim: see there.
+
+    Returns:
+        The cache; None if there is none and none is wanted.
+    """
+    if cache is None and not wanted:
+        return None
+    cache = RecurrentCache() if cache is None else cache
+    cache.store(state, num_columns, batch_dim)
+    return cache
+
+
 def segment_mask(
     config: PreTrainedConfig, input_ids: Tensor, attention_mask: Tensor | None, cache: RecurrentCache | None
 ) -> Tensor | None:
-    """Check a segment of text, and tell which of its columns hold tokens.
+    """Check a segment of text, and find the columns that hold tokens.
 
     Args:
         config: for the vocabulary.
@@ -157,6 +179,3 @@ def segment_mask(
             attention_mask = attention_mask[:, cache.num_columns :]
     check_tokens(config, input_ids, attention_mask)
     return None if attention_mask is None else attention_mask.bool()
-
-
-__all__ = ["RecurrentCache", "check_cache", "segment_mask"]

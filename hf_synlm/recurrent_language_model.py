@@ -1,26 +1,27 @@
-"""What language models over a recurrent network share: scores and loss, generation, trees of given and generated text.
+"""Language models over a recurrent network: scores and losses, generation, trees of given and of generated text.
 
-Such a model reads tokens from left to right and keeps a state (`RecurrentCache`); its trees are read off numbers that
-the network computes on the way. Nothing is added to a row and its first token is not predicted. A model consists of
+Such a model reads tokens from left to right and keeps a state (`RecurrentCache`). It predicts every token from the
+tokens before it, so the first token of a row is not predicted. Its trees are read from numbers that the network
+computes on the way. A model consists of
 
 * `XPreTrainedModel(RecurrentPreTrainedModel)` with its configuration and initial weights;
 * `XModel(XPreTrainedModel)`, whose forward(input_ids, attention_mask, past_key_values, use_cache) returns a
   `RecurrentModelOutput`;
-* `XForCausalLM(RecurrentLanguageModel, XPreTrainedModel, GenerationMixin)` with `model`, `lm_head` and the hook
-  `output_features`; its `forward` calls `score_text` and adds the losses of its own with `add_losses`, its `parse`
-  calls `parse_text`;
-* `XForSequenceClassification(RecurrentSequenceClassifier, XPreTrainedModel)` with `model`, `dropout` and `score`.
+* `XForCausalLM(RecurrentLanguageModel, XPreTrainedModel, GenerationMixin)` with `network_class = XModel`; its `forward`
+  returns `score_text`, whose hooks `penalties` and `supervised_losses` add parts to the loss, its `parse` returns
+  `parse_text`;
+* `XForSequenceClassification(RecurrentSequenceClassifier, XPreTrainedModel)` with `network_class = XModel`.
 
-Shapes: B sentences, T columns of the input, L layers, E features that are read by the output layer, V vocabulary.
+Shapes: B sentences, T columns of the input, L layers, E features that the output layer reads, V vocabulary.
 Losses and log-probabilities in nats.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerationMixin
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
@@ -29,13 +30,17 @@ from transformers.utils import can_return_tuple
 
 from .actions import PAD_ACTION, spans_to_actions
 from .hidden_states import HiddenStateChoice, asked_of_layers
-from .losses import linear_cross_entropy, share_of
+from .losses import check_shares, linear_cross_entropy, share_of
 from .module_tools import NoOffloading, evaluation_mode, weight_of
 from .outputs import InFieldOrder, ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
 from .recurrent_cache import RecurrentCache
+from .recurrent_layers import locked_dropout
 from .recurrent_sentences import ends_of_words, frame_sentences, spread_spans
 from .token_batch import check_labels, next_tokens
 from .trees import Span
+
+WeightedLoss: TypeAlias = tuple[float, Tensor]
+"""Weight of a part of the loss, and its value."""
 
 
 # ------------------------------------------------------------------------------------------------------- outputs
@@ -44,13 +49,13 @@ class RecurrentModelOutput(InFieldOrder, BaseModelOutputWithPast):
     """Output of a bare recurrent network.
 
     Fields, besides those of the stock output:
-        last_hidden_state: [B, T, E] output of the last layer after each column, without dropout. A column that is
-            skipped has the state of the column before it.
+        last_hidden_state: [B, T, E] output of the last layer after each column, without dropout. A masked column has
+            the state of the column before it.
         hidden_states: with `output_hidden_states`, the embeddings, then the output of every layer [B, T, *]; the last
             one is `last_hidden_state`.
-        token_mask: [B, T], True at the columns that hold tokens; None = all.
+        token_mask: [B, T], True = token; None = every column.
         distances: [L, B, T] syntactic distances of the language model; value t belongs to the gap before token t.
-        syd_distances: [S, B, T] distances that learn from gold trees, of every layer that has them.
+        syd_distances: [S, B, T] supervised distances, which learn from gold trees, of every layer that has them.
         span_scores: [B, T, K] scores of the spans that end right before each token, the longest first.
     """
 
@@ -81,8 +86,8 @@ class RecurrentGenerateOutput(GenerateDecoderOnlyOutput):
 
     Fields, besides those of the stock output:
         actions: [B, A] GEN (0) and COMP (1), -1 = padding.
-        spans: per sequence the inner nodes `(i, j)` in token positions of `sequences`, post-order; without begin token
-            and end token.
+        spans: per sequence the inner nodes `(i, j)` in token positions of `sequences`, post-order. Begin token and end
+            token belong to no node.
     """
 
     actions: Tensor | None = None
@@ -120,11 +125,11 @@ def temporal_activation_penalty(states: Tensor, mask_BT: Tensor | None) -> Tenso
     """Mean square of the change of state from each token to the next (temporal activation regularization, TAR).
 
     Args:
-        states: [B, T, E]; columns that are skipped have the state of the column before.
+        states: [B, T, E]; masked columns have the state of the column before.
         mask_BT: True = token; None = every column.
 
     Returns:
-        Scalar, 0 without two tokens in a row.
+        Scalar; 0 if no row has two tokens.
     """
     if mask_BT is None:
         mask_BT = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
@@ -134,8 +139,29 @@ def temporal_activation_penalty(states: Tensor, mask_BT: Tensor | None) -> Tenso
 
 
 def _mean_at(values: Tensor, mask_BT: Tensor) -> Tensor:
-    """Mean of [B, T, E] over the columns of a mask."""
+    """Mean of values [B, T, E] over the columns of a mask."""
     return (values.mean(-1) * mask_BT).sum() / mask_BT.sum().clamp_min(1)
+
+
+def activation_losses(config: Any, dropped: Tensor, states: Tensor, mask_BT: Tensor | None) -> dict[str, WeightedLoss]:
+    """AR and TAR with the weights of the configuration.
+
+    Args:
+        config: with `activation_regularization` and `temporal_activation_regularization`.
+        dropped: states that AR penalizes [B, T, E].
+        states: states that TAR penalizes [B, T, E].
+        mask_BT: True = token; None = every column.
+
+    Returns:
+        Weight and value of "activation" and "temporal_activation".
+    """
+    return {
+        "activation": (config.activation_regularization, activation_penalty(dropped, mask_BT)),
+        "temporal_activation": (
+            config.temporal_activation_regularization,
+            temporal_activation_penalty(states, mask_BT),
+        ),
+    }
 
 
 # --------------------------------------------------------------------------------------------------- base classes
@@ -150,7 +176,7 @@ class RecurrentPreTrainedModel(NoOffloading, PreTrainedModel):
 
 
 class RecurrentGenerationMixin(GenerationMixin):
-    """Stock generation over the state of a recurrent network; what such a network does not have is refused."""
+    """Next-token scores and stock generation over the state of a recurrent network; unsupported options are refused."""
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -166,45 +192,110 @@ class RecurrentGenerationMixin(GenerationMixin):
         Raises:
             NotImplementedError: always.
         """
-        # A method of transformers that these models cannot have; what it would do instead must not look like a result.
+        # The inherited method of transformers would return something that looks like a result.
         raise NotImplementedError("generate_batch: use generate with a padded batch; a recurrent state has no pages.")
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> None:
         """Continuous batching is not possible; see `generate_batch`."""
         self.generate_batch()
 
-    def _sample(self, input_ids: Tensor, *args: Any, generation_config: Any, **kwargs: Any) -> Any:
-        self._check_generation(input_ids, kwargs.get("attention_mask"), generation_config)
-        kwargs.pop("tokenizer", None)  # of stop strings, whose criterion has it
-        return super()._sample(input_ids, *args, generation_config=generation_config, **kwargs)
+    def _sample(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self._decode(super()._sample, RecurrentGenerateOutput, input_ids, args, kwargs)
 
-    def _beam_search(self, input_ids: Tensor, *args: Any, generation_config: Any, **kwargs: Any) -> Any:
-        self._check_generation(input_ids, kwargs.get("attention_mask"), generation_config)
-        kwargs.pop("tokenizer", None)  # of stop strings, whose criterion has it
-        return super()._beam_search(input_ids, *args, generation_config=generation_config, **kwargs)
+    def _beam_search(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self._decode(super()._beam_search, RecurrentGenerateBeamOutput, input_ids, args, kwargs)
+
+    def _decode(self, loop: Callable, kind: type, input_ids: Tensor, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run a decoding loop of transformers."""
+        mask, config = kwargs.get("attention_mask"), kwargs["generation_config"]
+        self._check_generation(input_ids, mask, config)
+        kwargs.pop("tokenizer", None)  # the criterion of stop strings has it already
+        return self._with_trees(kind, loop(input_ids, *args, **kwargs), input_ids, mask, config)
 
     def _check_generation(self, prompts: Tensor, mask: Tensor | None, config: Any) -> None:
-        """Raise ValueError for options that nothing would come of, before anything is written."""
+        """Raise ValueError for unsupported options, before anything is generated."""
         if config.cache_implementation:
             raise ValueError(
                 f"cache_implementation={config.cache_implementation!r}: a recurrent network has one kind of state. "
                 "Leave it out."
             )
 
+    def _with_trees(self, kind: Any, result: Any, prompts: Tensor, mask: Tensor | None, config: Any) -> Any:
+        """Hook: add the trees of the sequences to a result."""
+        return result
+
+    def _given_labels(
+        self, input_ids: Tensor, labels: Tensor | None, logits_to_keep: int | Tensor, more: dict[str, Any]
+    ) -> tuple[Tensor | None, bool]:
+        """Check the labels of a `forward`: the given ones, if any, and whether they are already shifted.
+
+        `more` may hold `shift_labels`, which are taken out. (They are not in the signature of `forward`: Trainer
+        requires every argument there with "label" in its name.)
+        """
+        shift_labels = more.pop("shift_labels", None)
+        given = labels if shift_labels is None else shift_labels
+        if given is not None:
+            if not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+                raise ValueError("logits_to_keep goes with next-token logits. Leave it out together with labels.")
+            check_labels(self.config, given, input_ids)
+        return given, shift_labels is not None
+
+    @staticmethod
+    def _log_probs(head: Callable[[Tensor], Tensor], features: Tensor, logits_to_keep: int | Tensor) -> Tensor:
+        """Next-token log-probabilities [B, T', V], in float32 or higher, after the columns to keep."""
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = head(features[:, kept])
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+
 
 class RecurrentLanguageModel(RecurrentGenerationMixin):
     """Scores, loss, generation and trees of a causal language model over a recurrent network."""
 
+    network_class: type[RecurrentPreTrainedModel]
+    """The bare network."""
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model = self.network_class(config)
+        self.lm_head = nn.Linear(config.embedding_size, config.vocab_size)
+        self.post_init()
+
     def output_features(self, output: RecurrentModelOutput) -> Tensor:
-        """Hook: what `lm_head` reads, [B, T, E], dropout included.
+        """Hook: what `lm_head` reads, by default the states of the last layer with locked dropout.
 
         Args:
             output: of the bare network.
 
         Returns:
-            The features.
+            [B, T, E].
         """
-        raise NotImplementedError  # there are no features that would do for every architecture
+        return locked_dropout(output.last_hidden_state, self.config.output_dropout, self.training)
+
+    def penalties(self, output: RecurrentModelOutput, features: Tensor) -> dict[str, WeightedLoss]:
+        """Hook: regularizers of the language model; none by default.
+
+        Args:
+            output: of the bare network.
+            features: [B, T, E] of `output_features`.
+
+        Returns:
+            Weight and value of each, by the names of `losses`.
+        """
+        return {}
+
+    def supervised_losses(self, input_ids: Tensor, output: RecurrentModelOutput, gold: Any) -> dict[str, WeightedLoss]:
+        """Hook: losses of gold trees; none by default.
+
+        Args:
+            input_ids: [B, T].
+            output: of the bare network.
+            gold: the gold trees as `score_text` got them; None = none.
+
+        Returns:
+            Weight and value of each, by the names of `losses`.
+        """
+        return {}
 
     # ------------------------------------------------------------------------------------------- scores and loss
     def score_text(
@@ -217,8 +308,9 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         logits_to_keep: int | Tensor,
         loss_shares: Mapping[str, float] | None,
         more: dict[str, Any],
-    ) -> tuple[RecurrentLMOutput, RecurrentModelOutput, Tensor]:
-        """Next-token log-probabilities, or with labels the cross entropy: what every `forward` begins with.
+        gold: Any = None,
+    ) -> RecurrentLMOutput:
+        """Next-token log-probabilities, or the loss if there are labels: the common part of every `forward`.
 
         Args:
             input_ids: [B, T].
@@ -226,59 +318,44 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
             labels: [B, T] = `input_ids`, -100 where the loss shall not count.
             past_key_values: state to continue from.
             use_cache: return the state.
-            logits_to_keep: compute `logits` for the last so many columns (0 = all), or for these columns.
+            logits_to_keep: compute `logits` for the last columns only, this many (0 = all), or for these columns.
             loss_shares: factors of the parts of the loss, besides their weights.
-            more: keyword arguments left over; they may hold `shift_labels` [B, T], labels already shifted, which
-                replace `labels`; what the bare network shall return of its layers (`output_hidden_states`,
-                `output_attentions`); and nothing else. (Trainer takes every argument of `forward` with "label" in its
-                name for one that must be there.)
+            more: remaining keyword arguments: `shift_labels` [B, T], which are already shifted and replace `labels`;
+                `output_hidden_states` and `output_attentions` of the bare network.
+            gold: gold trees for `supervised_losses`.
 
         Returns:
-            The output with `loss`, `losses` and `joint_log_prob`, or with `logits`; that of the bare network; and the
-            features [B, T, E] that the output layer has read.
+            The output with `loss`, `losses` and `joint_log_prob`, or with `logits`.
 
         Raises:
-            ValueError: for bad labels, and labels together with logits_to_keep.
+            ValueError: for bad labels, labels together with logits_to_keep, and unknown names in `loss_shares`.
             TypeError: for other keyword arguments.
         """
-        shift_labels = more.pop("shift_labels", None)
-        asked = asked_of_layers(more)
-        given = labels if shift_labels is None else shift_labels
-        if given is not None:
-            if not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
-                raise ValueError("logits_to_keep goes with next-token logits. Leave it out together with labels.")
-            check_labels(self.config, given, input_ids)
+        given, shifted = self._given_labels(input_ids, labels, logits_to_keep, more)
         output = self.model(
             input_ids,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
             use_cache=use_cache,
             return_dict=True,
-            **asked,
+            **asked_of_layers(more),
         )
         features = self.output_features(output)
-        result = RecurrentLMOutput(
-            past_key_values=output.past_key_values,
-            hidden_states=output.hidden_states,
-            attentions=output.attentions,
-            distances=output.distances,
-            syd_distances=output.syd_distances,
-            span_scores=output.span_scores,
-        )
-        mask = output.token_mask
+        names = ("past_key_values", "hidden_states", "attentions", "distances", "syd_distances", "span_scores")
+        result = RecurrentLMOutput(**{name: output.get(name) for name in names})
         if given is None:
-            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits = self.lm_head(features[:, kept])
-            result.logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-            return result, output, features
-        if shift_labels is None:
-            targets = next_tokens(labels, mask)
-        else:
-            targets = shift_labels if mask is None else shift_labels.masked_fill(~mask, -100)
+            result.logits = self._log_probs(self.lm_head, features, logits_to_keep)
+            return result
+        targets = _targets(given, shifted, output.token_mask)
         loss, log_prob_BT = self._cross_entropy(features, targets)
         result.loss, result.joint_log_prob = loss * share_of(loss_shares, "language_model"), log_prob_BT.sum(1)
         result.losses = {"language_model": result.loss.detach()}
-        return result, output, features
+        _add_losses(result, self.penalties(output, features), loss_shares)
+        if hasattr(self.config, "language_model_weight"):
+            result.loss = self.config.language_model_weight * result.loss
+        _add_losses(result, self.supervised_losses(input_ids, output, gold), loss_shares)
+        check_shares(loss_shares, result.losses)
+        return result
 
     def _cross_entropy(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Mean of -log p(target) over the targets that are not -100, and log p of each [B, T] (detached, else 0)."""
@@ -293,32 +370,10 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         )
         return loss, torch.where(counts, -loss_R, torch.zeros_like(loss_R)).view(targets.shape)
 
-    def add_losses(
-        self,
-        result: RecurrentLMOutput,
-        parts: dict[str, tuple[float, Tensor]],
-        loss_shares: Mapping[str, float] | None,
-    ) -> RecurrentLMOutput:
-        """Add weighted parts to the loss.
-
-        Args:
-            result: output with `loss` and `losses`, changed in place.
-            parts: by name the weight and the value of each part; `losses` holds the values without their weights.
-            loss_shares: factors of the parts, besides their weights.
-
-        Returns:
-            `result`.
-        """
-        for name, (weight, value) in parts.items():
-            share = value * share_of(loss_shares, name)
-            result.loss = result.loss + weight * share
-            result.losses[name] = share.detach()
-        return result
-
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
-        """How many items each part of the loss is a mean over, so far as it is one.
+        """How many items each part of the loss is a mean over, if it is one.
 
-        Divided by the counts of all calls of a step, these are the `loss_shares` of a call (`loss_shares.to_shares`).
+        `to_shares` divides these counts by those of all calls of a step; the result is the `loss_shares` of a call.
 
         Args:
             input_ids: [B, T], as for `forward`.
@@ -326,32 +381,19 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
                 trees.
 
         Returns:
-            Counts by the names of `losses`.
+            Counts by the names of `losses`: targets ("language_model"), and in models with these penalties, tokens
+            ("activation") and steps from a token to the next ("temporal_activation").
         """
         attention_mask, shift_labels = others.get("attention_mask"), others.get("shift_labels")
         mask = None if attention_mask is None else attention_mask.bool()
-        if shift_labels is None:
-            targets = next_tokens(others["labels"], mask)
-        else:
-            targets = shift_labels if mask is None else shift_labels.masked_fill(~mask, -100)
-        return {"language_model": int((targets != -100).sum())}
-
-    @staticmethod
-    def count_columns(input_ids: Tensor, attention_mask: Tensor | None) -> dict[str, int]:
-        """How many items the penalties of the states are means over.
-
-        Args:
-            input_ids: [B, T].
-            attention_mask: [B, T] or `None`.
-
-        Returns:
-            Number of tokens ("activation") and of steps from a token to the next ("temporal_activation").
-        """
-        if attention_mask is None:
-            rows, columns = input_ids.shape
-            return {"activation": rows * columns, "temporal_activation": rows * (columns - 1)}
-        count_B = attention_mask.bool().sum(1)
-        return {"activation": int(count_B.sum()), "temporal_activation": int((count_B - 1).clamp_min(0).sum())}
+        shifted = shift_labels is not None
+        targets = _targets(shift_labels if shifted else others["labels"], shifted, mask)
+        counts = {"language_model": int((targets != -100).sum())}
+        if hasattr(self.config, "activation_regularization"):
+            tokens_B = torch.ones_like(input_ids).sum(1) if mask is None else mask.sum(1)
+            counts["activation"] = int(tokens_B.sum())
+            counts["temporal_activation"] = int((tokens_B - 1).clamp_min(0).sum())
+        return counts
 
     # ------------------------------------------------------------------------------------------------------ trees
     def parse_text(
@@ -361,16 +403,16 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         word_ends: Tensor | None,
         read_trees: Callable[[RecurrentModelOutput, list[list[int]]], list[list[Span]]],
     ) -> ParseOutput:
-        """Trees and log-probabilities of given sentences: what every `parse` does, in evaluation mode.
+        """Trees and log-probabilities of given sentences, in evaluation mode: the common part of every `parse`.
 
-        Every sentence is read as begin token, words, end token; those that do not stand in its row are added.
+        Every sentence is read as begin token, words, end token; missing begin and end tokens are added.
 
         Args:
             input_ids: [B, T], one sentence per row.
             attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
             word_ends: [B, T], True at the last piece of every word.
-            read_trees: what the network has computed (column 0 is the begin token) and, per sentence, the columns at
-                which its words (or tokens) begin -> spans over words.
+            read_trees: maps the output of the network (column 0 is the begin token) and, per sentence, the columns at
+                which its words (or tokens) begin to spans over words.
 
         Returns:
             `ParseOutput` with one tree per sentence.
@@ -413,7 +455,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         stopping_criteria: StoppingCriteriaList | None = None,
         **kwargs: Any,
     ) -> RecurrentGenerateOutput | RecurrentGenerateBeamOutput | Tensor:
-        """Continue prompts by the stock decoding loops, with the trees of what is written.
+        """Continue prompts by the stock decoding loops; the output holds the trees of the sequences.
 
         Args:
             inputs: Prompts [B, L]; left padding. Without prompts the text begins with the begin token.
@@ -429,40 +471,30 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
             `spans` and `actions`: the tree of each sequence, prompt included, as `parse` finds it by default.
 
         Raises:
-            ValueError: for options that do not exist, or that a recurrent network has no use for; for assisted
-                decoding, which needs a state that can go back; and, where trees are asked for, for prompts with holes
-                or padding on the right.
+            ValueError: for unknown options and those that a recurrent network does not support; for assisted decoding,
+                which needs a state that can go back; and, if the output has trees, for prompts with holes or padding
+                on the right.
 
         Cost: one step per token from the cached state; for trees one more pass over the text.
         """
         return super().generate(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
 
-    def _sample(self, input_ids: Tensor, *args: Any, generation_config: Any, **kwargs: Any) -> Any:
-        mask = kwargs.get("attention_mask")
-        result = super()._sample(input_ids, *args, generation_config=generation_config, **kwargs)
-        return self._with_trees(RecurrentGenerateOutput, result, input_ids, mask, generation_config)
-
-    def _beam_search(self, input_ids: Tensor, *args: Any, generation_config: Any, **kwargs: Any) -> Any:
-        mask = kwargs.get("attention_mask")
-        result = super()._beam_search(input_ids, *args, generation_config=generation_config, **kwargs)
-        return self._with_trees(RecurrentGenerateBeamOutput, result, input_ids, mask, generation_config)
-
     def _check_generation(self, prompts: Tensor, mask: Tensor | None, config: Any) -> None:
         super()._check_generation(prompts, mask, config)
         if config.return_dict_in_generate and mask is not None and self._has_trees:
-            # A word after each prompt, as there will be: holes and padding on the right show.
+            # A word will follow each prompt: with one, holes and padding on the right are found here.
             text = torch.cat([prompts, prompts[:, -1:]], 1), torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
             frame_sentences(self.config, *text)
 
     @property
     def _has_trees(self) -> bool:
-        """Whether the network computes something that trees are read off."""
+        """Whether the network computes something that trees are read from."""
         return True
 
     def _with_trees(self, kind: Any, result: Any, prompts: Tensor, mask: Tensor | None, config: Any) -> Any:
-        """Add the trees of the sequences to a result that has fields.
+        """Add the trees of the sequences to a result with fields.
 
-        `prompts` [P, N] and their mask hold every prompt P / (number of prompts) times.
+        `prompts` [P, N] and their mask hold every prompt `num_beams` or `num_return_sequences` times.
         """
         if isinstance(result, Tensor) or not self._has_trees:
             return result
@@ -476,7 +508,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         ended = torch.zeros_like(new, dtype=torch.bool)
         if config._eos_token_tensor is not None:
             ended = torch.isin(new, config._eos_token_tensor)
-        present = ended.long().cumsum(1) == 0  # an end token is no word, whichever it is
+        present = ended.long().cumsum(1) == 0  # words stand before the first end token
         if config._pad_token_tensor is not None:
             filled = present & (new != config._pad_token_tensor)
             present = present & (filled.flip(1).long().cumsum(1).flip(1) > 0)
@@ -493,6 +525,23 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         return kind(**result, actions=actions, spans=spans)
 
 
+def _targets(labels: Tensor, shifted: bool, mask: Tensor | None) -> Tensor:
+    """The target after each column [B, T], -100 where there is none, of labels that may be shifted already."""
+    if shifted:
+        return labels if mask is None else labels.masked_fill(~mask, -100)
+    return next_tokens(labels, mask)
+
+
+def _add_losses(
+    result: RecurrentLMOutput, parts: dict[str, WeightedLoss], loss_shares: Mapping[str, float] | None
+) -> None:
+    """Add weighted parts to `loss`, and their values without weights to `losses`, in place."""
+    for name, (weight, value) in parts.items():
+        share = value * share_of(loss_shares, name)
+        result.loss = result.loss + weight * share
+        result.losses[name] = share.detach()
+
+
 def _pad_actions(actions: list[list[int]], device: torch.device) -> Tensor:
     """Action ids [B, A] of rows of unequal length."""
     width = max(map(len, actions))
@@ -503,11 +552,21 @@ def _pad_actions(actions: list[list[int]], device: torch.device) -> Tensor:
 class RecurrentSequenceClassifier:
     """Classifier on the state after the last token of a text."""
 
+    network_class: type[RecurrentPreTrainedModel]
+    """The bare network."""
+    dropout_field = "output_dropout"
+    """Field of the configuration with the dropout of the state."""
     config: Any
-    model: Any
-    dropout: Any
-    score: Any
-    loss_function: Any
+    loss_function: Callable[..., Tensor]
+    post_init: Callable[[], None]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        self.num_labels = config.num_labels
+        self.model = self.network_class(config)
+        self.dropout = nn.Dropout(getattr(config, self.dropout_field))
+        self.score = nn.Linear(config.embedding_size, config.num_labels)
+        self.post_init()
 
     @can_return_tuple
     def forward(
@@ -522,7 +581,7 @@ class RecurrentSequenceClassifier:
 
         Args:
             input_ids: [B, T] token ids.
-            attention_mask: [B, T], 1 = token; columns of padding are skipped. Without a mask every column is a token.
+            attention_mask: [B, T], 1 = token; masked columns are skipped. Without a mask every column is a token.
             labels: [B] class ids (or targets of a regression, or [B, num_labels] of a multi-label problem).
             output_hidden_states: also return `hidden_states` of the bare network.
             output_attentions: also return `attentions` of the bare network.
@@ -540,7 +599,7 @@ class RecurrentSequenceClassifier:
             output_attentions=output_attentions,
             return_dict=True,
         )
-        # A column of padding has the state of the last token before it.
+        # Masked columns have the state of the last token before them.
         logits = self.score(self.dropout(output.last_hidden_state[:, -1]))
         result = SyntacticClassifierOutput(
             logits=logits, hidden_states=output.hidden_states, attentions=output.attentions
@@ -549,17 +608,3 @@ class RecurrentSequenceClassifier:
             result.loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
             result.losses = {"classification": result.loss.detach()}
         return result
-
-
-__all__ = [
-    "RecurrentGenerateBeamOutput",
-    "RecurrentGenerateOutput",
-    "RecurrentGenerationMixin",
-    "RecurrentLMOutput",
-    "RecurrentLanguageModel",
-    "RecurrentModelOutput",
-    "RecurrentPreTrainedModel",
-    "RecurrentSequenceClassifier",
-    "activation_penalty",
-    "temporal_activation_penalty",
-]

@@ -119,6 +119,3 @@ def spread_spans(spans: list[Span], ends: list[int]) -> list[Span]:
     for start, end in zip(bounds[:-1], ends, strict=True):
         tokens += [(start + i, start + j) for i, j in right_branching(end - start)]
     return sorted(tokens, key=lambda span: (span[1], -span[0]))
-
-
-__all__ = ["FramedSentences", "ends_of_words", "frame_sentences", "spread_spans"]

@@ -1,7 +1,7 @@
 """How RNNG makes the vector of a constituent from its label and its children.
 
 Shapes: R nodes, M children, S steps of all rows, w element size, h stack size. The children of the nodes come as
-`Chains` (see `schedule_rnng`).
+`Chains` (see `rnng_plan`).
 """
 
 import torch
@@ -142,6 +142,3 @@ class AttentionComposition(nn.Module):
 def chain_inputs(elements: Tensor, chains: Chains) -> Tensor:
     """Vectors [2, S, w] at the steps of the chains, out of `elements` [P, w]."""
     return elements.index_select(0, chains.index.flatten()).view(2, -1, elements.shape[1])
-
-
-__all__ = ["AttentionComposition", "BidirectionalLSTM", "LSTMComposition", "chain_inputs"]

@@ -1,23 +1,28 @@
 """Word-synchronous beam search with fast-track, for systems with many structural actions between two words.
 
-Inside a word the beam goes action by action (Stern et al. 2017): of all actions of all k states, the best k are
-looked at; those that reach the next word are set aside, the others are executed and looked at again, until k have
-reached it. *Fast-track* sets a few aside at every step although they are not among the best k. Of those set aside, the
-best K (the word beam) go on together to the next word. With `m_t = logsumexp_k log p(x_1..t, y_k)` over them,
-m_t - m_(t-1) is the beam's log p(x_t | x_1..t-1).
+The slow and obvious version is `Grammar.search` in `tests/reference/rnng_search.py`.
 
-States are nodes of a pool: hypotheses branch without copying a vector, only states that are alive are computed, and a
-word's last action is executed for the K that are kept. A word also ends as soon as no live state can beat the K that
-have reached it: log-probabilities never rise, so the result is the same (Noji and Oseki's code goes on).
+Inside a word the beam goes action by action (Stern et al. 2017). One step looks at all actions of all k states and
+takes the best k of them. Those that reach the next word are set aside; the others are executed, and the next step
+looks at the states that they lead to, until k have reached the word. *Fast-track* also sets aside a few at every step
+that reach the word without being among the best k. The best K (the word beam) of those set aside go on together to the
+next word: the search is *word-synchronous*. With `m_t = logsumexp_k log p(x_1..t, y_k)` over them, m_t - m_(t-1) is the
+beam's log p(x_t | x_1..t-1).
+
+States are nodes of a pool: hypotheses branch without copying a vector, only live states are computed, and the last
+action of a word (SHIFT) is executed only for the K that are kept. A word also ends as soon as no live state can beat
+the K that have reached it: log-probabilities never rise, so the result is the same (Noji and Oseki's code goes on).
 
 Source: Noji and Oseki 2021, section 3; `word_sync_beam_search` of the authors' code.
 
-Shapes: B sentences, K word beam, R states of a step, A action ids, G words considered per state, C hypotheses set
-aside, N nodes, V vocabulary. All scores are natural logs in float32; -inf marks what does not exist.
+Shapes: B sentences, K word beam, R states of a step, A action ids, G words considered per state, E continuations that
+reach a word or the end, C hypotheses set aside, N nodes, V vocabulary. All scores are natural logs in float32; -inf
+marks what does not exist.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -30,40 +35,79 @@ from .search_state import NEG_INF, Candidates, SearchState, keep_frozen
 
 WordScores = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(states [B, R], which may generate [B, R], origins [B, R]) -> scores and ids of G words [B, R, G]."""
-_FIELDS = ("parents", "tokens", "origin", "steps", "actions")
 
 
-@dataclass
-class Reached:
-    """The best hypotheses that have reached the next word (or the end of the sentence)."""
+class Frontier(NamedTuple):
+    """States inside a word whose actions are looked at next, each [B, R]."""
+
+    nodes: Tensor
+    scores: Tensor
+    origin: Tensor
+    """Hypothesis of the word beam that a state descends from."""
+
+
+class Reached(NamedTuple):
+    """Hypotheses that reach the next word or the end of the sentence, each [B, C]; kept ones are sorted, best first."""
 
     scores: Tensor
-    """[B, C] including the last action; best first, -inf = none."""
-    fields: dict[str, Tensor]
-    """[B, C] parents (states before the last action), tokens, origin, steps (actions before the last), actions."""
+    """Log-probability, the last action included; -inf = none."""
+    parents: Tensor
+    """State before the last action."""
+    tokens: Tensor
+    """The word."""
+    origin: Tensor
+    """Hypothesis of the word beam."""
+    steps: Tensor
+    """Number of actions before the last one."""
+    actions: Tensor
+    """The last action: SHIFT, or the one that ends the sentence."""
 
     @classmethod
-    def none(cls, batch: int, device: torch.device) -> "Reached":
+    def none(cls, batch: int, device: torch.device) -> Self:
         """No hypotheses."""
         empty = torch.zeros(batch, 0, dtype=torch.long, device=device)
-        return cls(torch.zeros(batch, 0, device=device), dict.fromkeys(_FIELDS, empty))
+        return cls(torch.zeros(batch, 0, device=device), *[empty] * 5)
 
-    def with_more(self, scores: Tensor, fields: dict[str, Tensor], count: int) -> "Reached":
+    @classmethod
+    def of(cls, frontier: Frontier, scores: Tensor, tokens: Tensor, action: int, steps: int) -> Self:
+        """All states of a frontier by one last action: scores [B, R, G] and words [B, R, G], flattened to C = R G."""
+        parents, origin = (value[..., None].expand_as(tokens).flatten(1) for value in (frontier.nodes, frontier.origin))
+        tokens = tokens.flatten(1)
+        last = torch.full_like(tokens, action)
+        return cls(scores.flatten(1), parents, tokens, origin, torch.full_like(tokens, steps), last)
+
+    def take(self, index: Tensor, scores: Tensor) -> "Reached":
+        """The hypotheses `index` [B, C'] with new scores."""
+        return Reached(scores, *(value.gather(1, index) for value in self[1:]))
+
+    def with_more(self, more: "Reached", count: int) -> "Reached":
         """The best `count` of these and others."""
-        scores = torch.cat([self.scores, scores], 1)
-        scores, index = scores.topk(min(count, scores.shape[1]))
-        merged = {name: torch.cat([self.fields[name], fields[name]], 1).gather(1, index) for name in _FIELDS}
-        return Reached(scores, merged)
+        both = Reached(*(torch.cat(pair, 1) for pair in zip(self, more, strict=True)))
+        scores, index = both.scores.topk(min(count, both.scores.shape[1]))
+        return both.take(index, scores)
+
+
+class SetAside(NamedTuple):
+    """What the steps of a word have set aside so far."""
+
+    words: Reached
+    """The best K that generate a word."""
+    ends: Reached
+    """The best K that end the sentence."""
+    total: Tensor
+    """[B, 1] number of all hypotheses that were set aside."""
+    by_fast_track: Tensor
+    """[B, 1] number of those that fast-track set aside."""
 
 
 @dataclass
 class Limits:
-    """What logits processors leave to the hypotheses of a beam, each [B, R]."""
+    """Where logits processors let words and ends follow the hypotheses of a beam, each [B, R]."""
 
     end_scores: Tensor
-    """Added where a sentence ends; -inf = it must not."""
+    """Added where a sentence ends; -inf = it must not end."""
     end_tokens: Tensor
-    """The end token that is written then."""
+    """The end token that is generated then."""
     wordless: Tensor | None
     """True where no word may follow; None = nowhere."""
     raises: Tensor
@@ -144,177 +188,193 @@ class FastTrackSearch:
             state: beam between two words.
             phase: what may come.
             words: words to generate; None in `Phase.END`.
-            limits: what processors leave; None = there are none.
+            limits: limits of logits processors; None = there are none.
 
         Returns:
             The hypotheses that generate a word, and those that end.
         """
-        pool, machine = state.pool, self.machine
-        batch, device = len(state.nodes), state.nodes.device
-        nodes, scores = state.nodes, state.scores
-        origin = torch.arange(nodes.shape[1], device=device).expand(batch, -1)
-        size, kept = self.action_beam_size, self.num_beams
-        capacity = min(2 * size, size + 5 * self.fast_track_size)
-        reached = [Reached.none(batch, device), Reached.none(batch, device)]
-        count, forced = (
-            torch.zeros(batch, 1, dtype=torch.long, device=device),
-            torch.zeros_like(state.num_tokens)[:, None],
-        )
+        none, zero = Reached.none(len(state.nodes), state.nodes.device), torch.zeros_like(state.num_tokens)[:, None]
+        aside = SetAside(none, none, zero, zero)
+        frontier: Frontier | None = Frontier(state.nodes, state.scores, own_places(state.nodes))
         steps = 0
-        while True:
-            ends, moves, fields, late = self._continuations(state, nodes, scores, origin, phase, words, limits)
-            width = ends.shape[1]
-            best, index = torch.cat([ends, moves], 1).topk(min(size, width + moves.shape[1]))
-            is_end = (index < width) & (best > NEG_INF)
-            if late is not None:
-                self._score_late(ends, late, is_end, nodes, words)
-            more, more_index, new_forced = self._fast_track(ends, best, index, is_end)
-            # No more than `capacity` are set aside; the worst of a step are dropped first.
-            room = torch.cat([is_end, more > NEG_INF], 1).long().cumsum(1) <= capacity - count
-            found = torch.cat([best.masked_fill(~is_end, NEG_INF), more], 1).masked_fill(~room, NEG_INF)
-            place = torch.cat([index.clamp(max=width - 1), more_index], 1)
-            chosen = {name: value.gather(1, place) for name, value in fields.items()}
-            chosen["steps"] = torch.full_like(place, steps)
-            ended = chosen.pop("ended").bool()
-            for number, wanted in enumerate((~ended, ended)):
-                reached[number] = reached[number].with_more(found.masked_fill(~wanted, NEG_INF), chosen, kept)
-            count = count + (found > NEG_INF).sum(1, keepdim=True)
-            forced = forced + new_forced
-            live = ~is_end & (index >= width) & (best > NEG_INF)
-            full = (count >= capacity) | (count - forced >= size)
-            live = live & ~full & ~self._is_decided(reached, best.masked_fill(~live, NEG_INF), phase, limits)
-            rows = int(live.sum(1).amax())
-            if not rows:
-                return reached[0], reached[1]
-            order = (~live).to(torch.uint8).argsort(dim=1, stable=True)[:, :rows]
-            live, scores = live.gather(1, order), best.gather(1, order)
-            move = (index.gather(1, order) - width).clamp(min=0)
-            row, action = move // machine.config.num_actions, move % machine.config.num_actions
-            parents, origin = nodes.gather(1, row), origin.gather(1, row)
-            tokens = torch.zeros_like(parents)
-            nodes = machine.push(pool, parents, action, tokens, state.num_tokens, state.edges, live)
-            scores = scores.masked_fill(~live, NEG_INF)
+        while frontier is not None:
+            log_probs = self._action_log_probs(state, frontier, phase, limits)
+            total = frontier.scores[..., None] + log_probs
+            postponed = self._postponed_words(total) if isinstance(words, _GivenWords) else None
+            reached, moves = self._continuations(state, frontier, total, phase, words, postponed, limits, steps)
+            width = reached.scores.shape[1]
+            best, index = torch.cat([reached.scores, moves], 1).topk(min(self.action_beam_size, width + moves.shape[1]))
+            reaches = (index < width) & (best > NEG_INF)
+            if postponed is not None:
+                self._score_postponed(reached.scores, postponed, reaches, frontier, words)
+            aside = self._collect(aside, reached, best, index, reaches)
+            live = ~reaches & (index >= width) & (best > NEG_INF) & ~self._is_full(aside)
+            live = live & ~self._is_decided(aside, best.masked_fill(~live, NEG_INF), phase, limits)
+            frontier = self._advance(state, frontier, best, index - width, live)
             steps += 1
+        return aside.words, aside.ends
 
     def _continuations(
         self,
         state: SearchState,
-        nodes: Tensor,
-        scores: Tensor,
-        origin: Tensor,
+        frontier: Frontier,
+        total: Tensor,
         phase: Phase,
         words: WordScores | None,
+        postponed: Tensor | None,
         limits: Limits | None,
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor | None]:
-        """Scores of the continuations that reach a word or the end [B, E], of the others [B, R A], and the E's fields.
+        steps: int,
+    ) -> tuple[Reached, Tensor]:
+        """Continuations that reach a word or the end, and scores of the structural actions [B, R A].
 
-        Every state contributes its G words, then its end. Words that are given cost most of the search and are no more
-        probable than the SHIFT before them: where k moves beat that, the word is not scored. The last value holds the
-        scores [B, R] up to SHIFT of these (-inf elsewhere); None where all are scored.
+        Every state contributes its G words, then its end. `total` [B, R, A] holds the scores of all actions; it is
+        changed in place. The words of `postponed` states [B, R] get no score yet.
         """
-        machine, pool = self.machine, state.pool
-        total = scores[..., None] + self._action_log_probs(state, nodes, origin, phase, limits)
-        parts: list[tuple[Tensor, Tensor, int, bool]] = []
-        late = None
+        parts = []
         if words is not None:
             base = total[..., SHIFT]
             wanted = base > NEG_INF
-            if isinstance(words, _GivenWords):
-                bar = self._worst_move(total)
-                late = base.masked_fill(base >= bar, NEG_INF)
-                wanted = wanted & (base >= bar)
-            word_scores, ids = words(nodes, wanted, origin)
-            parts.append((base[..., None] + word_scores, ids, SHIFT, False))
+            if postponed is not None:
+                wanted = wanted & (postponed == NEG_INF)
+            word_scores, ids = words(frontier.nodes, wanted, frontier.origin)
+            parts.append(Reached.of(frontier, base[..., None] + word_scores, ids, SHIFT, steps))
         if phase is not Phase.CONTINUE:
-            action, ends = machine.end_action(pool, nodes)
-            score, token = self._end_scores(total[..., action].masked_fill(~ends, NEG_INF), origin, limits)
-            parts.append((score[..., None], token[..., None], action, True))
+            action, ends = self.machine.end_action(state.pool, frontier.nodes)
+            score, token = self._end_scores(total[..., action].masked_fill(~ends, NEG_INF), frontier.origin, limits)
+            parts.append(Reached.of(frontier, score[..., None], token[..., None], action, steps))
             total[..., action] = total[..., action].masked_fill(ends, NEG_INF)
         total[..., SHIFT] = NEG_INF
-        fields: dict[str, list[Tensor]] = {name: [] for name in ("parents", "tokens", "origin", "actions", "ended")}
-        for _, ids, action, ended in parts:
-            for name, value in (("parents", nodes), ("origin", origin)):
-                fields[name].append(value[..., None].expand_as(ids).flatten(1))
-            fields["tokens"].append(ids.flatten(1))
-            fields["actions"].append(torch.full_like(fields["tokens"][-1], action))
-            fields["ended"].append(torch.full_like(fields["tokens"][-1], int(ended)))
-        merged = {name: torch.cat(values, 1) for name, values in fields.items()}
-        return torch.cat([score.flatten(1) for score, *_ in parts], 1), total.flatten(1), merged, late
+        return Reached(*(torch.cat(values, 1) for values in zip(*parts, strict=True))), total.flatten(1)
 
-    def _action_log_probs(
-        self, state: SearchState, nodes: Tensor, origin: Tensor, phase: Phase, limits: Limits | None
-    ) -> Tensor:
-        """Log-probabilities of actions [B, R, A]; where no word may follow, those at the end of a sentence, if any."""
-        log_probs = self.machine.action_log_probs(state.pool, nodes, state.num_tokens, phase)
-        if limits is None or limits.wordless is None:
-            return log_probs
-        wordless = limits.wordless.gather(1, origin)[..., None]
-        if phase is Phase.CONTINUE:
-            return log_probs.masked_fill(wordless, NEG_INF)
-        return torch.where(
-            wordless, self.machine.action_log_probs(state.pool, nodes, state.num_tokens, Phase.END), log_probs
+    def _collect(self, aside: SetAside, reached: Reached, best: Tensor, index: Tensor, reaches: Tensor) -> SetAside:
+        """Set aside those of the best k actions `index` that reach the word, and by fast-track some others.
+
+        Args:
+            aside: what was set aside before.
+            reached: all continuations that reach the word or the end [B, E].
+            best: scores of the best k actions [B, k]; `index` counts the E continuations first.
+            index: the best k actions [B, k].
+            reaches: which of the best k reach the word [B, k].
+        """
+        more, more_index = self._fast_track(reached.scores, index, reaches)
+        # No more than `capacity` are set aside; the worst of a step are dropped first.
+        capacity = self._capacity - aside.total
+        room = torch.cat([reaches, more > NEG_INF], 1).long().cumsum(1) <= capacity
+        scores = torch.cat([best.masked_fill(~reaches, NEG_INF), more], 1).masked_fill(~room, NEG_INF)
+        chosen = reached.take(torch.cat([index.clamp(max=reached.scores.shape[1] - 1), more_index], 1), scores)
+        is_word = chosen.actions == SHIFT
+        return SetAside(
+            aside.words.with_more(chosen._replace(scores=scores.masked_fill(~is_word, NEG_INF)), self.num_beams),
+            aside.ends.with_more(chosen._replace(scores=scores.masked_fill(is_word, NEG_INF)), self.num_beams),
+            aside.total + (scores > NEG_INF).sum(1, keepdim=True),
+            aside.by_fast_track + (more > NEG_INF).sum(1, keepdim=True),
         )
 
+    @property
+    def _capacity(self) -> int:
+        """Most hypotheses of a sentence that are set aside in one word, as in the authors' code."""
+        return min(2 * self.action_beam_size, self.action_beam_size + 5 * self.fast_track_size)
+
+    def _is_full(self, aside: SetAside) -> Tensor:
+        """Sentences [B, 1] where enough hypotheses are set aside."""
+        return (aside.total >= self._capacity) | (aside.total - aside.by_fast_track >= self.action_beam_size)
+
+    def _advance(
+        self, state: SearchState, frontier: Frontier, best: Tensor, moves: Tensor, live: Tensor
+    ) -> Frontier | None:
+        """Execute those of the best k structural actions `moves` that are live [B, k]; None if there are none."""
+        rows = int(live.sum(1).amax())
+        if not rows:
+            return None
+        order = (~live).to(torch.uint8).argsort(dim=1, stable=True)[:, :rows]
+        live, scores, moves = live.gather(1, order), best.gather(1, order), moves.gather(1, order).clamp(min=0)
+        return self._execute(state, frontier, scores.masked_fill(~live, NEG_INF), moves, live)
+
+    def _execute(self, state: SearchState, frontier: Frontier, scores: Tensor, moves: Tensor, live: Tensor) -> Frontier:
+        """Execute structural actions [B, R'], given as row A + action of a frontier, where they are `live`."""
+        row, action = moves // self.machine.config.num_actions, moves % self.machine.config.num_actions
+        parents, origin = frontier.nodes.gather(1, row), frontier.origin.gather(1, row)
+        tokens = torch.zeros_like(parents)
+        nodes = self.machine.push(state.pool, parents, action, tokens, state.num_tokens, state.edges, live)
+        return Frontier(nodes, scores, origin)
+
+    def _action_log_probs(self, state: SearchState, frontier: Frontier, phase: Phase, limits: Limits | None) -> Tensor:
+        """Log-probabilities of actions [B, R, A]; where no word may follow, only those that may end the sentence."""
+        pool, nodes = state.pool, frontier.nodes
+        log_probs = self.machine.action_log_probs(pool, nodes, state.num_tokens, phase)
+        if limits is None or limits.wordless is None:
+            return log_probs
+        wordless = limits.wordless.gather(1, frontier.origin)[..., None]
+        if phase is Phase.CONTINUE:
+            return log_probs.masked_fill(wordless, NEG_INF)
+        return torch.where(wordless, self.machine.action_log_probs(pool, nodes, state.num_tokens, Phase.END), log_probs)
+
     def _end_scores(self, scores: Tensor, origin: Tensor, limits: Limits | None) -> tuple[Tensor, Tensor]:
-        """Scores [B, R] of hypotheses that end as processors have it, and the end tokens they write."""
+        """Scores [B, R] of hypotheses that end, after the processors, and the end tokens that they generate."""
         if limits is None:
             return scores, torch.full_like(origin, self.end_ids[0] if self.end_ids else 0)
         return scores + limits.end_scores.gather(1, origin), limits.end_tokens.gather(1, origin)
 
-    def _worst_move(self, total: Tensor) -> Tensor:
-        """Score [B, 1] of the k-th best structural action of states [B, R, A]; -inf if there are fewer."""
-        moves = total.clone()
+    def _postponed_words(self, total: Tensor) -> Tensor:
+        """Scores [B, R] up to SHIFT of the states whose given word is not scored yet, -inf at the others.
+
+        Given words cost most of the search, and a word is no more probable than the SHIFT before it: where k
+        structural actions of `total` [B, R, A] beat the SHIFT, its word cannot be among the best k.
+        """
+        shift, moves = total[..., SHIFT], total.clone()
         moves[..., SHIFT] = NEG_INF
         moves = moves.flatten(1)
         if moves.shape[1] < self.action_beam_size:
-            return moves.new_full((len(moves), 1), NEG_INF)
-        return moves.topk(self.action_beam_size).values[:, -1:]
+            return torch.full_like(shift, NEG_INF)
+        return shift.masked_fill(shift >= moves.topk(self.action_beam_size).values[:, -1:], NEG_INF)
 
-    def _score_late(self, ends: Tensor, late: Tensor, is_end: Tensor, nodes: Tensor, words: WordScores) -> None:
-        """Score the words that were left out where fast-track may need them, in place."""
-        lacking = is_end.sum(1, keepdim=True) < self.fast_track_size
-        wanted = (late > NEG_INF) & lacking
+    def _score_postponed(
+        self, scores: Tensor, postponed: Tensor, reaches: Tensor, frontier: Frontier, words: WordScores
+    ) -> None:
+        """Score the words of `postponed` states where fast-track may need them, in place of `scores` [B, E]."""
+        lacking = reaches.sum(1, keepdim=True) < self.fast_track_size
+        wanted = (postponed > NEG_INF) & lacking
         if bool(wanted.any()):
-            scores = late + words(nodes, wanted, nodes)[0].squeeze(2)
-            ends[:, : nodes.shape[1]] = torch.where(wanted, scores, ends[:, : nodes.shape[1]])
+            late = postponed + words(frontier.nodes, wanted, frontier.origin)[0].squeeze(2)
+            rows = postponed.shape[1]
+            scores[:, :rows] = torch.where(wanted, late, scores[:, :rows])
 
-    def _fast_track(self, ends: Tensor, best: Tensor, index: Tensor, is_end: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The best ends [B, S] that are not among the best k, as many as `fast_track_size` leaves open."""
-        width = min(self.fast_track_size, ends.shape[1])
-        missing = self.fast_track_size - is_end.sum(1, keepdim=True)
-        # One column more takes what is no end.
-        taken = F.pad(torch.zeros_like(ends, dtype=torch.bool), (0, 1))
-        taken = taken.scatter(1, torch.where(is_end, index, ends.shape[1]), True)[:, :-1]
-        more, place = ends.masked_fill(taken, NEG_INF).topk(width)
-        more = more.masked_fill(torch.arange(width, device=ends.device) >= missing, NEG_INF)
-        return more, place, (more > NEG_INF).sum(1, keepdim=True)
+    def _fast_track(self, scores: Tensor, index: Tensor, reaches: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores and places [B, S] of the best continuations that reach the word, but are not among the best k.
 
-    def _is_decided(self, reached: list[Reached], live: Tensor, phase: Phase, limits: Limits | None) -> Tensor:
-        """Sentences [B, 1] where no live hypothesis can be among the best K any more."""
-        main = reached[1 if phase is Phase.END else 0].scores
-        if main.shape[1] < self.num_beams:
+        As many as `fast_track_size` leaves open after those of the best k actions `index` that reach the word.
+        """
+        width = min(self.fast_track_size, scores.shape[1])
+        missing = self.fast_track_size - reaches.sum(1, keepdim=True)
+        # Actions that do not reach the word go to a column of their own.
+        taken = F.pad(torch.zeros_like(scores, dtype=torch.bool), (0, 1))
+        taken = taken.scatter(1, torch.where(reaches, index, scores.shape[1]), True)[:, :-1]
+        more, place = scores.masked_fill(taken, NEG_INF).topk(width)
+        return more.masked_fill(torch.arange(width, device=scores.device) >= missing, NEG_INF), place
+
+    def _is_decided(self, aside: SetAside, live: Tensor, phase: Phase, limits: Limits | None) -> Tensor:
+        """Sentences [B, 1] where no live hypothesis [B, k] can be among the best K any more."""
+        kept = (aside.ends if phase is Phase.END else aside.words).scores
+        if kept.shape[1] < self.num_beams:
             return torch.zeros_like(live[:, :1], dtype=torch.bool)
         if limits is not None and limits.wordless is not None:
-            main = torch.where(limits.wordless.all(1, keepdim=True), reached[1].scores, main)
-        worst = main[:, -1:]
+            kept = torch.where(limits.wordless.all(1, keepdim=True), aside.ends.scores, kept)
+        worst = kept[:, -1:]
         decided = (worst > NEG_INF) & (live.amax(1, keepdim=True) <= worst)
         return decided if limits is None else decided & ~limits.raises.any(1, keepdim=True)
 
     def _candidates(self, state: SearchState, reached: Reached, first: int) -> Candidates:
         """Candidates with their histories: those of the beam, and the nodes from `first` on that lead to them."""
-        pool, fields = state.pool, reached.fields
-        width = state.history.shape[2]
-        history = state.history.gather(1, fields["origin"][..., None].expand(-1, -1, width))
+        pool, width = state.pool, state.history.shape[2]
+        history = state.history.gather(1, reached.origin[..., None].expand(-1, -1, width))
         history = F.pad(history, (0, pool.size - width))
-        node = fields["parents"]
-        for _ in range(int(fields["steps"].masked_fill(reached.scores == NEG_INF, 0).amax()) if node.numel() else 0):
+        node = reached.parents
+        for _ in range(int(reached.steps.masked_fill(reached.scores == NEG_INF, 0).amax()) if node.numel() else 0):
             new = node >= first
             # Nodes of the old beam are in its history already.
             history.scatter_(2, node[..., None], history.gather(2, node[..., None]) | new[..., None])
             node = torch.where(new, pool.field("predecessor", node), node)
-        return Candidates(
-            reached.scores, fields["parents"], history, fields["tokens"], fields["origin"], fields["steps"]
-        )
+        return Candidates(reached.scores, reached.parents, history, reached.tokens, reached.origin, reached.steps)
 
     # ------------------------------------------------------------------------------------------------ given words
     def propose(
@@ -326,7 +386,7 @@ class FastTrackSearch:
             state: beam between two words.
             tokens: the word of each sentence [B].
             block: not used.
-            active: sentences that take a word [B]; the others get no candidate. None = all.
+            active: sentences that take a word [B]; the others get no candidates. None = all.
 
         Returns:
             At most K candidates per sentence, best first.
@@ -387,7 +447,7 @@ class FastTrackSearch:
         """Take structural actions until the sentence is over: the best K complete derivations, best first."""
         first = state.pool.size
         reached = self._reach(state, Phase.END, None)[1]
-        return self._ended(state, self._candidates(state, reached, first), reached.fields["actions"])
+        return self._ended(state, self._candidates(state, reached, first), reached.actions)
 
     def _ended(self, state: SearchState, chosen: Candidates, actions: Tensor) -> SearchState:
         """Execute the actions [B, K] that end the sentence."""
@@ -403,7 +463,7 @@ class FastTrackSearch:
     def close_each(self, state: SearchState) -> tuple[Tensor, Nodes]:
         """Scores [B, K] and derivations [B, K, A] of the best way to end each hypothesis; the state stays as it is.
 
-        One search ends all hypotheses together; those that it loses are searched again, one by one.
+        One search ends all hypotheses together. Hypotheses that it loses are searched again, one by one.
         """
         pool, size = state.pool, state.pool.size
         wide = FastTrackSearch(
@@ -428,11 +488,13 @@ class FastTrackSearch:
         return scores, nodes
 
 
+def own_places(nodes: Tensor) -> Tensor:
+    """The place of every hypothesis in its beam [B, R], of their `nodes` [B, R]."""
+    return torch.arange(nodes.shape[1], device=nodes.device).expand_as(nodes)
+
+
 def _with_nodes(pool: NodePool, history: Tensor, nodes: Tensor, moving: Tensor) -> Tensor:
     """Histories [B, K, N] that include one new node each where a sentence moves [B]."""
     history = F.pad(history, (0, pool.size - history.shape[2]))
     place = nodes[..., None]
     return history.scatter(2, place, history.gather(2, place) | moving[:, None, None])
-
-
-__all__ = ["FastTrackSearch", "Limits", "Reached"]

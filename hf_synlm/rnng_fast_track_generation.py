@@ -1,10 +1,13 @@
 """Word-synchronous search with fast-track where the next word is not given: best words, drawn words, distributions.
 
-With end tokens, a sentence may end wherever its tree may be closed. The action that closes it has its probability; what
-the end token would have as a word is not used; under normalization "search" the other words share it.
+The slow and obvious versions are `Grammar.next_word` and `Grammar.derivations` in `tests/reference/rnng_search.py`.
+
+With end tokens, a sentence may end wherever its tree may be closed. The action that closes it has its probability; the
+probability of the end token as a word is not used. Under normalization "search" the other words share it.
 
 Logits processors see words: log p(w | state) of every word, -inf at the end tokens. For the end of a sentence they are
-asked apart: of scores that are 0 at the end tokens and -inf elsewhere, what they add counts with the closing action.
+called once more, with scores that are 0 at the end tokens and -inf elsewhere; what they add counts with the closing
+action.
 
 Shapes: B sentences, K word beam, R states of a step, V vocabulary. All scores are natural logs in float32; -inf marks
 what does not exist.
@@ -18,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .rnng_actions import SHIFT
-from .rnng_fast_track import FastTrackSearch, Limits, Reached
+from .rnng_fast_track import FastTrackSearch, Frontier, Limits, Reached, own_places
 from .rnng_stack_machine import Phase
 from .search_proposals import NEGLIGIBLE, Process, draw_index
 from .search_stack import NodePool
@@ -38,7 +41,7 @@ class FastTrackDecoder(FastTrackSearch):
     def propose_words(
         self, state: SearchState, process: Process | None, keep_scores: bool = False
     ) -> tuple[Candidates, Candidates | None, Tensor | None]:
-        """The best K derivations that generate one more word, whatever word it is, and the best that end.
+        """The best K derivations that generate one more word, of all words, and the best that end.
 
         As `propose`, with the K best words of every state as its continuations. The end counts as a word of probability
         1 in the states where the tree may be closed.
@@ -61,14 +64,14 @@ class FastTrackDecoder(FastTrackSearch):
                 parts.append(words.topk(min(self.num_beams, words.shape[2]), 2))
             return torch.cat([best.values for best in parts], 1), torch.cat([best.indices for best in parts], 1)
 
-        limits = self._limits(process, _own_places(state.nodes))
+        limits = self._limits(process, own_places(state.nodes))
         first = state.pool.size
         going, over = self._reach(state, self._free_phase, best_words, limits)
         summed = self._summed_words(state, process, limits) if keep_scores else None
         chosen, ended = self._candidates(state, going, first), None
         if self.eos_token_ids is not None:
             ended = self._candidates(state, over, first)
-            closed = self._ended(state, ended, over.fields["actions"])
+            closed = self._ended(state, ended, over.actions)
             ended = replace(ended, parents=closed.nodes, history=closed.history)
             chosen = replace(chosen, history=F.pad(chosen.history, (0, state.pool.size - chosen.history.shape[2])))
         return chosen, ended, summed
@@ -89,13 +92,14 @@ class FastTrackDecoder(FastTrackSearch):
         """
         pool, machine, first = state.pool, self.machine, state.pool.size
         origin = draw_index(state.scores)
-        limits = self._limits(process, _own_places(state.nodes))
+        limits = self._limits(process, own_places(state.nodes))
         nodes, scores = state.nodes.gather(1, origin), state.scores.gather(1, origin)
         steps, actions = torch.zeros_like(nodes), torch.zeros_like(nodes)
         going = scores > NEG_INF
         ended = torch.zeros_like(going)
         while True:
-            log_probs = self._action_log_probs(state, nodes, origin, self._free_phase, limits)[:, 0]
+            frontier = Frontier(nodes, scores, origin)
+            log_probs = self._action_log_probs(state, frontier, self._free_phase, limits)[:, 0]
             weights = log_probs.clone()
             may_end = torch.zeros_like(going)
             if self._free_phase is Phase.EITHER:
@@ -114,9 +118,8 @@ class FastTrackDecoder(FastTrackSearch):
             zero = torch.zeros_like(action)
             pushed = machine.push(pool, nodes, action, zero, state.num_tokens, state.edges, going)
             nodes, steps = torch.where(going, pushed, nodes), steps + going
-        return self._drawn(state, process, limits, Reached(scores, dict(
-            parents=nodes, origin=origin, steps=steps, actions=actions, tokens=torch.zeros_like(nodes)
-        )), ended, first)  # fmt: skip
+        reached = Reached(scores, nodes, torch.zeros_like(nodes), origin, steps, actions)
+        return self._drawn(state, process, limits, reached, ended, first)
 
     def _drawn(
         self,
@@ -128,23 +131,22 @@ class FastTrackDecoder(FastTrackSearch):
         first: int,
     ) -> tuple[Candidates, Tensor]:
         """Draw the words of states [B, 1] that SHIFT reached, and end those that have `ended` [B, 1]."""
-        fields, scores = reached.fields, reached.scores
-        nodes, origin = fields["parents"], fields["origin"]
-        log_probs = self._without_specials(self.machine.word_log_probs(state.pool, nodes))
+        scores, origin = reached.scores, reached.origin
+        log_probs = self._without_specials(self.machine.word_log_probs(state.pool, reached.parents))
         words = self._processed_words(process, origin, log_probs)
         token = draw_index(words[:, 0])
         word_score = log_probs[:, 0].gather(1, token).masked_fill(words[:, 0].gather(1, token) == NEG_INF, NEG_INF)
-        shifted = fields["actions"] == SHIFT
+        shifted = reached.actions == SHIFT
         scores = torch.where(shifted, scores + word_score, scores.masked_fill(~ended, NEG_INF))
         if self.eos_token_ids is not None:
             eos = self._end_scores(scores, origin, limits)[1]
             token = torch.where(ended, eos, token)
             only_end = torch.full_like(words[:, 0], NEG_INF).scatter(1, eos, 0.0)
             words = torch.where(ended[..., None], only_end[:, None], words)
-        chosen = self._candidates(state, Reached(scores, {**fields, "tokens": token}), first)
+        chosen = self._candidates(state, reached._replace(scores=scores, tokens=token), first)
         if bool(ended.any()):
             over = replace(chosen, scores=scores.masked_fill(~ended, NEG_INF))
-            closed = self._ended(state, over, fields["actions"])
+            closed = self._ended(state, over, reached.actions)
             history = F.pad(chosen.history, (0, closed.history.shape[2] - chosen.history.shape[2]))
             chosen = replace(
                 chosen,
@@ -161,11 +163,11 @@ class FastTrackDecoder(FastTrackSearch):
             yield slice(start, start + size)
 
     def _words(self, pool: NodePool, nodes: Tensor, origin: Tensor, process: Process | None) -> Tensor:
-        """Word scores [B, R, V]; padding and end tokens are no words."""
+        """Word scores [B, R, V], -inf at padding and end tokens."""
         return self._processed_words(process, origin, self._without_specials(self.machine.word_log_probs(pool, nodes)))
 
     def _processed_words(self, process: Process | None, origin: Tensor, words: Tensor) -> Tensor:
-        """What the processors make of word scores [B, R, V], -inf where they leave nothing."""
+        """Word scores [B, R, V] after the processors, -inf at the words that they forbid."""
         if process is None:
             return words
         words = self._processed(process, origin, words.clone())
@@ -183,7 +185,7 @@ class FastTrackDecoder(FastTrackSearch):
         return words
 
     def _limits(self, process: Process | None, origin: Tensor) -> Limits | None:
-        """What the processors leave to hypotheses [B, R]; None without processors."""
+        """Limits that the processors set to hypotheses [B, R]; None without processors."""
         if process is None:
             return None
         nothing = torch.full((*origin.shape, self.machine.config.vocab_size), NEG_INF, device=origin.device)
@@ -199,7 +201,7 @@ class FastTrackDecoder(FastTrackSearch):
         return Limits(end_scores, end_tokens, wordless if bool(wordless.any()) else None, raises | (end_scores > 0))
 
     def _summed_words(self, state: SearchState, process: Process | None, limits: Limits | None) -> Tensor:
-        """Log p(word | hypothesis) [B, K, V] over the states that a beam visits which does not know the word."""
+        """Log p(word | hypothesis) [B, K, V], summed over the states that a beam visits without knowing the word."""
         parts = []
         for index in range(state.nodes.shape[1]):
             alone = state.with_hypotheses(torch.full_like(state.nodes[:, :1], index))
@@ -224,18 +226,19 @@ class FastTrackDecoder(FastTrackSearch):
         """
         if state.next_log_probs is not None:
             return state.next_log_probs
-        total = self._mixture(state, None, None, _own_places(state.nodes))
+        total = self._mixture(state, None, None, own_places(state.nodes))
         total = total.masked_fill((total == NEG_INF).all(1, keepdim=True), 0.0)
         state.next_log_probs = total.log_softmax(-1)
         return state.next_log_probs
 
     def _mixture(self, state: SearchState, process: Process | None, limits: Limits | None, origin: Tensor) -> Tensor:
-        """Log p(x, w) [B, V], summed over the states that the beam visits; the pool stays as it is."""
+        """Log p(x, w) [B, V], summed over the states that the beam visits; the pool is left unchanged."""
         pool, machine, size = state.pool, self.machine, state.pool.size
-        nodes, scores, phase = state.nodes, state.scores, self._free_phase
-        total = scores.new_full((len(scores), machine.config.vocab_size), NEG_INF)
+        frontier, phase = Frontier(state.nodes, state.scores, origin), self._free_phase
+        total = state.scores.new_full((len(state.scores), machine.config.vocab_size), NEG_INF)
         while True:
-            log_probs = scores[..., None] + self._action_log_probs(state, nodes, origin, phase, limits)
+            nodes, scores, origin = frontier
+            log_probs = scores[..., None] + self._action_log_probs(state, frontier, phase, limits)
             for part in self._parts(nodes):
                 words = self._words(pool, nodes[:, part], origin[:, part], process)
                 total = torch.logaddexp(total, (log_probs[:, part, SHIFT, None] + words).logsumexp(1))
@@ -254,21 +257,10 @@ class FastTrackDecoder(FastTrackSearch):
             if not rows:
                 pool.truncate(size)
                 return total
-            scores, index = scores[:, :rows], index[:, :rows]
-            row, action = index // machine.config.num_actions, index % machine.config.num_actions
-            parents, origin = nodes.gather(1, row), origin.gather(1, row)
-            tokens = torch.zeros_like(action)
-            nodes = machine.push(pool, parents, action, tokens, state.num_tokens, state.edges, scores > NEG_INF)
-
-
-def _own_places(nodes: Tensor) -> Tensor:
-    """The place of every hypothesis in its beam [B, R]."""
-    return torch.arange(nodes.shape[1], device=nodes.device).expand_as(nodes)
+            scores = scores[:, :rows]
+            frontier = self._execute(state, frontier, scores, index[:, :rows], scores > NEG_INF)
 
 
 def _is_possible(scores: Tensor) -> Tensor:
-    """Where processors leave something: some of them write the lowest number, or NaN, for -inf."""
+    """Where processors allow a word: some of them write the lowest number, or NaN, for -inf."""
     return scores > torch.finfo(scores.dtype).min / 2
-
-
-__all__ = ["FastTrackDecoder"]

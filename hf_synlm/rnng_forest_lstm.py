@@ -179,6 +179,3 @@ def _add_to_parents(total: Tensor, more: Tensor, parent: Parents) -> Tensor:
         total[:, : more.shape[1]] += more
         return total
     return total.index_add(1, parent, more)
-
-
-__all__ = ["Parents", "forest_lstm", "lstm_step", "lstm_step_backward"]

@@ -4,6 +4,8 @@ A hypothesis carries a number of particles. Inside a word, each of its actions g
 without a particle are dropped. Between words all particles are dealt out anew, in proportion to the joint
 probabilities of the hypotheses. Nothing is drawn at random, and the beam is as wide as the particles need it.
 
+It has no short version in `tests/reference`; `tests/test_rnng_fast_track.py` checks it against exact probabilities.
+
 Source: `variable_beam_search` of the authors' code with `original_reweight=False`, without its limit of 3,000
 hypotheses. Rounding makes the result depend on the last bits of the probabilities when particles are many.
 
@@ -17,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .rnng_actions import SHIFT
-from .rnng_fast_track import FastTrackSearch, Reached
+from .rnng_fast_track import FastTrackSearch, Frontier, Reached, own_places
 from .rnng_stack_machine import Phase, RNNGStackMachine
 from .search_state import NEG_INF, Candidates, SearchState
 
@@ -71,8 +73,9 @@ class ParticleSearch(FastTrackSearch):
         """End the sentence: the complete derivations that still have particles, best first."""
         first = state.pool.size
         reached = self._spread(state, Phase.END, None)
-        reached.scores = reached.scores.masked_fill(self._dealt(reached.scores) == 0, NEG_INF)
-        return self._ended(state, self._candidates(state, reached, first), reached.fields["actions"])
+        alive = reached.scores.masked_fill(self._dealt(reached.scores) == 0, NEG_INF)
+        reached = reached._replace(scores=alive)
+        return self._ended(state, self._candidates(state, reached, first), reached.actions)
 
     def _dealt(self, scores: Tensor) -> Tensor:
         """Particles [B, K] in proportion to exp(scores), rounded."""
@@ -82,41 +85,31 @@ class ParticleSearch(FastTrackSearch):
     def _spread(self, state: SearchState, phase: Phase, tokens: Tensor | None) -> Reached:
         """Follow every action that gets a particle until the next word (or the end) is reached."""
         pool, machine = state.pool, self.machine
-        nodes, scores, particles = state.nodes, state.scores, state.particles.masked_fill(state.scores == NEG_INF, 0.0)
-        origin = torch.arange(nodes.shape[1], device=nodes.device).expand_as(nodes)
-        reached, steps = Reached.none(len(nodes), nodes.device), 0
+        frontier = Frontier(state.nodes, state.scores, own_places(state.nodes))
+        particles = state.particles.masked_fill(state.scores == NEG_INF, 0.0)
+        reached, steps = Reached.none(len(state.nodes), state.nodes.device), 0
         while True:
+            nodes, scores, _ = frontier
             log_probs = machine.action_log_probs(pool, nodes, state.num_tokens, phase)
             shares = (log_probs.exp() * particles[..., None]).round()
             total = (scores[..., None] + log_probs).masked_fill(shares == 0, NEG_INF)
             if tokens is None:
+                words = torch.zeros_like(nodes)
                 action, ends = machine.end_action(pool, nodes)
                 score = total[..., action].masked_fill(~ends, NEG_INF)
                 total[..., action] = total[..., action].masked_fill(ends, NEG_INF)
             else:
-                action = SHIFT
+                words, action = tokens[:, None].expand_as(nodes), SHIFT
                 score = total[..., SHIFT]
                 score = score + machine.log_probs_of(pool, nodes, tokens, score > NEG_INF)
                 total[..., SHIFT] = NEG_INF
-            fields = {
-                "parents": nodes,
-                "tokens": torch.zeros_like(nodes) if tokens is None else tokens[:, None].expand_as(nodes),
-                "origin": origin,
-                "steps": torch.full_like(nodes, steps),
-                "actions": torch.full_like(nodes, action),
-            }
-            reached = reached.with_more(score, fields, reached.scores.shape[1] + score.shape[1])
+            more = Reached.of(frontier, score[..., None], words[..., None], action, steps)
+            reached = reached.with_more(more, reached.scores.shape[1] + score.shape[1])
             moves = total.flatten(1)
             rows = int((moves > NEG_INF).sum(1).amax())
             if not rows:
                 return reached
             scores, index = moves.topk(rows)
             particles = shares.flatten(1).gather(1, index).masked_fill(scores == NEG_INF, 0.0)
-            row, action_ids = index // machine.config.num_actions, index % machine.config.num_actions
-            parents, origin = nodes.gather(1, row), origin.gather(1, row)
-            none = torch.zeros_like(parents)
-            nodes = machine.push(pool, parents, action_ids, none, state.num_tokens, state.edges, scores > NEG_INF)
+            frontier = self._execute(state, frontier, scores, index, scores > NEG_INF)
             steps += 1
-
-
-__all__ = ["ParticleSearch"]

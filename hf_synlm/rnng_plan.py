@@ -1,7 +1,7 @@
 """What a stack machine does with given action sequences, laid out for batched computation.
 
 With the actions known, everything that RNNG computes is known in advance: which vector every push puts on the stack,
-which push it stands on, which children a REDUCE composes. A schedule lists this as integers, for all sentences of a
+which push it stands on, which children a REDUCE composes. A plan lists this as integers, for all sentences of a
 batch together, in one of two orders:
 
 * `LevelPlan`, where a composed vector depends on its children only: compositions by the height of their subtree,
@@ -96,7 +96,7 @@ class RNNGPlan:
     action_column: Tensor
     """[A] their positions in the action sequence."""
     context: Tensor
-    """[A] push after which each action is predicted, in the order of this schedule."""
+    """[A] push after which each action is predicted, in the order of this plan."""
     shifts: Tensor
     """[W] which of the A actions push the words."""
     final: Tensor
@@ -108,7 +108,7 @@ class RNNGPlan:
         return len(self.final)
 
     def to(self, device: Any, non_blocking: bool = False) -> "RNNGPlan":
-        """The schedule on another device; all of it in one copy."""
+        """The plan on another device; all of it in one copy."""
         if self.final.device == torch.device(device):
             return self
         parts, flat = self._packed()
@@ -322,7 +322,7 @@ def make_plan(
         run_last: also execute the last action, whose state no prediction reads.
 
     Returns:
-        The schedule, on the CPU.
+        The plan, on the CPU.
 
     Raises:
         ValueError: for a sequence that is no derivation of its sentence; names row and position.
@@ -336,7 +336,7 @@ def make_plan(
 
 
 def _shared(record: _Record, place: Tensor) -> dict[str, Tensor]:
-    """Fields of `RNNGPlan`; `place` [P] maps pushes to the order of the schedule."""
+    """Fields of `RNNGPlan`; `place` [P] maps pushes to the order of the plan."""
     action = torch.tensor(record.action)
     words = torch.tensor(record.words, dtype=torch.long).view(-1, 3)
     opened = torch.tensor(record.opened, dtype=torch.long).view(-1, 2)
@@ -428,6 +428,3 @@ def _by_step(record: _Record) -> StepPlan:
         sizes=sizes,
         steps=steps,
     )
-
-
-__all__ = ["Chains", "LevelPlan", "RNNGPlan", "StackStep", "StepPlan", "lay_out_chains", "make_plan"]

@@ -54,25 +54,25 @@ class StackLSTM(nn.Module):
             layers.append((weight_of(cell, "weight_ih"), weight_of(cell, "weight_hh"), plain.bias_ih + plain.bias_hh))
         return layers
 
-    def by_level(self, elements: Tensor, schedule: LevelPlan, every_layer: bool = False) -> list[Tensor]:
+    def by_level(self, elements: Tensor, plan: LevelPlan, every_layer: bool = False) -> list[Tensor]:
         """Run all pushes, depth by depth.
 
         Args:
             elements: vectors of all elements [P, w].
-            schedule: the pushes.
+            plan: the pushes.
             every_layer: return the states of all layers.
 
         Returns:
-            States of the last layer [P, h], or of every layer, in the order of the schedule.
+            States of the last layer [P, h], or of every layer, in the order of the plan.
 
         Cost: L times the deepest stack sequential steps.
         """
-        inputs, states = elements.index_select(0, schedule.source), []
+        inputs, states = elements.index_select(0, plan.source), []
         for layer, (weight_ih, weight_hh, bias) in enumerate(self.weights()):
             if layer:
                 inputs = F.dropout(inputs, self.dropout, self.training)
             gates = linear(inputs, weight_ih, bias)
-            hidden, _ = forest_lstm(gates[None], weight_hh[None], schedule.sizes, schedule.parents)
+            hidden, _ = forest_lstm(gates[None], weight_hh[None], plan.sizes, plan.parents)
             inputs = hidden[0].to(elements.dtype)
             if every_layer:
                 states.append(inputs)
@@ -81,7 +81,7 @@ class StackLSTM(nn.Module):
     def by_step(
         self,
         elements: Tensor,
-        schedule: StepPlan,
+        plan: StepPlan,
         compose: Any,
         parameters: Sequence[Tensor],
         every_layer: bool = False,
@@ -90,13 +90,13 @@ class StackLSTM(nn.Module):
 
         Args:
             elements: vectors [P, w] of the pushes; those of compositions are arbitrary.
-            schedule: the pushes.
+            plan: the pushes.
             compose: (inputs [2, S, w] of the children, chains, labels [R], stack tops [R, h]) -> [R, w].
             parameters: what `compose` reads besides, for its gradients.
             every_layer: return the states of all layers.
 
         Returns:
-            States of the last layer [P, h], or of every layer, in the order of the schedule.
+            States of the last layer [P, h], or of every layer, in the order of the plan.
 
         Cost: as many sequential steps as the longest action sequence: a composition reads the push before it. States
             stand in one buffer for the whole sequence, so that nothing is copied per step, forward or backward.
@@ -109,7 +109,7 @@ class StackLSTM(nn.Module):
             train = torch.is_grad_enabled()  # off inside of the function
             first = 0 if every_layer else len(self.cells) - 1
             states = _StackSteps.apply(
-                elements, masks, schedule, compose, train, first, len(weights), *weights, *parameters
+                elements, masks, plan, compose, train, first, len(weights), *weights, *parameters
             )
             return list(states.unbind())
 
@@ -144,7 +144,7 @@ class _StackSteps(torch.autograd.Function):
     """`StackLSTM.by_step`. The LSTM is differentiated by hand; every composition keeps a small graph of its own."""
 
     @staticmethod
-    def forward(ctx, elements, masks, schedule, compose, train, first_layer, num_weights, *tensors):
+    def forward(ctx, elements, masks, plan, compose, train, first_layer, num_weights, *tensors):
         weights, parameters = tensors[:num_weights], tensors[num_weights:]
         layers = [weights[3 * layer : 3 * layer + 3] for layer in range(len(weights) // 3)]
         elements, size = elements.clone(), layers[0][1].shape[1]
@@ -155,9 +155,9 @@ class _StackSteps(torch.autograd.Function):
         acts += [torch.zeros_like(acts[0]) for _ in layers[1:]]
         graphs: list[Any] = [None]
         train, first = train and any(ctx.needs_input_grad), 0
-        for number, count in enumerate(schedule.sizes):
+        for number, count in enumerate(plan.sizes):
             rows = slice(first, first + count)
-            step = schedule.steps[number - 1] if number else None
+            step = plan.steps[number - 1] if number else None
             if step is not None:
                 graphs.append(_compose(elements, hidden[-1], step, rows, compose, train))
                 if graphs[-1] is not None:
@@ -174,7 +174,7 @@ class _StackSteps(torch.autograd.Function):
                 hidden[layer, rows], cells[layer, rows], activated[layer, rows] = lstm_step(gates, cell)
             first += count
         ctx.save_for_backward(elements, masks, hidden, cells, activated, *acts, *weights)
-        ctx.schedule, ctx.graphs, ctx.parameters, ctx.first_layer = schedule, graphs, parameters, first_layer
+        ctx.plan, ctx.graphs, ctx.parameters, ctx.first_layer = plan, graphs, parameters, first_layer
         return hidden[first_layer:].clone()
 
     @staticmethod
@@ -194,7 +194,7 @@ class _StackSteps(torch.autograd.Function):
         grad_elements = torch.zeros_like(elements)
         grad_gates = [torch.zeros_like(act) for act in acts]
         grad_parameters: list[Any] = [None] * len(parameters)
-        sizes, steps, first = ctx.schedule.sizes, ctx.schedule.steps, len(elements)
+        sizes, steps, first = ctx.plan.sizes, ctx.plan.steps, len(elements)
         for number in range(len(sizes) - 1, -1, -1):
             first -= sizes[number]
             rows = slice(first, first + sizes[number])
@@ -222,7 +222,7 @@ class _StackSteps(torch.autograd.Function):
         for number, value in enumerate(parameters):
             if grad_parameters[number] is None and value.requires_grad:
                 grad_parameters[number] = torch.zeros_like(value)
-        grads = _weight_gradients(ctx.schedule, elements, masks, hidden, grad_gates)
+        grads = _weight_gradients(ctx.plan, elements, masks, hidden, grad_gates)
         grad_elements += grad_gates[0] @ layers[0][0]
         for step_number, step in enumerate(steps, start=1):
             if ctx.graphs[step_number] is not None:
@@ -270,17 +270,14 @@ def _compose_backward(
 
 
 def _weight_gradients(
-    schedule: StepPlan, elements: Tensor, masks: Tensor, hidden: Tensor, grad_gates: list[Tensor]
+    plan: StepPlan, elements: Tensor, masks: Tensor, hidden: Tensor, grad_gates: list[Tensor]
 ) -> list[Tensor]:
     """Gradients of weight_ih, weight_hh and bias of every layer, each in one multiplication over all pushes."""
     grads: list[Tensor] = []
-    parents = [step.parent for step in schedule.steps]
+    parents = [step.parent for step in plan.steps]
     for layer, gates in enumerate(grad_gates):
         inputs = hidden[layer - 1] * masks[layer - 1] if layer else elements
-        after = gates[schedule.sizes[0] :]
+        after = gates[plan.sizes[0] :]
         before = hidden[layer].index_select(0, torch.cat(parents)) if parents else after.new_zeros(0, hidden.shape[2])
         grads += [gates.t() @ inputs, after.t() @ before, gates.sum(0)]
     return grads
-
-
-__all__ = ["StackLSTM"]

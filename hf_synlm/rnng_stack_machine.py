@@ -365,6 +365,3 @@ class RNNGStackMachine:
     def word_log_probs(self, pool: NodePool, nodes: Tensor) -> Tensor:
         """Log-probabilities [B, R, V] of the next word."""
         return self.word_logits(pool.feature("predictor", nodes)).log_softmax(-1)
-
-
-__all__ = ["Phase", "RNNGStackMachine"]

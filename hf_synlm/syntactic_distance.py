@@ -220,23 +220,25 @@ def count_pairs(config: Any, input_ids: Tensor, mask_BT: Tensor | None, gold_BT:
     return int(_ordered_pairs(gold_BT, config.syntactic_distance_scope, sentence_ids_BT).sum())
 
 
-def distance_loss(
-    config: Any, input_ids: Tensor, mask_BT: Tensor | None, predicted_XBT: Tensor, gold_BT: Tensor | None
-) -> Tensor:
-    """Ranking loss of a model's supervised distances, summed over its layers that have some.
+def distance_losses(
+    config: Any, input_ids: Tensor, mask_BT: Tensor | None, predicted_XBT: Tensor | None, gold_BT: Tensor | None
+) -> dict[str, tuple[float, Tensor]]:
+    """Ranking loss of a model's supervised distances, summed over the layers that have them.
 
     Args:
         config: with `eos_token_id`, which ends a sentence (None: every row is one), and the fields of
             `SyntacticDistanceConfig`.
         input_ids: [B, T].
         mask_BT: True = token; None = every column.
-        predicted_XBT: supervised distances of X layers.
-        gold_BT: gold distances, NaN where there is none. None: the loss is 0, and every parameter gets a gradient all
-            the same.
+        predicted_XBT: supervised distances of X layers; None: the model has none.
+        gold_BT: gold distances, NaN where there is none. None: the loss is 0, and every parameter still gets a
+            gradient.
 
     Returns:
-        Scalar.
+        Weight and value of "syntactic_distance"; nothing for a model without supervised distances.
     """
+    if predicted_XBT is None:
+        return {}
     predicted_XBT = predicted_XBT * config.syntactic_distance_scale
     gold_BT = torch.full_like(predicted_XBT[0], torch.nan) if gold_BT is None else gold_BT.to(predicted_XBT)
     gold_BT, sentence_ids_BT = _gold_values(config, input_ids, mask_BT, gold_BT)
@@ -251,23 +253,28 @@ def distance_loss(
         )
         for predicted_BT in predicted_XBT
     ]
-    return torch.stack(losses).sum()
+    return {"syntactic_distance": (config.syntactic_distance_weight, torch.stack(losses).sum())}
 
 
-def check_gold_distances(input_ids: Tensor, distances: Tensor | None, labeled: bool, remedy: str | None) -> None:
-    """Check gold distances that a model is called with.
+def check_gold_distances(
+    input_ids: Tensor, distances: Tensor | None, labeled: bool, remedy: str | None
+) -> Tensor | None:
+    """Check the gold distances of a call.
 
     Args:
         input_ids: [B, T].
         distances: [B, T] or None.
         labeled: whether there are labels.
-        remedy: what to do about a model that has nothing to train on them; None if it has.
+        remedy: how to get a model that learns from them; None if this one does.
+
+    Returns:
+        `distances`.
 
     Raises:
-        ValueError: unless they fit, and something is trained on them.
+        ValueError: unless they fit, and the model learns from them.
     """
     if distances is None:
-        return
+        return None
     if not labeled:
         raise ValueError("distances are for training. Pass labels, too, or leave distances out.")
     if remedy is not None:
@@ -276,16 +283,4 @@ def check_gold_distances(input_ids: Tensor, distances: Tensor | None, labeled: b
         raise ValueError(f"distances are a {type(distances).__name__}. Give a tensor, NaN where there is none.")
     if distances.shape != input_ids.shape:
         raise ValueError(f"distances are {tuple(distances.shape)}, input_ids {tuple(input_ids.shape)}. Align them.")
-
-
-__all__ = [
-    "DECODERS",
-    "Decoder",
-    "check_gold_distances",
-    "count_pairs",
-    "distance_loss",
-    "distance_trees",
-    "distances_to_spans",
-    "ranking_loss",
-    "spans_to_distances",
-]
+    return distances

@@ -6,6 +6,7 @@ import os
 import random
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 # Before anything imports huggingface_hub or transformers: both read these once, at import.
@@ -109,6 +110,20 @@ def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         for name in names:
             monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
+
+
+@pytest.fixture(scope="session")
+def saved_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one saved model each of gpst, rnng, on_lstm (exported) and gpt2; tests must not change it."""
+    from hf_synlm.hub.export import export_model
+    from tests.scoring_models import model_and_tokenizer
+
+    folder = tmp_path_factory.mktemp("saved_models")
+    for architecture in ("gpst", "rnng", "on_lstm"):
+        export_model(*model_and_tokenizer(architecture), folder / architecture)
+    for part in model_and_tokenizer("gpt2"):
+        part.save_pretrained(folder / "gpt2")
+    return folder
 
 
 @pytest.fixture

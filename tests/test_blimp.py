@@ -44,23 +44,16 @@ def write_blimp(folder: Path) -> list[Path]:
     return find_blimp(folder)
 
 
-@pytest.mark.parametrize("architecture", ["gpst", "rnng_pieces", "prpn", "gpt2"])
+@pytest.mark.parametrize("architecture", ["gpst", "rnng_pieces", "prpn"])
 def test_accuracy_is_the_share_of_pairs_that_are_right(architecture):
     model, tokenizer = model_and_tokenizer(architecture)
-    scorer = scorer_of(architecture)
-    result = evaluate_pairs(scorer, [MinimalPair(*pair) for pair in PAIRS])
-    right = []
-    for pair in PAIRS:
-        totals = []
-        for sentence in pair:
-            ids = torch.tensor([tokenizer(sentence)["input_ids"]])
-            if architecture == "gpt2":
-                row = torch.cat([torch.tensor([[tokenizer.bos_token_id]]), ids], 1)
-                log_probs = model(row).logits.log_softmax(-1)[0, :-1].gather(1, ids[0][:, None])
-                totals.append(log_probs.sum().item())
-            else:
-                totals.append(model.parse(ids).token_log_probs[:, : ids.shape[1]].sum().item())
-        right.append(totals[0] > totals[1])
+
+    def log_prob(sentence):
+        ids = torch.tensor([tokenizer(sentence)["input_ids"]])
+        return model.parse(ids).token_log_probs[:, : ids.shape[1]].sum().item()
+
+    right = [log_prob(good) > log_prob(bad) for good, bad in PAIRS]
+    result = evaluate_pairs(scorer_of(architecture), [MinimalPair(*pair) for pair in PAIRS])
     assert result.scores["accuracy"] == pytest.approx(sum(right) / len(right))
 
 
@@ -68,10 +61,9 @@ def test_ends_count_on_request():
     scorer = scorer_of("gpst")
     plain, closed = (sentence_log_probs(scorer, SENTENCES, end=end) for end in (False, True))
     model, tokenizer = model_and_tokenizer("gpst")
-    for sentence, before, after in zip(SENTENCES, plain, closed, strict=True):
-        parsed = model.parse(torch.tensor([tokenizer(sentence)["input_ids"]]))
-        assert before == pytest.approx(parsed.token_log_probs.sum().item(), abs=1e-3)
-        assert after == pytest.approx(parsed.text_log_probs.item(), abs=1e-3)
+    parsed = [model.parse(torch.tensor([tokenizer(sentence)["input_ids"]])) for sentence in SENTENCES]
+    assert plain == pytest.approx([each.token_log_probs.sum().item() for each in parsed], abs=1e-3)
+    assert closed == pytest.approx([each.text_log_probs.item() for each in parsed], abs=1e-3)
 
 
 def test_equal_sentences_are_not_right():
@@ -91,10 +83,8 @@ def test_means_over_paradigms_and_phenomena(tmp_path):
     assert evaluate_blimp(scorer_of("gpt2"), paths, limit=1).data["pairs"] == 2
 
 
-def test_one_paradigm_and_the_first_pairs(tmp_path):
-    path, other = write_blimp(tmp_path / "data")
-    assert find_blimp(path) == [path]
-    pairs = read_blimp(path) + read_blimp(other)
+def test_the_first_pairs(tmp_path):
+    pairs = [pair for path in write_blimp(tmp_path) for pair in read_blimp(path)]
     assert first_pairs(pairs, 1) == [pairs[0], pairs[4]] and first_pairs(pairs, None) == pairs
 
 
@@ -107,51 +97,48 @@ def test_pairs_of_tables(tmp_path):
     assert read_pairs(tmp_path / "pairs.jsonl", group_column="kind") == [MinimalPair("We ask", "We asks", "1")]
 
 
-def test_bad_files_are_named(tmp_path):
-    path = tmp_path / "pairs.tsv"
-    path.write_text("good\tbad\nWe ask\t \n", encoding="utf-8")
-    with pytest.raises(ValueError, match="no column 'sentence_good'"):
-        read_pairs(path)
-    with pytest.raises(ValueError, match="row 1 has an empty sentence"):
-        read_pairs(path, good_column="good", bad_column="bad")
-    (tmp_path / "pairs.txt").write_text("We ask\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="save them as one of these"):
-        read_pairs(tmp_path / "pairs.txt")
-    (tmp_path / "no_term.jsonl").write_text('{"sentence_good": "a", "sentence_bad": "b", "UID": "x"}\n')
-    with pytest.raises(ValueError, match="no column 'linguistics_term' .*Name the column that has it"):
-        read_blimp(tmp_path / "no_term.jsonl")
-    with pytest.raises(ValueError, match="no paradigm nothing"):
-        find_blimp(tmp_path, ["nothing"])
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="holds no paradigms"):
-        find_blimp(tmp_path / "empty")
-    with pytest.raises(ValueError, match="missing does not exist"):
-        find_blimp(tmp_path / "missing")
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "message"),
+    [
+        ("pairs.tsv", "good\tbad\nWe ask\t \n", {}, "no column 'sentence_good'"),
+        ("pairs.tsv", "good\tbad\nWe ask\t \n", {"good_column": "good", "bad_column": "bad"}, "row 1 has an empty"),
+        ("pairs.txt", "We ask\n", {}, "save them as one of these"),
+        (
+            "pairs.jsonl",
+            '{"sentence_good": "a", "sentence_bad": "b"}',
+            {"group_column": "UID"},
+            "no column 'UID'",
+        ),
+    ],
+)
+def test_bad_files_are_named(tmp_path, name, content, columns, message):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        read_pairs(tmp_path / name, **columns)
+
+
+def test_no_pairs_are_an_error():
     with pytest.raises(ValueError, match="no pairs"):
         evaluate_pairs(scorer_of("gpt2"), [])
 
 
 # ------------------------------------------------------------------------------------------------------- lm-eval
-def requests_of(pairs):
-    from lm_eval.api.instance import Instance
-
-    sentences = [sentence for pair in pairs for sentence in pair]
-    return [Instance("loglikelihood", {}, ("", sentence), k) for k, sentence in enumerate(sentences)]
-
-
 @pytest.mark.parametrize(
     ("architecture", "options"),
     [("gpst", {}), ("gpst", {"estimator": "stepwise"}), ("rnng_pieces", {"num_beams": 3}), ("gpt2", {}), ("prpn", {})],
 )
 def test_lm_eval_gives_the_same_scores(architecture, options):
+    from lm_eval.api.instance import Instance
     from lm_eval.api.registry import get_model
 
     import hf_synlm.evaluation.lm_harness  # noqa: F401
 
     model, tokenizer = model_and_tokenizer(architecture)
     lm = get_model("hf-synlm")(pretrained=model, tokenizer=tokenizer, batch_size=4, **options)
-    expected = sentence_log_probs(scorer_of(architecture, **options), [s for pair in PAIRS for s in pair])
-    assert [score for score, _ in lm.loglikelihood(requests_of(PAIRS))] == pytest.approx(expected, abs=1e-3)
+    sentences = [sentence for pair in PAIRS for sentence in pair]
+    requests = [Instance("loglikelihood", {}, ("", sentence), k) for k, sentence in enumerate(sentences)]
+    expected = sentence_log_probs(scorer_of(architecture, **options), sentences)
+    assert [score for score, _ in lm.loglikelihood(requests)] == pytest.approx(expected, abs=1e-3)
 
 
 def test_lm_eval_continuations_and_greedy():

@@ -22,8 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import hf_synlm
 from hf_synlm.cli import main
-from hf_synlm.evaluation.card_rows import card_rows
-from hf_synlm.evaluation.results import EvaluationResult, load_result
+from hf_synlm.evaluation.results import EvaluationResult, card_rows, load_result
 from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.verify import verify_export
 

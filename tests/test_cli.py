@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import errno
 import importlib
 import io
 import json
@@ -24,27 +23,20 @@ import torch
 
 from hf_synlm import __version__
 from hf_synlm.cli import main
-from hf_synlm.evaluation import results
 from hf_synlm.evaluation.blimp import evaluate_pairs, read_pairs
 from hf_synlm.evaluation.perplexity import evaluate_perplexity
-from hf_synlm.evaluation.results import write_text
 from hf_synlm.evaluation.surprisal import columns, score_words
 from hf_synlm.evaluation.text_items import TextItem, read_items
-from hf_synlm.hub.export import export_model
-from tests.scoring_models import SENTENCES, model_and_tokenizer, scorer_of
+from tests.commands import fail, run
+from tests.scoring_models import SENTENCES, scorer_of
 from tests.test_blimp import write_blimp
 from tests.test_syntaxgym import suite_data
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory) -> dict[str, str]:
-    """Folders of saved models."""
-    folder = tmp_path_factory.mktemp("models")
-    export_model(*model_and_tokenizer("gpst"), folder / "gpst")
-    export_model(*model_and_tokenizer("rnng"), folder / "rnng")
-    for part in model_and_tokenizer("gpt2"):
-        part.save_pretrained(folder / "gpt2")
-    return {path.name: str(path) for path in folder.iterdir()}
+@pytest.fixture
+def models(saved_models: Path) -> dict[str, str]:
+    """Folders of saved models by name."""
+    return {path.name: str(path) for path in saved_models.iterdir()}
 
 
 @pytest.fixture
@@ -128,6 +120,7 @@ def test_surprisal_options(models, tmp_path):
     nats = [-p for found in expected for p in found.log_probs.tolist()]
     assert [float(row["surprisal_nats"]) for row in rows] == pytest.approx(nats, abs=1e-4)
     assert [row["item"] for row in rows] == ["x1", "x1", "x2", "x2"]
+    common.append("--overwrite")
     assert main([*common, "--no-first-word"]) == 0
     assert [row["surprisal_bits"] == "" for row in read_tsv(out)] == [True, False, True, False]
     assert main([*common, "--lmzoo"]) == 0
@@ -141,7 +134,7 @@ def test_word_correction_is_recorded_only_where_it_applies(models, texts, capsys
     command = ["surprisal", str(texts), "--model", models["rnng"], "--estimator", "stepwise", "--out", str(out)]
     assert main(command) == 0
     plain = out.read_bytes()
-    assert main([*command, "--word-correction"]) == 0
+    assert main([*command, "--word-correction", "--overwrite"]) == 0
     assert "--word-correction does not apply" in capsys.readouterr().err and out.read_bytes() == plain
     assert json.loads(Path(f"{out}.meta.json").read_text())["options"]["word_correction"] is False
 
@@ -152,14 +145,7 @@ def test_surprisal_tells_of_items_with_several_texts(models, tmp_path, capsys):
     assert main(command) == 0
     assert "items with several texts: 1. Join other tables by sentence_id" in capsys.readouterr().err
     places = [(row["item"], row["sentence_id"], row["word_id"]) for row in read_tsv(tmp_path / "a.tsv")]
-    assert places == [
-        ("1", "1", "1"),
-        ("1", "1", "2"),
-        ("1", "2", "1"),
-        ("1", "2", "2"),
-        ("2", "3", "1"),
-        ("2", "3", "2"),
-    ]
+    assert ["".join(place) for place in places] == ["111", "112", "121", "122", "231", "232"]
 
 
 def test_surprisal_tells_how_many_words_are_unknown(models, tmp_path, capsys):
@@ -204,7 +190,7 @@ def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
     expected = evaluate_pairs(scorer_of("gpt2"), read_pairs(pairs, group_column="kind"), end=True)
     assert found["scores"] == pytest.approx(expected.scores)
     assert found["options"]["end_of_text"] == "end token" and found["options"]["pairs_per_group"] == "all"
-    assert main(["evaluate", "pairs", str(pairs), *common, *options[2:], "--limit", "1"]) == 0
+    assert main(["evaluate", "pairs", str(pairs), *common, *options[2:], "--limit", "1", "--overwrite"]) == 0
     found = json.loads((tmp_path / "pairs.json").read_text())
     assert found["data"]["pairs"] == found["options"]["pairs_per_group"] == 1
     file = str(tmp_path / "blimp" / "agreement_1.jsonl")
@@ -216,7 +202,6 @@ def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
         runs.append(str(tmp_path / f"run{seed}.json"))
         assert main([*blimp, "--seed", str(seed), "--out", runs[-1]]) == 0
     assert main(["evaluate", "summary", *runs, "--out", str(tmp_path / "summary.json")]) == 0
-    assert main(["evaluate", "summary", *runs, "--out", str(tmp_path / "summary.json")]) == 0  # again
     summary = (tmp_path / "summary.md").read_text(encoding="utf-8")
     assert "| accuracy |" in summary and "standard_deviation" in summary and "| 2 |" in summary
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
@@ -227,27 +212,28 @@ def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
     assert main(["evaluate", "plot", *runs, "--label", "GPT-2", "--label", "GPT-2", "--out", str(picture)]) == 0
     drawn = "".join(ElementTree.parse(picture).getroot().itertext())
     assert "blimp: GPT-2 (2 runs)" in drawn and "mean_over_groups, GPT-2" in drawn and "± 0.000" in drawn
-    assert main(["evaluate", "plot", *runs, "--label", "GPT-2", "--out", str(picture)]) == 2
+    plot = ["evaluate", "plot", "--out", str(picture), "--overwrite"]
+    assert main([*plot, *runs, "--label", "GPT-2"]) == 2
     assert main(["evaluate", "plot", *runs, "--out", str(picture.with_suffix(".png"))]) == 2
     assert "Choose a name in .svg" in capsys.readouterr().err
-    assert main(["evaluate", "plot", runs[0], str(tmp_path / "sg.json"), "--out", str(picture)]) == 2
+    assert main([*plot, runs[0], str(tmp_path / "sg.json")]) == 2
     # A file counts once, by whatever name; and only labels make runs of one model.
     again = tmp_path / "again.json"
     again.symlink_to(runs[0])
     capsys.readouterr()
     for twice in ([runs[0], runs[0]], [runs[0], str(again)]):
-        for command in (["summary"], ["plot", "--out", str(picture)]):
-            assert main(["evaluate", *command, *twice]) == 2
+        for command in (["evaluate", "summary"], plot):
+            assert main([*command, *twice]) == 2
             assert "given more than once" in capsys.readouterr().err
     for place in ("one/a.json", "two/a.json", "two/b.json"):
         (tmp_path / place).parent.mkdir(exist_ok=True)
         shutil.copy(runs[0], tmp_path / place)
     copies = [str(tmp_path / place) for place in ("one/a.json", "two/a.json", "two/b.json")]
     for chosen, names in ((copies[:2], "blimp: one, two"), (copies[::2], "blimp: a, b")):
-        assert main(["evaluate", "plot", *chosen, "--out", str(picture)]) == 0
+        assert main([*plot, *chosen]) == 0
         assert names in "".join(ElementTree.parse(picture).getroot().itertext())
     capsys.readouterr()
-    assert main(["evaluate", "plot", *copies, "--out", str(picture)]) == 2
+    assert main([*plot, *copies]) == 2
     assert "--label" in capsys.readouterr().err
 
 
@@ -255,146 +241,97 @@ def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["surprisal", "missing.txt"], "missing.txt"),
+        (["surprisal", "missing.txt"], "No such file or directory: 'missing.txt'"),
         (["surprisal", "texts.txt", "--model", "missing"], "missing"),
         (["surprisal", "texts.txt", "--num-beams", "3"], "not an option of GPT2LMHeadModel"),
         (["surprisal", "texts.txt", "--estimator", "stepwise"], "choose 'exact'"),
         (["surprisal", "texts.txt", "--format", "tsv"], "no column 'sentence'"),
         (["evaluate", "syntaxgym", "."], "holds no suites"),
         (["evaluate", "blimp", "."], "holds no paradigms"),
-        (["evaluate", "blimp", "nowhere"], "nowhere does not exist"),
-        (["evaluate", "syntaxgym", "nowhere"], "nowhere does not exist"),
+        (["evaluate", "blimp", "nowhere"], "'nowhere' does not exist"),
+        (["evaluate", "perplexity", "."], "Is a directory: '.'"),
+        (["evaluate", "summary", "missing.json"], "'missing.json' does not exist"),
         (["evaluate", "pairs", "texts.txt"], "save them as one of these"),
         (["surprisal", "texts.jsonl.gz"], "texts.jsonl.gz is compressed: unpack it first"),
         (["surprisal", "texts.txt", "--lmzoo", "--unit", "nats"], "lm-zoo are in bits"),
-        (["surprisal", "texts.txt", "--out", "."], "is a folder: name a file"),
-        (["surprisal", "texts.txt", "--out", "texts.txt"], "would overwrite what is read"),
-        (["surprisal", "texts.txt", "--out", "./texts.txt"], "would overwrite what is read"),
+        (["surprisal", "texts.txt", "--out", "."], ". is a folder or a device"),
+        (["surprisal", "texts.txt", "--out", "./texts.txt", "--overwrite"], "would overwrite an input"),
+        (["surprisal", "texts.txt", "--out", "old.tsv"], "old.tsv exists. Choose another name, or pass --overwrite"),
         (["surprisal", "texts.txt", "--device", "abacus"], "device 'abacus' cannot be used"),
         (["evaluate", "perplexity", "texts.txt", "--out", "a.md"], "Choose a name in .json"),
-        (["evaluate", "perplexity", "texts.txt", "--out", "a.tsv"], "Choose a name in .json"),
+        (["evaluate", "perplexity", "texts.txt", "--out", "old.json"], "old.md exists"),
         (["surprisal", "texts.txt", "--out", "a.csv"], "Choose a name in .tsv"),
-        (["surprisal", "texts.txt", "--out", "-"], "--out -: name what to write"),
-        (["evaluate", "perplexity", "texts.txt", "--out", "-"], "--out -: leave out --out to print"),
-        (["parse", "texts.txt", "--out", "-"], "--out -: leave out --out to print"),
-        (["evaluate", "perplexity", "texts.txt", "--out", "texts.txt/a.json"], "is a file, not a folder"),
+        (["parse", "texts.txt", "--out", "-"], "--out -: name a file or folder"),
+        (["parse", "texts.txt", "--out", "old.tsv"], "old.tsv exists"),
+        (["evaluate", "perplexity", "texts.txt", "--out", "texts.txt/a.json"], "no files can be made in"),
     ],
 )
-def test_wrong_input_is_one_line_and_exit_code_2(models, texts, monkeypatch, capsys, arguments, message):
+def test_wrong_input_is_one_message_and_exit_code_2(models, texts, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(texts.parent)
+    for name in ("old.tsv", "old.md", "texts.jsonl.gz"):
+        Path(name).touch()
     out = ["--out", "out.tsv"] if arguments[0] == "surprisal" and "--out" not in arguments else []
     if "--out" in arguments:  # such a mistake costs no time: it shows before the model is loaded
         monkeypatch.setattr("hf_synlm.cli.options.TextScorer", None)
-    model = [] if "--model" in arguments else ["--model", models["gpt2"]]
-    assert main([*arguments, *model, *out, *([] if "--device" in arguments else ["--device", "cpu"])]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert "Traceback" not in error and error.count("error: ") == 1
+    model = [] if "--model" in arguments or "summary" in arguments else ["--model", models["gpt2"]]
+    device = [] if "--device" in arguments or "summary" in arguments else ["--device", "cpu"]
+    assert message in fail(capsys, *arguments, *model, *out, *device)
     assert not Path("out.tsv").exists() and not Path("out.tsv.meta.json").exists()
 
 
-def test_no_file_that_is_read_is_overwritten(texts, tmp_path, capsys):
-    def refused(*arguments: str | Path) -> bool:
+def test_inputs_are_never_overwritten(texts, tmp_path, capsys):
+    def outcome(*arguments: str | Path) -> str:
         before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-        assert main([*map(str, arguments)]) == 2
+        message = fail(capsys, *arguments, "--overwrite")
         assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-        return "would overwrite what is read" in capsys.readouterr().err
+        return message
 
-    model = ("--model", "missing")
+    model, refused = ("--model", "missing/model/here"), "would overwrite an input"
     notes = texts.rename(tmp_path / "notes.md")
-    (tmp_path / "notes.json").write_text(json.dumps({"format": results.FORMAT}))
-    assert refused("evaluate", "perplexity", notes, *model, "--out", tmp_path / "notes.json")
+    assert refused in outcome("evaluate", "perplexity", notes, *model, "--out", tmp_path / "notes.json")
     meta = notes.rename(tmp_path / "out.tsv.meta.json")
-    assert refused("surprisal", meta, *model, "--format", "txt", "--out", tmp_path / "out.tsv")
     (link := tmp_path / "link.tsv").symlink_to(meta)
-    assert refused("surprisal", meta, *model, "--format", "txt", "--out", link)
-    # Nor what makes up a model.
+    for out in (tmp_path / "out.tsv", link):
+        assert refused in outcome("surprisal", meta, *model, "--format", "txt", "--out", out)
+    # Nor what makes up a model, nor the folder that holds an input.
     (folder := tmp_path / "model").mkdir()
     for name in ("config.json", "model.safetensors", "tokenizer.json", "vocab.txt", "modeling_gpst.py"):
         (folder / name).write_text("{}")
-        assert refused("generate", "--prompt", "We", "--model", folder, "--out", folder / name)
-    assert not refused("generate", "--prompt", "We", "--model", folder, "--out", folder / "texts.txt")
+        assert refused in outcome("generate", "--prompt", "We", "--model", folder, "--out", folder / name)
+    convert = ("convert", "rnng", "--weights", folder / "model.safetensors", "--config", folder / "config.json")
+    for command in (("export", folder), convert):
+        assert refused in outcome(*command, "--out", folder)
+    assert refused not in outcome("generate", "--prompt", "We", "--model", folder, "--out", folder / "texts.txt")
     # A table may lie beside a text of the same name.
     notes = meta.rename(tmp_path / "out.json.md")
-    assert not refused("surprisal", notes, *model, "--out", tmp_path / "out.json.tsv")
-
-
-def test_results_replace_results_only(texts, tmp_path, capsys):
-    def outcome(*arguments: str | Path) -> str:
-        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-        assert main([*map(str, arguments), "--model", "missing/model/here"]) == 2
-        assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-        return capsys.readouterr().err
-
+    assert "no folder 'missing" in outcome("surprisal", notes, *model, "--out", tmp_path / "out.json.tsv")
+    # A result in the folder of the suites would be read as a suite.
     (suites := tmp_path / "suites").mkdir()
     (suites / "number.json").write_text(json.dumps(suite_data()))
-    # Neither the only suite nor a new file that would be read as one, but what lies elsewhere may link to suites.
-    assert "is no result" in outcome("evaluate", "syntaxgym", suites, "--out", suites / "number.json")
-    assert "would be read as one" in outcome("evaluate", "syntaxgym", suites, "--out", suites / "new.json")
-    (linked := tmp_path / "linked").mkdir()
-    (linked / "number.json").symlink_to(suites / "number.json")
-    assert "is no result" in outcome("evaluate", "syntaxgym", linked, "--out", suites / "number.json")
-    assert "no folder 'missing" in outcome("evaluate", "syntaxgym", linked, "--out", suites / "new.json")
-    # In the folder of BLiMP's .jsonl files: results of several models, but no other JSON, nor the README.
-    write_blimp(blimp := tmp_path / "blimp")
-    for name, content in {
-        "meta.json": '{"name": 1}',
-        "list.json": "[]",
-        "text.json": "{",
-        "README.md": "#",
-        "deep.json": "[" * 200_000,
-    }.items():
-        (blimp / name).write_text(content)
-        if name != "README.md":
-            assert "is no result" in outcome("evaluate", "blimp", blimp, "--out", blimp / name)
-    assert "README.md exists" in outcome("evaluate", "blimp", blimp, "--out", blimp / "README.json")
-    (blimp / "old.json").write_text(json.dumps({"format": results.FORMAT}))
-    (blimp / "old.md").write_text("| a table |")
-    (blimp / "empty.json").touch()
-    for name in ("old.json", "empty.json", "new.json"):
-        assert "no folder 'missing" in outcome("evaluate", "blimp", blimp, "--out", blimp / name)
-    (blimp / "empty.md").write_text("notes")
-    assert "empty.md exists" in outcome("evaluate", "blimp", blimp, "--out", blimp / "empty.json")
+    syntaxgym = ("evaluate", "syntaxgym", suites, *model, "--out")
+    assert "would be read as one" in outcome(*syntaxgym, suites / "new.json")
+    assert "no folder 'missing" in outcome(*syntaxgym, tmp_path / "new.json")
 
 
 def test_devices_are_refused_and_links_stay(models, texts, tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe.json")
-    (tmp_path / "pipe.md").symlink_to(tmp_path / "pipe.json")
-    (tmp_path / "loop.json").symlink_to("loop.json")
-    for name, message in (
-        ("pipe.json", "a device or a pipe"),
-        ("pipe.md", "a device or a pipe"),
-        ("loop.json", "link"),
-    ):
-        assert main(["generate", "--model", models["gpt2"], "--out", str(tmp_path / name)]) == 2
-        assert message in capsys.readouterr().err
-        with pytest.raises(ValueError, match=message):
-            write_text(tmp_path / name, "text")
+    (tmp_path / "link.json").symlink_to(tmp_path / "pipe.json")
+    ends = os.pipe()  # without a name in the file system, as /dev/stdout may be
+    for name in (tmp_path / "pipe.json", tmp_path / "link.json", f"/proc/self/fd/{ends[1]}"):
+        message = fail(capsys, "generate", "--model", models["gpt2"], "--out", name, "--overwrite")
+        assert "is a folder or a device" in message
     assert stat.S_ISFIFO((tmp_path / "pipe.json").lstat().st_mode)
-    ends = os.pipe()  # a link to something without a name in the file system, as /dev/stdout may be
-    with pytest.raises(ValueError, match="a device or a pipe"):
-        write_text(f"/proc/self/fd/{ends[1]}", "text")
     (tmp_path / "pictures").mkdir()
     os.mkfifo(tmp_path / "pictures" / "1.svg")
     (tmp_path / "trees.txt").write_text("(a b)\n(c d)\n")
-    draw = ["draw", str(tmp_path / "trees.txt"), "--format", "svg", "--out", str(tmp_path / "pictures")]
-    assert main(draw) == 2 and "a device or a pipe" in capsys.readouterr().err
+    draw = ("draw", tmp_path / "trees.txt", "--format", "svg", "--overwrite", "--out", tmp_path / "pictures")
+    assert "is a folder or a device" in fail(capsys, *draw)
     target = tmp_path / "results" / "ppl.json"
-    (tmp_path / "link.json").symlink_to(target)  # to a file and a folder that are not there yet
-    score = ["evaluate", "perplexity", str(texts), "--model", models["gpt2"], "--device", "cpu", "--out"]
-    for _ in range(2):
-        assert main([*score, str(tmp_path / "link.json")]) == 0
-        assert (tmp_path / "link.json").is_symlink() and "word_perplexity" in target.read_text(encoding="utf-8")
-
-
-def test_folders_that_cannot_be_written_are_told_before_scoring(texts, monkeypatch, capsys):
-    def refuse(**options: Path) -> None:
-        raise PermissionError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr("hf_synlm.evaluation.results.tempfile.TemporaryFile", refuse)
-    out = texts.with_name("out.tsv")
-    assert main(["surprisal", str(texts), "--model", "missing", "--out", str(out)]) == 2
-    assert f"nothing can be written in {out.parent} (Read-only file system)" in capsys.readouterr().err
+    (tmp_path / "new.json").symlink_to(target)  # to a file and a folder that are not there yet
+    score = ("evaluate", "perplexity", texts, "--model", models["gpt2"], "--device", "cpu", "--out")
+    for overwrite in ((), ("--overwrite",)):
+        run(capsys, *score, tmp_path / "new.json", *overwrite)
+        assert (tmp_path / "new.json").is_symlink() and "word_perplexity" in target.read_text(encoding="utf-8")
 
 
 def test_wrong_options_are_exit_code_2(capsys):
@@ -410,12 +347,10 @@ def test_a_lack_of_memory_is_one_line_and_other_mistakes_keep_their_traceback(mo
         torch.OutOfMemoryError("CUDA out of memory"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory"),
     ):
-        monkeypatch.setattr("hf_synlm.cli.evaluate_perplexity.evaluate_perplexity", Mock(side_effect=error))
+        monkeypatch.setattr("hf_synlm.cli.evaluate.evaluate_perplexity", Mock(side_effect=error))
         assert main(command) == 2
         assert "out of memory: lower --batch-size" in capsys.readouterr().err
-    monkeypatch.setattr(
-        "hf_synlm.cli.evaluate_perplexity.evaluate_perplexity", Mock(side_effect=RuntimeError("shapes"))
-    )
+    monkeypatch.setattr("hf_synlm.cli.evaluate.evaluate_perplexity", Mock(side_effect=RuntimeError("shapes")))
     with pytest.raises(RuntimeError, match="shapes"):
         main(command)
 

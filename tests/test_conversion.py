@@ -50,7 +50,7 @@ def test_prefix_of_distributed_training_is_stripped(checkpoint):
         (lambda s: s.update(surprise=torch.zeros(1)), "surprise"),
         (lambda s: s.pop("up_scale.weight"), "up_scale.bias"),
         (lambda s: s["bos_embedding"].fill_(float("nan")), "bos_embedding"),
-        (lambda s: s.update(bos_embedding=torch.zeros(3)), r"bos_embedding \(3,\) instead of"),
+        (lambda s: s.update(bos_embedding=torch.zeros(3)), r"bos_embedding is \(3,\)"),
         (lambda s: s.update({5: torch.zeros(1)}), "names"),
         (lambda s: s.update({"classifier.weight": s["classifier.weight"] + 1}), "classifier.weight"),
     ],
@@ -108,10 +108,10 @@ def test_pickles_with_other_objects_are_refused(tmp_path):
         with pytest.raises(ValueError, match="cannot be read"):
             read_state_dict(path)
     torch.save([torch.zeros(1)], path)
-    with pytest.raises(ValueError, match="no state dict"):
+    with pytest.raises(ValueError, match="not a state dict"):
         read_state_dict(path)
     (tmp_path / "x.safetensors").write_bytes(b"123")
-    with pytest.raises(ValueError, match="no safetensors"):
+    with pytest.raises(ValueError, match="not a safetensors"):
         read_state_dict(tmp_path / "x.safetensors")
     with pytest.raises(ValueError, match="no file"):
         read_state_dict(tmp_path / "missing.bin")
@@ -306,7 +306,7 @@ def test_the_authors_pickles_are_refused_with_instructions(rnng_checkpoint, tmp_
         message = capsys.readouterr().err
         assert 'torch.save(checkpoint["model_state_dict"], "weights.pt")' in message
         assert ("Vocabulary" in message) == ("vocab" in checkpoint)
-    for configs, expected in ((["config.json"] * 2, "takes one"), (["list.json"], "no JSON object")):
+    for configs, expected in ((["config.json"] * 2, "takes one"), (["list.json"], "JSON object")):
         with pytest.raises(SystemExit):
             main([*arguments, *(str(tmp_path / name) for name in configs)])
         assert expected in capsys.readouterr().err

@@ -21,7 +21,6 @@ from hf_synlm.evaluation.evalb import (
     labeled_f1,
     score_sentence,
 )
-from hf_synlm.evaluation.treebank_parsing import make_treebank, score_trees
 
 GOLDENS = Path(__file__).parent / "goldens" / "evalb"
 GOLD = "(TOP (S (NP-SBJ (DT the) (NN cat)) (VP (VBD sat) (PRT (RP down)) (NP (-NONE- *T*))) (. .)))"
@@ -185,16 +184,3 @@ def test_bad_trees_are_errors(tmp_path):
         (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match="has 2 lines and .* 1"):
         evaluate_files(tmp_path / "gld", tmp_path / "tst")
-
-
-def test_unlabeled_f1_of_labeled_trees():
-    (gold,) = parse_treebank(["(S (NP (NP (DT the) (NN cat))) (VP (VB sits) (PP (IN on) (NP (NN it)))) (. .))"])
-    spans = [(0, 1), (0, 2), (3, 5), (2, 5), (0, 6)]
-    treebank = make_treebank([gold], "keep")
-    assert score_trees([spans], treebank).corpus_f1 == 1.0
-    wrong = [(0, 2), (0, 3), (0, 4), (0, 5), (0, 6)]
-    assert score_trees([wrong], treebank).corpus_f1 == pytest.approx(2 / 7)
-    # Without the full stop (0, 5) is the whole sentence, which this convention drops.
-    assert score_trees([wrong], make_treebank([gold], "ignore")).corpus_f1 == pytest.approx(2 / 6)
-    with pytest.raises(ValueError, match="sentence 0"):
-        score_trees([[(0, 7)]], treebank)

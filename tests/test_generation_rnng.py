@@ -16,7 +16,6 @@ from transformers import (
     PreTrainedTokenizerFast,
     StoppingCriteriaList,
     SynthIDTextWatermarkingConfig,
-    TextIteratorStreamer,
 )
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
@@ -26,7 +25,7 @@ from hf_synlm.rnng_fast_track import FastTrackSearch
 from hf_synlm.search_state import SyntacticCache
 from tests.reference.rnng_search import CONTINUE, EITHER, END, SHIFT, Actions, Grammar, log_sum_exp
 from tests.test_generation_gpst import ListStreamer, Recorder, StopAfter, chi_square
-from tests.test_search_rnng import INSIDE, WIDE, make_model, never_early, padded
+from tests.test_rnng_fast_track import INSIDE, WIDE, make_model, never_early, padded
 
 EOS = 0
 SYSTEMS = ["top_down", "in_order"]
@@ -431,18 +430,6 @@ def test_streamer_gets_prompt_and_words(options: dict) -> None:
         generate(model, [[9]], streamer=ListStreamer(), num_beams=2)
 
 
-def test_text_streamer_with_a_tokenizer() -> None:
-    """The stock text streamer decodes as words come."""
-
-    class Decoder:
-        def decode(self, ids: Any, **kwargs: Any) -> str:
-            return "".join(f"w{int(i)} " for i in ids)
-
-    streamer = TextIteratorStreamer(Decoder(), skip_prompt=True)
-    output = generate(narrow_model("top_down"), [[9, 2]], streamer=streamer)
-    assert "".join(streamer).split() == [f"w{i}" for i in output.sequences[0, 2:].tolist()]
-
-
 @pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"structure_mode": "marginal"}])
 def test_stop_strings(options: dict) -> None:
     """Stop strings work with the stock criterion, which wants a tokenizer."""
@@ -579,7 +566,11 @@ def test_generation_options_survive_saving(tmp_path: Any) -> None:
         ({"structure_mode": "tree"}, "structure_mode='tree'"),
         ({"action_beam_size": 0}, "action_beam_size=0"),
         ({"action_beam_size": 2, "num_beams": 3}, "action_beam_size=2"),
+        ({"action_beam_size": 2.5}, "action_beam_size=2.5"),
         ({"fast_track_size": -1}, "fast_track_size=-1"),
+        ({"fast_track_size": "a"}, "fast_track_size='a'"),
+        ({"close_tree": "no"}, "close_tree='no'"),
+        ({"close_tree": False, "structure_mode": "marginal"}, "close_tree=False"),
         ({"synchronous": False}, "synchronous=False"),
         ({"cache_implementation": "static"}, "cache_implementation='static'"),
         ({"output_logits": True}, "output_logits"),
@@ -683,17 +674,3 @@ def test_raised_scores_do_not_stop_the_search_early(monkeypatch: pytest.MonkeyPa
             expected = generate(model, [[3, 4]], **options)
         assert torch.equal(found.sequences, expected.sequences)
         assert torch.allclose(found.sequences_scores, expected.sequences_scores, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"close_tree": "no"}, "close_tree='no'"),
-        ({"close_tree": False, "structure_mode": "marginal"}, "close_tree=False"),
-        ({"fast_track_size": "a"}, "fast_track_size='a'"),
-        ({"action_beam_size": 2.5}, "action_beam_size=2.5"),
-    ],
-)
-def test_options_of_wrong_types_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        generate(narrow_model("top_down"), [[3, 4]], **options)

@@ -44,52 +44,46 @@ def load(tmp_path_factory):
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    for name in ("gpst", "gpt2"):
-        if name == "gpst":
-            export_model(*model_and_tokenizer(name), folder / name)
-        else:
-            for part in model_and_tokenizer(name):
-                part.save_pretrained(folder / name)
+    export_model(*model_and_tokenizer("gpst"), folder / "gpst")
+    for part in model_and_tokenizer("gpt2"):
+        part.save_pretrained(folder / "gpt2")
     return folder
 
 
-def test_unlabeled(load):
+def test_unlabeled_agrees_with_the_library(load):
+    treebank = make_treebank(read_treebank(sample_path("trees.test.txt")), max_sentences=20)
+    lines = sample_path("trees.test.txt").read_text(encoding="utf-8").splitlines()[:20]
     metric = load("unlabeled_parsing_f1")
-    scores = metric.compute(predictions=["((The cat) (sleeps well))", "((I eat) nuts)"], references=GOLD)
-    assert scores["f1"] == scores["sentence_f1"] == pytest.approx((1 + 0) / 2, abs=1e-7)
-    assert scores["corpus_f1"] == pytest.approx(2 * 2 / (3 + 3))
-    assert scores["corpus_count"] == pytest.approx(2 * 4 / (5 + 5))
-    assert scores["num_sentences"] == 2
+    for words, line in zip(treebank.words, lines, strict=True):
+        tree = spans_to_tree(right_branching(len(words)), len(words))
+        metric.add(prediction=tree_to_brackets(tree, words), reference=line)
+    scores, expected = metric.compute(), score_baselines(treebank)["right"]
+    assert scores["f1"] == expected.f1 and {name: scores[name] for name in expected.variants} == expected.variants
+    assert scores["num_sentences"] == 20
     assert scores["convention"].startswith("punctuation removed before parsing; gpst: sentence F1")
     corpus = metric.compute(predictions=["", "(I (eat nuts))"], references=GOLD, convention="compound-pcfg-corpus")
     assert corpus["f1"] == corpus["corpus_f1"] == pytest.approx(2 * 1 / (1 + 3))
     json.dumps(corpus)
 
 
-def test_unlabeled_options(load):
-    metric = load("unlabeled_parsing_f1")
-    labeled = ["(S (NP the cat) (VP sleeps well))", "(S I (VP eat nuts))"]
-    assert metric.compute(predictions=labeled, references=GOLD, prediction_style="labeled")["corpus_f1"] == 1
-    for punctuation, expected in (("ignore", 1), ("keep", 1)):
-        options = {"prediction_style": "treebank", "punctuation": punctuation}
-        assert metric.compute(predictions=GOLD, references=GOLD, **options)["corpus_f1"] == expected
-    plain = ["((the cat) (sleeps well) .)", "(I (eat (-LRB- nuts -RRB-)))"]
-    words = ["((the cat) (sleeps well))", "(I (eat nuts))"]
-    assert metric.compute(predictions=words, references=plain, reference_style="unlabeled")["corpus_f1"] == 1
-    assert metric.compute(predictions=words, references=GOLD, max_length=3)["num_sentences"] == 1
+LABELED = ["(S (NP the cat) (VP sleeps well))", "(S I (VP eat nuts))"]
+WORDS = ["((the cat) (sleeps well))", "(I (eat nuts))"]
+UNLABELED = ["((the cat) (sleeps well) .)", "(I (eat (-LRB- nuts -RRB-)))"]
 
 
-def test_unlabeled_agrees_with_the_library(load):
-    treebank = make_treebank(read_treebank(sample_path("trees.test.txt")), max_sentences=20)
-    lines = sample_path("trees.test.txt").read_text(encoding="utf-8").splitlines()[:20]
-    trees = [
-        tree_to_brackets(spans_to_tree(right_branching(len(words)), len(words)), words) for words in treebank.words
-    ]
-    metric = load("unlabeled_parsing_f1")
-    for prediction, reference in zip(trees, lines, strict=True):
-        metric.add(prediction=prediction, reference=reference)
-    scores, expected = metric.compute(), score_baselines(treebank)["right"]
-    assert scores["f1"] == expected.f1 and {name: scores[name] for name in expected.variants} == expected.variants
+@pytest.mark.parametrize(
+    ("predictions", "references", "options"),
+    [
+        (LABELED, GOLD, {"prediction_style": "labeled"}),
+        (GOLD, GOLD, {"prediction_style": "treebank", "punctuation": "ignore"}),
+        (GOLD, GOLD, {"prediction_style": "treebank", "punctuation": "keep"}),
+        (WORDS, UNLABELED, {"reference_style": "unlabeled"}),
+        (WORDS, GOLD, {"max_length": 3}),
+    ],
+)
+def test_unlabeled_options(load, predictions, references, options):
+    scores = load("unlabeled_parsing_f1").compute(predictions=predictions, references=references, **options)
+    assert scores["corpus_f1"] == 1 and scores["num_sentences"] == (1 if "max_length" in options else 2)
 
 
 def test_labeled_is_evalb(load):
@@ -117,9 +111,8 @@ def test_surprisal_is_that_of_the_library(load, models, architecture):
     json.dumps(found, allow_nan=False)
     assert found["words"] == [text.split() for text in texts]
     expected = score_words(scorer_of(architecture, details=True, **options), [TextItem("", text) for text in texts])
-    for row, lexical, structural, scores in zip(
-        found["surprisals"], found["lexical"], found["structural"], expected, strict=True
-    ):
+    for k, scores in enumerate(expected):
+        row, lexical, structural = (found[name][k] for name in ("surprisals", "lexical", "structural"))
         assert row == pytest.approx((-scores.log_probs / math.log(2)).tolist(), abs=1e-4)
         if architecture == "gpst":
             assert lexical == pytest.approx((-scores.lexical / math.log(2)).tolist(), abs=1e-4)
@@ -131,31 +124,31 @@ def test_surprisal_is_that_of_the_library(load, models, architecture):
     assert found["word_perplexity"] == pytest.approx(perplexities(expected)["word_perplexity"], rel=1e-4)
     estimator = "beam_marginal" if architecture == "gpst" else "exact"
     assert found["unit"] == "bits" and found["estimator"] == found["options"]["estimator"] == estimator
-    nats = metric.compute(predictions=texts, model_id=str(models / architecture), device="cpu", unit="nats", **options)
-    assert nats["mean_surprisal"] == pytest.approx(found["mean_surprisal"] * math.log(2), rel=1e-5)
 
 
 def test_surprisal_options(load, models):
-    metric = load("surprisal")
-    gpt2 = {"model_id": str(models / "gpt2"), "device": "cpu"}
-    no_begin = metric.compute(predictions=["We ask"], begin=False, **gpt2)
+    def compute(*texts, **options):
+        return load("surprisal").compute(
+            predictions=list(texts), model_id=str(models / "gpt2"), device="cpu", **options
+        )
+
+    no_begin = compute("We ask", begin=False)
     assert no_begin["surprisals"][0][0] is None and no_begin["surprisals"][0][1] > 0
-    alone = metric.compute(predictions=["We ask", "for peace"], **gpt2)
-    document = metric.compute(predictions=["We ask", "for peace"], context="document", **gpt2)
-    joined = metric.compute(predictions=["We ask for peace"], **gpt2)
-    assert sum(document["surprisals"], []) == pytest.approx(joined["surprisals"][0], abs=1e-4)
+    alone, document = compute("We ask", "for peace"), compute("We ask", "for peace", context="document")
+    assert sum(document["surprisals"], []) == pytest.approx(compute("We ask for peace")["surprisals"][0], abs=1e-4)
     assert document["surprisals"][1] != pytest.approx(alone["surprisals"][1], abs=1e-4)
-    corrected = metric.compute(predictions=["We ask"], word_correction=True, **gpt2)
+    nats = compute("We ask", "for peace", unit="nats")
+    assert nats["mean_surprisal"] == pytest.approx(alone["mean_surprisal"] * math.log(2), rel=1e-5)
+    corrected = compute("We ask", word_correction=True)
     assert corrected["surprisals"] != alone["surprisals"][:1] and corrected["options"]["word_correction"]
-    for options, message in (
-        ({"unit": "bytes"}, "unit is 'bytes'"),
-        ({"context": "page"}, "context 'page'"),
-        ({"num_beams": 3}, "not an option of GPT2LMHeadModel"),
+    for text, options, message in (
+        ("We ask", {"unit": "bytes"}, "unit is 'bytes'"),
+        ("We ask", {"context": "page"}, "context 'page'"),
+        ("We ask", {"num_beams": 3}, "not an option of GPT2LMHeadModel"),
+        (" ", {}, "there are no tokens"),
     ):
         with pytest.raises(ValueError, match=message):
-            metric.compute(predictions=["We ask"], **gpt2, **options)
-    with pytest.raises(ValueError, match="there are no tokens"):
-        metric.compute(predictions=[" "], **gpt2)
+            compute(text, **options)
 
 
 def test_syntaxgym_is_that_of_the_library(load, models, tmp_path):
@@ -170,8 +163,6 @@ def test_syntaxgym_is_that_of_the_library(load, models, tmp_path):
     assert found["predictions"] == expected.tables["Predictions"]
     assert found["circuits"] == {} and found["mean_31_suites"] is None and found["mean_6_circuits"] is None
     assert found["options"]["num_beams"] == 2 and found["options"]["estimator"] == "beam_marginal"
-    metric.add(suites=str(path))  # one by one, as other modules
-    assert metric.compute(model_id=str(models / "gpst"), num_beams=2, device="cpu")["suites"] == found["suites"]
     with pytest.raises(ValueError, match=r"nowhere\.json cannot be read"):
         metric.compute(suites=["nowhere.json"], model_id=str(models / "gpst"))
 
@@ -180,51 +171,39 @@ def test_syntaxgym_is_that_of_the_library(load, models, tmp_path):
     ("name", "predictions", "options", "message"),
     [
         ("unlabeled_parsing_f1", ["((the dog) (sleeps well))"], {}, "word 2 is 'dog', in the gold tree 'cat'"),
-        ("unlabeled_parsing_f1", ["((the cat) (sleeps well) .)"], {}, "it has 5 words, the gold tree 4"),
         ("unlabeled_parsing_f1", ["((the cat"], {}, r"prediction 0: '\(' at character 1 is never closed"),
-        ("unlabeled_parsing_f1", ["(a b)"], {"convention": "f1"}, "there is no convention 'f1'"),
-        ("unlabeled_parsing_f1", ["(a b)"], {"limit": 40}, "no field 'limit'"),
-        ("unlabeled_parsing_f1", ["(a b)"], {"prediction_style": "ptb"}, "style is 'ptb'"),
-        ("unlabeled_parsing_f1", ["(a b)"], {"reference_style": "ptb"}, "reference_style is 'ptb'"),
+        ("unlabeled_parsing_f1", WORDS[:1], {"convention": "f1"}, "there is no convention 'f1'"),
+        ("unlabeled_parsing_f1", WORDS[:1], {"limit": 40}, "no field 'limit'"),
+        ("unlabeled_parsing_f1", WORDS[:1], {"prediction_style": "ptb"}, "style is 'ptb'"),
+        ("unlabeled_parsing_f1", WORDS[:1], {"reference_style": "ptb"}, "reference_style is 'ptb'"),
+        ("unlabeled_parsing_f1", "(a b)", {}, "a single text: give a list, predictions="),
         ("labeled_parsing_f1", ["(S (NP"], {}, "prediction 0: .* is never closed"),
+        ("labeled_parsing_f1", GOLD[0], {}, "a single text: give a list, predictions="),
     ],
 )
 def test_bad_input_is_named(load, name, predictions, options, message):
-    if options.get("convention") or options.get("limit"):
-        predictions = ["((the cat) (sleeps well))"]
     with pytest.raises(ValueError, match=message):
         load(name).compute(predictions=predictions, references=GOLD[:1], **options)
 
 
-def test_lists_are_lists(load, models, tmp_path):
-    for name, inputs in (
-        ("surprisal", {"predictions": "the dog"}),
-        ("syntaxgym", {"suites": "suite.json"}),
-        ("labeled_parsing_f1", {"predictions": GOLD, "references": GOLD[0]}),
-        ("unlabeled_parsing_f1", {"predictions": "(a b)", "references": GOLD}),
-    ):
-        with pytest.raises(ValueError, match=r"a single text: give a list, \w+=\[...\]"):
-            load(name).compute(**inputs, **({} if "f1" in name else {"model_id": str(models / "gpt2")}))
-    for suites, message in (
-        ([], "there are no suites"),
-        ([str(tmp_path)], "is a folder: give the files of the suites"),
+def test_bad_lists_are_named(load, models, tmp_path):
+    for name, inputs, message in (
+        ("surprisal", {"predictions": "the dog"}, "a single text: give a list"),
+        ("syntaxgym", {"suites": "suite.json"}, "a single text: give a list"),
+        ("syntaxgym", {"suites": []}, "there are no suites"),
+        ("syntaxgym", {"suites": [str(tmp_path)]}, "is a folder: give the files of the suites"),
     ):
         with pytest.raises(ValueError, match=message):
-            load("syntaxgym").compute(suites=suites, model_id=str(models / "gpt2"))
+            load(name).compute(**inputs, model_id=str(models / "gpt2"))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_folders_are_spaces(name):
     folder = Path(metric_path(name))
-    assert {file.name for file in folder.iterdir() if file.is_file()} == {
-        "README.md",
-        "app.py",
-        "requirements.txt",
-        f"{name}.py",
-    }
+    files = {file.name for file in folder.iterdir() if file.is_file()}
+    assert files == {"README.md", "app.py", "requirements.txt", f"{name}.py"}
     card = yaml.safe_load((folder / "README.md").read_text(encoding="utf-8").split("---")[1])
-    assert card["sdk"] == "gradio" and {"evaluate", "metric"} <= set(card["tags"])
-    assert (folder / card["app_file"]).is_file()
+    assert card["sdk"] == "gradio" and card["app_file"] == "app.py" and {"evaluate", "metric"} <= set(card["tags"])
     compile((folder / "app.py").read_text(encoding="utf-8"), "app.py", "exec")
     with pytest.raises(ValueError, match="there is no metric 'f1'"):
         metric_path("f1")

@@ -15,6 +15,9 @@ from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTForSequenceClassification
 from hf_synlm.cli import main
 from hf_synlm.evaluation.generation import generate_texts
 from hf_synlm.hub.export import check_complete, export_model
+from hf_synlm.hub.info import ARCHITECTURES as ARCHITECTURES_THAT_SHIP
+from hf_synlm.hub.info import shipped_files, shipped_table
+from tests.commands import fail, run
 from tests.scoring_models import ARCHITECTURES, model_and_tokenizer
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -22,15 +25,10 @@ PROMPTS = ["We ask for", "America is back, standing tall"]
 COMMANDS = ("parse", "surprisal", "generate", "draw", "convert", "info", "export", "verify", "push")
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> Path:
+@pytest.fixture
+def saved(saved_models: Path) -> Path:
     """Folders of saved models by architecture."""
-    folder = tmp_path_factory.mktemp("models")
-    for architecture in ("gpst", "rnng"):
-        export_model(*model_and_tokenizer(architecture), folder / architecture)
-    for part in model_and_tokenizer("gpt2"):
-        part.save_pretrained(folder / "gpt2")
-    return folder
+    return saved_models
 
 
 @pytest.fixture
@@ -41,23 +39,6 @@ def small(tiny_gpst_config: GPSTConfig, tmp_path: Path) -> Path:
     ids = {name: getattr(tokenizer, name) for name in names}
     config = GPSTConfig(**{**tiny_gpst_config.to_dict(), **ids, "vocab_size": len(tokenizer)})
     return export_model(GPSTForCausalLM(config), tokenizer, tmp_path / "small")
-
-
-def run(capsys, *arguments: object, status: int = 0) -> str:
-    """Standard output of a command."""
-    code = main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    assert code == status, captured.err
-    return captured.out
-
-
-def fail(capsys, *arguments: object) -> str:
-    """The one line with which a command refuses its input."""
-    code = main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    assert code == 2 and "Traceback" not in captured.err, captured.err
-    assert captured.err.count("error: ") == 1
-    return captured.err[captured.err.index("error: ") :].strip()
 
 
 # ------------------------------------------------------------------------------------------------------- generate
@@ -139,8 +120,8 @@ def test_generate_options(saved: Path, capsys):
     assert "only of use with --sample" in fail(capsys, *gpt2, "--top-k", 2)
     assert "write NAME=VALUE" in fail(capsys, *gpt2, "--generate-option", "x")
     assert "not used by the model: ['typo']" in fail(capsys, *gpt2, "--generate-option", "typo=1")
-    assert "leave one of the two out" in fail(capsys, *gpt2, "prompts.txt")
-    assert "name a file to write" in fail(capsys, *gpt2, "--out", saved)
+    assert "leave one of the two out" in fail(capsys, *gpt2, __file__)
+    assert "is a folder or a device" in fail(capsys, *gpt2, "--out", saved)
     assert "holds no config.json" in fail(capsys, *common, "--model", saved)
 
 
@@ -169,9 +150,8 @@ def test_convert(tmp_path: Path, capsys):
     run(capsys, *words)
     assert check_complete(tmp_path / "out") == GPSTConfig().auto_map
     assert "exists" in fail(capsys, *words)
-    assert "There is no file" in fail(
-        capsys, "convert", "rnng", "--weights", "no.pt", "--config", "no.json", "--out", "x"
-    )
+    missing = ("convert", "rnng", "--weights", "no.pt", "--config", "no.json", "--out", "x")
+    assert "'no.pt' does not exist" in fail(capsys, *missing)
 
 
 # ----------------------------------------------------------------------------------------- info, export, verify, push
@@ -188,6 +168,24 @@ def test_info(saved: Path, small: Path, capsys):
     assert "needs ['trees.py']" in run(capsys, "info", small)
     assert "revisions are of the Hub" in fail(capsys, "info", small, "--revision", "v1")
     assert "config.json" in fail(capsys, "info", saved)
+    assert "give either a model or --files" in fail(capsys, "info")
+
+
+@pytest.mark.parametrize("architecture", ["gpst", "rnng", "on_lstm"])
+def test_info_lists_the_files_that_ship(architecture: str, saved: Path, capsys):
+    found = json.loads(run(capsys, "info", "--files", architecture, "--format", "json"))
+    exported = {file.name: file.read_text(encoding="utf-8") for file in (saved / architecture).glob("*.py")}
+    assert found == {name: len(text.splitlines()) for name, text in exported.items()}
+    total = run(capsys, "info", "--files", architecture).splitlines()[-1]
+    assert total.split() == ["total:", str(len(found)), "files", f"{sum(found.values()):,}"]
+
+
+def test_table_of_files_that_ship():
+    head, *rows, total = (line.strip("|").split("|") for line in shipped_table().splitlines())
+    assert [name.strip() for name in head[2:]] == list(ARCHITECTURES_THAT_SHIP)
+    files = shipped_files("palm")
+    assert f" {len(files)} files, {sum(files.values()):,} lines " in total
+    assert {row[0].strip() for row in rows if row[6].strip() == "x"} == set(files)
 
 
 def test_export(small: Path, tmp_path: Path, capsys):
@@ -206,9 +204,9 @@ def test_export(small: Path, tmp_path: Path, capsys):
     before = (out / "README.md").read_text()
     assert "org/small" in before and "Speeches." in before
     again = ("export", small, "--out", out, "--overwrite", "--facts")
-    assert "replace it by --overwrite" in fail(capsys, "export", small, "--out", out)
+    assert "--overwrite" in fail(capsys, "export", small, "--out", out)
     assert "licence" in fail(capsys, *again, tmp_path / "card.yaml")
-    assert "no mapping" in fail(capsys, *again, tmp_path / "none.yaml")
+    assert "must map facts" in fail(capsys, *again, tmp_path / "none.yaml")
     assert "neither YAML nor JSON" in fail(capsys, *again, tmp_path / "bad.yaml")
     assert (out / "README.md").read_text() == before
 

@@ -15,7 +15,6 @@ from tests.reference import on_lstm as reference
 TINY = {"vocab_size": 30, "embedding_size": 8, "hidden_size": 12, "num_layers": 3, "chunk_size": 2, "pad_token_id": 29}
 SUPERVISED = {"supervised_layers": [2, 0], "syntactic_distance_scope": "sentence"}
 HEADS = ["split", "shared", "hidden"]
-SENTENCES = ["the keys to the cabinet are on the table", "fruit flies like a banana", "flies like the table"]
 
 
 def tiny(cls=ONLSTMForCausalLM, **overrides):
@@ -327,9 +326,7 @@ def test_gpu_gives_the_same_numbers():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"hidden_size": 0}, "hidden_size must be at least 1"),
         ({"chunk_size": 5}, "chunk_size 5 does not divide the width"),
-        ({"weight_dropout": 1.0}, "weight_dropout"),
         ({"syntactic_distance_margin": -1.0}, "syntactic_distance_margin"),
         ({"syntactic_distance_head": "two"}, "two"),
         ({"syntactic_distance_scope": "corpus"}, "corpus"),
@@ -337,7 +334,6 @@ def test_gpu_gives_the_same_numbers():
         ({"supervised_layers": [3]}, "below 3"),
         ({"supervised_layers": [1, 1]}, "distinct"),
         ({"supervised_layers": []}, "supervised_layers"),
-        ({"pad_token_id": 30}, "pad_token_id 30 is outside"),
     ],
 )
 def test_bad_configurations_are_named(fields, message):

@@ -7,7 +7,6 @@ import torch
 
 from hf_synlm import PaLMConfig, PaLMForCausalLM, matrix_products
 from hf_synlm.palm_span_attention import gold_attention, span_states, split_by_scores
-from hf_synlm.recurrent_cache import RecurrentCache
 from tests.recurrent_models import ids_of
 from tests.reference import palm as reference
 
@@ -40,12 +39,6 @@ def tiny(cls=PaLMForCausalLM, **overrides):
         for parameter in model.parameters():
             parameter.mul_(3).add_(0.2 * torch.randn_like(parameter))
     return model
-
-
-def copy_of(cache):
-    copy = RecurrentCache()
-    copy.store(cache.state, cache.num_columns)
-    return copy
 
 
 # ------------------------------------------------------------------------------------------------ definition
@@ -271,13 +264,6 @@ class TestParse:
             assert set(split_by_scores(scores, range(6))) >= {(0, 5)}
             assert set(split_by_scores(scores, range(6))) == set(spans)
 
-    def test_in_training_mode(self):
-        model = tiny()
-        ids, mask = ids_of(9, 6)
-        expected = model.parse(ids, mask)
-        output = model.train().parse(ids, mask)
-        assert model.training and output.spans == expected.spans and torch.equal(output.log_probs, expected.log_probs)
-
     def test_errors(self):
         ids, _ = ids_of(4)
         with pytest.raises(ValueError, match="distance"):
@@ -332,47 +318,34 @@ def test_gpu_gives_the_same_numbers():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "integers"),
-        ({"input_ids": torch.tensor([[7, 99]])}, "99"),
-        ({"input_ids": torch.full((1, 4), 7), "attention_mask": torch.ones(1, 5)}, "attention_mask"),
-        ({"input_ids": torch.full((1, 4), 7), "labels": torch.full((1, 3), 7)}, "labels"),
-        ({"input_ids": torch.full((1, 4), 7), "labels": torch.full((1, 4), 30)}, "Label 30"),
-        ({"input_ids": torch.full((1, 4), 7), "labels": torch.full((1, 4), 7), "logits_to_keep": 1}, "logits_to_keep"),
-        ({"input_ids": torch.full((1, 4), 7), "spans": [[(0, 2)]]}, "without labels"),
-        ({"input_ids": torch.full((1, 4), 7), "labels": torch.full((1, 4), 7), "spans": []}, "0 rows"),
-        ({"input_ids": torch.full((1, 4), 7), "labels": torch.full((1, 4), 7), "spans": [[(2, 2)]]}, r"\(2, 2\)"),
-        ({"input_ids": torch.full((1, 4), 7), "labels": torch.full((1, 4), 7), "spans": [[(2, 5)]]}, r"\(2, 5\)"),
+        ({"labels": None, "spans": [[(0, 2)]]}, "without labels"),
+        ({"spans": []}, "0 rows"),
+        ({"spans": [[(2, 2)]]}, r"\(2, 2\)"),
+        ({"spans": [[(2, 5)]]}, r"\(2, 5\)"),
     ],
 )
-def test_bad_input_is_named(arguments, message):
+def test_bad_spans_are_named(arguments, message):
+    ids = torch.full((1, 4), 7)
     with pytest.raises(ValueError, match=message):
-        tiny()(**arguments)
+        tiny()(ids, **{"labels": ids, **arguments})
 
 
-def test_other_bad_input():
+def test_spans_need_an_attention_to_train():
     ids, _ = ids_of(4)
-    with pytest.raises(TypeError, match="position_ids"):
-        tiny()(ids, position_ids=ids)
     for overrides in ({"span_attention": False}, {"span_scores": "right_branching"}):
         with pytest.raises(ValueError, match="no attention to train"):
             tiny(**overrides)(ids, labels=ids, spans=[[(0, 2)]])
-    cache = tiny()(ids, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="holds 1 rows and input_ids 2"):
-        tiny()(ids.repeat(2, 1), past_key_values=cache)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"hidden_size": 0}, "hidden_size must be at least 1"),
         ({"num_spans": 0}, "num_spans must be at least 1"),
-        ({"weight_dropout": 1.0}, "weight_dropout"),
         ({"span_attention_weight": -1.0}, "span_attention_weight"),
         ({"activation_regularization": float("inf")}, "activation_regularization"),
         ({"num_layers": 1}, "between two layers"),
         ({"span_scores": "balanced"}, "balanced"),
         ({"input_activation": "relu"}, "relu"),
-        ({"eos_token_id": 30}, "eos_token_id 30 is outside"),
     ],
 )
 def test_bad_configurations_are_named(fields, message):

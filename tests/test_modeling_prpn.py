@@ -3,13 +3,11 @@
 import pytest
 import torch
 
-from hf_synlm import prpn_layers as layers_prpn
-from hf_synlm import reader_prpn
+from hf_synlm import prpn_parser, prpn_reader
 from hf_synlm.configuration_prpn import PRPNConfig
 from hf_synlm.modeling_prpn import PRPNForCausalLM
-from hf_synlm.prpn_layers import normalize, normalize_backward, normalize_factors
-from hf_synlm.prpn_reader import ReadingLayer
-from hf_synlm.recurrent_dropout import keep_mask
+from hf_synlm.prpn_reader import ReadingLayer, normalize, normalize_backward, normalize_factors
+from hf_synlm.recurrent_layers import keep_mask
 from hf_synlm.syntactic_distance import distances_to_spans, ranking_loss
 from tests.recurrent_models import ids_of
 from tests.reference.prpn import prpn
@@ -105,7 +103,7 @@ class TestDefinition:
             masks.append(keep_mask(*arguments, **options))
             return masks[-1]
 
-        for module in (layers_prpn, reader_prpn):
+        for module in (prpn_parser, prpn_reader):
             monkeypatch.setattr(module, "keep_mask", recorded)
         model = tiny(kind).double().train()
         self.compare_training(model, masks, left)
@@ -118,7 +116,7 @@ class TestDefinition:
         # The last mask is laid out as the input; the reference counts tokens.
         drawn[-1] = torch.stack([row.roll(-places, 0) for row, places in zip(drawn[-1], shift, strict=True)])
         replayed = iter(list(masks))
-        for module in (layers_prpn, reader_prpn):
+        for module in (prpn_parser, prpn_reader):
             module.keep_mask = lambda *_, **__: next(replayed)
         self.compare(model, ids, mask, drawn, training=True)
 
@@ -334,13 +332,11 @@ class TestModel:
             ({"hidden_size": 7}, "hidden_size must be even"),
             ({"num_slots": 0}, "num_slots must be at least 1"),
             ({"num_lookback": -1}, "num_lookback must not be negative"),
-            ({"dropout": 1.0}, "dropout"),
             ({"resolution": 0.0}, "resolution"),
             ({"resolution": 1000.0}, "resolution"),
             ({"gate": "wide"}, "gate 'wide'"),
             ({"parsing_network": "lstm"}, "parsing_network 'lstm'"),
             ({"syntactic_distance_scope": "row"}, "syntactic_distance_scope 'row'"),
-            ({"pad_token_id": 30}, "pad_token_id 30 is outside"),
         ],
     )
     def test_bad_configurations_are_named(self, fields, message):

@@ -16,17 +16,18 @@ from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.evaluation.baseline_trees import left_branching
 from hf_synlm.evaluation.evalb import evaluate_files
-from hf_synlm.evaluation.parsing_report import report_parsing
 from hf_synlm.evaluation.results import load_result
 from hf_synlm.evaluation.treebank_parsing import (
     best_trees,
     load_treebank,
     make_treebank,
     parse_sentences,
+    report_parsing,
     score_baselines,
 )
 from hf_synlm.trees import right_branching, spans_to_tree, tree_to_brackets
 from hf_synlm.viz import posteriors
+from tests.commands import fail, run
 from tests.scoring_models import model_and_tokenizer
 
 TEXT = "We ask for peace\n\nThe state of our Union is strong\n"
@@ -35,14 +36,10 @@ GOLD = """(S (NP (PRP We)) (VP (VBP ask) (PP (IN for) (NP (NN peace)))) (. .))
 """
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+@pytest.fixture
+def saved(saved_models):
     """Folders of saved models by architecture."""
-    folder = tmp_path_factory.mktemp("models")
-    for architecture in ("gpst", "rnng", "on_lstm"):
-        for part in model_and_tokenizer(architecture):
-            part.save_pretrained(folder / architecture)
-    return folder
+    return saved_models
 
 
 @pytest.fixture
@@ -50,22 +47,6 @@ def files(tmp_path):
     (tmp_path / "in.txt").write_text(TEXT, encoding="utf-8")
     (tmp_path / "gold.mrg").write_text(GOLD, encoding="utf-8")
     return tmp_path
-
-
-def run(capsys, *arguments) -> str:
-    """Standard output of a command that succeeds."""
-    code = main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    assert code == 0, captured.err
-    return captured.out
-
-
-def fail(capsys, *arguments) -> str:
-    """The one line that a command with wrong input ends with."""
-    assert main([str(argument) for argument in arguments]) == 2
-    captured = capsys.readouterr()
-    assert "Traceback" not in captured.err
-    return captured.err.strip().splitlines()[-1]
 
 
 # -------------------------------------------------------------------------------------------------------- parse, draw
@@ -142,7 +123,7 @@ def test_wrong_input_of_parse_and_draw(saved, files, capsys):
     other = ("parse", files / "in.txt", "--model", saved / "on_lstm", "--num-trees", 2)
     assert "--num-trees 2: ONLSTMForCausalLM gives one tree. Leave it out" in fail(capsys, *other)
     assert "word_ends: not an option of" in fail(capsys, *command, "--parse-option", "word_ends=1")
-    assert "would overwrite what is read" in fail(capsys, *command, "--out", files / "in.txt")
+    assert "would overwrite an input" in fail(capsys, *command, "--out", files / "in.txt")
     assert "--parse-option foo: write NAME=VALUE" in fail(capsys, *command, "--parse-option", "foo")
     assert "2 sentences make as many SVG pictures" in fail(capsys, *command, "--format", "svg")
     (files / "empty.txt").write_text("\n\n", encoding="utf-8")
@@ -223,7 +204,17 @@ def test_trees_from_elsewhere_and_agreement(files, capsys):
         lines = [tree_to_brackets(spans_to_tree(branch(len(w)), len(w)), w) for w in treebank.words]
         (files / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     out = files / "result.json"
-    command = ("evaluate", "parsing", "--treebank", sample_path("trees.test.txt"), "--limit", 30, "--out", out)
+    command = (
+        "evaluate",
+        "parsing",
+        "--treebank",
+        sample_path("trees.test.txt"),
+        "--limit",
+        30,
+        "--out",
+        out,
+        "--overwrite",
+    )
     run(capsys, *command, "--trees", files / "right.txt")
     expected = score_baselines(treebank)["right"].numbers()
     scores = load_result(out).scores
@@ -240,7 +231,17 @@ def test_trees_from_elsewhere_and_agreement(files, capsys):
 
 def test_evalb_from_the_command_line(saved, files, capsys):
     out = files / "result.json"
-    command = ("evaluate", "parsing", "--treebank", files / "gold.mrg", "--convention", "evalb", "--out", out)
+    command = (
+        "evaluate",
+        "parsing",
+        "--treebank",
+        files / "gold.mrg",
+        "--convention",
+        "evalb",
+        "--out",
+        out,
+        "--overwrite",
+    )
     run(capsys, *command, "--trees", files / "gold.mrg", "--tree-style", "treebank")
     assert load_result(out).scores["f1"] == 100
     run(capsys, *command, "--model", saved / "rnng")
@@ -274,14 +275,14 @@ def test_wrong_input_of_evaluate_parsing(saved, files, capsys):
     assert "1 sentences, but the treebank has 2" in fail(capsys, *command, "--trees", trees)
     assert "give either --model" in fail(capsys, *command)
     assert "give either --model" in fail(capsys, *command, "--trees", trees, "--model", saved / "gpst")
-    assert "there is no convention 'wsj': choose one of gpst, prpn" in fail(
+    assert "unknown convention 'wsj': choose one of gpst, prpn" in fail(
         capsys, *command, "--trees", trees, "--convention", "wsj"
     )
     assert "palm, evalb" in fail(capsys, *command, "--trees", trees, "--convention", "wsj")
     assert "belong to --convention evalb" in fail(capsys, *command, "--trees", trees, "--unlabeled")
     assert "CUTOFF_LEN" in fail(capsys, *command, "--trees", trees, "--convention", "evalb", "--max-length", 9)
     message = fail(capsys, *command, "--trees", trees, "--num-beams", 3, "--seed", 1)
-    assert "--seed, --num-beams: --trees were parsed before" in message
+    assert "--seed, --num-beams: --trees are already parsed" in message
 
 
 def test_what_cannot_be_scored_is_told_before_parsing(saved, files, capsys, monkeypatch):

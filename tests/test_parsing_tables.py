@@ -18,8 +18,15 @@ from hf_synlm.data.treebank import parse_treebank, read_treebank
 from hf_synlm.evaluation.baseline_trees import left_branching, random_tree
 from hf_synlm.evaluation.evalb import EvalbParameters, EvalbTree, labeled_f1
 from hf_synlm.evaluation.parsing import binarized_gold, branching_baselines, unlabeled_f1
-from hf_synlm.evaluation.parsing_breakdown import recall_by_height, recall_by_label, recall_by_length, span_heights
-from hf_synlm.evaluation.tree_statistics import agreement, tree_statistics
+from hf_synlm.evaluation.parsing_analysis import (
+    Recall,
+    agreement,
+    recall_by_height,
+    recall_by_label,
+    recall_by_length,
+    span_heights,
+    tree_statistics,
+)
 from hf_synlm.evaluation.treebank_parsing import (
     make_treebank,
     match_treebank,
@@ -41,16 +48,10 @@ def sentence(text=TREE):
 def test_recall_by_label_by_hand():
     gold = sentence()
     found = recall_by_label([[(0, 2), (4, 6), (3, 6), (1, 6), (0, 6)]], [gold])
-    assert {label: (recall.found, recall.total) for label, recall in found.items()} == {
-        "NP": (2, 2),
-        "VP": (0, 1),
-        "PP": (1, 1),
-    }
+    assert found == {"NP": Recall(2, 2), "VP": Recall(0, 1), "PP": Recall(1, 1)}
     assert found["NP"].value == 1 and list(found)[0] == "NP"
-    copies = recall_by_label([[(4, 6)]], [gold], duplicates="multiset")
-    assert (copies["NP"].found, copies["NP"].total) == (2, 3)
-    whole = recall_by_label([[]], [gold], sentence_span="count")
-    assert (whole["S"].found, whole["S"].total) == (1, 1)
+    assert recall_by_label([[(4, 6)]], [gold], duplicates="multiset")["NP"] == Recall(2, 3)
+    assert recall_by_label([[]], [gold], sentence_span="count")["S"] == Recall(1, 1)
     assert recall_by_label([[]], [gold], max_length=5) == {}
     with pytest.raises(ValueError, match="2 predicted and 1 gold trees"):
         recall_by_label([[], []], [gold])
@@ -61,12 +62,11 @@ def test_recall_by_length_and_height_by_hand():
     assert span_heights(gold) == {(0, 2): 1, (4, 6): 1, (3, 6): 2, (2, 6): 3, (0, 6): 4}
     predicted = [(0, 2), (3, 6), (2, 4)]
     by_length = recall_by_length([predicted], [gold], [6])
-    assert {key: (r.found, r.total) for key, r in by_length.items()} == {2: (1, 2), 3: (1, 1), 4: (0, 1)}
+    assert by_length == {2: Recall(1, 2), 3: Recall(1, 1), 4: Recall(0, 1)}
     by_height = recall_by_height([predicted], [gold], [6], sentence_span="count")
-    assert {key: (r.found, r.total) for key, r in by_height.items()} == {1: (1, 2), 2: (1, 1), 3: (0, 1), 4: (1, 1)}
+    assert by_height == {1: Recall(1, 2), 2: Recall(1, 1), 3: Recall(0, 1), 4: Recall(1, 1)}
     # Precision by height is recall with the sides exchanged; (2, 4) crosses a gold constituent.
-    by_height = recall_by_height([gold], [predicted], [6])
-    assert {key: (r.found, r.total) for key, r in by_height.items()} == {1: (2, 3)}
+    assert recall_by_height([gold], [predicted], [6]) == {1: Recall(2, 3)}
 
 
 @given(st.integers(2, 12), st.integers(0, 999))
@@ -223,19 +223,22 @@ def test_tags_that_are_not_those_of_the_penn_treebank(caplog):
 def test_trees_that_do_not_match_their_text():
     treebank = make_treebank(parse_treebank([TREE, TREE]))
     words = ("The", "cat", "sat", "on", "a", "mat")
-    tree = Hypothesis(tuple(right_branching(6)))
-    right = [ParsedSentence(words, (tree,)), ParsedSentence(())]
-    match_treebank(right, treebank)
-    with pytest.raises(ValueError, match=r"mine.txt: 1 sentences, but the treebank has 2 \(punctuation removed"):
-        match_treebank(right[:1], treebank, "mine.txt")
-    other = ParsedSentence((*words[:5], "rug"), (tree,))
-    with pytest.raises(
-        ValueError, match=r"sentence 2 is not that of <text>:2: word 6 is 'rug', in the gold tree 'mat'"
+
+    def parsed(*words):
+        return ParsedSentence(words, (Hypothesis(tuple(right_branching(len(words)))),))
+
+    right, none = parsed(*words), ParsedSentence(())
+    match_treebank([right, none], treebank)
+    for sentences, message in (
+        ([right], r"mine.txt: 1 sentences, but the treebank has 2 \(punctuation removed"),
+        (
+            [right, parsed(*words[:5], "rug")],
+            "sentence 2 is not that of <text>:2: word 6 is 'rug', in the gold .* 'mat'",
+        ),
+        ([parsed(*words, "."), right], "it has 7 words, the gold tree 6"),
     ):
-        match_treebank([right[0], other], treebank)
-    longer = ParsedSentence((*words, "."), (Hypothesis(tuple(right_branching(7))),))
-    with pytest.raises(ValueError, match="it has 7 words, the gold tree 6"):
-        match_treebank([longer, right[0]], treebank)
+        with pytest.raises(ValueError, match=message):
+            match_treebank(sentences, treebank, "mine.txt")
 
 
 # Sentence and corpus F1 without and with the whole sentence, punctuation removed. EVALB gives the same last column.

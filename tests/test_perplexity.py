@@ -2,69 +2,56 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
 import pytest
-import torch
 
 from hf_synlm.evaluation.perplexity import evaluate_perplexity
 from hf_synlm.evaluation.results import EvaluationResult, load_result, markdown_table
 from hf_synlm.evaluation.summary import scores_of_groups, summarize
-from hf_synlm.evaluation.text_items import TextItem, read_items, read_treebank_items
-from tests.scoring_models import ARCHITECTURES, SEARCHING, SENTENCES, model_and_tokenizer, scorer_of
+from hf_synlm.evaluation.surprisal import score_words
+from hf_synlm.evaluation.text_items import TextItem, read_treebank_items
+from tests.scoring_models import SENTENCES, scorer_of
 
 ITEMS = [TextItem(str(number), text) for number, text in enumerate([*SENTENCES, "  ", SENTENCES[0]])]
 TEXTS = [item.text for item in ITEMS if item.text.strip()]
 NUM_WORDS = sum(len(text.split()) for text in TEXTS)
 
 
-@pytest.mark.parametrize("architecture", SEARCHING)
-@pytest.mark.parametrize("estimator", ["beam_marginal", "stepwise"])
-def test_perplexity_of_searched_models(architecture, estimator):
-    model, tokenizer = model_and_tokenizer(architecture)
-    result = evaluate_perplexity(scorer_of(architecture, estimator=estimator, num_beams=3), ITEMS)
-    nats = ends = tokens = 0.0
-    for text in TEXTS:
-        parsed = model.parse(torch.tensor([tokenizer(text)["input_ids"]]), num_beams=3, stepwise=True)
-        chosen = parsed.stepwise_log_probs if estimator == "stepwise" else parsed.token_log_probs
-        nats -= chosen.sum().item()
-        ends -= (parsed.text_log_probs - parsed.token_log_probs.sum(1)).item()
-        tokens += chosen.shape[1]
-    scores = result.scores
-    assert scores["sentences"] == len(TEXTS) and scores["tokens"] == tokens and scores["words"] == NUM_WORDS
-    assert scores["token_perplexity"] == pytest.approx(math.exp(nats / tokens), rel=1e-4)
-    assert scores["word_perplexity"] == pytest.approx(math.exp(nats / NUM_WORDS), rel=1e-4)
-    with_end = math.exp((nats + ends) / (tokens + len(TEXTS)))
-    assert scores["token_perplexity_with_end"] == pytest.approx(with_end, rel=1e-4)
-    assert result.options["estimator"] == estimator and result.options["end_of_text"] == "trees closed"
-    assert result.options["num_beams"] == 3
-
-
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name not in SEARCHING])
-def test_perplexity_of_other_models(architecture):
-    model, tokenizer = model_and_tokenizer(architecture)
-    scorer = scorer_of(architecture)
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [
+        ("gpst", {"num_beams": 3}),
+        ("rnng_pieces", {"num_beams": 3, "estimator": "stepwise"}),
+        ("on_lstm", {}),
+        ("lstm", {}),
+        ("gpt2", {}),
+    ],
+)
+def test_perplexities_by_hand(architecture, options):
+    """From the scores of the tokens, which test_surprisal.py compares with the models' own numbers."""
+    scorer = scorer_of(architecture, **options)
     result = evaluate_perplexity(scorer, ITEMS)
-    nats = nats_with_end = tokens = 0.0
-    for text in TEXTS:
-        ids = [scorer.begin_id, *tokenizer(text)["input_ids"], tokenizer.eos_token_id]
-        row = torch.tensor([ids])
-        logits = model(row[:, :-1], attention_mask=torch.ones_like(row[:, :-1])).logits
-        log_probs = logits.log_softmax(-1)[0].gather(1, row[0, 1:, None]).squeeze(1)
-        nats -= log_probs[:-1].sum().item()
-        nats_with_end -= log_probs.sum().item()
-        tokens += len(ids) - 2
-    assert result.scores["token_perplexity"] == pytest.approx(math.exp(nats / tokens), rel=1e-4)
-    assert result.scores["bits_per_word"] == pytest.approx(nats / NUM_WORDS / math.log(2), rel=1e-4)
+    ends_count = architecture != "lstm"
+    found = score_words(scorer, [TextItem("", text) for text in TEXTS], end=ends_count)
+    tokens = sum(len(text.tokens) for text in found)
+    nats = -sum(log_prob for text in found for _, log_prob in text.tokens)
     characters = sum(len(" ".join(text.split())) for text in TEXTS)
-    assert result.scores["bits_per_character"] == pytest.approx(nats / characters / math.log(2), rel=1e-4)
-    if architecture == "lstm":
-        assert result.options["end_of_text"] == "not counted" and "token_perplexity_with_end" not in result.scores
+    scores, number_of = result.scores, {"sentences": len(TEXTS), "words": NUM_WORDS, "tokens": tokens}
+    assert {name: scores[name] for name in number_of} == number_of
+    assert scores["token_perplexity"] == pytest.approx(math.exp(nats / tokens))
+    assert scores["word_perplexity"] == pytest.approx(math.exp(nats / NUM_WORDS))
+    assert scores["bits_per_word"] == pytest.approx(nats / NUM_WORDS / math.log(2))
+    assert scores["bits_per_character"] == pytest.approx(nats / characters / math.log(2))
+    assert result.options["end_of_text"] == (scorer.end_of_text if ends_count else "not counted")
+    if ends_count:
+        with_end = (nats - sum(text.end for text in found)) / (tokens + len(TEXTS))
+        assert scores["token_perplexity_with_end"] == pytest.approx(math.exp(with_end))
     else:
-        expected = math.exp(nats_with_end / (tokens + len(TEXTS)))
-        assert result.options["end_of_text"] == "end token"
-        assert result.scores["token_perplexity_with_end"] == pytest.approx(expected, rel=1e-4)
+        assert scorer.end_of_text == "not modeled" and "token_perplexity_with_end" not in scores
+    assert {name: result.options[name] for name in options} == options
 
 
 def test_wider_beams_bound_more_tightly():
@@ -83,14 +70,10 @@ def test_perplexity_of_documents():
     assert together.options["end_of_text"] == "not counted"
 
 
-def test_no_text_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="no tokens"):
-        evaluate_perplexity(scorer_of("gpt2"), [TextItem("", " ")])
-    (tmp_path / "empty.txt").write_text("\n")
-    with pytest.raises(ValueError, match="holds no text"):
-        evaluate_perplexity(scorer_of("gpt2"), read_items(tmp_path / "empty.txt"))
-    with pytest.raises(ValueError, match="nothing predicts one"):
-        evaluate_perplexity(scorer_of("gpt2", begin=False), [TextItem("", "W")])
+@pytest.mark.parametrize(("begin", "text", "message"), [(True, " ", "no tokens"), (False, "W", "nothing predicts one")])
+def test_no_text_is_an_error(begin, text, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate_perplexity(scorer_of("gpt2", begin=begin), [TextItem("", text)])
 
 
 def test_words_of_a_treebank(tmp_path):
@@ -114,6 +97,12 @@ def result_of(seed: int, value: float, **options) -> EvaluationResult:
     return EvaluationResult("perplexity", {"token_perplexity": value}, {"name": f"run{seed}"}, settings, data)
 
 
+def other_data() -> EvaluationResult:
+    result = result_of(1, 1.0)
+    result.data["files"][0]["sha256"] = "1"
+    return result
+
+
 def test_results_can_be_read_again(tmp_path):
     result = evaluate_perplexity(scorer_of("gpst", name="a|b"), ITEMS, options={"seed": 7})
     path, table = result.save(tmp_path / "new" / "ppl.json")
@@ -130,7 +119,7 @@ def test_results_that_are_none(tmp_path):
     assert math.isnan(load_result(path).scores["token_perplexity"])
     for content, message in (
         ("text", "cannot be read"),
-        ("{}", "no result"),
+        ("{}", "not a result"),
         ('{"format": "hf_synlm.result"}', "version"),
     ):
         (tmp_path / "bad.json").write_text(content)
@@ -163,16 +152,13 @@ def test_means_over_seeds():
     assert summarize([result_of(0, 5.0)])[0]["standard_deviation"] is None
     (row,) = summarize([result_of(0, 5.0), result_of(1, math.nan)])  # a run that diverged
     assert math.isnan(row["mean"]) and math.isnan(row["standard_deviation"])
-    with pytest.raises(ValueError, match="num_beams is 4 and 5"):
-        summarize([result_of(0, 1.0), result_of(1, 1.0, num_beams=5)])
-    other = result_of(1, 1.0)
-    other.data["files"][0]["sha256"] = "1"
-    with pytest.raises(ValueError, match="different data"):
-        summarize([result_of(0, 1.0), other])
-    other = result_of(1, 1.0)
-    other.task = "blimp"
-    with pytest.raises(ValueError, match="different tasks"):
-        summarize([result_of(0, 1.0), other])
+    for others, message in (
+        ([result_of(1, 1.0, num_beams=5)], "num_beams is 4 and 5"),
+        ([other_data()], "different data"),
+        ([dataclasses.replace(result_of(1, 1.0), task="blimp")], "different tasks"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            summarize([result_of(0, 1.0), *others])
     with pytest.raises(ValueError, match="no results"):
         summarize([])
 
@@ -188,10 +174,8 @@ def test_groups_of_runs_for_pictures():
     with pytest.raises(ValueError, match="num_beams"):  # runs of one group must be alike; groups may differ
         scores_of_groups([*runs[:2], result_of(2, 1.0, num_beams=9)], "aaa", ["token_perplexity"])
     scores_of_groups([*runs[:2], result_of(2, 1.0, num_beams=9)], "aab", ["token_perplexity"])
-    other = result_of(1, 1.0)
-    other.data["files"][0]["sha256"] = "1"
     with pytest.raises(ValueError, match="on different data"):
-        scores_of_groups([*runs, other], "aaab", ["token_perplexity"])
+        scores_of_groups([*runs, other_data()], "aaab", ["token_perplexity"])
 
 
 def test_tables_for_readers():

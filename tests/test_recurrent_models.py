@@ -23,7 +23,6 @@ from transformers import (
     pipeline,
 )
 
-from hf_synlm.recurrent_cache import RecurrentCache
 from tests.recurrent_models import (
     ARCHITECTURES,
     BOUNDARY,
@@ -248,15 +247,6 @@ class TestCache:
         assert second.past_key_values.get_seq_length() == 7
         for mine, theirs in zip(second.past_key_values.state, whole.past_key_values.state, strict=True):
             torch.testing.assert_close(mine, theirs)
-
-    @every_model
-    def test_step_by_step(self, name):
-        model = make_model(name)
-        ids, _ = ids_of(7, 7)
-        cache, logits = RecurrentCache(), []
-        for column in ids.split(1, 1):
-            logits.append(model(column, past_key_values=cache).logits)
-        torch.testing.assert_close(torch.cat(logits, 1), model(ids).logits)
 
     @every_model
     @sides

@@ -1,4 +1,4 @@
-"""Given derivations: RNNG against one stack machine per sentence, the forest LSTM, and what schedules list."""
+"""Given derivations: RNNG against one stack machine per sentence, the forest LSTM, and what plans list."""
 
 import dataclasses
 import pickle
@@ -213,7 +213,7 @@ def test_forest_lstm_equals_torch():
     torch.testing.assert_close(hidden[0], lstm(inputs)[0][:, 0])
 
 
-# --------------------------------------------------------------------------------------------------------- schedules
+# --------------------------------------------------------------------------------------------------------- plans
 def test_chains_read_children_in_both_directions():
     children = torch.tensor([[10, 11, 12], [20, 21, 0], [30, 0, 0]])
     length = torch.tensor([3, 2, 1])
@@ -231,7 +231,7 @@ def test_chains_read_children_in_both_directions():
                 assert chains.index[direction, chains.position[direction, r, : len(row)]].tolist() == row
 
 
-def schedule_of(rows, system, **options):
+def plan_of(rows, system, **options):
     return make_plan(
         [row[1] for row in rows],
         transition_system=system,
@@ -253,19 +253,19 @@ def test_pushes_stand_at_the_depths_of_the_stack(system, run_last):
         pushing = counted[:-1] if not run_last or system == "in_order" else counted  # FINISH pushes nothing
         depths.append([0, *pushing])
     flat = sum(depths, [])
-    by_level = schedule_of(rows, system, run_last=run_last)
+    by_level = plan_of(rows, system, run_last=run_last)
     assert by_level.sizes == [flat.count(depth) for depth in range(max(flat) + 1)]
-    by_step = schedule_of(rows, system, by_level=False, run_last=run_last)
+    by_step = plan_of(rows, system, by_level=False, run_last=run_last)
     assert by_step.sizes == [sum(len(d) > t for d in depths) for t in range(max(map(len, depths)))]
-    for schedule in (by_level, by_step):
+    for plan in (by_level, by_step):
         # The state before action t is at the depth after action t - 1.
         level = torch.repeat_interleave(torch.arange(len(by_level.sizes)), torch.tensor(by_level.sizes))
-        if schedule is by_level:
-            context = level[schedule.context].tolist()
+        if plan is by_level:
+            context = level[plan.context].tolist()
             assert context == sum([d[: len(row[1])] for d, row in zip(depths, rows, strict=True)], [])
-        assert schedule.action.tolist() == sum([row[1] for row in rows], [])
-        assert schedule.action[schedule.shifts].tolist() == [1] * sum(len(row[0]) for row in rows)
-        assert schedule.num_sentences == 3
+        assert plan.action.tolist() == sum([row[1] for row in rows], [])
+        assert plan.action[plan.shifts].tolist() == [1] * sum(len(row[0]) for row in rows)
+        assert plan.num_sentences == 3
 
 
 def test_compositions_run_by_height():
@@ -280,12 +280,12 @@ def test_compositions_run_by_height():
         assert len(without) == (3 if system == "top_down" else 4)
 
 
-def test_moving_keeps_a_schedule():
+def test_moving_keeps_a_plan():
     rows = draw("top_down", [4, 2])
     for by_level in (True, False):
-        schedule = schedule_of(rows, "top_down", by_level=by_level)
-        meta = schedule.to("meta")
-        assert type(meta) is type(schedule) and meta.context.is_meta and meta.sizes == schedule.sizes
+        plan = plan_of(rows, "top_down", by_level=by_level)
+        meta = plan.to("meta")
+        assert type(meta) is type(plan) and meta.context.is_meta and meta.sizes == plan.sizes
         inner = meta.compositions[0].index if by_level else meta.steps[0].parent
         assert inner.is_meta
         assert meta.num_sentences == 2
@@ -347,7 +347,7 @@ def test_random_changes_of_derivations_are_refused_as_the_transition_system_does
         results = []
         for check in (
             lambda: transition.actions_to_spans(changed, ends),  # noqa: B023
-            lambda: schedule_of([(tokens, changed, ends)], system),  # noqa: B023
+            lambda: plan_of([(tokens, changed, ends)], system),  # noqa: B023
         ):
             try:
                 check()
@@ -360,9 +360,9 @@ def test_random_changes_of_derivations_are_refused_as_the_transition_system_does
 
 
 @pytest.mark.parametrize("by_level", [True, False])
-def test_schedules_travel_as_one_tensor(by_level):
-    schedule = schedule_of(draw("in_order", [4, 1, 9], seed=2), "in_order", by_level=by_level)
-    rebuild, (parts, flat) = schedule.__reduce__()
+def test_plans_travel_as_one_tensor(by_level):
+    plan = plan_of(draw("in_order", [4, 1, 9], seed=2), "in_order", by_level=by_level)
+    rebuild, (parts, flat) = plan.__reduce__()
     assert flat.dim() == 1 and flat.dtype == torch.long
 
     def compare(mine, other):
@@ -378,6 +378,6 @@ def test_schedules_travel_as_one_tensor(by_level):
         else:
             assert mine == other
 
-    compare(schedule, pickle.loads(pickle.dumps(schedule)))
-    compare(schedule, rebuild(parts, flat))
-    assert schedule.to("cpu") is schedule and schedule.to("meta").final.device.type == "meta"
+    compare(plan, pickle.loads(pickle.dumps(plan)))
+    compare(plan, rebuild(parts, flat))
+    assert plan.to("cpu") is plan and plan.to("meta").final.device.type == "meta"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import csv
+import functools
 import json
 import math
+import operator
+import statistics
 from pathlib import Path
 
 import pytest
@@ -62,11 +65,15 @@ def suite_data():
     return data
 
 
+def write_suite(folder, data):
+    path = folder / "own_agreement.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path
+
+
 @pytest.fixture
 def suite_file(tmp_path):
-    path = tmp_path / "own_agreement.json"
-    path.write_text(json.dumps(suite_data()), encoding="utf-8")
-    return path
+    return write_suite(tmp_path, suite_data())
 
 
 # ------------------------------------------------------------------------------------------------------ formulas
@@ -103,16 +110,18 @@ def test_formulas(formula, expected):
     [
         ("(1;%a%)", "is a number"),
         ("(1;%a%) + (2;%a%)", "is a number"),
-        ("[(1;%a%) < (2;%a%)", r"at character 19 .*not closed"),
-        ("((1;%a%) < (2;%a%)]", "not closed"),
+        ("[(1;%a%) < (2;%a%)", "never closed"),
+        ("((1;%a%) < (2;%a%)]", "does not match"),
         ("(1;%a%) < (2;%a%) < (1;%b%)", "do not chain"),
-        ("(1;%a%) & (2;%a%)", "joins truth values"),
-        ("((1;%a%) < (2;%a%)) < 3", "joins numbers"),
-        ("(1;%a%) <", "ends where"),
-        ("< (1;%a%)", "should stand here"),
-        ("(1;%a%) < (2;%a%) (1;%a%)", r"at character 19 .*cannot follow"),
+        ("(1;%a%) & (2;%a%)", "join truth values"),
+        ("((1;%a%) < (2;%a%)) < 3", "join numbers"),
+        ("(1;%a%) <", r"formula '\(1;%a%\) <' cannot be read"),
+        ("< (1;%a%)", "cannot be read"),
+        ("(1;%a%) < (2;%a%) (1;%a%)", "cannot be read"),
         ("(1;%a%) < __import__('os')", "is unknown"),
-        ("", "ends where"),
+        ("(1;%a%) < [(2;%a%)] [1]", "expected a region, a number or a bracket"),
+        ("1 << 2", "cannot be read"),
+        ("", "cannot be read"),
     ],
 )
 def test_what_is_no_formula(formula, message):
@@ -173,26 +182,20 @@ def test_regions_follow_the_offsets_of_the_tokenizer(suite_file):
         assert values["match", region] == pytest.approx(expected, abs=1e-3)
 
 
-@pytest.mark.parametrize("metric", ["mean", "median", "max", "min", "range"])
-def test_other_metrics_of_regions(metric, tmp_path, suite_file):
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [("mean", statistics.fmean), ("median", statistics.median), ("max", max), ("min", min),
+     ("range", lambda values: max(values) - min(values))],
+)  # fmt: skip
+def test_other_metrics_of_regions(metric, expected, tmp_path):
     data = suite_data()
     data["meta"]["metric"] = metric
-    path = tmp_path / "other.json"
-    path.write_text(json.dumps(data), encoding="utf-8")
     scorer = scorer_of("gpt2")
-    values = region_surprisals(scorer, [load_suite(path)])[0][0]
+    (values,) = region_surprisals(scorer, [load_suite(write_suite(tmp_path, data))])
     (found,) = score_words(scorer, [TextItem("", "The keys to the cabinet are here today.")])
     pieces = [-p / math.log(2) for _, p in found.tokens][: sum(found.num_tokens[:2].tolist())]
-    ordered, middle = sorted(pieces), len(pieces) // 2
-    expected = {
-        "mean": sum(pieces) / len(pieces),
-        "median": ordered[middle] if len(pieces) % 2 else (ordered[middle - 1] + ordered[middle]) / 2,
-        "max": ordered[-1],
-        "min": ordered[0],
-        "range": ordered[-1] - ordered[0],
-    }
-    assert values["match", 1] == pytest.approx(expected[metric], abs=1e-4)
-    assert region_surprisals(scorer, [load_suite(path)])[0][1]["match", 2] == 0.0
+    assert values[0]["match", 1] == pytest.approx(expected(pieces), abs=1e-4)
+    assert values[1]["match", 2] == 0.0
 
 
 # --------------------------------------------------------------------------------------------------------- means
@@ -220,8 +223,7 @@ def test_unknown_words_in_what_a_formula_reads(tmp_path):
             ((first, "", "xyzzy", second), (first, "", second, second)),
         ])
     ]  # fmt: skip
-    path = tmp_path / "unknown.json"
-    path.write_text(json.dumps(data), encoding="utf-8")
+    path = write_suite(tmp_path, data)
     rows = evaluate_syntaxgym(scorer_of("palm"), [path]).tables["Predictions"]
     assert [row["items_with_unknown_words"] for row in rows] == [1, 1, 2]  # the last one reads all regions
     assert all(row["items_with_unknown_words"] == 0 for row in evaluate_syntaxgym(
@@ -259,13 +261,6 @@ def test_published_accuracies_of_circuits():
 
 
 # --------------------------------------------------------------------------------------------------------- files
-def change(data, path, value):
-    *inner, last = path
-    for key in inner:
-        data = data[key]
-    data[last] = value
-
-
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
@@ -279,33 +274,28 @@ def change(data, path, value):
         (("items", 1, "conditions", 0, "condition_name"), "mismatch", "item 2 has a condition twice"),
         (("items", 1, "conditions", 0, "regions", 0, "region_number"), 3, "has a region twice"),
         (("items", 0, "conditions"), [], "item 1: formula"),
-        (("items", 0), 3, "no suite of SyntaxGym"),
+        (("items", 0), 3, "not a suite of SyntaxGym"),
     ],
 )
 def test_suites_that_are_wrong(tmp_path, path, value, message):
     data = suite_data()
-    change(data, path, value)
-    file = tmp_path / "wrong.json"
-    file.write_text(json.dumps(data), encoding="utf-8")
+    part = functools.reduce(operator.getitem, path[:-1], data)
+    part[path[-1]] = value
     with pytest.raises(ValueError, match=message):
-        load_suite(file)
+        load_suite(write_suite(tmp_path, data))
 
 
 def test_suites_that_are_not_there(suite_file, tmp_path):
     assert find_suites(tmp_path) == find_suites(suite_file) == find_suites(tmp_path, ["own_agreement"]) == [suite_file]
-    with pytest.raises(ValueError, match="no suite nothing in .*there are own_agreement"):
-        find_suites(tmp_path, ["nothing"])
-    with pytest.raises(ValueError, match="no suite nothing in"):
-        find_suites(suite_file, ["nothing"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="holds no suites"):
-        find_suites(tmp_path / "empty")
-    with pytest.raises(ValueError, match="missing does not exist"):
-        find_suites(tmp_path / "missing")
-    with pytest.raises(ValueError, match="cannot be read"):
-        load_suite(tmp_path / "missing.json")
     (tmp_path / "text.json").write_text("text")
-    with pytest.raises(ValueError, match="is not JSON"):
-        load_suite(tmp_path / "text.json")
-    with pytest.raises(ValueError, match="the same name: own_agreement"):
-        evaluate_syntaxgym(scorer_of("gpt2"), [suite_file, suite_file])
+    for call, arguments, message in (
+        (find_suites, (suite_file, ["nothing"]), "no suite nothing in .*there are own_agreement"),
+        (find_suites, (tmp_path / "empty",), "holds no suites"),
+        (find_suites, (tmp_path / "missing",), "missing does not exist"),
+        (load_suite, (tmp_path / "missing.json",), "cannot be read"),
+        (load_suite, (tmp_path / "text.json",), "is not JSON"),
+        (evaluate_syntaxgym, (scorer_of("gpt2"), [suite_file, suite_file]), "the same name: own_agreement"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call(*arguments)

@@ -1,4 +1,4 @@
-"""What the site needs besides mkdocs: equations as MathML, modules of packages, pages that the navigation forgot."""
+"""What the site needs besides mkdocs: equations as MathML, modules of packages, forgotten pages, generated tables."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+
+from hf_synlm.hub.info import shipped_table
 
 ROOT = Path(__file__).resolve().parents[2]
 EQUATION = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<latex>.*?)\\[)\]]</(?P=tag)>', re.S)
@@ -40,7 +42,7 @@ def _pages(nav: Any) -> Iterator[str]:
 
 
 def on_page_markdown(markdown: str, *, config: Any, **kwargs: Any) -> str:
-    """Replace `::: package.*` by the public modules directly in it that no page of the reference names.
+    """Replace `::: package.*` by its public modules that no page of the reference names, and write the table of files.
 
     Args:
         markdown: the page.
@@ -60,6 +62,7 @@ def on_page_markdown(markdown: str, *, config: Any, **kwargs: Any) -> str:
         )
         return "\n\n".join(f"::: {name}" for name in names if name not in named)
 
+    markdown = markdown.replace("<!-- what ships with each model -->", shipped_table())
     return PACKAGE.sub(modules, markdown)
 
 

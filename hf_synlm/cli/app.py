@@ -1,7 +1,7 @@
 """The commands of `synlm` and their exit codes.
 
-0: done. 1: a check failed (`verify`, `push`); also a mistake in the program, with a traceback. 2: an option or an input
-is wrong, or the Hub refuses; one line says which and what to do.
+0: done. 1: a check failed (`verify`, `push`), or the program has a bug, with a traceback. 2: an option or an input is
+wrong, or the Hub refuses; one line says which and what to do.
 """
 
 import inspect
@@ -15,42 +15,24 @@ import typer
 from typer.core import TyperGroup
 
 from hf_synlm import __version__
-from hf_synlm.cli import (
-    convert,
-    draw,
-    evaluate_blimp,
-    evaluate_pairs,
-    evaluate_parsing,
-    evaluate_perplexity,
-    evaluate_plot,
-    evaluate_summary,
-    evaluate_syntaxgym,
-    export,
-    generate,
-    info,
-    options,
-    parse,
-    push,
-    surprisal,
-    verify,
-)
+from hf_synlm.cli import evaluate, hub, options, trees
 from hf_synlm.training.command import app as training
 
 
 class _Commands(TyperGroup):
-    """Reports wrong input as one line and exit code 2; mistakes in the program keep their traceback."""
+    """Reports wrong input as one line and exit code 2; bugs keep their traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         # transformers raises OSError for models that it does not find, and ImportError for packages of optional parts.
         except (ValueError, OSError, ImportError) as error:
-            # Messages of the Hub are spread over paragraphs; those of this library break lines where they mean it.
+            # Messages of the Hub have several paragraphs; messages of this library break lines on purpose.
             message = " ".join(str(error).split()) if isinstance(error, OSError) else str(error)
             typer.echo(f"error: {message}", err=True)
             raise typer.Exit(2) from error
         except RuntimeError as error:
-            # On a CPU, a lack of memory is a RuntimeError like any other.
+            # On a CPU, running out of memory raises a plain RuntimeError.
             if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
                 raise
             typer.echo("error: out of memory: lower --batch-size, or the widths of the beam", err=True)
@@ -67,34 +49,24 @@ app = typer.Typer(
     help="Trees, word-by-word measures, evaluation and publishing of syntactic and other causal language models.",
     epilog=f"`synlm COMMAND --help` shows options and examples.\n\n{EXIT_CODES}",
 )
-evaluate = typer.Typer(no_args_is_help=True, help="Score a model on a data set; results as JSON and Markdown.")
+evaluations = typer.Typer(no_args_is_help=True, help="Score a model on a data set; results as JSON and Markdown.")
+app.add_typer(evaluations, name="evaluate")
 
 
-def _add(group: typer.Typer, name: str, command: Callable[..., None]) -> None:
-    """Add a command; what its docstring says by way of examples goes to the end of its help."""
-    text, _, examples = (inspect.getdoc(command) or "").partition("\n\nExample")
-    lines = [line.strip() for line in examples.removeprefix("s").removeprefix(":").strip().splitlines()]
-    epilog = "\n\n".join(f"Example: {line}" for line in lines)
-    group.command(name, help=text, epilog=f"{epilog}\n\n{EXIT_CODES}")(options.with_groups(command))
+def _add(group: typer.Typer, *commands: Callable[..., None]) -> None:
+    """Add commands by the names of their functions; the examples of a docstring go to the end of the help."""
+    for command in commands:
+        text, _, examples = (inspect.getdoc(command) or "").partition("\n\nExample")
+        lines = [line.strip() for line in examples.removeprefix("s").removeprefix(":").strip().splitlines()]
+        epilog = "\n\n".join(f"Example: {line}" for line in lines)
+        add = group.command(command.__name__, help=text, epilog=f"{epilog}\n\n{EXIT_CODES}")
+        add(options.with_groups(command))
 
 
-_add(app, "parse", parse.command)
-_add(app, "surprisal", surprisal.command)
-_add(app, "generate", generate.command)
-_add(app, "draw", draw.command)
-app.add_typer(evaluate, name="evaluate")
-_add(app, "convert", convert.command)
-_add(app, "info", info.command)
-_add(app, "export", export.command)
-_add(app, "verify", verify.command)
-_add(app, "push", push.command)
-_add(evaluate, "parsing", evaluate_parsing.command)
-_add(evaluate, "perplexity", evaluate_perplexity.command)
-_add(evaluate, "syntaxgym", evaluate_syntaxgym.command)
-_add(evaluate, "blimp", evaluate_blimp.command)
-_add(evaluate, "pairs", evaluate_pairs.command)
-_add(evaluate, "summary", evaluate_summary.command)
-_add(evaluate, "plot", evaluate_plot.command)
+_add(app, trees.parse, trees.surprisal, trees.generate, trees.draw)
+_add(app, hub.convert, hub.info, hub.export, hub.verify, hub.push)
+_add(evaluations, evaluate.parsing, evaluate.perplexity, evaluate.syntaxgym, evaluate.blimp, evaluate.pairs)
+_add(evaluations, evaluate.summary, evaluate.plot)
 app.add_typer(training, name="train")
 
 

@@ -1,7 +1,7 @@
-"""Options that several commands take, and the model that they describe.
+"""Options that several commands share, the checks of `--out`, and the model that options describe.
 
-Options that go together are the fields of a dataclass, such as `Loading` or `Scoring`. A command takes it as one
-parameter, and `with_groups` shows typer its fields instead.
+Options that belong together are the fields of a dataclass, such as `Loading` or `Scoring`. A command takes the
+dataclass as one parameter, and `with_groups` shows typer its fields instead.
 """
 
 import dataclasses
@@ -15,11 +15,15 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import typer
 
+from hf_synlm.data.files import check_output
 from hf_synlm.evaluation.results import EvaluationResult, check_report
 from hf_synlm.evaluation.scoring import TextScorer
 from hf_synlm.hub.checkpoint import TOKENIZER_FILES
 
 _MODEL, _BEAM, _COMPUTE = "Model", "Estimator and beam", "Computation"
+# Checks of typer: an input is a file that can be read. They do not accept "-" for standard input, so texts and trees go
+# without them: a missing file is an OSError, which `app` reports.
+INPUT_FILE: dict[str, Any] = {"exists": True, "dir_okay": False}
 
 Model = Annotated[
     str, typer.Option("--model", help="Folder of a model, or its name on the Hub.", rich_help_panel=_MODEL)
@@ -34,8 +38,8 @@ GGUFFile = Annotated[str | None, typer.Option(help="Name of a GGUF file in the f
 BeginToken = Annotated[
     str | None,
     typer.Option(
-        help="Token from which the first word is predicted; default: the model's begin token. A model tuned on chats "
-        "may need the one of its pretraining, such as '<|endoftext|>'.",
+        help="Token before the first word; default: the model's begin token. A chat model may need the one of its "
+        "pretraining, such as '<|endoftext|>'.",
         rich_help_panel=_MODEL,
     ),
 ]
@@ -58,7 +62,8 @@ ActionBeamSize = Annotated[
     int | None, typer.Option(min=1, help="Derivations kept after an action (RNNG).", rich_help_panel=_BEAM)
 ]
 FastTrackSize = Annotated[
-    int | None, typer.Option(min=0, help="Derivations moved on to the next word (RNNG).", rich_help_panel=_BEAM)
+    int | None,
+    typer.Option(min=0, help="Derivations that fast-track moves on to the next word (RNNG).", rich_help_panel=_BEAM),
 ]
 Device = Annotated[
     str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.", rich_help_panel=_COMPUTE)
@@ -67,47 +72,30 @@ DType = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     typer.Option("--dtype", help="Type of the weights; auto = as saved.", rich_help_panel=_COMPUTE),
 ]
-BatchSize = Annotated[
-    int, typer.Option(min=1, help="Sentences per call of the model, at most.", rich_help_panel=_COMPUTE)
-]
-Seed = Annotated[int, typer.Option(help="Of everything random; scoring itself is not.", rich_help_panel=_COMPUTE)]
-
-
-def output_check(check: Callable[[Path], object] | None = None) -> Callable[..., Path | None]:
-    """A callback of --out, which is checked before anything is computed.
-
-    Args:
-        check: raises ValueError where nothing can be written there; None = the command checks.
-
-    Returns:
-        What typer calls with the option and its value.
-    """
-
-    def checked(option: typer.CallbackParam, path: Path | None) -> Path | None:
-        if str(path) == "-":
-            raise ValueError(f"--out -: {'name what to write' if option.required else 'leave out --out to print'}")
-        if path is not None and check is not None:
-            check(path)
-        return path
-
-    return checked
+BatchSize = Annotated[int, typer.Option(min=1, help="Maximum number of sentences per batch.", rich_help_panel=_COMPUTE)]
+Seed = Annotated[int, typer.Option(help="Random seed; scoring itself is not random.", rich_help_panel=_COMPUTE)]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
 
 
 @dataclasses.dataclass(frozen=True)
-class Beside:
-    """Metadata of --out: what else is written, so that it overwrites nothing that is read."""
+class Writes:
+    """Metadata of `--out`: how to check, before anything is computed, that it can be written.
 
-    name: Callable[[Path], Path]
+    Attributes:
+        check: called with the path and the value of `--overwrite`; raises ValueError.
+        beside: name of a second file that the command writes, from the name of the first.
+        replaces_folder: True if `--out` is a folder, which is replaced as a whole.
+    """
+
+    check: Callable[[Path, bool], object] = check_output
+    beside: Callable[[Path], Path] | None = None
+    replaces_folder: bool = False
 
 
 Output = Annotated[
     Path | None,
-    typer.Option(
-        "--out",
-        help="JSON file (.json) with everything needed to repeat it; a Markdown table is written beside it.",
-        callback=output_check(check_report),
-    ),
-    Beside(lambda path: path.with_suffix(".md")),
+    typer.Option("--out", help="JSON file (.json) with all that repeats the result; a Markdown table lies beside it."),
+    Writes(check_report, beside=lambda path: path.with_suffix(".md")),
 ]
 
 ParseMethod = Annotated[
@@ -126,18 +114,31 @@ TreeStyleOption = Annotated[
     Literal["unlabeled", "labeled", "treebank"],
     typer.Option(
         "--tree-style",
-        help="Of trees in a file: ((the cat) sleeps), (S (NP the cat) (VP sleeps)), or with a tag for each word. Lines "
-        "of JSON tell it themselves.",
+        help="Trees in a file: ((the cat) sleeps), (S (NP the cat) (VP sleeps)), or with a tag for each word. JSON "
+        "lines do not need it.",
     ),
 ]
+Texts = Annotated[
+    Path,
+    typer.Argument(help="Text (one sentence per line), or a .tsv, .csv or .jsonl table; - reads standard input."),
+]
+ContextOption = Annotated[
+    Literal["sentence", "document"],
+    typer.Option("--context", help="Read each sentence alone, or after the earlier sentences of its document."),
+]
+FileFormat = Annotated[
+    Literal["txt", "tsv", "csv", "jsonl"] | None,
+    typer.Option("--format", help="Format of the input; default: by its name."),
+]
+TextColumn = Annotated[str | None, typer.Option(help="Column of the texts in a table; default: sentence.")]
 
 
 def parse_options(more: Sequence[str] | None, flag: str = "--parse-option", /, **named: Any) -> dict[str, Any]:
-    """What is passed on to a model's `parse` or `generate`.
+    """Keyword arguments for a model's `parse` or `generate`.
 
     Args:
         more: "name=value", the value in JSON or a bare string.
-        flag: the option by which they were given, for messages.
+        flag: the option that gave them, for messages.
         **named: options by name; None = not given.
 
     Returns:
@@ -158,25 +159,10 @@ def parse_options(more: Sequence[str] | None, flag: str = "--parse-option", /, *
     return chosen
 
 
-Texts = Annotated[
-    Path,
-    typer.Argument(help="Text (one sentence per line), or a .tsv, .csv or .jsonl table; - reads standard input."),
-]
-ContextOption = Annotated[
-    Literal["sentence", "document"],
-    typer.Option("--context", help="Read every sentence alone, or after the sentences of its document before it."),
-]
-FileFormat = Annotated[
-    Literal["txt", "tsv", "csv", "jsonl"] | None,
-    typer.Option("--format", help="Of the input; default: by its name."),
-]
-TextColumn = Annotated[str | None, typer.Option(help="Column of the texts in a table; default: sentence.")]
-
-
 # --------------------------------------------------------------------------------------------- groups of options
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loading:
-    """Which version of a model computes, and on what."""
+    """Which version of a model computes, and on which device."""
 
     revision: Revision = None
     trust_remote_code: TrustRemoteCode = False
@@ -186,25 +172,20 @@ class Loading:
     seed: Seed = 0
 
     def scorer(self, model: str, **more: Any) -> TextScorer:
-        """Load a model.
+        """Load a model with the options of this group.
 
         Args:
             model: folder or name.
-            **more: of `TextScorer.from_pretrained`.
+            **more: further options of `TextScorer.from_pretrained`.
 
         Returns:
             The model with its tokenizer.
         """
-        return TextScorer.from_pretrained(
-            model,
-            revision=self.revision,
-            trust_remote_code=self.trust_remote_code,
-            device=self.device,
-            dtype=self.dtype,
-            batch_size=self.batch_size,
-            seed=self.seed,
-            **more,
-        )
+        given = dataclasses.asdict(self)
+        search = {name: given.pop(name) for name in ("action_beam_size", "fast_track_size") if name in given}
+        of_parse = ("method", "parse_option")
+        given = {name: value for name, value in given.items() if name not in of_parse}
+        return TextScorer.from_pretrained(model, search_options=search, **given, **more)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -215,11 +196,6 @@ class Searching(Loading):
     action_beam_size: ActionBeamSize = None
     fast_track_size: FastTrackSize = None
 
-    def scorer(self, model: str, **more: Any) -> TextScorer:
-        """Load a model, see `Loading`."""
-        search = {"action_beam_size": self.action_beam_size, "fast_track_size": self.fast_track_size}
-        return super().scorer(model, num_beams=self.num_beams, search_options=search, **more)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scoring(Searching):
@@ -228,12 +204,6 @@ class Scoring(Searching):
     gguf_file: GGUFFile = None
     begin_token: BeginToken = None
     estimator: EstimatorOption = None
-
-    def scorer(self, model: str, **more: Any) -> TextScorer:
-        """Load a model, see `Loading`."""
-        return super().scorer(
-            model, gguf_file=self.gguf_file, begin_token=self.begin_token, estimator=self.estimator, **more
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -250,20 +220,15 @@ class Parsing(Searching):
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """A command as typer has to see it: groups of options are replaced by their options.
+    """Show typer a command with the options of its groups, and check `--out` before the command runs.
 
     Args:
         command: a function; parameters whose type is a dataclass are groups.
 
     Returns:
-        A function of all the options, which calls the command with the groups.
+        A function of all options, which calls the command with the groups.
     """
     hints = get_type_hints(command)
-    beside = [
-        extra.name
-        for extra in get_args(get_type_hints(command, include_extras=True).get("out"))
-        if isinstance(extra, Beside)
-    ]
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
@@ -278,10 +243,13 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
                     name=field.name, kind=parameter.KEYWORD_ONLY, default=default, annotation=types[field.name]
                 )
             )
+    of_out = get_args(get_type_hints(command, include_extras=True).get("out"))
+    writes = next((extra for extra in of_out if isinstance(extra, Writes)), None)
 
     @wraps(command)
     def run(**given: Any) -> None:
-        _check_overwriting(given, beside)
+        if writes is not None and given["out"] is not None:
+            _check_out(writes, given)
         made = {
             name: kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
             for name, kind in groups.items()
@@ -295,7 +263,8 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-# Files that make up a model: results may lie beside them.
+# ----------------------------------------------------------------------------------------------------- checks of --out
+# Files that make up a model; results may lie beside them.
 _OF_MODELS = (
     *"*.safetensors *.gguf *.bin *.py config.json *_config.json *.index.json special_tokens_map.json".split(),
     *"added_tokens.json vocab.* merges.txt chat_template* README.md".split(),
@@ -303,32 +272,39 @@ _OF_MODELS = (
 )
 
 
-def _check_overwriting(given: Mapping[str, Any], beside: Sequence[Callable[[Path], Path]]) -> None:
-    """Raise ValueError where `out`, or what is written beside it, is read."""
-    out = given.get("out")
-    values = [value for name, value in given.items() if name != "out"]
-    read = {
-        path.resolve()
-        for value in values
-        for path in (value if isinstance(value, list) else [value])
-        if isinstance(path, Path)
-    }
-    if isinstance(given.get("model"), str):  # a folder, or a name on the Hub
-        read |= {file.resolve() for pattern in _OF_MODELS for file in Path(given["model"]).glob(pattern)}
-    for path in [] if out is None else [out, *(name(out) for name in beside)]:
-        if path.resolve() in read:
+def _check_out(writes: Writes, given: Mapping[str, Any]) -> None:
+    """Raise ValueError if `--out` cannot be written, exists without `--overwrite`, or names a file that is read."""
+    out: Path = given["out"]
+    if str(out) == "-":
+        raise ValueError("--out -: name a file or folder. Commands that can print do so without --out.")
+    inputs = _input_files(given)
+    if writes.replaces_folder:
+        inputs |= {folder for file in inputs for folder in file.parents}
+    for path in (out, *([writes.beside(out)] if writes.beside else ())):
+        if path.resolve() in inputs:
             raise ValueError(
-                f"--out {out} would overwrite what is read, or a part of the model ({path}): choose another name"
+                f"--out {out} would overwrite an input or a part of the model ({path}). Choose another name."
             )
+    writes.check(out, given["overwrite"])
+
+
+def _input_files(given: Mapping[str, Any]) -> set[Path]:
+    """Files that a command reads: all paths among its options but `--out`, and the files of its model."""
+    values = [value for name, value in given.items() if name != "out"]
+    listed = [value if isinstance(value, list) else [value] for value in values]
+    inputs = {path.resolve() for paths in listed for path in paths if isinstance(path, Path)}
+    if isinstance(given.get("model"), str):  # a folder, or a name on the Hub
+        inputs |= {file.resolve() for pattern in _OF_MODELS for file in Path(given["model"]).glob(pattern)}
+    return inputs
 
 
 # --------------------------------------------------------------------------------------------------------- results
 command_line: ContextVar[str | None] = ContextVar("command_line", default=None)
-"""The command that runs, as it was typed."""
+"""The command that runs, as the user typed it."""
 
 
 def report(result: EvaluationResult, out: Path | None) -> None:
-    """Write a result, with the command that made it, if `out` is given, and print its table, even if writing fails."""
+    """Write a result with its command, if `out` is given, and print its table, even if writing fails."""
     result.command = command_line.get()
     try:
         if out is not None:

@@ -21,10 +21,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("arch", choices=sorted(CONVERTERS))
     parser.add_argument("--weights", type=Path, required=True, help="the authors' checkpoint file")
     parser.add_argument("--config", type=Path, nargs="+", required=True, help="the authors' configuration file(s)")
-    parser.add_argument("--output", type=Path, required=True, help="folder to write; it must not exist")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write")
+    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
     options = parser.parse_args(arguments)
     try:
-        convert_files(options.arch, options.weights, options.config, options.output)
+        convert_files(options.arch, options.weights, options.config, options.output, overwrite=options.overwrite)
     except ValueError as error:
         parser.exit(2, f"error: {error}\n")
     sys.stdout.write(f"saved {options.output}\n")

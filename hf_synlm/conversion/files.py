@@ -1,6 +1,5 @@
 """Files of the authors' checkpoints: reading them without running what is in them, and converting them to a folder."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.conversion import TOKENIZERS, convert_state_dict, on_lstm, palm, prpn, rnng
-from hf_synlm.hub.export import export_model
+from hf_synlm.hub.checkpoint import read_json
+from hf_synlm.hub.export import check_target, export_model
 
 # What to do with a checkpoint that holds more than tensors.
 _PLAIN = "save the plain state dict first."
@@ -34,8 +34,8 @@ def read_state_dict(path: Path, remedy: str = _PLAIN) -> dict[str, Tensor]:
         Tensors by name.
 
     Raises:
-        ValueError: when the file is missing, no checkpoint, or a pickle with objects other than tensors (loading those
-            could run foreign code).
+        ValueError: the file is missing, is not a checkpoint, or is a pickle with objects other than tensors (loading
+            them could run foreign code).
     """
     if not path.is_file():
         raise ValueError(f"There is no file {path}.")
@@ -43,7 +43,7 @@ def read_state_dict(path: Path, remedy: str = _PLAIN) -> dict[str, Tensor]:
         try:
             return load_file(path)
         except SafetensorError as error:
-            raise ValueError(f"{path} is no safetensors file: {error}") from error
+            raise ValueError(f"{path} is not a safetensors file: {error}") from error
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a file that is no checkpoint can fail anywhere in the unpickler
@@ -52,7 +52,7 @@ def read_state_dict(path: Path, remedy: str = _PLAIN) -> dict[str, Tensor]:
             f"refused; {remedy}"
         ) from error
     if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise ValueError(f"{path} holds no state dict (a mapping from names to tensors); {remedy}")
+        raise ValueError(f"{path} is not a state dict (a mapping from names to tensors); {remedy}")
     return dict(loaded)
 
 
@@ -72,18 +72,9 @@ def read_config(paths: Sequence[Path]) -> dict:
         The configuration with its sections.
 
     Raises:
-        ValueError: when a file is missing or no JSON object.
+        ValueError: a file is missing or does not hold a JSON object.
     """
-    sections = []
-    for path in paths:
-        if not path.is_file():
-            raise ValueError(f"There is no file {path}.")
-        try:
-            sections.append(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or brackets without end
-            raise ValueError(f"{path} is no JSON file: {error}") from error
-        if not isinstance(sections[-1], dict):
-            raise ValueError(f"{path} holds no JSON object. Pass the configuration of the checkpoint.")
+    sections = [read_json(path) for path in paths]
     if len(sections) == 1:
         return sections[0]
     if len(sections) == 2:
@@ -97,6 +88,7 @@ def convert_files(
     configs: Sequence[Path],
     output_dir: Path,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    overwrite: bool = False,
 ) -> Path:
     """Convert one checkpoint and save it as a repository that loads with the Auto classes.
 
@@ -104,25 +96,25 @@ def convert_files(
         arch: architecture, for example "gpst".
         weights: see `read_state_dict`.
         configs: see `read_config`.
-        output_dir: folder to write; it must not exist.
+        output_dir: folder to write.
         tokenizer: of the checkpoint; by default the one that its configuration describes, if it does.
+        overwrite: replace an existing folder, when the new one is complete.
 
     Returns:
         The folder.
 
     Raises:
-        ValueError: the folder exists, a file is missing or is something else, or a tensor or a value cannot be
-            accounted for. Nothing is written then.
+        ValueError: the folder exists, a file is missing or of another kind, or a tensor or a value is not accounted
+            for. Nothing is written then.
     """
-    if output_dir.exists():
-        raise ValueError(f"The output folder {output_dir} exists. Choose another one or remove it.")
+    check_target(output_dir, overwrite)
     if arch != "gpst" and len(configs) > 1:
         raise ValueError(f"{len(configs)} configuration files were given; {arch} takes one.")
     config = read_config(configs)
     model = convert_state_dict(arch, read_state_dict(weights, _REMEDIES.get(arch, _PLAIN)), config)
     if tokenizer is None and arch in TOKENIZERS:
         tokenizer = TOKENIZERS[arch](config)
-    return export_model(model, tokenizer, output_dir)
+    return export_model(model, tokenizer, output_dir, overwrite=overwrite)
 
 
 __all__ = ["convert_files", "read_config", "read_state_dict"]

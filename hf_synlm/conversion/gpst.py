@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from hf_synlm.configuration_gpst import GPSTConfig
-from hf_synlm.conversion.rename import clean_state_dict, rename_state_dict
+from hf_synlm.conversion.rename import clean_state_dict, fill_model, rename_state_dict, require
 from hf_synlm.modeling_gpst import GPSTForCausalLM
 
 _PAIR_ENCODERS = {"inside_enc": "composition", "outside_enc": "decomposition"}
@@ -50,7 +50,7 @@ RULES: dict[str, str] = {
 }
 
 
-# Sizes that must stand in the authors' files, and switches of theirs that this model does not have.
+# Sizes that the authors' files must give, and switches of theirs that this model does not have.
 _CHART_SIZES = (
     "hidden_size num_attention_heads intermediate_size encoder_num_hidden_layers decoder_num_hidden_layers const_size "
     "window_size parser_input_dim parser_hidden_dim parser_num_layers parser_nhead reduce_token_id"
@@ -86,24 +86,11 @@ def convert_gpst(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     head, embedding = (renamed.get(name) for name in ("lm_head.weight", "model.embed_tokens.weight"))
     if head is not None and embedding is not None and not head.equal(embedding):
         raise ValueError("classifier.weight differs from embeddings.weight; GPST ties them. Is the file damaged?")
-    for tied in (head, embedding):
-        if tied is not None:
-            renamed["lm_head.weight"] = renamed["model.embed_tokens.weight"] = tied
+    if head is not None or embedding is not None:
+        tied = embedding if head is None else head
+        renamed["lm_head.weight"] = renamed["model.embed_tokens.weight"] = tied
     model = GPSTForCausalLM(config)
-    expected = model.state_dict()
-    missing = sorted(key for key in expected if renamed.get(key) is None)
-    unexpected = sorted(set(renamed) - set(expected))
-    shapes = [
-        f"{key} {tuple(renamed[key].shape)} instead of {tuple(tensor.shape)}"
-        for key, tensor in expected.items()
-        if renamed.get(key) is not None and renamed[key].shape != tensor.shape
-    ]
-    if missing or unexpected or shapes:
-        raise ValueError(
-            f"The checkpoint does not fit its configuration: missing {missing[:9]}, not expected {unexpected[:9]}, "
-            f"other shapes {shapes[:9]}."
-        )
-    model.load_state_dict(renamed)
+    fill_model(model, renamed)
     model.tie_weights()
     return model.eval()
 
@@ -122,14 +109,10 @@ def gpst_config(original_config: Mapping[str, Any], surrogate: bool = True) -> G
         ValueError: when a section or a size is missing, or a switch is on that has no counterpart (the span
             vocabulary experiment, detached surrogates, GPT-2 attention variants).
     """
-    for section in ("r2d2_config", "gpt_config"):
-        if section not in original_config:
-            raise ValueError(f"The original configuration lacks {section!r}; it has {sorted(original_config)}.")
+    require(("r2d2_config", "gpt_config"), original_config, "The original configuration lacks", "Pass both sections.")
     chart, gpt = original_config["r2d2_config"], original_config["gpt_config"]
     for section, values, names in (("r2d2_config", chart, _CHART_SIZES), ("gpt_config", gpt, _GPT_SIZES)):
-        missing = [name for name in names if name not in values]
-        if missing:
-            raise ValueError(f"{section} lacks {missing}. Pass the authors' configuration file of this checkpoint.")
+        require(names, values, f"{section} lacks", "Pass the authors' configuration file of this checkpoint.")
     if (chart.get("ext_vocab_size") or -1) > 0:
         raise ValueError(f"ext_vocab_size {chart['ext_vocab_size']}: the span vocabulary has no counterpart here.")
     for name in _REFUSED:

@@ -7,7 +7,18 @@ import torch
 from torch import Tensor
 
 from hf_synlm.configuration_on_lstm import ONLSTMConfig
-from hf_synlm.conversion.rename import boundary_ids, clean_state_dict, fill_model, rename_state_dict
+from hf_synlm.conversion.rename import (
+    AWD_EXTRACTION,
+    AWD_OPTIONS,
+    boundary_ids,
+    check_sizes,
+    clean_state_dict,
+    count_parts,
+    fill_model,
+    flat_options,
+    rename_state_dict,
+    require,
+)
 from hf_synlm.modeling_on_lstm import ONLSTMForCausalLM
 
 # original name (regular expression) -> name here
@@ -20,25 +31,12 @@ RULES: dict[str, str] = {
 }
 # The authors' options that are fields here.
 _OPTIONS = {
-    "dropoute": "embedding_dropout",
-    "dropouti": "input_dropout",
-    "dropouth": "hidden_dropout",
-    "dropout": "output_dropout",
-    "wdrop": "weight_dropout",
-    "alpha": "activation_regularization",
-    "ar_alpha": "activation_regularization",
-    "beta": "temporal_activation_regularization",
-    "tar_beta": "temporal_activation_regularization",
+    **AWD_OPTIONS,
     "alpha1": "language_model_weight",
     "alpha2": "syntactic_distance_weight",
     "margin": "syntactic_distance_margin",
 }
-# The authors pickle their model as a Python object.
-EXTRACTION = """in a copy of the authors' code, with a file that you trust, run
-    import json, torch
-    model = torch.load("model.pt", map_location="cpu", weights_only=False)[0]
-    torch.save(model.state_dict(), "weights.pt")
-    json.dump(vars(args), open("config.json", "w"))
+EXTRACTION = f"""{AWD_EXTRACTION}
 with the args of the training (chunk_size, wdrop and, of SDLM, l4d, wds, un, alpha1, alpha2, margin are needed), add to
 config.json the "eos_token_id" of their dictionary (that of <eos> or </s>), and pass --weights weights.pt
 --config config.json."""
@@ -63,8 +61,7 @@ def convert_on_lstm(state_dict: Mapping[str, Tensor], original_config: Mapping[s
     Raises:
         ValueError: when a tensor has no place here or is missing, or a value does not fit.
     """
-    section = original_config.get("config")
-    options = {**original_config, **(section if isinstance(section, Mapping) else {})}
+    options = flat_options(original_config, "config")
     tensors = rename_state_dict(clean_state_dict(state_dict), RULES)
     config = on_lstm_config(tensors, options)
     for name in [name for name in tensors if ".split_head." in name]:
@@ -91,24 +88,20 @@ def on_lstm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) ->
         ValueError: when a value is missing or does not fit the tensors.
     """
     needed = ("model.embed_tokens.weight", "lm_head.weight", "lm_head.bias", "model.layers.0.hh.weight")
-    missing = [name for name in needed if name not in tensors]
-    if missing:
-        raise ValueError(f"The checkpoint lacks the tensors that become {missing}. Is it another model?")
-    for name in ("chunk_size", "wdrop"):
-        if name not in options:
-            raise ValueError(f"The configuration has no {name!r}, which no tensor tells. Add it.")
+    require(needed, tensors, "The checkpoint lacks the tensors that become", "Is it another model?")
+    require(
+        ("chunk_size", "wdrop"), options, "The configuration lacks", "They cannot be read off the tensors: add them."
+    )
     vocab_size, width = tensors["model.embed_tokens.weight"].shape
     sizes = {
         "ntoken": vocab_size,
         "ninp": width,
         "nhid": tensors["model.layers.0.hh.weight"].shape[1],
-        "nlayers": len({name.split(".")[2] for name in tensors if name.startswith("model.layers.")}),
+        "nlayers": count_parts(tensors, "model.layers."),
     }
     if sizes["nlayers"] == 1:
         sizes["nhid"] = options.get("nhid", width)  # the only layer is as wide as the embedding
-    for name, value in sizes.items():
-        if options.get(name, value) != value:
-            raise ValueError(f"{name} is {options[name]} in the configuration and {value} in the tensors.")
+    check_sizes(sizes, options)
     return ONLSTMConfig(
         vocab_size=vocab_size,
         embedding_size=width,

@@ -7,7 +7,17 @@ import torch
 from torch import Tensor
 
 from hf_synlm.configuration_palm import PaLMConfig
-from hf_synlm.conversion.rename import boundary_ids, clean_state_dict, fill_model, rename_state_dict
+from hf_synlm.conversion.rename import (
+    AWD_EXTRACTION,
+    AWD_OPTIONS,
+    boundary_ids,
+    check_sizes,
+    clean_state_dict,
+    count_parts,
+    fill_model,
+    flat_options,
+    rename_state_dict,
+)
 from hf_synlm.modeling_palm import PaLMForCausalLM
 
 _ATTENTION = "model.span_context.attention"
@@ -28,25 +38,7 @@ RULES: dict[str, str] = {
 }
 # What only learned scores read.
 _SCORES = [f"{_ATTENTION}.{name}" for name in ("key.weight", "query.weight", "query.bias", "score.weight")]
-# The authors' options that are fields here.
-_OPTIONS = {
-    "dropoute": "embedding_dropout",
-    "dropouti": "input_dropout",
-    "dropouth": "hidden_dropout",
-    "dropout": "output_dropout",
-    "wdrop": "weight_dropout",
-    "alpha": "activation_regularization",
-    "ar_alpha": "activation_regularization",
-    "beta": "temporal_activation_regularization",
-    "tar_beta": "temporal_activation_regularization",
-    "att_lambda": "span_attention_weight",
-}
-# The authors pickle their model as a Python object.
-EXTRACTION = """in a copy of the authors' code, with a file that you trust, run
-    import json, torch
-    model = torch.load("model.pt", map_location="cpu", weights_only=False)[0]
-    torch.save(model.state_dict(), "weights.pt")
-    json.dump(vars(args), open("config.json", "w"))
+EXTRACTION = f"""{AWD_EXTRACTION}
 with the args of the training (max_span_length is needed), add to config.json the "eos_token_id" of their dictionary
 (that of <eos>), and pass --weights weights.pt --config config.json."""
 
@@ -74,10 +66,7 @@ def convert_palm(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     Raises:
         ValueError: when a tensor has no place here or is missing, or a value does not fit.
     """
-    options = {**original_config}
-    for section in ("config", "loss"):
-        if isinstance(original_config.get(section), Mapping):
-            options |= original_config[section]
+    options = flat_options(original_config, "config", "loss")
     tensors = rename_tensors(clean_state_dict(state_dict))
     config = palm_config(tensors, options)
     if not torch.equal(_tensor(tensors, "lm_head.weight"), _tensor(tensors, "model.embed_tokens.weight")):
@@ -105,24 +94,23 @@ def palm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Pa
         ValueError: when a tensor is missing, or a size does not agree.
     """
     vocab_size, embedding_size = _tensor(tensors, "model.embed_tokens.weight").shape
-    layers = {name.split(".")[2] for name in tensors if name.startswith("model.layers.")}
+    num_layers = count_parts(tensors, "model.layers.")
     sizes = {
         "vocab_size": vocab_size,
         "emb_size": embedding_size,
-        "num_layers": len(layers),
+        "num_layers": num_layers,
         "hidden_size": _tensor(tensors, "model.layers.0.weight_hh_l0").shape[1],
     }
-    if len(layers) == 1:  # the only layer is as wide as the embedding
+    if num_layers == 1:  # the only layer is as wide as the embedding
         sizes["hidden_size"] = options.get("hidden_size", options.get("nhid", embedding_size))
     sizes |= {"emsize": sizes["emb_size"], "nlayers": sizes["num_layers"], "nhid": sizes["hidden_size"]}
     span_attention = any(name.startswith("model.span_context.") for name in tensors)
     if span_attention:
         sizes["rrnn_size_per_direction"] = len(_tensor(tensors, f"{_ATTENTION}.input.weight")) // 2
         sizes["attention_mlp_size"] = len(_tensor(tensors, f"{_ATTENTION}.key.weight"))
-    for name, value in sizes.items():
-        if options.get(name, value) != value:
-            raise ValueError(f"{name} is {options[name]} in the configuration and {value} in the tensors.")
-    fields = {field: options[name] for name, field in _OPTIONS.items() if name in options}
+    check_sizes(sizes, options)
+    known = {**AWD_OPTIONS, "att_lambda": "span_attention_weight"}
+    fields = {field: options[name] for name, field in known.items() if name in options}
     if span_attention:
         fields |= {"rrnn_size": sizes["rrnn_size_per_direction"], "attention_size": sizes["attention_mlp_size"]}
         fields["num_spans"] = _num_spans(options)
@@ -132,7 +120,7 @@ def palm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Pa
         vocab_size=vocab_size,
         embedding_size=embedding_size,
         hidden_size=sizes["hidden_size"],
-        num_layers=len(layers),
+        num_layers=num_layers,
         span_attention=span_attention,
         **boundary_ids(options),
         **fields,
@@ -181,9 +169,11 @@ def rename_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _tensor(tensors: Mapping[str, Tensor], name: str) -> Tensor:
     if name not in tensors:
-        raise ValueError(f"The checkpoint lacks what becomes {name}. Is it another model, or is the file damaged?")
+        raise ValueError(
+            f"The checkpoint lacks the tensor that becomes {name}. Is it another model, or is the file damaged?"
+        )
     if tensors[name].dim() != (2 if "weight" in name else 1):
-        raise ValueError(f"What becomes {name} has shape {tuple(tensors[name].shape)}. Is the file damaged?")
+        raise ValueError(f"The tensor that becomes {name} has shape {tuple(tensors[name].shape)}. Is the file damaged?")
     return tensors[name]
 
 

@@ -7,7 +7,16 @@ import torch
 from torch import Tensor
 
 from hf_synlm.configuration_prpn import PRPNConfig
-from hf_synlm.conversion.rename import boundary_ids, clean_state_dict, fill_model, rename_state_dict
+from hf_synlm.conversion.rename import (
+    boundary_ids,
+    check_sizes,
+    clean_state_dict,
+    count_parts,
+    fill_model,
+    flat_options,
+    rename_state_dict,
+    require,
+)
 from hf_synlm.modeling_prpn import PRPNForCausalLM
 
 _BATCH_NORM = r"\.(weight|bias|running_mean|running_var)"
@@ -67,9 +76,7 @@ def convert_prpn(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     """
     counters = {key: value for key, value in state_dict.items() if str(key).endswith(f".{_COUNTER}")}
     state_dict = clean_state_dict({key: value for key, value in state_dict.items() if key not in counters})
-    options = dict(original_config)
-    if isinstance(original_config.get("config"), Mapping):
-        options |= original_config["config"]
+    options = flat_options(original_config, "config")
     tensors = rename_state_dict(state_dict, RULES)
     config = prpn_config(tensors, options)
     for key, value in counters.items():
@@ -98,32 +105,24 @@ def prpn_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PR
     Raises:
         ValueError: when a tensor or a value is missing, or they do not agree.
     """
-    for name in ("nslots", "hard"):
-        if name not in options:
-            raise ValueError(f"The configuration has no {name!r}. Pass nslots and hard, which no tensor tells.")
+    require(("nslots", "hard"), options, "The configuration lacks", "No tensor tells them: add them.")
     needed = ("model.embed_tokens.weight", "model.parser.features.convolution.weight", "lm_head.weight")
-    missing = [name for name in needed if name not in tensors]
-    if missing:
-        raise ValueError(f"The checkpoint lacks the tensors that become {missing}. Is it another model?")
+    require(needed, tensors, "The checkpoint lacks the tensors that become", "Is it another model?")
     embedding, convolution, output = (tensors[name] for name in needed)
     if embedding.dim() != 2 or convolution.dim() != 3:
         raise ValueError(
             f"encoder.weight is {tuple(embedding.shape)} and parser.gate.1.weight {tuple(convolution.shape)}; they "
             "should have two and three axes."
         )
-    layers = {name.split(".")[2] for name in tensors if name.startswith("model.layers.")}
-    blocks = {name.split(".")[3] for name in tensors if name.startswith("model.predictor.blocks.")}
     sizes = {
         "ntoken": embedding.shape[0],
         "ninp": embedding.shape[1],
         "nhid": convolution.shape[0],
-        "nlayers": len(layers),
+        "nlayers": count_parts(tensors, "model.layers."),
         "nlookback": convolution.shape[2] - 1,
-        "res": len(blocks),
+        "res": count_parts(tensors, "model.predictor.blocks."),
     }
-    for name, value in sizes.items():
-        if options.get(name, value) != value:
-            raise ValueError(f"{name} is {options[name]} in the configuration and {value} in the tensors.")
+    check_sizes(sizes, options)
     equal = torch.equal(embedding, output)
     tied = bool(options.get("tie_weights", options.get("tied", equal)))
     if tied and not equal:

@@ -1,7 +1,7 @@
-"""Renaming engine for state dicts: every key of the source is accounted for, or it is an error."""
+"""What the converters share: rename every tensor of a state dict or refuse it, read options, fill a model."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,14 +18,14 @@ def clean_state_dict(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
         The same tensors.
 
     Raises:
-        ValueError: for keys that are no names, and values that are no finite floating-point numbers.
+        ValueError: for keys that are not strings, and values that are not finite floating-point numbers.
     """
     if not all(isinstance(key, str) for key in state_dict):
-        raise ValueError("The keys of a state dict are names; this one has others. Pass the model's state dict.")
+        raise ValueError("The keys of a state dict are names; this one has other keys. Pass the model's state dict.")
     cleaned = {key.removeprefix("module."): tensor for key, tensor in state_dict.items()}
     for key, tensor in cleaned.items():
         if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
-            raise ValueError(f"{key} holds values that are no finite floating-point numbers. Is the file damaged?")
+            raise ValueError(f"{key} holds values that are not finite floating-point numbers. Is the file damaged?")
     return cleaned
 
 
@@ -62,15 +62,97 @@ def rename_state_dict(state_dict: Mapping[str, Tensor], rules: Mapping[str, str]
     return renamed
 
 
+# Options of AWD-LSTM, which PaLM and ON-LSTM are built on, and their fields here.
+AWD_OPTIONS = {
+    "dropoute": "embedding_dropout",
+    "dropouti": "input_dropout",
+    "dropouth": "hidden_dropout",
+    "dropout": "output_dropout",
+    "wdrop": "weight_dropout",
+    "alpha": "activation_regularization",
+    "ar_alpha": "activation_regularization",
+    "beta": "temporal_activation_regularization",
+    "tar_beta": "temporal_activation_regularization",
+}
+# How to take the tensors out of the pickles of AWD-LSTM's descendants; what to add to config.json differs.
+AWD_EXTRACTION = """in a copy of the authors' code, with a file that you trust, run
+    import json, torch
+    model = torch.load("model.pt", map_location="cpu", weights_only=False)[0]
+    torch.save(model.state_dict(), "weights.pt")
+    json.dump(vars(args), open("config.json", "w"))"""
+
+
+def flat_options(original_config: Mapping[str, Any], *sections: str) -> dict[str, Any]:
+    """Options of a configuration, with those in its sections put at the top.
+
+    Args:
+        original_config: options by name.
+        *sections: names of sections, which may be absent.
+
+    Returns:
+        The options; a section counts more than the top.
+    """
+    options = dict(original_config)
+    for section in sections:
+        if isinstance(original_config.get(section), Mapping):
+            options |= original_config[section]
+    return options
+
+
+def require(names: Iterable[str], given: Container[str], what: str, remedy: str) -> None:
+    """Refuse a checkpoint or a configuration that lacks something.
+
+    Args:
+        names: what must be there.
+        given: what is there.
+        what: beginning of the message, which the missing names follow.
+        remedy: end of the message.
+
+    Raises:
+        ValueError: names are missing.
+    """
+    missing = [name for name in names if name not in given]
+    if missing:
+        raise ValueError(f"{what} {missing}. {remedy}")
+
+
+def check_sizes(sizes: Mapping[str, int], options: Mapping[str, Any]) -> None:
+    """Refuse a configuration whose sizes are not those of the tensors.
+
+    Args:
+        sizes: of the tensors, by the names of the authors' options.
+        options: the authors' options; sizes may be absent.
+
+    Raises:
+        ValueError: a size differs.
+    """
+    for name, value in sizes.items():
+        if options.get(name, value) != value:
+            raise ValueError(f"{name} is {options[name]} in the configuration and {value} in the tensors.")
+
+
+def count_parts(tensors: Iterable[str], prefix: str) -> int:
+    """Number of layers or blocks, from names such as "model.layers.3.weight".
+
+    Args:
+        tensors: their names.
+        prefix: what comes before the number, such as "model.layers.".
+
+    Returns:
+        How many different numbers follow the prefix.
+    """
+    return len({name.removeprefix(prefix).partition(".")[0] for name in tensors if name.startswith(prefix)})
+
+
 def boundary_ids(options: Mapping[str, Any]) -> dict[str, int | None]:
-    """Token ids of the boundary of sentences, which no tensor tells.
+    """Token ids of the beginning and end of sentences, which cannot be read off the tensors.
 
     Args:
         options: `eos_token_id`, and `bos_token_id` where it is another one.
 
     Returns:
-        Both, for the configuration; None where they are not given, so that nothing that needs them (`parse`) takes some
-        word for the boundary.
+        Both, for the configuration; None where they are not given, so that `parse` takes no ordinary word for the
+        boundary.
     """
     end = options.get("eos_token_id")
     return {"bos_token_id": options.get("bos_token_id", end), "eos_token_id": end}

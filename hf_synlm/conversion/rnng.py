@@ -9,7 +9,15 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from hf_synlm.configuration_rnng import RNNGConfig
-from hf_synlm.conversion.rename import clean_state_dict, rename_state_dict
+from hf_synlm.conversion.rename import (
+    check_sizes,
+    clean_state_dict,
+    count_parts,
+    fill_model,
+    flat_options,
+    rename_state_dict,
+    require,
+)
 from hf_synlm.data.vocabulary import (
     BEGIN_TOKEN,
     END_TOKEN,
@@ -78,7 +86,7 @@ def convert_rnng(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     Raises:
         ValueError: for keys of other classes, damaged or missing values, or sizes that do not fit.
     """
-    state_dict, original_config = clean_state_dict(state_dict), _flat(original_config)
+    state_dict, original_config = clean_state_dict(state_dict), flat_options(original_config, "config")
     old = [key for key in state_dict if key.startswith(_OLD_CLASSES)]
     if old:
         raise ValueError(
@@ -89,7 +97,6 @@ def convert_rnng(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     config = rnng_config(tensors, original_config)
     if not torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"]):
         raise ValueError("emb.0.weight and vocab_mlp.weight differ; the authors' models tie them.")
-    del tensors["lm_head.weight"]
     tensors["model.initial_element"] = tensors["model.initial_element"].squeeze(0)
     for name in _LABEL_TABLES:
         if config.in_order and name in tensors and len(tensors[name]) == len(original_config["nonterminals"]) + 1:
@@ -98,16 +105,7 @@ def convert_rnng(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     model = RNNGForCausalLM(config).to(tensors["action_head.weight"].dtype)
     if config.subwords:
         tensors["model.word_final"] = _word_final(original_config.get("vocabulary"), config.vocab_size)
-    expected = {name: value.shape for name, value in model.state_dict().items() if name != "lm_head.weight"}
-    for name in sorted(set(expected) | set(tensors)):
-        found, wanted = tensors.get(name), expected.get(name)
-        if found is None or wanted is None or found.shape != wanted:
-            given = "missing" if found is None else tuple(found.shape)
-            raise ValueError(
-                f"{name} is {given} in the checkpoint and should be {None if wanted is None else tuple(wanted)}. "
-                "Is it the configuration of this checkpoint?"
-            )
-    model.load_state_dict(tensors, strict=False)
+    fill_model(model, tensors)
     return model.eval()
 
 
@@ -122,9 +120,9 @@ def rnng_tokenizer(original_config: Mapping[str, Any]) -> PreTrainedTokenizerFas
         the sentencepiece model that belongs to the checkpoint.
 
     Raises:
-        ValueError: for an unknown `unkmethod`, and vocabularies that are none.
+        ValueError: for an unknown `unkmethod`, and for invalid vocabularies.
     """
-    original_config = _flat(original_config)
+    original_config = flat_options(original_config, "config")
     if "vocabulary" not in original_config or original_config.get("subword"):
         return None
     method = original_config.get("unkmethod", "unk")
@@ -139,12 +137,6 @@ def rnng_tokenizer(original_config: Mapping[str, Any]) -> PreTrainedTokenizerFas
         lowercase=bool(original_config.get("lowercase", False)),
         replace_numbers=bool(original_config.get("replace_num", False)),
     )
-
-
-def _flat(original_config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration without its section."""
-    section = original_config.get("config")
-    return {**original_config, **section} if isinstance(section, Mapping) else original_config
 
 
 def _word_final(vocabulary: Sequence[str] | None, vocab_size: int) -> Tensor:
@@ -176,32 +168,26 @@ def rnng_config(tensors: Mapping[str, Tensor], original_config: Mapping[str, Any
     Raises:
         ValueError: when a value is missing or does not fit the tensors.
     """
-    for name in ("strategy", "composition", "nonterminals"):
-        if name not in original_config:
-            raise ValueError(f"The configuration has no {name!r}. Pass strategy, composition and nonterminals.")
+    require(("strategy", "composition", "nonterminals"), original_config, "The configuration lacks", "Add them.")
     needed = ("model.embed_tokens.weight", "lm_head.weight", "model.output.weight", "action_head.weight")
-    missing = [name for name in (*needed, "model.initial_element") if name not in tensors]
-    if missing:
-        raise ValueError(f"The checkpoint lacks the tensors that become {missing}. Is it another model?")
+    missing = "The checkpoint lacks the tensors that become"
+    require((*needed, "model.initial_element"), tensors, missing, "Is it another model?")
     for name in needed:
         if tensors[name].dim() != 2:
             raise ValueError(f"The tensor that becomes {name} has shape {tuple(tensors[name].shape)}, not two axes.")
     vocab_size, width = tensors["model.embed_tokens.weight"].shape
-    layers = {name.split(".")[3] for name in tensors if name.startswith("model.stack_lstm.cells.")}
     sizes = {
         "vocab_size": vocab_size,
         "w_dim": width,
         "h_dim": tensors["model.output.weight"].shape[1],
-        "num_layers": len(layers),
+        "num_layers": count_parts(tensors, "model.stack_lstm.cells."),
     }
-    for name, value in sizes.items():
-        if original_config.get(name, value) != value:
-            raise ValueError(f"{name} is {original_config[name]} in the configuration and {value} in the tensors.")
+    check_sizes(sizes, original_config)
     return RNNGConfig(
         vocab_size=vocab_size,
         embedding_size=width,
         hidden_size=sizes["h_dim"],
-        num_layers=len(layers),
+        num_layers=sizes["num_layers"],
         dropout=original_config.get("dropout", 0.3),
         transition_system=original_config["strategy"],
         composition=original_config["composition"],

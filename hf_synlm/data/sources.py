@@ -20,7 +20,7 @@ import pyarrow.parquet
 
 from hf_synlm.data.shards import HINT
 from hf_synlm.data.treebank import count_tags, read_treebank
-from hf_synlm.evaluation.parsing_conventions import check_tags, keep_by_tag
+from hf_synlm.evaluation.parsing import check_tags, keep_by_tag
 
 LINE_LIMIT = 1 << 20  # bytes of a line; longer ones are cut
 HASHED_BYTES = 1 << 26  # files up to this size are identified by their content, larger ones by size and time

@@ -22,7 +22,7 @@ from hf_synlm.data.text import PathLike
 from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files
 from hf_synlm.evaluation.scoring import TextScorer
 from hf_synlm.evaluation.surprisal import NATS
-from hf_synlm.evaluation.text_items import file_format, need_columns, read_table
+from hf_synlm.evaluation.text_items import file_format, find_files, need_columns, read_table
 from hf_synlm.evaluation.words import encode_sentences
 
 
@@ -91,7 +91,7 @@ def first_pairs(pairs: Sequence[MinimalPair], limit: int | None) -> list[Minimal
 
     Args:
         pairs: the pairs.
-        limit: so many of each group; None = all.
+        limit: number of pairs taken from each group; None = all.
 
     Returns:
         The pairs that are left, in order.
@@ -117,22 +117,15 @@ def find_blimp(place: PathLike, paradigms: Sequence[str] = ()) -> list[Path]:
         The files in alphabetical order.
 
     Raises:
-        ValueError: the place does not exist, or there is no such paradigm, or none at all.
+        ValueError: the place or a paradigm does not exist, or the folder has no paradigms.
     """
-    place = Path(place)
-    if not place.exists():
-        raise ValueError(f"{place} does not exist: name the folder of BLiMP's .jsonl files, or one of them")
-    found = {file.stem: file for file in ([place] if place.is_file() else sorted(place.glob("*.jsonl")))}
-    if not found:
-        raise ValueError(f"{place} holds no paradigms (.jsonl files): get them from alexwarstadt/blimp, folder data")
-    unknown = [name for name in paradigms if name not in found]
-    if unknown:
-        raise ValueError(f"no paradigm {', '.join(unknown)} in {place}: there are {', '.join(found)}")
-    return [found[name] for name in sorted(paradigms or found)]
+    return find_files(place, ".jsonl", paradigms, "paradigm", "alexwarstadt/blimp, folder data")
 
 
 def read_blimp(path: PathLike) -> list[MinimalPair]:
-    """Pairs of one file of BLiMP, by `UID` and `linguistics_term`; s-selection is argument structure, as in the paper.
+    """Pairs of one file of BLiMP, grouped by `UID` and `linguistics_term`.
+
+    As in the paper, s-selection counts as argument structure.
 
     Args:
         path: the .jsonl file.
@@ -193,7 +186,7 @@ def evaluate_pairs(
     data: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> EvaluationResult:
-    """Share of the pairs of which the good sentence is more probable.
+    """Share of the pairs whose good sentence is more probable.
 
     Args:
         scorer: the model.
@@ -272,7 +265,7 @@ def evaluate_blimp(
     Args:
         scorer: the model.
         paths: files of paradigms.
-        limit: take the first so many pairs of each paradigm; None = all.
+        limit: number of pairs taken from each paradigm; None = all.
         end: count the end of the sentences.
         options: further options for the result, such as the seed.
 

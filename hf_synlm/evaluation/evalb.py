@@ -5,9 +5,9 @@ F1 = 2 m / (g + t). Brackets match that have the same words under them and label
 (the root, traces, punctuation) and which labels are equal is in `EvalbParameters`; the defaults are COLLINS.prm, by
 which F1 on the Penn Treebank is reported.
 
-Three habits of EVALB to know: a sentence without a prediction is left out, not counted as wrong; a sentence whose words
-differ from the gold ones is left out, too; and words are deleted by their tag, each side by its own tags, so that
-predictions should carry the gold tags (here they do unless others are given).
+Three habits of EVALB: a sentence without a prediction is left out, not counted as wrong. A sentence whose words differ
+from the gold words is left out, too. Words are deleted by their tag, each side by its own tags, so predictions should
+carry the gold tags (here they do unless others are given).
 
 Source: evalb.c of EVALB 20080701 (public domain).
 """
@@ -16,6 +16,7 @@ import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, compress
 from typing import Literal
 
 from hf_synlm.data.text import PathLike, read_lines
@@ -60,7 +61,7 @@ class EvalbSentence:
         crossing: number of predicted brackets that cross a gold one.
         words: number of words left after deletion.
         correct_tags: number of these whose predicted tag is right.
-        reason: what is wrong with an "error" sentence.
+        reason: why the sentence is an "error".
     """
 
     status: Status
@@ -126,8 +127,7 @@ class EvalbSummary:
         """
         sentences = list(sentences)
         valid = [sentence for sentence in sentences if sentence.status == "valid"]
-        matched, gold = sum(s.matched for s in valid), sum(s.gold for s in valid)
-        test, words = sum(s.test for s in valid), sum(s.words for s in valid)
+        matched, gold, test, crossing, words, tags = _totals(sentences)
         return cls(
             name=name,
             num_sentences=len(sentences),
@@ -138,10 +138,10 @@ class EvalbSummary:
             precision=_ratio(matched, test),
             f1=_ratio(2 * matched, gold + test),
             complete_match=_ratio(sum(s.is_complete for s in valid), len(valid)),
-            average_crossing=_ratio(sum(s.crossing for s in valid), len(valid)),
+            average_crossing=_ratio(crossing, len(valid)),
             no_crossing=_ratio(sum(s.crossing == 0 for s in valid), len(valid)),
             two_or_less_crossing=_ratio(sum(s.crossing <= 2 for s in valid), len(valid)),
-            tagging_accuracy=_ratio(sum(s.correct_tags for s in valid), words),
+            tagging_accuracy=_ratio(tags, words),
         )
 
     def __str__(self) -> str:
@@ -199,9 +199,7 @@ class EvalbScores:
     def report(self) -> str:
         """EVALB's whole output: a line per sentence, the totals, the summary."""
         lines = [_row(number, sentence) for number, sentence in enumerate(self.sentences, start=1)]
-        valid = [sentence for sentence in self.sentences if sentence.status == "valid"]
-        names = ("matched", "gold", "test", "crossing", "words", "correct_tags")
-        matched, gold, test, crossing, words, tags = (sum(getattr(s, name) for s in valid) for name in names)
+        matched, gold, test, crossing, words, tags = _totals(self.sentences)
         total = (
             f"                {100 * self.recall:6.2f} {100 * self.precision:6.2f} {matched:6d} {gold:5d} {test:5d}  "
             f"{crossing:5d}  {words:5d} {tags:5d}   {100 * self.overall.tagging_accuracy:6.2f}"
@@ -219,6 +217,13 @@ def _row(number: int, sentence: EvalbSentence) -> str:
     )
 
 
+def _totals(sentences: Iterable[EvalbSentence]) -> tuple[int, ...]:
+    """Matched, gold, test and crossing brackets, words and correct tags of the valid sentences."""
+    valid = [sentence for sentence in sentences if sentence.status == "valid"]
+    names = ("matched", "gold", "test", "crossing", "words", "correct_tags")
+    return tuple(sum(getattr(sentence, name) for sentence in valid) for name in names)
+
+
 def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
@@ -234,7 +239,7 @@ def labeled_f1(
     Args:
         predicted: per sentence (labels, spans): one label per half-open span over the gold words, in post-order, unary
             chains as repeated spans (see `word_brackets` for trees over word pieces). Or a tree with words and tags of
-            its own. None stands for a sentence that got no parse: like EVALB, it is left out of all scores and counted
+            its own. None = the sentence has no parse: like in EVALB, it is left out of all scores and counted
             in `num_skipped`; give ([], []) to have its gold brackets counted as missed.
         gold: the gold trees.
         parameters: what to count; the default is COLLINS.prm.
@@ -316,23 +321,17 @@ def score_sentence(test: EvalbTree, gold: EvalbTree, parameters: EvalbParameters
         The counts.
     """
     length = sum(tag not in parameters.delete_labels_for_length for tag in gold.tags)
-    sides = {"gold": gold, "test": test}
-    kept = {name: [tag not in parameters.delete_labels for tag in tree.tags] for name, tree in sides.items()}
-    if not any(kept["test"]):
+    gold_kept, test_kept = ([tag not in parameters.delete_labels for tag in tree.tags] for tree in (gold, test))
+    if not any(test_kept):
         return EvalbSentence("skipped", length)
-    if sum(kept["gold"]) != sum(kept["test"]):
-        _keep_confused_quotes(sides, kept, parameters)
-    words, tags = (
-        {
-            name: [x for x, keep in zip(getattr(tree, part), kept[name], strict=True) if keep]
-            for name, tree in sides.items()
-        }
-        for part in ("words", "tags")
-    )
-    reason = _difference(words["gold"], words["test"], parameters)
+    if sum(gold_kept) != sum(test_kept):
+        _keep_confused_quotes(gold, gold_kept, test, test_kept, parameters)
+    words = list(compress(gold.words, gold_kept))
+    reason = _difference(words, list(compress(test.words, test_kept)), parameters)
     if reason:
         return EvalbSentence("error", length, reason=reason)
-    gold_brackets, test_brackets = (_counted_brackets(tree, kept[name], parameters) for name, tree in sides.items())
+    gold_brackets = _counted_brackets(gold, gold_kept, parameters)
+    test_brackets = _counted_brackets(test, test_kept, parameters)
     return EvalbSentence(
         "valid",
         length,
@@ -340,8 +339,8 @@ def score_sentence(test: EvalbTree, gold: EvalbTree, parameters: EvalbParameters
         gold=len(gold_brackets),
         test=len(test_brackets),
         crossing=sum(any(_cross(mine, other) for other in gold_brackets) for mine in test_brackets),
-        words=len(words["gold"]),
-        correct_tags=sum(map(parameters.same_label, tags["gold"], tags["test"])),
+        words=len(words),
+        correct_tags=sum(map(parameters.same_label, compress(gold.tags, gold_kept), compress(test.tags, test_kept))),
     )
 
 
@@ -356,39 +355,32 @@ def _difference(gold: Sequence[str], test: Sequence[str], parameters: EvalbParam
 
 
 def _keep_confused_quotes(
-    sides: dict[str, EvalbTree], kept: dict[str, list[bool]], parameters: EvalbParameters
+    gold: EvalbTree, gold_kept: list[bool], test: EvalbTree, test_kept: list[bool], parameters: EvalbParameters
 ) -> None:
     """Keep a quotation mark whose tags differ between the sides, if only one side would delete it."""
-    marks = {}
-    for name, tree in sides.items():
-        positions = [
-            position
-            for position, (word, tag) in enumerate(zip(tree.words, tree.tags, strict=True))
-            if word in _QUOTES and tag in parameters.quote_labels
-        ]
-        marks[name] = positions
-    for mine in marks["test"]:
-        # The place among the words kept so far says which marks of the two sides are the same one.
-        place = sum(kept["test"][:mine])
-        for other in marks["gold"]:
-            if sum(kept["gold"][:other]) != place or sides["test"].tags[mine] == sides["gold"].tags[other]:
-                continue
-            if kept["test"][mine] != kept["gold"][other]:
-                kept["test"][mine] = kept["gold"][other] = True
+
+    def quotes(tree: EvalbTree) -> list[int]:
+        pairs = enumerate(zip(tree.words, tree.tags, strict=True))
+        return [place for place, (word, tag) in pairs if word in _QUOTES and tag in parameters.quote_labels]
+
+    for mine in quotes(test):
+        # Two marks are the same one if the same number of words before them is kept.
+        num_before = sum(test_kept[:mine])
+        for other in quotes(gold):
+            is_same = sum(gold_kept[:other]) == num_before and test.tags[mine] != gold.tags[other]
+            if is_same and test_kept[mine] != gold_kept[other]:
+                test_kept[mine] = gold_kept[other] = True
                 break
 
 
 def _counted_brackets(tree: EvalbTree, kept: Sequence[bool], parameters: EvalbParameters) -> list[Bracket]:
     """Brackets over the words kept, labels cut; without deleted labels and empty brackets."""
-    before = [0]
-    for keep in kept:
-        before.append(before[-1] + keep)
+    before = list(accumulate(kept, initial=0))
     counted = []
     for label, i, j in tree.brackets:
         bare = _LABEL_END.split(label, maxsplit=1)[0]
-        if before[i] < before[j] and not any(
-            parameters.same_label(bare, deleted) for deleted in parameters.delete_labels
-        ):
+        is_deleted = any(parameters.same_label(bare, deleted) for deleted in parameters.delete_labels)
+        if before[i] < before[j] and not is_deleted:
             counted.append((bare, before[i], before[j]))
     return counted
 

@@ -1,6 +1,6 @@
-"""Text that a model writes, with its tree: prompts in, continuations out, for every causal language model.
+"""Continue prompts with any causal language model; models of this library also give the tree of the text.
 
-The models of this library give the tree of the whole text, prompt included, over tokens; other models give text only.
+The tree covers the whole text, prompt included, over tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +13,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
+from hf_synlm.module_tools import evaluation_mode
 
 
 @dataclass(frozen=True)
@@ -37,17 +38,11 @@ class GeneratedText:
 
     def to_dict(self) -> dict[str, Any]:
         """The continuation as plain data for JSON."""
-        tree = self.tree.to_dict()["trees"]
+        tree: dict[str, Any] = next(iter(self.tree.to_dict()["trees"]), {})
         return {
-            "prompt": self.prompt,
-            "text": self.text,
-            "num_new_tokens": self.num_new_tokens,
-            "ended": self.ended,
-            "score": self.score,
+            **{name: getattr(self, name) for name in ("prompt", "text", "num_new_tokens", "ended", "score")},
             "tokens": list(self.tree.words),
-            "brackets": tree[0]["brackets"] if tree else None,
-            "spans": tree[0]["spans"] if tree else None,
-            "labels": tree[0]["labels"] if tree else None,
+            **{name: tree.get(name) for name in ("brackets", "spans", "labels")},
         }
 
 
@@ -64,7 +59,7 @@ def generate_texts(
     """Continue prompts by `model.generate`.
 
     Args:
-        model: a causal language model of transformers; it is left in the mode that it is in.
+        model: a causal language model of transformers; its training or evaluation mode is restored.
         tokenizer: its tokenizer.
         prompts: texts to continue; an empty one begins a new text.
         batch_size: prompts per call.
@@ -76,19 +71,15 @@ def generate_texts(
 
     Raises:
         ValueError: an option that the model does not have or that does not fit, an empty prompt for a model without a
-            begin token, or a prompt that is too long with its continuation; nothing is generated then.
+            begin token, or a prompt that is too long with its continuation. Nothing is generated then.
     """
-    training = model.training
-    model.eval()
     rows = [_prompt_ids(model, tokenizer, prompt) for prompt in prompts]
     _check_lengths(model, rows, options.get("max_new_tokens") or 0)
     found: list[GeneratedText] = []
-    try:
+    with evaluation_mode(model):
         for start in tqdm(range(0, len(rows), batch_size), desc=progress, unit="batch", disable=progress is None):
             part = slice(start, start + batch_size)
             found += _continue(model, tokenizer, prompts[part], rows[part], options)
-    finally:
-        model.train(training)
     return found
 
 

@@ -24,7 +24,7 @@ class TextTask:
         metrics: keys of `METRICS` that are reported.
         main_metrics: those whose mean chooses the best model, the one of the paper's table.
         validation_splits: name of the part -> split of the data set.
-        target_range: smallest and largest target of a regression, if there are such.
+        target_range: smallest and largest target of a regression, if the task has them.
     """
 
     name: str
@@ -72,7 +72,7 @@ GLUE_TASKS: dict[str, TextTask] = {task.name: task for task in _TASKS}
 
 def _correlation(measure: Callable[..., Any]) -> Callable[[np.ndarray, np.ndarray], float]:
     def score(labels: np.ndarray, predictions: np.ndarray) -> float:
-        # A constant has no correlation. It counts as 0, so that a run can go on from there.
+        # The correlation with a constant is undefined. It counts as 0, so that a run can continue.
         if np.ptp(labels) == 0 or np.ptp(predictions) == 0:
             return 0.0
         return float(measure(labels, predictions))
@@ -100,7 +100,7 @@ def glue_task(name: str) -> TextTask:
         The task.
 
     Raises:
-        ValueError: when there is no such task.
+        ValueError: the task is unknown.
     """
     key = name.lower().replace("-", "").replace("_", "")
     if key not in GLUE_TASKS:

@@ -3,7 +3,7 @@
     python -m hf_synlm.evaluation.lm_harness run --model hf-synlm \
         --model_args pretrained=runs/gpst_tiny/model,num_beams=100 --tasks blimp --batch_size 16
 
-is lm-eval's command with this model known to it. lm-eval's own `--model hf` reads `forward(...).logits` of a GPST or
+is lm-eval's command with this model registered. lm-eval's own `--model hf` reads `forward(...).logits` of a GPST or
 RNNG (the estimator "stepwise", at the model's `scoring_num_beams`); here the default is "beam_marginal", which is what
 papers report, needs no distribution over the vocabulary, and scores equal sentences once. Other models are scored as
 by `hf`.
@@ -40,8 +40,8 @@ class SyntacticLM(HFLM):
         num_beams: derivations kept after a word; None = the model's `scoring_num_beams`.
         action_beam_size: derivations kept after an action (RNNG).
         fast_track_size: derivations moved on to the next word (RNNG).
-        greedy: also find out whether continuations are the most probable ones, by one more search. Without, lm-eval
-            is told that they are not; only tasks with exact matches (such as lambada) ask.
+        greedy: also check whether continuations are the most probable ones, by one more search. Without it, they are
+            reported as not greedy; only tasks with exact matches (such as lambada) use this.
         **options: of lm-eval's `hf`.
     """
 

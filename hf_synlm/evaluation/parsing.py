@@ -1,47 +1,269 @@
-"""Unlabeled parsing F1 of constituency trees, with the conventions of the literature as arguments.
+"""Unlabeled parsing F1 of constituency trees, with the conventions of the literature as named presets.
 
-Published numbers differ by more than ten points through convention alone, so every score carries its convention
-(`hf_synlm.evaluation.parsing_conventions`), and printing it shows the four common variants side by side.
+Published numbers differ by more than ten points through convention alone: mean over sentences or pooled counts, with or
+without the span of the whole sentence, with or without one-word sentences, punctuation kept or not. So every part of a
+convention is an argument, every score carries its convention, and printing it shows the four common variants side by
+side. The conventions of the program EVALB are in `hf_synlm.evaluation.evalb`.
 
 Notation: P = precision, R = recall, F1 = 2PR / (P + R), all in 0..1 (printed as percent); n = tokens of a sentence.
 """
 
 import dataclasses
+import logging
 import random
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Literal, get_args
 
+from hf_synlm.data.treebank import PUNCTUATION_TAGS, SYMBOL_TAGS, WORD_TAGS
 from hf_synlm.evaluation.baseline_trees import balanced, left_branching, random_tree
-from hf_synlm.evaluation.parsing_conventions import (
-    CONVENTIONS,
-    ParsingConvention,
-    check_spans,
-    drop_tokens,
-    keep_by_tag,
-    keep_by_word,
-    keep_words,
-    resolve_convention,
-)
 from hf_synlm.trees import Span, binarize, right_branching, spans_to_tree, tree_to_spans
 
-__all__ = [
-    "CONVENTIONS",
-    "ParsingConvention",
-    "ParsingScores",
-    "apply_keep",
-    "binarized_gold",
-    "branching_baselines",
-    "counted_spans",
-    "drop_tokens",
-    "keep_by_tag",
-    "keep_by_word",
-    "keep_words",
-    "resolve_convention",
-    "unlabeled_f1",
-]
+logger = logging.getLogger(__name__)
+
+# Without the single ', which in treebanks is a possessive as often as a quotation mark.
+PUNCTUATION_WORDS = frozenset(
+    ". , : ; ? ! - -- --- ... .. ` `` '' \" “ ” ‘ – — … ( ) [ ] { } -LRB- -RRB- -LSB- -RSB- -LCB- -RCB-".split()
+)
+Punctuation = Literal["tag", "form"]
 
 
+@dataclasses.dataclass(frozen=True)
+class ParsingConvention:
+    """How spans are counted; start from a preset of `CONVENTIONS` and change single fields by `dataclasses.replace`.
+
+    Attributes:
+        name: how the convention is called in output.
+        level: which F1 is the published number: "sentence", the mean of the sentences' F1, or "corpus", of the counts
+            pooled over all sentences. Both are always computed.
+        sentence_span: the span (0, n): "drop" it on both sides, or "count" it on both sides, listed or not.
+        min_width: narrower spans are not counted; 2 leaves single tokens out.
+        duplicates: "set" counts a span once, "multiset" counts every copy (unary chains).
+        min_length: shorter sentences are left out; 1 keeps all, 2 skips one-word sentences, 3 also two-word ones.
+        max_length: longer sentences are left out; None keeps all.
+        empty_gold: a sentence without gold spans (under this convention) has recall 1, and precision 1 too if nothing
+            is predicted ("recall_one"); or is left out ("skip"); or has F1 0 ("zero").
+        epsilon: added to the denominators of a sentence's P, R and F1; corpus F1 has none.
+    """
+
+    name: str
+    level: Literal["sentence", "corpus"] = "sentence"
+    sentence_span: Literal["drop", "count"] = "drop"
+    min_width: int = 2
+    duplicates: Literal["set", "multiset"] = "set"
+    min_length: int = 1
+    max_length: int | None = None
+    empty_gold: Literal["recall_one", "skip", "zero"] = "recall_one"
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            allowed, value = get_args(field.type), getattr(self, field.name)
+            if field.name in ("level", "sentence_span", "duplicates", "empty_gold") and value not in allowed:
+                raise ValueError(f"{field.name} is {value!r}: choose one of {', '.join(map(repr, allowed))}")
+        if self.min_width < 1 or self.min_length < 1:
+            raise ValueError(f"min_width {self.min_width} and min_length {self.min_length} must be at least 1")
+        if self.max_length is not None and self.max_length < self.min_length:
+            raise ValueError(f"max_length {self.max_length} is below min_length {self.min_length}: no sentence is left")
+        if self.epsilon < 0:
+            raise ValueError(f"epsilon is {self.epsilon}: it must not be negative")
+
+    def scores_length(self, num_tokens: int) -> bool:
+        """Whether sentences of this length are scored."""
+        return self.min_length <= num_tokens and (self.max_length is None or num_tokens <= self.max_length)
+
+    def describe(self) -> str:
+        """Say in one line what is counted."""
+        longest = "" if self.max_length is None else f" to {self.max_length}"
+        empty = {"recall_one": "have recall 1", "skip": "are left out", "zero": "have F1 0"}[self.empty_gold]
+        return (
+            f"{self.name}: {self.level} F1, whole-sentence span "
+            f"{'dropped' if self.sentence_span == 'drop' else 'counted'}, "
+            f"spans of at least {self.min_width} token(s) as {self.duplicates}s, "
+            f"sentences of {self.min_length}{longest or ' or more'} token(s), "
+            f"sentences without gold spans {empty}, epsilon {self.epsilon:g}"
+        )
+
+
+# gpst: the scorer of ant-research/StructuredLM_RTDT. prpn and on-lstm: the scorers of yikangshen/PRPN (WSJ10, up to 10
+# words) and yikangshen/Ordered-Neurons, both for trees over the words alone (see `keep_by_tag`). The three count alike.
+# compound-pcfg: compare_trees.py of harvardnlp/compound-pcfg, whose input has no one-word sentences (its eval.py leaves
+# sentences without gold spans out of the mean: empty_gold="skip"); compound-pcfg-corpus: the other number it prints.
+# palm: the script of an early commit of Noahs-ARK/PaLM; Table 3 of the paper (right branching 40.7) fits its corpus F1
+# (level="corpus") or sentence F1 without the whole sentence better than the mean that the script returns.
+CONVENTIONS = {
+    convention.name: convention
+    for convention in (
+        ParsingConvention("gpst"),
+        ParsingConvention("prpn", max_length=10),
+        ParsingConvention("on-lstm"),
+        ParsingConvention("compound-pcfg", min_length=2),
+        ParsingConvention("compound-pcfg-corpus", level="corpus", min_length=2),
+        ParsingConvention("palm", sentence_span="count", max_length=40),
+    )
+}
+
+
+def resolve_convention(convention: str | ParsingConvention, **changes: Any) -> ParsingConvention:
+    """Look up a convention by name and change single fields of it.
+
+    Args:
+        convention: a key of `CONVENTIONS`, or a convention.
+        **changes: fields of `ParsingConvention` to replace, e.g. `max_length=40`.
+
+    Returns:
+        The convention; its name lists the changes.
+
+    Raises:
+        ValueError: unknown name, field or value.
+    """
+    if isinstance(convention, str):
+        if convention not in CONVENTIONS:
+            raise ValueError(f"there is no convention {convention!r}: choose one of {', '.join(CONVENTIONS)}")
+        convention = CONVENTIONS[convention]
+    fields = {field.name for field in dataclasses.fields(ParsingConvention)} - {"name"}
+    for name in changes:
+        if name not in fields:
+            raise ValueError(f"a parsing convention has no field {name!r}: choose among {', '.join(sorted(fields))}")
+    changed = {name: value for name, value in changes.items() if value != getattr(convention, name)}
+    if not changed:
+        return convention
+    listed = ", ".join(f"{name}={value}" for name, value in changed.items())
+    return dataclasses.replace(convention, name=f"{convention.name} with {listed}", **changed)
+
+
+def keep_by_tag(tags: Sequence[str], kept_tags: Collection[str] = WORD_TAGS) -> list[bool]:
+    """Mark the tokens whose part-of-speech tag is in a white list; the default drops punctuation, $ and #.
+
+    Args:
+        tags: one tag per token.
+        kept_tags: tags of the tokens to keep.
+
+    Returns:
+        One bool per token, True = keep.
+    """
+    return [tag in kept_tags for tag in tags]
+
+
+def keep_by_word(words: Sequence[str], dropped_words: Collection[str] = PUNCTUATION_WORDS) -> list[bool]:
+    """Mark the tokens that are not punctuation by their form, for text without tags.
+
+    Args:
+        words: the tokens.
+        dropped_words: the forms to drop.
+
+    Returns:
+        One bool per token, True = keep.
+    """
+    return [word not in dropped_words for word in words]
+
+
+def keep_words(words: Sequence[str], tags: Sequence[str], punctuation: Punctuation) -> list[bool]:
+    """Mark the tokens that are not punctuation.
+
+    Args:
+        words: the tokens.
+        tags: one tag per token.
+        punctuation: how to recognize it: by "tag" (`keep_by_tag`) or "form" (`keep_by_word`).
+
+    Returns:
+        One bool per token, True = keep.
+
+    Raises:
+        ValueError: another value of `punctuation`.
+    """
+    if punctuation not in get_args(Punctuation):
+        raise ValueError(f"unknown punctuation_by={punctuation!r}: choose one of {', '.join(get_args(Punctuation))}")
+    return keep_by_tag(tags) if punctuation == "tag" else keep_by_word(words)
+
+
+def has_penn_tags(tags: Mapping[str, int]) -> bool:
+    """Whether at most one in twenty words of a treebank has a tag that the Penn Treebank does not have.
+
+    Args:
+        tags: how often each tag occurs.
+
+    Returns:
+        True also for no words.
+    """
+    return 20 * _unknown_tags(tags).total() <= sum(tags.values())
+
+
+def _unknown_tags(tags: Mapping[str, int]) -> Counter[str]:
+    known = WORD_TAGS | PUNCTUATION_TAGS | SYMBOL_TAGS
+    return Counter({tag: count for tag, count in tags.items() if tag not in known})
+
+
+def check_tags(
+    tags: Mapping[str, int], remedy: str = "keep punctuation, or tell it by form where that can be chosen"
+) -> int:
+    """Check that tags identify punctuation (`has_penn_tags`), and warn of unknown tags.
+
+    Args:
+        tags: how often each tag occurs in a treebank.
+        remedy: what to do otherwise, for the message.
+
+    Returns:
+        How many words have other tags, so that `keep_by_tag` takes them for punctuation too.
+
+    Raises:
+        ValueError: more than one in twenty, as in the Brown corpus and in treebanks of other languages.
+    """
+    unknown, total = _unknown_tags(tags), sum(tags.values())
+    shown = ", ".join(tag for tag, _ in unknown.most_common(5))
+    if not has_penn_tags(tags):
+        raise ValueError(
+            f"{unknown.total()} of {total} words have tags that are not the Penn Treebank's, such as {shown}, so tags "
+            f"do not tell punctuation here: {remedy}"
+        )
+    if unknown:
+        logger.warning(
+            f"{unknown.total()} of {total} words count as punctuation, because their tags are not among those of words "
+            f"in the Penn Treebank: {shown}"
+        )
+    return unknown.total()
+
+
+def drop_tokens(spans: Sequence[Span], keep: Sequence[bool]) -> list[Span]:
+    """Remove tokens from under a tree: boundaries are renumbered, spans that lose all tokens vanish.
+
+    Args:
+        spans: half-open spans over n tokens.
+        keep: one bool per token, True = keep.
+
+    Returns:
+        Spans over the tokens kept, in the order given; copies that arise are kept.
+
+    Raises:
+        ValueError: a span is out of range.
+    """
+    kept_before = list(accumulate(map(bool, keep), initial=0))
+    check_spans(spans, len(keep), "spans to drop tokens from")
+    renumbered = [(kept_before[start], kept_before[end]) for start, end in spans]
+    return [(start, end) for start, end in renumbered if end > start]
+
+
+def check_spans(spans: Sequence[Span], num_tokens: int, what: str) -> None:
+    """Check that spans lie inside their sentence.
+
+    Args:
+        spans: half-open spans, which may cross or repeat.
+        num_tokens: length of the sentence.
+        what: whose spans they are, for the message.
+
+    Raises:
+        ValueError: a span is outside the sentence or empty.
+    """
+    for start, end in spans:
+        if not 0 <= start < end <= num_tokens:
+            raise ValueError(
+                f"span ({start}, {end}) of the {what} does not fit into {num_tokens} tokens: "
+                "spans are half-open and counted in the same tokens as the lengths"
+            )
+
+
+# --------------------------------------------------------------------------------------------------------------- F1
 @dataclasses.dataclass(frozen=True)
 class ParsingScores:
     """Unlabeled parsing scores in 0..1; `str()` prints them as percent with the convention named.
@@ -142,21 +364,15 @@ class _Tally:
 
     def add(self, predicted: Sequence[Span], gold: Sequence[Span], length: int, convention: ParsingConvention) -> None:
         """Count one sentence, or note that it is left out."""
-        if length < convention.min_length or (convention.max_length is not None and length > convention.max_length):
+        found, wanted = (counted_spans(spans, length, convention) for spans in (predicted, gold))
+        common = (found & wanted).total()
+        if not convention.scores_length(length) or (not wanted and convention.empty_gold == "skip"):
             self.f1.append(None)
             return
-        predicted_counts = counted_spans(predicted, length, convention)
-        gold_counts = counted_spans(gold, length, convention)
-        num_gold = gold_counts.total()
-        if num_gold == 0 and convention.empty_gold == "skip":
-            self.f1.append(None)
-            return
-        num_common = (predicted_counts & gold_counts).total()
-        num_predicted = predicted_counts.total()
-        self.num_common += num_common
-        self.num_predicted += num_predicted
-        self.num_gold += num_gold
-        self.f1.append(_sentence_f1(num_common, num_predicted, num_gold, convention))
+        self.num_common += common
+        self.num_predicted += found.total()
+        self.num_gold += wanted.total()
+        self.f1.append(_sentence_f1(common, found.total(), wanted.total(), convention))
 
     def scores(self) -> tuple[float, float, float, float]:
         """Return sentence F1, corpus F1, precision and recall; 0 where there is nothing to count."""
@@ -167,11 +383,11 @@ class _Tally:
         return sum(scored) / len(scored) if scored else 0.0, corpus, precision, recall
 
 
-def _check_corpus(gold: Sequence[Sequence[Span]], lengths: Sequence[int], **others: Sequence[Any] | None) -> None:
-    """Raise ValueError unless all arguments speak of the same sentences."""
+def _check_corpus(lengths: Sequence[int], **corpus: Sequence[Any] | None) -> None:
+    """Raise ValueError unless all arguments have one value per sentence, and no sentence is empty."""
     if not lengths:
         raise ValueError("there are no sentences to score: check the file the trees come from")
-    for name, values in {"gold": gold, **others}.items():
+    for name, values in corpus.items():
         if values is not None and len(values) != len(lengths):
             raise ValueError(f"{name} has {len(values)} sentences and lengths has {len(lengths)}: give one each")
     for index, length in enumerate(lengths):
@@ -201,6 +417,10 @@ def apply_keep(
         if len(mask) != length:
             raise ValueError(f"keep of sentence {index} has {len(mask)} values for {length} tokens: give one per token")
     return [drop_tokens(sentence, mask) for sentence, mask in zip(spans, keep, strict=True)]
+
+
+def _lengths_kept(lengths: Sequence[int], keep: Sequence[Sequence[bool]] | None) -> Sequence[int]:
+    return lengths if keep is None else [sum(map(bool, mask)) for mask in keep]
 
 
 def unlabeled_f1(
@@ -240,12 +460,12 @@ def unlabeled_f1(
     Cost: O(number of spans).
     """
     convention = resolve_convention(convention, **changes)
-    _check_corpus(gold, lengths, predicted=predicted, keep=keep)
+    _check_corpus(lengths, predicted=predicted, gold=gold, keep=keep)
     for index, length in enumerate(lengths):
         check_spans(predicted[index], length, f"prediction for sentence {index}")
         check_spans(gold[index], length, f"gold tree of sentence {index}")
     predicted, gold = apply_keep(predicted, lengths, keep), apply_keep(gold, lengths, keep)
-    lengths = lengths if keep is None else [sum(map(bool, mask)) for mask in keep]
+    lengths = _lengths_kept(lengths, keep)
 
     tallies: dict[str, _Tally] = {}
     for sentence_span in ("drop", "count"):
@@ -302,13 +522,13 @@ def branching_baselines(
     Raises:
         ValueError: as `unlabeled_f1`, or gold spans of a sentence that cross.
     """
-    _check_corpus(gold, lengths, keep=keep)
+    _check_corpus(lengths, gold=gold, keep=keep)
     for index, length in enumerate(lengths):
         check_spans(gold[index], length, f"gold tree of sentence {index}")
     gold = apply_keep(gold, lengths, keep)
     if keep is not None:
-        lengths = [sum(map(bool, mask)) for mask in keep]
-        # A sentence of nothing but punctuation has no tree.
+        lengths = _lengths_kept(lengths, keep)
+        # A sentence that is all punctuation has no tree.
         gold = [spans for spans, length in zip(gold, lengths, strict=True) if length]
         lengths = [length for length in lengths if length]
     generator = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Perplexity with its conventions: estimator, unit of text, and what the end of a sentence counts.
+"""Perplexity with its conventions: estimator, unit of text, and whether ends of sentences count.
 
     perplexity = exp(-(sum of log p) / N)
 
@@ -33,7 +33,7 @@ def perplexities(scores: Sequence[WordScores]) -> dict[str, float]:
         are left out.
 
     Raises:
-        ValueError: there is no token.
+        ValueError: there are no tokens to score.
     """
     texts = [found for found in scores if found.tokens]
     tokens = sum(sum(not math.isnan(p) for _, p in found.tokens) for found in texts)
@@ -82,8 +82,8 @@ def evaluate_perplexity(
     Args:
         scorer: the model.
         items: the texts.
-        context: see `score_words`. A document's tokens are scored without ends, but for the end tokens between
-            sentences that recurrent models read; these are not counted.
+        context: see `score_words`. In documents, ends of sentences are not counted; recurrent models read an end token
+            between sentences.
         data: what results say about the data.
         options: further options for the result, such as the seed.
 

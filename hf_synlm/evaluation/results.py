@@ -1,4 +1,4 @@
-"""Results of evaluations: everything needed to repeat them as JSON, and a table as Markdown.
+"""Results of evaluations: everything needed to repeat them as JSON, a table as Markdown, and rows of a model card.
 
 A result is a JSON object:
 
@@ -15,15 +15,19 @@ A result is a JSON object:
               among the options
     scores    flat mapping from names to numbers; what summaries are about
     tables    name -> list of rows (mappings with equal keys), for the Markdown
+
+    synlm evaluate parsing ... --out f1.json
+    synlm export MODEL --out FOLDER --results f1.json
+
+A row of a model card names beam width and estimator, the convention of what is counted, the seed and the hardware, and
+the same number for trees that need no model. Without these a number on a card says little.
 """
 
 import dataclasses
 import hashlib
 import json
 import math
-import os
 import platform
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -32,11 +36,21 @@ from typing import Any, Self, TypeAlias
 
 import torch
 
+from hf_synlm.data.files import check_output, write_text
 from hf_synlm.data.text import PathLike, read_bytes
 
 Row: TypeAlias = dict[str, Any]
 FORMAT, FORMAT_VERSION = "hf_synlm.result", 1
 SUMMARY_FORMAT = "hf_synlm.summary"
+# By task, the scores that a model card states; the others are in the JSON file.
+CARD_SCORES = {
+    "parsing": ("f1",),
+    "perplexity": ("word_perplexity",),
+    "syntaxgym": ("mean_over_suites",),
+    "blimp": ("accuracy",),
+    "pairs": ("accuracy",),
+}
+_OTHER_WIDTHS = {"action_beam_size": "action beam", "fast_track_size": "fast track"}
 _LIBRARIES = ("hf_synlm", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -103,22 +117,19 @@ class EvaluationResult:
 
     def to_json(self) -> str:
         """The result as a JSON document; numbers that are not finite become null."""
-        fields = {"format": FORMAT, "format_version": FORMAT_VERSION, **dataclasses.asdict(self)}
-        return json_text(fields)
+        return json_text({"format": FORMAT, "format_version": FORMAT_VERSION, **dataclasses.asdict(self)})
 
     def to_markdown(self) -> str:
         """The scores and tables for a reader, with what they depend on."""
-        name = self.model.get("name", "")
         shown = {**self.options, **{key: value for key, value in self.data.items() if isinstance(value, int)}}
-        settings = ", ".join(f"{key} {value}" for key, value in shown.items() if value is not None)
         parts = [
-            f"# {self.task}: {name}",
-            settings,
-            markdown_table([{"score": k, "value": v} for k, v in self.scores.items()]),
+            f"# {self.task}: {self.model.get('name', '')}",
+            ", ".join(f"{key} {value}" for key, value in shown.items() if value is not None),
+            markdown_table([{"score": name, "value": value} for name, value in self.scores.items()]),
+            *(f"## {title}\n\n{markdown_table(rows)}" for title, rows in self.tables.items() if rows),
+            ", ".join(f"{key} {value}" for key, value in self.versions.items()),
         ]
-        parts += [f"## {title}\n\n{markdown_table(rows)}" for title, rows in self.tables.items() if rows]
-        versions = ", ".join(f"{key} {value}" for key, value in self.versions.items())
-        return "\n\n".join([*(part for part in parts if part), versions]) + "\n"
+        return "\n\n".join(part for part in parts if part) + "\n"
 
     def save(self, path: PathLike) -> tuple[Path, Path]:
         """Write `path` (JSON) and the same name ending in .md; nothing is half-written.
@@ -147,7 +158,7 @@ def write_report(path: PathLike, document: str, table: str) -> tuple[Path, Path]
         The two paths.
 
     Raises:
-        ValueError: the path does not end in .json, or see `write_text`.
+        ValueError: the path does not end in .json, or see `write_bytes`.
     """
     path, beside = _report_paths(path)
     write_text(path, document)
@@ -155,27 +166,22 @@ def write_report(path: PathLike, document: str, table: str) -> tuple[Path, Path]
     return path, beside
 
 
-def check_report(path: PathLike) -> Path:
-    """Check, before anything is computed, that `write_report` can write there and replaces nothing but results.
+def check_report(path: PathLike, overwrite: bool = False) -> Path:
+    """Check, before anything is computed, that `write_report` can write its two files.
 
     Args:
         path: the JSON file.
+        overwrite: whether existing files may be replaced.
 
     Returns:
         The path.
 
     Raises:
-        ValueError: it does not end in .json, one of the two files cannot be written, the JSON is there and no result
-            (an empty file may be replaced), or the table is there without a result.
+        ValueError: it does not end in .json, or see `check_output`.
     """
     path, beside = _report_paths(path)
-    check_writable(beside)
-    check_writable(path)
-    content = path.read_bytes() if path.exists() else b""
-    if content and not _is_report(content):
-        raise ValueError(f"{path} exists, and is no result of this library. Choose another name")
-    if not content and beside.exists():
-        raise ValueError(f"{beside} exists, and would be replaced by the table of {path}. Choose another name")
+    check_output(path, overwrite)
+    check_output(beside, overwrite)
     return path
 
 
@@ -184,73 +190,6 @@ def _report_paths(path: PathLike) -> tuple[Path, Path]:
     if path.suffix.lower() != ".json":
         raise ValueError(f"{path}: results are JSON, with a table beside it in .md. Choose a name in .json")
     return path, path.with_suffix(".md")
-
-
-def _is_report(content: bytes) -> bool:
-    try:
-        fields = json.loads(content)
-    except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested too deeply
-        return False
-    return isinstance(fields, dict) and fields.get("format") in (FORMAT, SUMMARY_FORMAT)
-
-
-def check_writable(path: PathLike) -> Path:
-    """Check, before anything is computed, that a file can be written.
-
-    Args:
-        path: the file; its folder may be missing.
-
-    Returns:
-        The path.
-
-    Raises:
-        ValueError: it is a folder, a device or a pipe, or lies where nothing can be written.
-    """
-    path = Path(path)
-    target = _target(path)
-    folder = next(parent for parent in target.parents if parent.exists())
-    if not folder.is_dir():
-        raise ValueError(f"{path} cannot be written: {folder} is a file, not a folder")
-    try:  # permissions do not tell everything: the user may be root, the file system read-only
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ValueError(
-            f"{path} cannot be written: nothing can be written in {folder} ({error.strerror}). Choose another folder"
-        ) from error
-    return path
-
-
-def write_text(path: PathLike, text: str) -> None:
-    """Write a text file in one step: under a temporary name first, renamed when complete.
-
-    Args:
-        path: the file; missing folders are made. A link stays, what it leads to is written.
-        text: its content, written as UTF-8 with line ends as they are.
-
-    Raises:
-        ValueError: there is a folder, a device or a pipe of this name.
-    """
-    path = _target(Path(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _target(path: Path) -> Path:
-    """The file to write, all links followed; what is there must be a regular file, because it is replaced."""
-    target = Path(os.path.realpath(path))
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise ValueError(f"{path} is a device or a pipe, which cannot be replaced: name a file to write")
-    if target.is_dir():
-        raise ValueError(f"{path} is a folder: name a file to write")
-    if target.is_symlink():
-        raise ValueError(f"{path} is a link that leads back to itself: name a file to write")
-    return target
 
 
 def library_versions(*more: str) -> dict[str, str]:
@@ -275,7 +214,7 @@ def library_versions(*more: str) -> dict[str, str]:
 
 
 def describe_hardware(device: str | torch.device = "cpu") -> dict[str, Any]:
-    """Say what computes.
+    """Describe the device and the processor.
 
     Args:
         device: of the model.
@@ -289,7 +228,7 @@ def describe_hardware(device: str | torch.device = "cpu") -> dict[str, Any]:
 
 
 def _processor_name() -> str:
-    """As Linux calls it; elsewhere, or where Linux does not tell, as Python does."""
+    """Name from /proc/cpuinfo if there is one, else from `platform`."""
     information = Path("/proc/cpuinfo")
     if information.is_file():
         for line in information.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -299,7 +238,7 @@ def _processor_name() -> str:
 
 
 def describe_files(paths: Iterable[PathLike]) -> list[dict[str, Any]]:
-    """Path, size and SHA-256 of files, so that data can be recognised.
+    """Path, size and SHA-256 of files, to identify the data.
 
     Args:
         paths: the files.
@@ -324,7 +263,7 @@ def load_result(path: PathLike) -> EvaluationResult:
         The result; numbers that were not finite are NaN in `scores`.
 
     Raises:
-        ValueError: it is no result of this version, or a field holds something else than it should.
+        ValueError: it is not a result of this version, or a field has a wrong type.
     """
     path = Path(path)
     try:
@@ -332,20 +271,20 @@ def load_result(path: PathLike) -> EvaluationResult:
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as a result: {error}") from error
     if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
-        raise ValueError(f"{path} is no result of hf_synlm: it has no format {FORMAT!r}")
+        raise ValueError(f"{path} is not a result of hf_synlm: its format is not {FORMAT!r}")
     if fields.pop("format_version", None) != FORMAT_VERSION:
         raise ValueError(f"{path} is a result of another version: evaluate again, or read it with its own version")
     fields.setdefault("command", None)  # later than the format
     known = {field.name for field in dataclasses.fields(EvaluationResult)}
     if set(fields) != known:
-        raise ValueError(f"{path} lacks or has too many fields: {', '.join(sorted(set(fields) ^ known))}")
+        raise ValueError(f"{path} has missing or unknown fields: {', '.join(sorted(set(fields) ^ known))}")
     _check_fields(path, fields)
     fields["scores"] = {key: math.nan if value is None else value for key, value in fields["scores"].items()}
     return EvaluationResult(**fields)
 
 
 def _check_fields(path: Path, fields: Mapping[str, Any]) -> None:
-    """Raise ValueError where a file that was written by hand would fail later."""
+    """Raise ValueError for fields of a wrong type, as files written by hand may have."""
     for name in ("scores", "model", "options", "data", "tables", "versions", "hardware"):
         if not isinstance(fields[name], dict):
             raise ValueError(f"{path}: {name} is {fields[name]!r}: it must be a JSON object")
@@ -356,7 +295,7 @@ def _check_fields(path: Path, fields: Mapping[str, Any]) -> None:
         raise ValueError(f"{path}: task and the name of the model must be text")
     for name, value in fields["scores"].items():
         if isinstance(value, bool) or not isinstance(value, (int, float, NoneType)):
-            raise ValueError(f"{path}: the score {name!r} is {value!r}: it must be a number, or null for none")
+            raise ValueError(f"{path}: the score {name!r} is {value!r}: it must be a number, or null if there is none")
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -415,3 +354,90 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# -------------------------------------------------------------------------------------------- rows of model cards
+def card_rows(
+    result: EvaluationResult, *, dataset: str | None = None, split: str = "all", command: str | None = None
+) -> list[dict[str, Any]]:
+    """Rows of `fill_card`'s `results` that state an evaluation.
+
+    Args:
+        result: of one model, as `synlm evaluate` writes it.
+        dataset: what was measured on; by default the names of the files.
+        split: part of the dataset; by default all of the files.
+        command: what reproduces the number; by default the command line that made the result.
+
+    Returns:
+        One row per score in `CARD_SCORES`.
+
+    Raises:
+        ValueError: a card does not state results of this task, or the number is missing.
+    """
+    if result.task not in CARD_SCORES:
+        raise ValueError(f"a card has no place for results of {result.task!r}: known are {', '.join(CARD_SCORES)}")
+    rows = []
+    for score in CARD_SCORES[result.task]:
+        value = result.scores.get(score)
+        if value is None or not math.isfinite(value):
+            raise ValueError(f"the result of {result.task} has no number {score!r} (it has {', '.join(result.scores)})")
+        row = {
+            "task": result.task,
+            "dataset": dataset or ", ".join(Path(file["path"]).name for file in result.data.get("files", ())) or "text",
+            "split": split,
+            "metric": score,
+            "value": round(float(value), 4),
+            **_estimate(result),
+            "convention": _convention(result),
+            "seed": result.options.get("seed"),
+            "hardware": _hardware(result),
+            "baselines": _baselines(result),
+            "command": command or result.command,
+        }
+        rows.append({key: item for key, item in row.items() if item or key in ("num_beams", "estimator", "seed")})
+    return rows
+
+
+def _estimate(result: EvaluationResult) -> dict[str, Any]:
+    """Beam and estimator; trees that are read off without a search have no beam."""
+    options = result.options
+    estimator = options.get("estimator")
+    if result.task == "parsing":
+        estimator = (options.get("parse") or {}).get("method", "search")
+    if estimator not in ("search", "beam_marginal", "stepwise"):
+        return {"num_beams": None, "estimator": estimator}
+    widths = [f"{words} {options[name]}" for name, words in _OTHER_WIDTHS.items() if name in options]
+    return {"num_beams": options.get("num_beams"), "estimator": ", ".join([estimator.replace("_", " "), *widths])}
+
+
+def _convention(result: EvaluationResult) -> str:
+    """What is counted, in words; begins with a name and a colon."""
+    options, scores = result.options, result.scores
+    if result.task == "parsing":
+        punctuation = options["punctuation"]
+        treated = f"punctuation {punctuation}" if punctuation.startswith("left out") else punctuation
+        return f"{_named(options['convention'])}; {treated}"
+    if result.task != "perplexity":
+        return ""
+    treated = f"; {options['punctuation']}" if options.get("punctuation") else ""
+    return (
+        f"words: {scores['words']:.0f} words of {scores['sentences']:.0f} sentences, ends of sentences not counted, "
+        f"{scores['unknown_words']:.0f} words outside the vocabulary predicted as their class{treated}"
+    )
+
+
+def _named(convention: str) -> str:
+    """EVALB's is written "evalb, FILE"."""
+    name, comma, rest = convention.partition(", ")
+    return convention if ":" in convention or not comma else f"{name}: labeled brackets as in {rest}"
+
+
+def _hardware(result: EvaluationResult) -> str:
+    threads = result.hardware.get("num_threads")
+    return f"{result.hardware.get('device_name')} ({result.hardware.get('device')}, {threads} thread(s))"
+
+
+def _baselines(result: EvaluationResult) -> dict[str, float]:
+    """F1 of trees that need no model, where the result has them."""
+    rows: Sequence[dict[str, Any]] = result.tables.get("unlabeled F1 (%)", ())
+    return {row["trees"]: row["F1 by the convention"] for row in rows if row["trees"] != result.model.get("name")}

@@ -1,8 +1,8 @@
 """ROUGE of summaries (Lin 2004), by the package rouge-score. Needs the extra `[eval]`.
 
 rouge1, rouge2: F1 of unigrams, bigrams. rougeL: F1 of the longest common subsequence of the whole texts. rougeLsum: of
-sentences, the union over sentences as in ROUGE-1.5.5; the package takes lines for sentences, so the texts are split
-into sentences here, one per line. Papers mean the one or the other by "R-L", so both are given.
+sentences, the union over sentences as in ROUGE-1.5.5. The package reads each line as a sentence, so texts are split
+into sentences here, one per line. "R-L" in papers may mean either, so both are given.
 """
 
 import re
@@ -17,7 +17,7 @@ ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 def sentences_as_lines(text: str, *, language: str = "en") -> str:
-    """Write every sentence of a text on a line of its own; lines of the text are never joined.
+    """Put every sentence of a text on its own line; lines of the text are never joined.
 
     Args:
         text: the text.

@@ -18,7 +18,7 @@ Shapes: B texts, T tokens, V vocabulary. Log-probabilities in nats, float64 once
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -32,12 +32,14 @@ from hf_synlm.hub.checkpoint import load_pretrained
 from hf_synlm.search_parsing import cache_after_context, marginal_logits
 
 Estimator = Literal["exact", "beam_marginal", "stepwise"]
-# Numbers in the logits of one call: 1 GiB in float32.
+# Fields of `TokenScores` with one value per token.
+PER_TOKEN = ("log_probs", "lexical", "beam_entropy", "num_actions", "stack_depth")
+# Most numbers in the logits of one call: 1 GiB in float32.
 _MAX_LOGITS = 1 << 28
-# How much shorter than the longest a text beside it may be: in a search it costs as much, elsewhere only padding.
+# Texts of one call are at least this part of the longest. A search spends as much on a short text as on the longest.
 _ALIKE_IN_SEARCH = 0.8
 _ALIKE = 0.5
-# Derivations that a call keeps on a CPU: with many more, GPST takes longer per text.
+# Most derivations that a call keeps on a CPU: with many more, GPST takes longer per text.
 _MAX_DERIVATIONS = 400
 # Models of this library that are not trained to predict the end of a sentence.
 _NO_END = frozenset({"lstm_lm"})
@@ -77,8 +79,8 @@ class TextScorer:
         search_options: further options of `parse` (RNNG: `action_beam_size`, `fast_track_size`, `normalization`).
         batch_size: texts per call of the model, at most: fewer where logits are large, lengths differ, or beams are
             wide on a CPU.
-        begin: predict the first token from a begin token. Without, it has no probability (models with a search and
-            recurrent models always begin).
+        begin: predict the first token from a begin token. Otherwise it has no probability (models with a search and
+            recurrent models always use a begin token).
         begin_token: the begin token; None = the tokenizer's, or the one of the model's configuration. It matters: a
             model tuned on chats may know its begin token only before instructions, and predict plain text much better
             from the end token of its pretraining.
@@ -119,7 +121,7 @@ class TextScorer:
         if (not begin or begin_token is not None) and self._begins_itself:
             raise ValueError(
                 f"begin={begin}, begin_token={begin_token!r}: {type(model).__name__} reads every sentence from its own "
-                "begin token. Leave both out; a first word that shall not count can be left out of the numbers."
+                "begin token. Leave both out; to ignore the first word, leave it out of the numbers."
             )
 
     @classmethod
@@ -151,7 +153,7 @@ class TextScorer:
             The scorer.
 
         Raises:
-            ValueError: there is no such model or device; see also `TextScorer`.
+            ValueError: the model or the device does not exist; see also `TextScorer`.
         """
         device = _checked_device(device)
         set_seed(seed)
@@ -182,7 +184,7 @@ class TextScorer:
         if token is not None:
             found = self.tokenizer.get_vocab().get(token)
             if found is None:
-                raise ValueError(f"begin_token {token!r} is no token of the vocabulary")
+                raise ValueError(f"begin_token {token!r} is not in the vocabulary")
             return found
         own = (config.bos_token_id, self.tokenizer.bos_token_id)
         # Elsewhere what minicons and lm-eval take goes first: the tokenizer's.
@@ -243,7 +245,11 @@ class TextScorer:
         }
 
     def options(self) -> dict[str, Any]:
-        """Everything in this object that changes numbers, for results."""
+        """Everything in this object that changes numbers, for results.
+
+        Three widths of a beam are recorded: `num_beams` derivations are kept after a word, `action_beam_size` after an
+        action inside a word (RNNG), and `fast_track_size` of these move on to the next word at once (RNNG).
+        """
         beam = {}
         if self.searches:
             search = self.model.word_search(self.num_beams, **self.search_options)
@@ -261,7 +267,7 @@ class TextScorer:
         """Score texts; equal ones are scored once.
 
         Texts longer than the model's positions are read in windows that overlap by half; every token is scored in the
-        first window that holds it. Of context, the first sentences are left out where it does not fit. `self.cuts`
+        first window that contains it. If the context does not fit, its first sentences are left out. `self.cuts`
         counts both.
 
         Args:
@@ -275,7 +281,7 @@ class TextScorer:
 
         Raises:
             ValueError: an end that the model does not predict, `starts` for "beam_marginal", context for a model that
-                reads none, or a model that gives a token no probability that is a number.
+                does not read it, or a model that gives NaN as the probability of a token.
 
         Cost: one pass over every different text; texts of about equal length go together.
         """
@@ -287,21 +293,19 @@ class TextScorer:
             raise ValueError("probabilities of the beginning of words need the estimator 'stepwise'")
         starting = word_starts(self.tokenizer, self.model.config.vocab_size, self.end_ids) if starts else None
         windows = [self._windows(text) for text in texts]
-        unique: dict[_Window, _Window] = {}
-        for window in (window for row in windows for window in row):
-            unique.setdefault(window, window)
+        unique = dict.fromkeys(window for row in windows for window in row)
         total = sum(len(window.ids) for window in unique)
         results: dict[_Window, TokenScores] = {}
+        score = self._score_by_search if self.searches else self._score_by_logits
         with tqdm(total=total, desc=progress, unit="token", disable=None if progress else True) as bar:
             for batch in self._batches([window for window in unique if window.ids]):
-                score = self._score_by_search if self.searches else self._score_by_logits
                 with torch.no_grad():
                     results.update(zip(batch, score(batch, end, starting), strict=True))
                 bar.update(sum(len(window.ids) for window in batch))
         return [_joined([(window, results.get(window)) for window in row]) for row in windows]
 
     def _windows(self, text: EncodedText) -> list["_Window"]:
-        """Cut a text into pieces that the model can read; of its context, what fits."""
+        """Cut a text into pieces that the model can read; keep as much of its context as fits."""
         limit, context, length = self.max_tokens, tuple(map(tuple, text.context)), len(text.ids)
         if context and not self.reads_context:
             raise ValueError(f"{type(self.model).__name__} reads no sentences before the one it parses; leave them out")
@@ -320,40 +324,37 @@ class TextScorer:
         return windows
 
     def _batches(self, windows: list["_Window"]) -> Iterator[list["_Window"]]:
-        """Texts of about equal length, longest first: a lack of memory shows at once."""
-        windows.sort(key=lambda window: -window.num_tokens)
-        vocab_size, start = self.model.config.get_text_config().vocab_size, 0
+        """Texts of about equal length, as many as fit into one call."""
         most = texts_per_search(self.model, self.batch_size, self.num_beams) if self.searches else self.batch_size
-        while start < len(windows):
-            longest, candidates = windows[start].num_tokens, windows[start : start + most]
-            size = num_alike([window.num_tokens for window in candidates], self.searches)
-            if self.estimator != "beam_marginal":
-                size = max(1, min(size, _MAX_LOGITS // (vocab_size * (longest + 1))))
-            yield windows[start : start + size]
-            start += size
+        vocab_size = self.model.config.get_text_config().vocab_size
 
-    def _padded(self, batch: list["_Window"]) -> tuple[Tensor, Tensor, int]:
-        """Ids and mask [B, T] with begin tokens, padded on the right; and the number of begin tokens per row."""
+        def most_of(longest: int) -> int:
+            needs_logits = self.estimator != "beam_marginal"
+            return min(most, _MAX_LOGITS // (vocab_size * (longest + 1))) if needs_logits else most
+
+        for rows in alike_batches([window.num_tokens for window in windows], most_of, self.searches):
+            yield [windows[row] for row in rows]
+
+    def _padded(self, batch: list["_Window"]) -> tuple[Tensor, Tensor]:
+        """Ids and mask [B, T] of context and text after a begin token, padded on the right."""
         begin = [] if self.begin_id is None else [self.begin_id]
         rows = [torch.tensor([*begin, *(t for s in w.context for t in s), *w.ids]) for w in batch]
         ids = pad_sequence(rows, batch_first=True)
         mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-        return ids.to(self.model.device), mask.to(self.model.device), len(begin)
+        return ids.to(self.model.device), mask.to(self.model.device)
 
-    def _score_by_logits(self, batch: list["_Window"], end: bool, starting: Tensor | None) -> Iterator[TokenScores]:
-        """Scores from next-token logits that are exact; texts of any length are read in segments by models that can."""
-        ids, mask, begins = self._padded(batch)
+    # ---- exact next-token logits
+    def _score_by_logits(self, batch: list["_Window"], end: bool, starting: Tensor | None) -> list[TokenScores]:
+        """Scores from exact next-token logits; long texts in segments, by models that can continue from a cache."""
+        ids, mask = self._padded(batch)
         step = max(1, _MAX_LOGITS // self.model.config.get_text_config().vocab_size)
-        # Those of other models are at most as long as their positions; and not every cache takes several tokens.
+        # Texts of other models are at most as long as their positions, and not every cache takes several tokens.
         if self._begins_itself and len(batch) == 1 and ids.shape[1] > step:
-            (window,) = batch
-            yield self._scores(self._read_segments(ids, mask, step, starting), window, begins, end)
-            return
-        logits = self.model(ids, attention_mask=mask).logits
-        yield from self._read_logits(logits, batch, begins, end, starting)
+            return [self._scores(self._read_segments(ids, mask, step, starting), batch[0], end)]
+        return self._read_logits(self.model(ids, attention_mask=mask).logits, batch, end, starting)
 
-    def _read_segments(self, ids: Tensor, mask: Tensor, step: int, starting: Tensor | None) -> "_Reading":
-        """Read one text [1, T] by so many tokens, each segment after the cache of a recurrent model of this library."""
+    def _read_segments(self, ids: Tensor, mask: Tensor, step: int, starting: Tensor | None) -> dict[str, Tensor]:
+        """Read one text [1, T] in segments of `step` tokens, each after the hidden-state cache of the one before."""
         following = torch.cat([ids[0, 1:], ids.new_zeros(1)])
         cache, parts = None, []
         for start in range(0, ids.shape[1], step):
@@ -361,92 +362,122 @@ class TextScorer:
             output = self.model(ids[:, part], attention_mask=mask[:, part], past_key_values=cache, use_cache=True)
             cache = output.past_key_values
             parts.append(self._read(output.logits[0], following[part], starting))
-        return _Reading(
-            torch.cat([part.following for part in parts]),
-            torch.cat([part.ends for part in parts if part.ends is not None]) if self.end_ids else None,
-            torch.cat([part.starts for part in parts if part.starts is not None]) if starting is not None else None,
-        )
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _read_logits(
-        self, logits: Tensor, batch: list["_Window"], begins: int, end: bool, starting: Tensor | None
-    ) -> Iterator[TokenScores]:
+        self, logits: Tensor, batch: list["_Window"], end: bool, starting: Tensor | None
+    ) -> list[TokenScores]:
+        scores = []
         for row, window in zip(logits, batch, strict=True):
-            following = torch.tensor([*window.ids[1 - begins :], 0], device=row.device)  # nothing follows the last
-            yield self._scores(self._read(row[: len(following)], following, starting), window, begins, end)
+            # Nothing follows the last token.
+            following = torch.tensor([*window.ids[1 - self._num_begin :], 0], device=row.device)
+            scores.append(self._scores(self._read(row[: len(following)], following, starting), window, end))
+        return scores
 
-    def _read(self, logits: Tensor, following: Tensor, starting: Tensor | None) -> "_Reading":
-        """What scores need of logits [n, V], with the id that follows each."""
+    def _read(self, logits: Tensor, following: Tensor, starting: Tensor | None) -> dict[str, Tensor]:
+        """Log-probabilities [n] after every token, given logits [n, V] and the id that follows each.
+
+        `following`: of the next token; `ends`: that the text ends; `starts`: that a word begins or the text ends.
+        """
         logits = logits.float()
         norm = logits.logsumexp(-1)
-        reading = _Reading(_on_host(logits.gather(1, following[:, None]).squeeze(1) - norm), None, None)
+        reading = {"following": _on_host(logits.gather(1, following[:, None]).squeeze(1) - norm)}
         if self.end_ids:
-            reading.ends = _on_host(logits[:, self.end_ids].logsumexp(1) - norm)
+            reading["ends"] = _on_host(logits[:, self.end_ids].logsumexp(1) - norm)
         if starting is not None:
             which = starting.nonzero().squeeze(1).to(logits.device)
-            reading.starts = _on_host(logits.index_select(1, which).logsumexp(1) - norm)
+            reading["starts"] = _on_host(logits.index_select(1, which).logsumexp(1) - norm)
         return reading
 
-    def _scores(self, reading: "_Reading", window: "_Window", begins: int, end: bool) -> TokenScores:
+    def _scores(self, reading: dict[str, Tensor], window: "_Window", end: bool) -> TokenScores:
         """Scores of a text that was read with its begin token, if it has one."""
         length = len(window.ids)
-        scores = TokenScores(_behind_nothing(reading.following[:-1], length))
-        if end and reading.ends is not None:
-            scores.end = float(reading.ends[-1])
-        if reading.starts is not None:
-            scores.word_start = _behind_nothing(reading.starts, length + 1)
-        if scores.log_probs[1 - begins :].isnan().any():
+        scores = TokenScores(_without_prefix(reading["following"][:-1], length))
+        if end and "ends" in reading:
+            scores.end = float(reading["ends"][-1])
+        if "starts" in reading:
+            scores.word_start = _without_prefix(reading["starts"], length + 1)
+        if scores.log_probs[1 - self._num_begin :].isnan().any():
             raise ValueError(
-                f"{self.name} gives tokens probabilities that are not numbers: its weights are damaged, or its "
-                f"numbers overflow in {self.model.dtype} (load it with dtype float32)"
+                f"{self.name} gives tokens probabilities that are not numbers. Its weights are damaged, or its "
+                f"numbers overflow in {self.model.dtype} (load it with dtype float32)."
             )
         return scores
 
-    def _score_by_search(self, batch: list["_Window"], end: bool, starting: Tensor | None) -> Iterator[TokenScores]:
-        """Scores from a beam of derivations."""
-        ids, mask, begins = self._padded(batch)
-        options, lengths = dict(self.search_options), [window.num_tokens - len(window.ids) for window in batch]
-        if any(lengths):
-            rows = [[0] * begins + [k for k, s in enumerate(w.context, 1) for _ in s] + [0] * len(w.ids) for w in batch]
-            numbers = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-            options["context_sentence_ids"] = numbers.to(ids.device)
-        stepwise = self.estimator == "stepwise"
-        parsed: Any = None
-        if starting is None or self.details or end:
-            parsed = self.model.parse(
-                ids, mask, num_beams=self.num_beams, stepwise=stepwise, lexical=self.details and not stepwise, **options
-            )
+    # ---- beam of derivations
+    def _score_by_search(self, batch: list["_Window"], end: bool, starting: Tensor | None) -> list[TokenScores]:
+        """Scores from a beam of derivations: of `parse`, or with `starting` from the beam's next-token logits."""
+        ids, mask = self._padded(batch)
+        sentence_ids = self._context_sentence_ids(batch)
         if starting is not None:
-            search = self.model.word_search(self.num_beams, **self.search_options)
-            begin_id = self.model.config.bos_token_id
-            cache = None
-            if any(lengths):
-                cache = cache_after_context(search, ids, mask, options["context_sentence_ids"], begin_id)
-                ids, mask, _ = self._padded([dataclasses.replace(window, context=()) for window in batch])
-            logits, _ = marginal_logits(search, ids, mask, cache=cache, bos_token_id=begin_id)
-            found = list(self._read_logits(logits, batch, begins, False, starting))
-        else:
+            found = self._score_by_beam_logits(batch, ids, mask, sentence_ids, starting)
+            if not self.details and not end:
+                return found
+        context = {} if sentence_ids is None else {"context_sentence_ids": sentence_ids}
+        stepwise = self.estimator == "stepwise"
+        parsed = self.model.parse(
+            ids,
+            mask,
+            num_beams=self.num_beams,
+            stepwise=stepwise,
+            lexical=self.details and not stepwise,
+            **self.search_options,
+            **context,
+        )
+        if starting is None:
             chosen = parsed.stepwise_log_probs if stepwise else parsed.token_log_probs
-            found = [TokenScores(values) for values in self._cut(chosen, batch, begins)]
+            found = [TokenScores(values) for values in self._own_columns(chosen, batch)]
         if self.details:
-            for name in ("beam_entropy", "num_actions", "stack_depth"):
-                for scores, values in zip(found, self._cut(getattr(parsed, name), batch, begins), strict=True):
-                    setattr(scores, name, values)
-            if not stepwise:
-                for scores, values in zip(found, self._cut(parsed.lexical_log_probs, batch, begins), strict=True):
-                    scores.lexical = values
+            self._add_details(found, parsed, batch)
         if end:
             ends = parsed.text_log_probs - parsed.token_log_probs.sum(1)
             for scores, value in zip(found, ends.tolist(), strict=True):
                 scores.end = value
-        yield from found
+        return found
 
-    def _cut(self, values: Tensor, batch: list["_Window"], begins: int) -> list[Tensor]:
-        """The columns of the texts' own tokens, on the host."""
-        rows = _on_host(values)
-        return [
-            row[begins + window.num_tokens - len(window.ids) : begins + window.num_tokens]
-            for row, window in zip(rows, batch, strict=True)
-        ]
+    def _context_sentence_ids(self, batch: list["_Window"]) -> Tensor | None:
+        """[B, T] 1, 2, ... in the sentences of the context and 0 elsewhere; None if no text has context."""
+        if not any(window.context for window in batch):
+            return None
+        rows = []
+        for window in batch:
+            numbers = [k for k, sentence in enumerate(window.context, 1) for _ in sentence]
+            rows.append(torch.tensor([0] * self._num_begin + numbers + [0] * len(window.ids)))
+        return pad_sequence(rows, batch_first=True).to(self.model.device)
+
+    def _score_by_beam_logits(
+        self, batch: list["_Window"], ids: Tensor, mask: Tensor, sentence_ids: Tensor | None, starting: Tensor
+    ) -> list[TokenScores]:
+        """Stepwise scores with `word_start`, which needs the beam's distribution over all next tokens."""
+        search = self.model.word_search(self.num_beams, **self.search_options)
+        begin_id = self.model.config.bos_token_id
+        cache = None
+        if sentence_ids is not None:
+            cache = cache_after_context(search, ids, mask, sentence_ids, begin_id)
+            ids, mask = self._padded([dataclasses.replace(window, context=()) for window in batch])
+        logits, _ = marginal_logits(search, ids, mask, cache=cache, bos_token_id=begin_id)
+        return self._read_logits(logits, batch, False, starting)
+
+    def _add_details(self, found: list[TokenScores], parsed: Any, batch: list["_Window"]) -> None:
+        sources = {name: name for name in ("beam_entropy", "num_actions", "stack_depth")}
+        if self.estimator != "stepwise":
+            sources["lexical"] = "lexical_log_probs"
+        for name, source in sources.items():
+            for scores, values in zip(found, self._own_columns(getattr(parsed, source), batch), strict=True):
+                setattr(scores, name, values)
+
+    def _own_columns(self, values: Tensor, batch: list["_Window"]) -> list[Tensor]:
+        """The columns of the texts' own tokens, without begin token and context, on the host."""
+        cut = []
+        for row, window in zip(_on_host(values), batch, strict=True):
+            stop = self._num_begin + window.num_tokens
+            cut.append(row[stop - len(window.ids) : stop])
+        return cut
+
+    @property
+    def _num_begin(self) -> int:
+        """Number of begin tokens before a text."""
+        return int(self.begin_id is not None)
 
     @property
     def reads_context(self) -> bool:
@@ -454,18 +485,9 @@ class TextScorer:
         return self.searches and "context_sentence_ids" in inspect.signature(self.model.parse).parameters
 
 
-@dataclasses.dataclass
-class _Reading:
-    """Log-probabilities [n] behind every token of a text: of the next token, of an end, of the beginning of a word."""
-
-    following: Tensor
-    ends: Tensor | None
-    starts: Tensor | None
-
-
 @dataclasses.dataclass(frozen=True)
 class _Window:
-    """Tokens of a text that are read together; the first `skip` are scored elsewhere."""
+    """Tokens of a text that are read together; the first `skip` are scored in an earlier window."""
 
     ids: tuple[int, ...]
     context: tuple[tuple[int, ...], ...]
@@ -506,6 +528,25 @@ def num_alike(lengths: Sequence[int], searches: bool) -> int:
     return sum(length >= min(ratio * lengths[0], lengths[0] - 1) for length in lengths)
 
 
+def alike_batches(lengths: Sequence[int], most: Callable[[int], int], searches: bool) -> Iterator[list[int]]:
+    """Group texts of about equal length, the longest first, so that a lack of memory shows at once.
+
+    Args:
+        lengths: of the texts.
+        most: number of texts that one call may take, given the length of its longest; at least one is taken.
+        searches: see `num_alike`.
+
+    Yields:
+        The numbers of the texts of one call.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    while order:
+        candidates = order[: max(1, most(lengths[order[0]]))]
+        size = num_alike([lengths[row] for row in candidates], searches)
+        yield order[:size]
+        order = order[size:]
+
+
 def _checked_device(name: str | None) -> torch.device:
     """The device of that name, by default a GPU if there is one."""
     if name is None:
@@ -524,23 +565,23 @@ def _on_host(values: Tensor) -> Tensor:
     return values.double().cpu()
 
 
-def _behind_nothing(values: Tensor, length: int) -> Tensor:
-    """Values [n] of the last tokens of a text; NaN for the tokens before, which nothing predicts."""
+def _without_prefix(values: Tensor, length: int) -> Tensor:
+    """[length] values of the last tokens of a text; NaN for the first token if it has no prefix."""
     return torch.cat([values.new_full((length - len(values),), float("nan")), values])
 
 
 def _joined(windows: list[tuple[_Window, TokenScores | None]]) -> TokenScores:
     """Scores of a text from those of its windows."""
-    parts = [(window, scores) for window, scores in windows if scores is not None]
+    parts = [(window.skip, scores) for window, scores in windows if scores is not None]
     if not parts:  # a text without tokens
         nothing = torch.zeros(0, dtype=torch.float64)
         return TokenScores(nothing, nothing, nothing, nothing, nothing)
-    joined = dataclasses.replace(parts[-1][1])
-    for name in ("log_probs", "lexical", "beam_entropy", "num_actions", "stack_depth"):
-        if getattr(joined, name) is not None:
-            setattr(joined, name, torch.cat([getattr(scores, name)[window.skip :] for window, scores in parts]))
-    if joined.word_start is not None:
-        starts = [scores.word_start for _, scores in parts if scores.word_start is not None]
-        inner = [row[window.skip : -1] for row, (window, _) in zip(starts, parts, strict=True)]
-        joined.word_start = torch.cat([*inner, starts[-1][-1:]])
+    last = parts[-1][1]
+    joined = dataclasses.replace(last)
+    for name in PER_TOKEN:
+        if getattr(last, name) is not None:
+            setattr(joined, name, torch.cat([getattr(scores, name)[skip:] for skip, scores in parts]))
+    if last.word_start is not None:
+        inner = [scores.word_start[skip:-1] for skip, scores in parts if scores.word_start is not None]
+        joined.word_start = torch.cat([*inner, last.word_start[-1:]])
     return joined

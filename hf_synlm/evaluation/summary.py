@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def load_runs(paths: Sequence[PathLike]) -> list[EvaluationResult]:
         The results.
 
     Raises:
-        ValueError: a file is given twice, by this name or another, or is no result.
+        ValueError: a file is given twice, by this name or another, or is not a result.
     """
     counts = Counter(Path(path).resolve() for path in paths)
     twice = [str(path) for path in paths if counts[Path(path).resolve()] > 1]
@@ -61,27 +61,21 @@ def summarize(results: Sequence[EvaluationResult]) -> list[Row]:
     first = results[0]
     for other in results[1:]:
         _check_comparable(first, other)
-    rows: list[Row] = []
-    for name in first.scores:
-        values = [result.scores[name] for result in results]
-        rows.append(
-            {
-                "score": name,
-                "mean": statistics.fmean(values),
-                "standard_deviation": _deviation(values),
-                "minimum": min(values),
-                "maximum": max(values),
-                "runs": len(values),
-            }
-        )
-    return rows
+    return [_row(name, [result.scores[name] for result in results]) for name in first.scores]
 
 
-def _deviation(values: Sequence[float]) -> float | None:
-    if len(values) < 2:
-        return None
-    # A run may have diverged.
-    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
+def _row(name: str, values: Sequence[float]) -> Row:
+    deviation = None
+    if len(values) > 1:  # a run may have diverged
+        deviation = statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
+    return {
+        "score": name,
+        "mean": statistics.fmean(values),
+        "standard_deviation": deviation,
+        "minimum": min(values),
+        "maximum": max(values),
+        "runs": len(values),
+    }
 
 
 def summary_to_json(paths: Sequence[PathLike], results: Sequence[EvaluationResult], rows: Sequence[Row]) -> str:
@@ -128,29 +122,24 @@ def scores_of_groups(
         ValueError: results of different tasks or data, runs in a group that differ in options, or a score that is
             missing.
     """
-    task = results[0].task
+    first = results[0]
     for other in results[1:]:
-        if other.task != task:
-            raise ValueError(f"results of different tasks, {task} and {other.task}: draw each task by itself")
-        ours, theirs = _content(results[0]), _content(other)
-        differing = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
+        _check_same_task(first, other)
+        differing = _differences(_content(first), _content(other))
         if differing:
             raise ValueError(
-                f"results of {task} on different data ({', '.join(differing)}): draw those on the same data"
+                f"results of {first.task} on different data ({', '.join(differing)}): draw those on the same data"
             )
-    chosen = tuple(wanted) or _SHOWN.get(task, ("",))
-    names = [
-        name for name in results[0].scores if any(name == k or (k[-1:] in " _" and name.startswith(k)) for k in chosen)
-    ]
-    missing = [k for k in wanted if not any(name == k or name.startswith(k) for name in names)]
+    chosen = tuple(wanted) or _SHOWN.get(first.task, ("",))
+    names = [name for name in first.scores if any(name == k or (k[-1:] in " _" and name.startswith(k)) for k in chosen)]
+    missing = [k for k in wanted if not any(name.startswith(k) for name in names)]
     if missing or not names:
-        raise ValueError(f"no score {', '.join(missing or chosen)}: there are {', '.join(results[0].scores)}")
+        raise ValueError(f"no score {', '.join(missing or chosen)}: there are {', '.join(first.scores)}")
     means: dict[str, list[float]] = {}
     deviations: dict[str, list[float | None]] = {}
     for label in dict.fromkeys(labels):
-        rows = {
-            row["score"]: row for row in summarize([r for r, own in zip(results, labels, strict=True) if own == label])
-        }
+        runs = [result for result, own in zip(results, labels, strict=True) if own == label]
+        rows = {row["score"]: row for row in summarize(runs)}
         lacking = [name for name in names if name not in rows]
         if lacking:
             raise ValueError(f"the results of {label!r} have no {', '.join(lacking)}")
@@ -159,15 +148,24 @@ def scores_of_groups(
     return names, means, deviations
 
 
-def _check_comparable(first: EvaluationResult, other: EvaluationResult) -> None:
+def _check_same_task(first: EvaluationResult, other: EvaluationResult) -> None:
     if other.task != first.task:
-        raise ValueError(f"results of different tasks, {first.task} and {other.task}: summarize each task by itself")
+        raise ValueError(f"results of different tasks, {first.task} and {other.task}: give those of one task")
+
+
+def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Keys under which two mappings differ, the seed left out."""
+    return sorted(key for key in {*ours, *theirs} - {"seed"} if ours.get(key) != theirs.get(key))
+
+
+def _check_comparable(first: EvaluationResult, other: EvaluationResult) -> None:
+    _check_same_task(first, other)
     for what, ours, theirs in (
         ("options", first.options, other.options),
         ("data", _content(first), _content(other)),
         ("models", _kind(first), _kind(other)),
     ):
-        differing = sorted(k for k in {*ours, *theirs} - {"seed"} if ours.get(k) != theirs.get(k))
+        differing = _differences(ours, theirs)
         if differing:
             shown = "; ".join(f"{key} is {ours.get(key)!r} and {theirs.get(key)!r}" for key in differing)
             raise ValueError(f"results with different {what}, which would mix conventions: {shown}")

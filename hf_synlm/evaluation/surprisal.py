@@ -7,8 +7,8 @@ by beam it has two parts (Roark et al. 2009): with B the derivations in the beam
     structural = log p(before) - log sum_{y in B} p(before, y up to but without the word)
     lexical    = surprisal - structural
 
-*Word correction.* Where tokens mark the beginning of words (" the"), the tokens of a word do not say that the word is
-over: " the" also begins " theory". The probability of a word is then (Pimentel and Meister 2024; Oh and Schuler 2024)
+*Word correction.* Where tokens mark the beginning of words (" the"), the tokens of a word do not mark the end of word:
+" the" also begins " theory". The probability of a word is then (Pimentel and Meister 2024; Oh and Schuler 2024)
 
     p(word | before) = p(tokens | before) p(a word begins or the text ends | before, word) / p(a word begins | before)
 
@@ -26,9 +26,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from hf_synlm.data.files import write_text
 from hf_synlm.data.text import PathLike
-from hf_synlm.evaluation.results import write_text
-from hf_synlm.evaluation.scoring import TextScorer, TokenScores
+from hf_synlm.evaluation.scoring import PER_TOKEN, TextScorer, TokenScores
 from hf_synlm.evaluation.text_items import TextItem
 from hf_synlm.evaluation.words import EncodedText, Word, encode_sentences, split_words, word_starts
 
@@ -84,8 +84,8 @@ def score_words(
         context: "sentence" reads every text alone. "document" reads it after the texts of its document before it: a
             GPST with their trees, a recurrent model with an end token between texts, other models as running text,
             joined by spaces, in windows where it is long.
-        word_correction: give the probability of words instead of that of their tokens, see the top of this file; it
-            changes nothing where `can_correct_words` is false.
+        word_correction: give the probability of words instead of that of their tokens, see the top of this file.
+            No effect where `can_correct_words` is false.
         end: also score the end of every text ("sentence" only).
         progress: name of a progress bar; None = no bar.
 
@@ -104,9 +104,8 @@ def score_words(
             "out"
         )
     split = [split_words(item.text) for item in items]
-    groups = (
-        _documents(items) if context == "document" and not scorer.reads_context else [[k] for k in range(len(items))]
-    )
+    reads_documents = context == "document" and not scorer.reads_context
+    groups = _documents(items) if reads_documents else [[k] for k in range(len(items))]
     encoded = _encode(scorer, split, items, groups, context)
     starts = word_correction and can_correct_words(scorer)
     scores = scorer.score(encoded, end=end, starts=starts, progress=progress)
@@ -118,8 +117,6 @@ def score_words(
         for k in group:
             results[k] = _slice(whole, text, first, first + len(split[k])) if len(group) > 1 else whole
             first += len(split[k])
-            if [word.text for word in results[k].words] != items[k].text.split():
-                raise RuntimeError(f"the words of item {items[k].item!r} were lost: please report this")
     return [results[k] for k in range(len(items))]
 
 
@@ -130,7 +127,7 @@ def can_correct_words(scorer: TextScorer) -> bool:
         scorer: the model.
 
     Returns:
-        False where tokens are words or mark the end of words: there a word's tokens tell that it is over.
+        False where tokens are words or mark the end of words: there a word's tokens say that it is over.
     """
     return word_starts(scorer.tokenizer, scorer.model.config.vocab_size, []) is not None
 
@@ -184,28 +181,21 @@ def _by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: 
     count = torch.bincount(owner[inside], minlength=len(words))
     log_probs = scores.log_probs
     if scores.word_start is not None:
-        # The first piece of a word pays back what the last piece of the word before it got.
-        before, first = owner.roll(1), torch.zeros(len(owner), dtype=torch.bool)
-        starts = torch.cat([first[:1] | True, owner[1:] != before[1:]]) if len(owner) else first
-        ends = starts.roll(-1)
-        paid = scores.word_start[:-1].masked_fill(~starts | (before < 0), 0.0)
-        paid[:1] = 0.0
-        log_probs = log_probs + scores.word_start[1:].masked_fill(~ends, 0.0) - paid
-    missing = torch.full((len(words),), float("nan"), dtype=torch.float64)
+        log_probs = log_probs + _correction(scores.word_start, owner)
     last = torch.zeros(len(words), dtype=torch.long).scatter_reduce(
         0, owner[inside], torch.arange(len(owner))[inside], "amax", include_self=False
     )
 
     def sums(values: Tensor | None) -> Tensor:
+        total = torch.zeros(len(words), dtype=torch.float64)
         if values is None or not len(values):
-            return missing.clone()
-        total = torch.zeros_like(missing).index_add(0, owner[inside], values[inside])
-        return total.masked_fill(count == 0, float("nan"))
+            return total.fill_(math.nan)
+        return total.index_add(0, owner[inside], values[inside]).masked_fill(count == 0, math.nan)
 
     def at_ends(values: Tensor | None) -> Tensor:
-        return (
-            missing.clone() if values is None or not len(values) else values[last].masked_fill(count == 0, float("nan"))
-        )
+        if values is None or not len(values):
+            return torch.full((len(words),), math.nan, dtype=torch.float64)
+        return values[last].masked_fill(count == 0, math.nan)
 
     pieces = zip(scorer.tokenizer.convert_ids_to_tokens(text.ids), log_probs.tolist(), strict=True)
     return WordScores(
@@ -222,13 +212,28 @@ def _by_words(scorer: TextScorer, words: list[Word], text: EncodedText, scores: 
     )
 
 
+def _correction(word_start: Tensor, owner: Tensor) -> Tensor:
+    """[n] word correction of every token, given the word that owns it.
+
+    The last token of a word gets log p(a word begins or the text ends) after it. The first token of the next word pays
+    it back.
+    """
+    if not len(owner):
+        return word_start[:-1]
+    before = owner.roll(1)
+    starts = owner != before
+    starts[0] = True
+    paid = word_start[:-1].masked_fill(~starts | (before < 0), 0.0)
+    paid[0] = 0.0
+    return word_start[1:].masked_fill(~starts.roll(-1), 0.0) - paid
+
+
 def _slice(whole: WordScores, text: EncodedText, first: int, last: int) -> WordScores:
     """The words from `first` to `last` of a document."""
-    names = ("num_tokens", "log_probs", "lexical", "beam_entropy", "num_actions", "stack_depth")
+    names = ("words", "num_tokens", "unknown", *PER_TOKEN)
     owners = [w for w in text.word_of_token if w >= 0]
     tokens = [piece for piece, w in zip(whole.tokens, owners, strict=True) if first <= w < last]
-    values: dict[str, Any] = {name: getattr(whole, name)[first:last] for name in names}
-    return WordScores(whole.words[first:last], unknown=whole.unknown[first:last], tokens=tokens, **values)
+    return WordScores(tokens=tokens, **{name: getattr(whole, name)[first:last] for name in names})
 
 
 # ---------------------------------------------------------------------------------------------------------- files

@@ -2,11 +2,11 @@
 
 An item of a suite has several conditions; a condition is a sentence cut into regions. A prediction compares the
 surprisals of regions across the conditions of one item. The accuracy of a suite is the share of the items for which its
-prediction holds, that of a circuit the mean over its suites.
+prediction holds. The accuracy of a circuit is the mean over its suites.
 
-The sentence is what its regions hold, joined by single spaces; the surprisal of a region is the sum over its words (in
-bits), 0 for an empty one. Where a suite has several predictions, the first one makes its accuracy, as in the published
-numbers (the second of fgd_hierarchy asks for surprisals to be equal); all are reported.
+The sentence is the contents of its regions, joined by single spaces. The surprisal of a region is the sum over its
+words (in bits), 0 for an empty region. If a suite has several predictions, its accuracy is that of the first, as in the
+published numbers (the second of fgd_hierarchy asks for surprisals to be equal); all are reported.
 
 Source: Jennifer Hu, Jon Gauthier, Peng Qian, Ethan Wilcox, Roger Levy: A Systematic Assessment of Syntactic
 Generalization in Neural Language Models, ACL 2020; suites: cpllab/syntactic-generalization (MIT). They are not part of
@@ -26,7 +26,7 @@ from hf_synlm.evaluation.formulas import Formula
 from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files
 from hf_synlm.evaluation.scoring import TextScorer
 from hf_synlm.evaluation.surprisal import NATS, score_words
-from hf_synlm.evaluation.text_items import TextItem
+from hf_synlm.evaluation.text_items import TextItem, find_files
 
 _LICENSING = [f"npi_{clause}_{word}" for clause in ("orc", "src") for word in ("any", "ever")] + [
     f"reflexive_{clause}_{gender}" for clause in ("orc", "prep", "src") for gender in ("fem", "masc")
@@ -98,10 +98,10 @@ def load_suite(path: PathLike) -> Suite:
         path: the file.
 
     Returns:
-        The suite, checked: every item has all conditions and regions that its predictions speak of.
+        The suite, checked: every item has all conditions and regions that its predictions name.
 
     Raises:
-        ValueError: what is wrong, and where.
+        ValueError: the file is not a valid suite; the message says where.
     """
     path = Path(path)
     if path.is_dir():
@@ -119,9 +119,9 @@ def load_suite(path: PathLike) -> Suite:
         formulas = [_formula(prediction) for prediction in data["predictions"]]
         items = tuple((int(item["item_number"]), tuple(_sentences(item))) for item in data["items"])
     except KeyError as error:
-        raise ValueError(f"{path} is no suite of SyntaxGym: it lacks {error}") from error
+        raise ValueError(f"{path} is not a suite of SyntaxGym: it lacks {error}") from error
     except (AttributeError, TypeError, OverflowError) as error:
-        raise ValueError(f"{path} is no suite of SyntaxGym: {error}") from error
+        raise ValueError(f"{path} is not a suite of SyntaxGym: {error}") from error
     if not isinstance(metric, str) or metric not in _METRICS:
         raise ValueError(f"{path}: metric {metric!r} is unknown: choose one of {', '.join(_METRICS)}")
     if not formulas or not items:
@@ -149,7 +149,7 @@ def _sentences(item: Mapping[str, Any]) -> list[Sentence]:
     for condition in item["conditions"]:
         if not isinstance(condition["condition_name"], str):
             raise ValueError(
-                f"item {item['item_number']}: {condition['condition_name']!r} is no name of a condition: write text"
+                f"item {item['item_number']}: {condition['condition_name']!r} is not a condition's name: write text"
             )
         regions = tuple(
             (int(region["region_number"]), tuple(region["content"].split())) for region in condition["regions"]
@@ -173,18 +173,9 @@ def find_suites(place: PathLike, names: Sequence[str] = ()) -> list[Path]:
         The files in alphabetical order.
 
     Raises:
-        ValueError: the place does not exist, or there is no such suite, or none at all.
+        ValueError: the place or a suite does not exist, or the folder has no suites.
     """
-    place = Path(place)
-    if not place.exists():
-        raise ValueError(f"{place} does not exist: name the folder of the suites' .json files, or one of them")
-    found = {file.stem: file for file in ([place] if place.is_file() else sorted(place.glob("*.json")))}
-    if not found:
-        raise ValueError(f"{place} holds no suites (.json files): get them from cpllab/syntactic-generalization")
-    unknown = [name for name in names if name not in found]
-    if unknown:
-        raise ValueError(f"no suite {', '.join(unknown)} in {place}: there are {', '.join(found)}")
-    return [found[name] for name in sorted(names or found)]
+    return find_files(place, ".json", names, "suite", "cpllab/syntactic-generalization")
 
 
 def region_surprisals(
@@ -289,8 +280,8 @@ def evaluate_syntaxgym(
 
     Returns:
         The result: `summary` and the accuracy of every suite as scores, one row per prediction in `tables`. There,
-        `items_with_unknown_words` counts the items of which a region in the formula has a word outside the vocabulary:
-        what a model prefers there says little about syntax.
+        `items_with_unknown_words` counts the items in which a region of the formula has a word outside the vocabulary:
+        the preference of a model there says little about syntax.
 
     Raises:
         ValueError: no suites, two suites of one name, and what `load_suite` finds wrong.

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,14 @@ from hf_synlm.data.text import PathLike, read_lines
 from hf_synlm.evaluation.treebank_parsing import load_treebank
 
 FORMATS = ("txt", "tsv", "csv", "jsonl")
-_COMPRESSED = frozenset({"gz", "bz2", "xz", "zst", "zip", "7z", "rar", "tar", "tgz"})
-_OTHER_TABLES = frozenset({"xls", "xlsx", "ods", "parquet", "feather", "arrow", "pkl", "rds", "rda", "sav", "dta"})
-_DOCUMENTS = frozenset({"pdf", "doc", "docx", "odt", "rtf"})
-_SURROGATE = re.compile("[\\ud800-\\udfff]")
+# Endings of files that are neither plain text nor one of `FORMATS`, with what to do about them.
+_REMEDIES = {
+    **dict.fromkeys(("gz", "bz2", "xz", "zst", "zip", "7z", "rar", "tar", "tgz"), "unpack it first"),
+    **dict.fromkeys(("xls", "xlsx", "ods", "parquet", "feather", "arrow", "pkl"), "save it as .csv or .tsv"),
+    **dict.fromkeys(("rds", "rda", "sav", "dta"), "save it as .csv or .tsv"),
+    **dict.fromkeys(("pdf", "doc", "docx", "odt", "rtf"), "save its text as .txt"),
+    "json": "write one object per line, and name the file .jsonl, or its format jsonl",
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class TextItem:
 
 
 def file_format(path: PathLike, given: str | None = None) -> str:
-    """Format of a file, by its ending if none is given; what is no table is plain text.
+    """Format of a file, by its ending unless given; files with other endings are plain text.
 
     Args:
         path: the file.
@@ -48,17 +51,11 @@ def file_format(path: PathLike, given: str | None = None) -> str:
     """
     if given is not None and given not in FORMATS:
         raise ValueError(f"format {given!r} is unknown: choose one of {', '.join(FORMATS)}")
-    suffix = Path(path).suffix.lower().removeprefix(".")
-    if suffix in _COMPRESSED:
-        raise ValueError(f"{path} is compressed: unpack it first")
     if given is not None:
         return given
-    if suffix in _OTHER_TABLES:
-        raise ValueError(f"{path} is a table in a format that is not read: save it as .csv or .tsv")
-    if suffix in _DOCUMENTS:
-        raise ValueError(f"{path} is a document with a layout: save its text as .txt")
-    if suffix == "json":
-        raise ValueError(f"{path} is JSON: write one object per line, and name the file .jsonl, or its format jsonl")
+    suffix = Path(path).suffix.lower().removeprefix(".")
+    if suffix in _REMEDIES:
+        raise ValueError(f"{path} is not a text file or table that can be read: {_REMEDIES[suffix]}")
     return suffix if suffix in FORMATS else "txt"
 
 
@@ -82,14 +79,14 @@ def read_table(path: PathLike, kind: str) -> list[dict[str, Any]]:
                 continue
             try:
                 rows.append(json.loads(line))
+                # A lone surrogate such as \\ud800 is half of a character. No tokenizer can read it.
+                json.dumps(rows[-1], ensure_ascii=False).encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise ValueError(f"{path}:{number}: half of a character ({error}). Correct the text.") from error
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}:{number}: not JSON ({error})") from error
             if not isinstance(rows[-1], dict):
                 raise ValueError(f"{path}:{number}: not a JSON object with columns as keys: {line[:60]!r}")
-            if "\\ud" in line.lower() and _SURROGATE.search(json.dumps(rows[-1], ensure_ascii=False)):
-                raise ValueError(
-                    f"{path}:{number}: half of a character (a lone surrogate such as \\ud800): mend the text"
-                )
     else:
         rows = list(_separated(path, "\t" if kind == "tsv" else ","))
     if not rows:
@@ -122,6 +119,34 @@ def _separated(path: PathLike, delimiter: str) -> Iterator[dict[str, Any]]:
         ) from error
 
 
+def find_files(place: PathLike, ending: str, names: Sequence[str], what: str, source: str) -> list[Path]:
+    """Find the files of a benchmark.
+
+    Args:
+        place: a folder, or one file.
+        ending: of the files in the folder, such as ".json".
+        names: files to take, without the ending; empty = all.
+        what: what one file is, for messages.
+        source: where the files come from, for messages.
+
+    Returns:
+        The files in alphabetical order.
+
+    Raises:
+        ValueError: the place does not exist, or a file is missing, or there are none.
+    """
+    place = Path(place)
+    if not place.exists():
+        raise ValueError(f"{place} does not exist: name the folder of the {ending} files, or one of them")
+    found = {file.stem: file for file in ([place] if place.is_file() else sorted(place.glob(f"*{ending}")))}
+    if not found:
+        raise ValueError(f"{place} holds no {what}s ({ending} files): get them from {source}")
+    unknown = [name for name in names if name not in found]
+    if unknown:
+        raise ValueError(f"no {what} {', '.join(unknown)} in {place}: there are {', '.join(found)}")
+    return [found[name] for name in sorted(names or found)]
+
+
 def need_columns(path: PathLike, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
     """Check that every row has text in the columns `names`.
 
@@ -131,7 +156,7 @@ def need_columns(path: PathLike, rows: Sequence[dict[str, Any]], names: Sequence
         names: the columns.
 
     Raises:
-        ValueError: a column is missing, or holds something else than text.
+        ValueError: a column is missing, or a value is not text.
     """
     for number, row in enumerate(rows, 1):
         for name in names:
@@ -162,8 +187,8 @@ def read_items(
         The texts in the order of the file.
 
     Raises:
-        ValueError: the file is not UTF-8, a column that was named or that of the texts is missing or holds something
-            else, or there is no text at all.
+        ValueError: the file is not UTF-8, a named column or the column of the texts is missing or has other values, or
+            the file has no text.
     """
     kind = file_format(path, kind)
     items = []
@@ -190,7 +215,7 @@ def read_items(
 
 
 def _label(row: dict[str, Any], column: str, where: str, needed: bool = False) -> str | float | None:
-    """Text or number by which rows are told apart, None where a column is not `needed` and has no value."""
+    """Text or number that identifies a row; None if the column is not `needed` and has no value."""
     value = row.get(column)
     if needed and value is None:
         raise ValueError(f"{where} has no {column!r} (it has {', '.join(map(str, row))}): name the column of the ids")
@@ -204,14 +229,14 @@ def read_treebank_items(path: PathLike, punctuation: str = "keep") -> tuple[list
 
     Args:
         path: file of bracketed trees with tags.
-        punctuation: "keep", or "remove" it by its tags, as parsers that know none read the sentences.
+        punctuation: "keep", or "remove" it by its tags, for models trained without punctuation.
 
     Returns:
-        The sentences in the order of the file, all of one document, without those of which nothing is left; and what
-        was done with punctuation.
+        The sentences in the order of the file, all of one document, without those that have no words left; and how
+        punctuation was treated.
 
     Raises:
-        ValueError: the file cannot be read as a treebank, or holds no sentence.
+        ValueError: the file cannot be read as a treebank, or has no sentences.
     """
     treebank = load_treebank(Path(path), punctuation)
     items = [TextItem(str(number), " ".join(words)) for number, words in enumerate(treebank.words, 1)]

@@ -1,13 +1,14 @@
-"""Parsing a treebank with a model and scoring the trees, next to the trees that need no model.
+"""Parse a treebank with a model, score its trees beside baselines that need no model, and report numbers and tables.
 
-Words of the treebank are encoded with their word boundaries, so that word pieces stay together; trees over tokens are
-folded back to words before they are scored.
+Words are encoded with their word boundaries, so that word pieces stay together. Trees over tokens are mapped back to
+words before they are scored.
 """
 
 import dataclasses
 import inspect
+import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,30 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
-from hf_synlm.evaluation.parsing import ParsingScores, branching_baselines, keep_words, unlabeled_f1
-from hf_synlm.evaluation.parsing_conventions import ParsingConvention, Punctuation, check_tags
-from hf_synlm.evaluation.scoring import num_alike, texts_per_search
+from hf_synlm.evaluation.evalb import COLLINS, EvalbParameters, EvalbScores, EvalbTree, labeled_f1
+from hf_synlm.evaluation.parsing import (
+    ParsingConvention,
+    ParsingScores,
+    Punctuation,
+    apply_keep,
+    binarized_gold,
+    branching_baselines,
+    check_tags,
+    keep_words,
+    resolve_convention,
+    unlabeled_f1,
+)
+from hf_synlm.evaluation.parsing_analysis import (
+    Recall,
+    agreement,
+    recall_by_height,
+    recall_by_label,
+    recall_by_length,
+    tree_statistics,
+)
+from hf_synlm.evaluation.results import Row
+from hf_synlm.evaluation.scoring import alike_batches, texts_per_search
+from hf_synlm.module_tools import evaluation_mode
 from hf_synlm.trees import Span, escape_word
 
 PUNCTUATION = {
@@ -38,7 +60,7 @@ class Treebank:
     Attributes:
         sentences: the words that are parsed, with their gold trees.
         keep: per sentence and word, whether it counts in the score; `None`: all do.
-        convention: one line that says what is done with punctuation.
+        convention: how punctuation is treated, in one line.
     """
 
     sentences: list[TreebankSentence]
@@ -91,11 +113,10 @@ class Treebank:
         Raises:
             ValueError: there is none.
         """
-        lengths = [len(sentence.words) for sentence in self.scored()]
-        longest = max(lengths) if convention.max_length is None else convention.max_length
-        found = [number for number, length in enumerate(lengths) if convention.min_length <= length <= longest]
+        scored = enumerate(self.scored())
+        found = [number for number, sentence in scored if convention.scores_length(len(sentence.words))]
         if not found:
-            raise ValueError(f"none of the {len(lengths)} sentences is scored under {convention.describe()}")
+            raise ValueError(f"none of the {len(self.sentences)} sentences is scored under {convention.describe()}")
         return found
 
 
@@ -139,17 +160,17 @@ def make_treebank(
     Args:
         trees: the sentences.
         punctuation: "remove" deletes punctuation before parsing (Kim et al. 2019), "ignore" parses it but deletes it
-            from both trees before scoring; both leave out sentences of nothing else. "keep" treats it as words.
-        max_sentences: read only so many of the first sentences.
-        punctuation_by: what tells punctuation, "tag" or "form"; see `keep_words`. By tag, all words count as
+            from both trees before scoring; both leave out sentences without other words. "keep" counts it as words.
+        max_sentences: read only this number of sentences, from the beginning.
+        punctuation_by: how to recognize punctuation, by "tag" or "form"; see `keep_words`. By tag, all words count as
             punctuation whose tag is not among the 36 of the Penn Treebank for words (`check_tags`).
 
     Returns:
         The treebank.
 
     Raises:
-        ValueError: for another value of `punctuation` or `punctuation_by`, trees with other tags than the Penn
-            Treebank's where these tell punctuation (in the sentences that are read), or no sentence at all.
+        ValueError: for another value of `punctuation` or `punctuation_by`, for trees with other tags than the Penn
+            Treebank's if punctuation is recognized by tag (in the sentences that are read), or without any sentence.
     """
     if punctuation not in PUNCTUATION:
         raise ValueError(f"punctuation {punctuation!r} is unknown. Choose one of {sorted(PUNCTUATION)}.")
@@ -211,17 +232,12 @@ def parse_sentences(
         raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
     encoded = [_encode(tokenizer, words, number) for number, words in enumerate(sentences, 1)]
     _check_lengths(model, sentences, encoded)
-    order = sorted(range(len(encoded)), key=lambda index: -len(encoded[index][0]))
     parsed: dict[int, ParsedSentence] = {}
     searches = hasattr(model, "word_search") and options.get("method", "search") == "search"
     most = texts_per_search(model, batch_size, options.get("num_beams")) if searches else batch_size
-    training = model.training
-    model.eval()
-    bar = tqdm(total=len(order), desc=progress, unit="sent", disable=None if progress else True)
-    try:
-        while len(parsed) < len(order):
-            candidates = order[len(parsed) : len(parsed) + most]
-            rows = candidates[: num_alike([len(encoded[row][0]) for row in candidates], searches)]
+    bar = tqdm(total=len(encoded), desc=progress, unit="sent", disable=None if progress else True)
+    with evaluation_mode(model), bar:
+        for rows in alike_batches([len(ids) for ids, _ in encoded], lambda _: most, searches):
             batch = collate_contexts(
                 [{"input_ids": encoded[row][0], "word_ends": encoded[row][1]} for row in rows], tokenizer.pad_token_id
             )
@@ -230,9 +246,6 @@ def parse_sentences(
             for place, row in enumerate(rows):
                 parsed[row] = ParsedSentence.from_output(output, sentences[row], place)
             bar.update(len(rows))
-    finally:
-        bar.close()
-        model.train(training)
     return [parsed[row] for row in range(len(encoded))]
 
 
@@ -290,7 +303,7 @@ def best_trees(parsed: Sequence[ParsedSentence]) -> list[list[Span]]:
         parsed: the sentences.
 
     Returns:
-        Per sentence the spans of two or more words of its best tree; none where there is no tree.
+        Per sentence the spans of two or more words of its best tree; empty if it has no tree.
     """
     return [sentence.hypotheses[0].unlabeled_spans if sentence.hypotheses else [] for sentence in parsed]
 
@@ -299,7 +312,7 @@ def match_treebank(parsed: Sequence[ParsedSentence], treebank: Treebank, where: 
     """Check that trees are over the words of a treebank, sentence by sentence.
 
     Args:
-        parsed: the trees; one without words stands for a sentence that got no tree.
+        parsed: the trees; an entry without words is a sentence without a tree.
         treebank: the gold trees.
         where: the file of the trees, for messages.
 
@@ -325,7 +338,7 @@ def match_treebank(parsed: Sequence[ParsedSentence], treebank: Treebank, where: 
             difference = f"word {place + 1} is {sentence.words[place]!r}, in the gold tree {gold.words[place]!r}"
         raise ValueError(
             f"{where}: sentence {number} is not that of {gold.source}: {difference} ({treebank.convention}); "
-            "score trees over the same words, and check the style of the brackets and what is done with punctuation"
+            "score trees over the same words, and check the style of the brackets and the treatment of punctuation"
         )
 
 
@@ -392,3 +405,173 @@ def score_table(scores: dict[str, ParsingScores], treebank: Treebank) -> str:
 def score_numbers(scores: dict[str, ParsingScores]) -> dict[str, dict[str, float]]:
     """The numbers of `scores` in percent, for JSON."""
     return {name: score.numbers() for name, score in scores.items()}
+
+
+# ---------------------------------------------------------------------------------------------------- reports
+def report_parsing(
+    treebank: Treebank,
+    runs: Mapping[str, Sequence[ParsedSentence]],
+    convention: str | ParsingConvention = "gpst",
+    **changes: Any,
+) -> tuple[dict[str, float], dict[str, list[Row]]]:
+    """Score the trees of one or several runs without their labels; all numbers are of sentences that are scored.
+
+    Args:
+        treebank: the gold trees.
+        runs: per run, by its name, the parsed sentences of the treebank in order.
+        convention: as in `unlabeled_f1`.
+        **changes: as in `unlabeled_f1`.
+
+    Returns:
+        Scores by name, means where there are several runs (then also `f1_standard_deviation` and `agreement`); and
+        tables by title.
+
+    Raises:
+        ValueError: no runs, trees that are not over the words of the treebank, or as `unlabeled_f1`.
+    """
+    if not runs:
+        raise ValueError("there are no trees to score: give at least one run")
+    convention = resolve_convention(convention, **changes)
+    for name, parsed in runs.items():
+        match_treebank(parsed, treebank, name)
+    numbers_scored = treebank.numbers_scored(convention)
+    treebank = treebank.select(numbers_scored)
+    runs = {name: [parsed[number] for number in numbers_scored] for name, parsed in runs.items()}
+    trees = {name: best_trees(parsed) for name, parsed in runs.items()}
+    scores = {name: score_trees(found, treebank, convention) for name, found in trees.items()}
+    baselines = score_baselines(treebank, convention)
+    lengths = [len(sentence.words) for sentence in treebank.scored()]
+    kept = {name: _scored_part(found, treebank) for name, found in trees.items()}
+    shapes = _shapes(kept, treebank, lengths)
+    numbers = [_numbers(score, shapes[name]) for name, score in scores.items()]
+    values = {name: statistics.fmean(each[name] for each in numbers) for name in numbers[0]}
+    values["num_without_tree"] = statistics.fmean(sum(not s.hypotheses for s in parsed) for parsed in runs.values())
+    if len(runs) > 1:
+        values["f1_standard_deviation"] = statistics.stdev(each["f1"] for each in numbers)
+        agreed = agreement(list(trees.values()), treebank.lengths, convention, keep=treebank.keep)
+        values["agreement"] = round(100 * agreed.mean, 2)
+    first = next(iter(kept))
+    tables = {
+        "unlabeled F1 (%)": [_f1_row(name, score) for name, score in (scores | baselines).items()],
+        "shape of the trees": [{"trees": name, **shape} for name, shape in shapes.items()],
+        **_recall_tables(kept[first], treebank, lengths, convention, "" if len(runs) == 1 else f", {first}"),
+    }
+    return values, tables
+
+
+def _numbers(score: ParsingScores, shape: Mapping[str, float]) -> dict[str, float]:
+    pooled = {"precision": round(100 * score.precision, 2), "recall": round(100 * score.recall, 2)}
+    return {**score.numbers(), **pooled, **shape, "num_sentences": score.num_sentences}
+
+
+def _f1_row(name: str, score: ParsingScores) -> Row:
+    numbers = score.numbers()
+    return {
+        "trees": name,
+        "F1 by the convention": numbers["f1"],
+        "sentence, without sentence span": numbers["sentence_drop"],
+        "corpus, without sentence span": numbers["corpus_drop"],
+        "sentence, with sentence span": numbers["sentence_count"],
+        "corpus, with sentence span": numbers["corpus_count"],
+    }
+
+
+def _scored_part(trees: Sequence[Sequence[Span]], treebank: Treebank) -> list[list[Span]]:
+    """Spans over the words that count, of two or more words."""
+    return [[(i, j) for i, j in spans if j - i > 1] for spans in apply_keep(trees, treebank.lengths, treebank.keep)]
+
+
+def _shapes(
+    kept: Mapping[str, list[list[Span]]], treebank: Treebank, lengths: Sequence[int]
+) -> dict[str, dict[str, float]]:
+    gold = _scored_part(treebank.spans, treebank)
+    binary = [binarized_gold(spans, length) for spans, length in zip(gold, lengths, strict=True)]
+    return {
+        name: tree_statistics(trees, lengths).numbers()
+        for name, trees in {**kept, "gold": gold, "binarized gold": binary}.items()
+    }
+
+
+def _recall_tables(
+    trees: Sequence[Sequence[Span]],
+    treebank: Treebank,
+    lengths: Sequence[int],
+    convention: ParsingConvention,
+    of_run: str,
+) -> dict[str, list[Row]]:
+    gold = _scored_part(treebank.spans, treebank)
+    by_label = recall_by_label(trees, treebank.scored(), convention)
+    classes: dict[str, Mapping[Any, Recall]] = {
+        "width": recall_by_length(trees, gold, lengths, convention),
+        "height": recall_by_height(trees, gold, lengths, convention),
+    }
+    if any(label for label in by_label):
+        classes = {"label": by_label, **classes}
+    return {
+        f"recall by {name} (%){of_run}": [
+            {name: key, "recall": round(100 * recall.value, 2), "found": recall.found, "gold": recall.total}
+            for key, recall in found.items()
+        ]
+        for name, found in classes.items()
+    }
+
+
+def report_evalb(
+    treebank: Treebank,
+    runs: Mapping[str, Sequence[ParsedSentence]],
+    parameters: EvalbParameters = COLLINS,
+) -> tuple[dict[str, float], dict[str, list[Row]]]:
+    """Score the trees of one or several runs as EVALB does; words carry the gold tags.
+
+    A sentence without a tree counts as one without brackets: its gold brackets are missed.
+
+    Args:
+        treebank: the gold trees; EVALB leaves words out by their tags itself.
+        runs: per run, by its name, the parsed sentences of the treebank in order.
+        parameters: what to count; `labeled=False` for trees without labels.
+
+    Returns:
+        Scores by name in percent, means where there are several runs; and tables by title.
+
+    Raises:
+        ValueError: trees that are not over the words of the treebank, trees without labels where labels count, or no
+            sentence that EVALB scores.
+    """
+    if not runs:
+        raise ValueError("there are no trees to score: give at least one run")
+    gold = [EvalbTree.from_sentence(sentence) for sentence in treebank.sentences]
+    scores: dict[str, EvalbScores] = {}
+    for name, parsed in runs.items():
+        match_treebank(parsed, treebank, name)
+        scores[name] = labeled_f1([_brackets(sentence, name, parameters) for sentence in parsed], gold, parameters)
+        if not scores[name].overall.num_valid:
+            raise ValueError(
+                f"{name}: EVALB scores none of the {len(gold)} sentences, because they have no tree, or are words that "
+                "its parameters delete"
+            )
+    rows = [
+        {
+            "trees": name,
+            "sentences": part.name,
+            **{key: round(100 * getattr(part, key), 2) for key in ("recall", "precision", "f1", "complete_match")},
+            "average_crossing": round(part.average_crossing, 2),
+            "num_valid": part.num_valid,
+        }
+        for name, score in scores.items()
+        for part in (score.overall, score.short)
+    ]
+    overall = [row for row in rows if row["sentences"] == "All"]
+    keys = ("f1", "precision", "recall", "complete_match", "average_crossing", "num_valid")
+    values = {key: statistics.fmean(row[key] for row in overall) for key in keys}
+    if len(runs) > 1:
+        values["f1_standard_deviation"] = statistics.stdev(row["f1"] for row in overall)
+    return values, {f"{'labeled' if parameters.labeled else 'unlabeled'} brackets by EVALB (%)": rows}
+
+
+def _brackets(sentence: ParsedSentence, name: str, parameters: EvalbParameters) -> tuple[Sequence[str], Sequence[Span]]:
+    if not sentence.hypotheses:
+        return (), ()
+    tree = sentence.hypotheses[0]
+    if tree.labels is None and parameters.labeled:
+        raise ValueError(f"{name}: the trees have no labels; score them without (labeled=False, --unlabeled)")
+    return tree.labels or ["X"] * len(tree.spans), tree.spans

@@ -1,14 +1,15 @@
 """The user's words and the model's tokens: which token belongs to which word.
 
-A word is what stands between white space (as `str.split` sees it). The model reads the words joined by single spaces,
+Words are separated by white space (as by `str.split`). The model reads the words joined by single spaces,
 so double spaces, tabs and other white space change nothing, and every token is given to the word whose characters it
 covers. Punctuation is part of a word where the user's text has it so.
 """
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ class EncodedText:
 
 
 def split_words(text: str) -> list[Word]:
-    r"""Words of a text, what stands between white space; the same as `text.split()`, with positions.
+    """Words of a text, as `text.split()` gives them, with their positions.
 
     Args:
         text: any text.
@@ -67,49 +68,45 @@ def encode_sentences(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Seq
     added.
 
     Args:
-        tokenizer: a fast tokenizer, which tells the positions of its tokens.
+        tokenizer: a fast tokenizer, which gives the positions of its tokens.
         sentences: per sentence its words; a sentence may be empty.
 
     Returns:
         One text per sentence.
 
     Raises:
-        ValueError: the tokenizer tells no positions, a word is empty or holds white space, or a token covers two words.
+        ValueError: the tokenizer gives no positions, a word is empty or has white space, or a token covers two words.
 
     Cost: O(characters).
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
-            f"{type(tokenizer).__name__} does not tell the positions of its tokens, so they cannot be assigned to "
+            f"{type(tokenizer).__name__} does not give the positions of its tokens, so they cannot be assigned to "
             "words: use a fast tokenizer (one with a tokenizer.json)"
         )
     for number, words in enumerate(sentences):
         for word in words:
             if not word or len(word.split()) != 1:
                 raise ValueError(
-                    f"sentence {number} has the word {word!r}: words are not empty and hold no white space"
+                    f"sentence {number} has the word {word!r}: words must not be empty or have white space"
                 )
     texts = [" ".join(words) for words in sentences]
-    # An empty batch is an error of the tokenizer. Long texts are cut later, so its warning is out of place.
-    given = [number for number, text in enumerate(texts) if text]
-    encoded: dict[int, tuple[list[int], list[tuple[int, int]]]] = {}
-    if given:
+    batch: Mapping[str, Any] = {"input_ids": [], "offset_mapping": []}
+    if texts:  # a tokenizer does not take an empty batch
         batch = tokenizer(
-            [texts[number] for number in given],
+            texts,
             add_special_tokens=False,
             return_offsets_mapping=True,
             return_attention_mask=False,
             split_special_tokens=True,
-            verbose=False,
+            verbose=False,  # long texts are cut later, so do not warn
         )
-        encoded = {number: (batch["input_ids"][k], batch["offset_mapping"][k]) for k, number in enumerate(given)}
     classes = _classes_of_unknown_words(tokenizer)
-    found = [encoded.get(number, ([], [])) for number in range(len(texts))]
     unknown = tokenizer.unk_token_id
     special = set() if unknown is None else set(tokenizer.all_special_ids) - {unknown}
     return [
         _assign(words, [unknown if token in special else token for token in ids], offsets, tokenizer, classes)
-        for words, (ids, offsets) in zip(sentences, found, strict=True)
+        for words, ids, offsets in zip(sentences, batch["input_ids"], batch["offset_mapping"], strict=True)
     ]
 
 
@@ -140,7 +137,7 @@ def _assign(
                 )
         elif piece:
             owners.append(word_at[min(start, len(text)) - 1])  # white space only
-        else:  # a mark that stands for no character: of the end of a word, or of the beginning
+        else:  # a mark of the end or the beginning of a word, which covers no character
             ends_word = start == len(text) or (start > 0 and text[start] == " ")
             owners.append(word_at[start - ends_word])
     unknown = set(range(len(words))) - set(owners)
@@ -160,8 +157,8 @@ def _classes_of_unknown_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, s
 def word_starts(tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_token_ids: Sequence[int]) -> Tensor | None:
     """Which tokens begin a word, or end the text, where the vocabulary marks the beginning of words.
 
-    In such a vocabulary (byte-level BPE, sentencepiece, WordPiece) the last token of a word does not tell that the
-    word is over: that is known from the next token.
+    In such a vocabulary (byte-level BPE, sentencepiece, WordPiece) the last token of a word does not say that the word
+    is over (end of word): only the next token does.
 
     Args:
         tokenizer: a fast tokenizer.
@@ -169,7 +166,7 @@ def word_starts(tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_token_i
         end_token_ids: tokens that end a text.
 
     Returns:
-        [V] bool; None where tokens are words or mark the end of words, so that nothing is left open.
+        [V] bool; None where tokens are words or mark the end of words, so that the end of a word is known.
     """
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     vocabulary = tokenizer.get_vocab()

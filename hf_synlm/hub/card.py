@@ -127,7 +127,7 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
             on the beam, `num_beams` and `estimator` ("stepwise" or "beam marginal" for probabilities, "search" or
             "inside" for trees); optionally `convention` ("name: what is counted"), `seed`, `hardware`, `baselines`
             (the same number of trees that need no model, by name), and `command`, which reproduces the number.
-            `hf_synlm.evaluation.card_rows` makes them from results of `synlm evaluate`.
+            `hf_synlm.evaluation.results.card_rows` makes them from results of `synlm evaluate`.
 
     Returns:
         The card in Markdown.

@@ -72,9 +72,9 @@ def read_json(path: str | os.PathLike) -> dict[str, Any]:
     except OSError as error:
         raise ValueError(f"{str(path)!r} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{str(path)!r} is no JSON file: {error}") from error
+        raise ValueError(f"{str(path)!r} is not a JSON file: {error}") from error
     if not isinstance(values, dict):
-        raise ValueError(f"{str(path)!r} holds no JSON object, but {type(values).__name__}. Save the model again.")
+        raise ValueError(f"{str(path)!r} must hold a JSON object, not {type(values).__name__}.")
     return values
 
 

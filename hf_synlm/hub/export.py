@@ -1,13 +1,11 @@
 """Write a model as a folder that is complete: weights, tokenizer, the code that runs them, and a card.
 
-A folder appears under its name only once all of it is written. An interrupted export leaves nothing that loads.
+A folder appears under its name when all of it is written. An interrupted export leaves nothing that loads.
 """
 
 import os
 import re
-import secrets
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,12 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import get_relative_imports
 
+import hf_synlm
+from hf_synlm.data.files import folder_writer
 from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.checkpoint import pickled_files, read_json, stored_tensors
 
+PACKAGE = Path(hf_synlm.__file__).parent
 # "file.Class" in an auto_map; what lies in another repository or folder is written otherwise.
 _REFERENCE = re.compile(r"\w+\.\w+")
 # Refusals of the Hub, and what its client's HTTP library raises where nobody answers.
@@ -38,8 +39,8 @@ def export_model(
     """Write a self-contained Hub repository into a folder.
 
     Stock `save_pretrained` writes weights (safetensors), configuration and code; the tokenizer and the card follow.
-    Everything goes to a hidden sibling of `output_dir` that is renamed at the end. In a distributed run, call it on
-    one process, with the gathered `state_dict`.
+    The folder gets its name when all of it is written. In a distributed run, call it on one process, with the gathered
+    `state_dict`.
 
     Args:
         model: a model of this package, or one that was loaded from the Hub with its own code.
@@ -57,20 +58,18 @@ def export_model(
             model do not fit together. Nothing is written then.
     """
     output_dir = Path(output_dir).absolute()
-    _check_target(output_dir, overwrite)
+    check_target(output_dir, overwrite)
     _check_code(model)
     if tokenizer is not None:
         _check_tokenizer(model, tokenizer)
     text = fill_card(model.config, {"repo_id": output_dir.name}) if card is None else card
 
-    def write(folder: Path) -> None:
+    with folder_writer(output_dir) as folder:
         model.save_pretrained(folder, **({} if state_dict is None else {"state_dict": dict(state_dict)}))
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         (folder / "README.md").write_text(text, encoding="utf-8")
         check_complete(folder)
-
-    _write_then_rename(output_dir, write)
     return output_dir
 
 
@@ -179,14 +178,22 @@ def check_code(folder: str | os.PathLike) -> dict[str, str]:
                 f"{auto_class} of {str(folder)!r} is {reference!r}. Code must lie in the folder itself, as "
                 "'file.Class'. Load the model and export it again."
             )
-        missing = sorted(file.name for file in _code_files(folder, reference) if not file.is_file())
+        missing = sorted(file.name for file in code_files(folder, reference) if not file.is_file())
         if missing:
             raise ValueError(f"{auto_class} of {str(folder)!r} needs {missing}, not in the folder. Export it again.")
     return dict(auto_map)
 
 
-def _code_files(folder: Path, reference: str) -> set[Path]:
-    """Files that "file.Class" of an `auto_map` needs, as the loader finds them, whether they exist or not."""
+def code_files(folder: Path, reference: str) -> set[Path]:
+    """Files of code that a class of an `auto_map` needs, as the loader of transformers finds them.
+
+    Args:
+        folder: where the files lie.
+        reference: "file.Class".
+
+    Returns:
+        The files, whether they exist or not.
+    """
     files, unread = set(), {folder / f"{reference.partition('.')[0]}.py"}
     while unread:
         files |= unread
@@ -195,11 +202,21 @@ def _code_files(folder: Path, reference: str) -> set[Path]:
     return files
 
 
-def _check_target(output_dir: Path, overwrite: bool) -> None:
-    if output_dir.exists() and not output_dir.is_dir():
-        raise ValueError(f"{str(output_dir)!r} is a file. Choose another name for the folder.")
-    if output_dir.exists() and not overwrite:
-        raise ValueError(f"{str(output_dir)!r} exists. Choose another folder, or pass overwrite=True to replace it.")
+def check_target(output_dir: str | os.PathLike, overwrite: bool = False) -> None:
+    """Check, before anything is computed, that `export_model` can make a folder.
+
+    Args:
+        output_dir: the folder.
+        overwrite: whether an existing folder may be replaced.
+
+    Raises:
+        ValueError: it exists and is not to be replaced, or is no folder.
+    """
+    path = Path(output_dir)
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{str(path)!r} is a file. Choose another name for the folder.")
+    if path.exists() and not overwrite:
+        raise ValueError(f"{str(path)!r} exists. Choose another folder, or pass overwrite (--overwrite) to replace it.")
 
 
 def _check_code(model: Any) -> None:
@@ -225,27 +242,4 @@ def _check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
             )
 
 
-def _write_then_rename(target: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a hidden sibling folder of `target`, then give it its name; a link stays one to it."""
-    target = Path(os.path.realpath(target))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    mark = secrets.token_hex(4)
-    new, old = (target.with_name(f".{target.name}.{mark}.{kind}") for kind in ("new", "old"))
-    try:
-        new.mkdir()
-        write(new)
-        if not target.exists():
-            new.rename(target)
-            return
-        target.rename(old)
-        try:
-            new.rename(target)
-        except BaseException:
-            old.rename(target)
-            raise
-        shutil.rmtree(old)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-
-
-__all__ = ["check_complete", "export_model", "push_to_hub"]
+__all__ = ["check_complete", "check_target", "code_files", "export_model", "push_to_hub"]

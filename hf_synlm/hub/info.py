@@ -1,7 +1,8 @@
-"""What is known about a saved model without loading it: its files are read, its code is not run."""
+"""Describe a saved model without loading it: read its files, run none of its code."""
 
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ from huggingface_hub import ModelCard, get_safetensors_metadata, snapshot_downlo
 from huggingface_hub.errors import EntryNotFoundError, NotASafetensorsRepoError
 
 from hf_synlm.hub.checkpoint import CONFIG_FILE, check_model_source, pickled_files, read_json, stored_tensors
-from hf_synlm.hub.export import SPECIAL_IDS, check_code
+from hf_synlm.hub.export import PACKAGE, SPECIAL_IDS, check_code, code_files
 
+ARCHITECTURES = ("gpst", "rnng", "on_lstm", "prpn", "palm", "lstm")
 _SIZES = ("vocab_size", "max_position_embeddings", "scoring_num_beams", "action_beam_size", "num_labels")
 _CARD_FIELDS = ("license", "language", "pipeline_tag", "datasets", "tags")
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
@@ -135,4 +137,52 @@ def info_table(description: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-__all__ = ["describe_model", "info_table"]
+def shipped_files(architecture: str) -> dict[str, int]:
+    """Files of code that ship with every model of an architecture.
+
+    Args:
+        architecture: the end of the name of its modeling file, such as "gpst".
+
+    Returns:
+        Number of lines by file name, sorted by name.
+
+    Raises:
+        ValueError: an unknown architecture.
+    """
+    if architecture not in ARCHITECTURES:
+        raise ValueError(f"unknown architecture {architecture!r}: choose one of {', '.join(ARCHITECTURES)}")
+    files = code_files(PACKAGE, f"modeling_{architecture}")
+    return {file.name: len(file.read_text(encoding="utf-8").splitlines()) for file in sorted(files)}
+
+
+def files_table(files: Mapping[str, int]) -> str:
+    """Files with their lines for a reader, and the total.
+
+    Args:
+        files: what `shipped_files` returns.
+
+    Returns:
+        One line per file, and the total.
+    """
+    rows = {**files, f"total: {len(files)} files": sum(files.values())}
+    width = max(map(len, rows))
+    return "\n".join(f"{name:{width}}  {lines:6,}" for name, lines in rows.items())
+
+
+def shipped_table() -> str:
+    """What ships with each model, as a Markdown table: a row per file, a column per architecture.
+
+    Returns:
+        The table; the last row has the number of files and lines of each architecture.
+    """
+    shipped = {name: shipped_files(name) for name in ARCHITECTURES}
+    lines = {file: count for files in shipped.values() for file, count in files.items()}
+    rows = ["| file | lines | " + " | ".join(ARCHITECTURES) + " |", "| --- | ---: |" + " :---: |" * len(ARCHITECTURES)]
+    for file in sorted(lines):
+        marks = " | ".join("x" if file in files else "" for files in shipped.values())
+        rows.append(f"| {file} | {lines[file]} | {marks} |")
+    totals = " | ".join(f"{len(files)} files, {sum(files.values()):,} lines" for files in shipped.values())
+    return "\n".join([*rows, f"| total | | {totals} |"])
+
+
+__all__ = ["describe_model", "files_table", "info_table", "shipped_files", "shipped_table"]

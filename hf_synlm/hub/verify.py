@@ -1,14 +1,12 @@
-"""Check that an exported folder does without this package what it does with it.
+"""Check that an exported folder computes the same with and without this package.
 
 `python -m hf_synlm.hub.verify FOLDER` loads the folder twice, here and in a clean process where `import hf_synlm`
-fails, and compares configuration, tokenizer, logits, parses and generated text with their trees.
+fails, and compares configuration, tokenizer, logits, parses and generated text with its trees.
 """
 
 import argparse
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,11 +17,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
 
 import hf_synlm
-from hf_synlm.hub import _probe
 from hf_synlm.hub.checkpoint import check_checkpoint, pickled_files
-from hf_synlm.hub.export import check_complete
+from hf_synlm.hub.export import PACKAGE, check_complete
+from hf_synlm.hub.probe import probe_folder, run_without_package
 
-PACKAGE = Path(hf_synlm.__file__).parent
 DEFAULT_TEXTS = ("fruit flies like a banana", "the keys to the cabinet are on the table")
 # Lengths of the rows of the default input: unequal, so that padding is part of the comparison.
 DEFAULT_LENGTHS = (6, 4)
@@ -83,8 +80,7 @@ def verify_export(
 ) -> VerificationReport:
     """Compare a model folder with and without this package.
 
-    The clean process runs `python -I` in an empty working folder, with `import hf_synlm` blocked, no network, and
-    its own cache of remote code.
+    For the clean process see `run_without_package`.
 
     Args:
         folder: what `export_model` or `save_pretrained` wrote.
@@ -119,18 +115,17 @@ def verify_export(
         "num_beams": num_beams,
         "max_new_tokens": max_new_tokens,
         "seed": 0,
-        "num_threads": torch.get_num_threads(),
     }
-    without = _probe_in_clean_process(folder, request, timeout_seconds)
+    without = run_without_package("verify", folder, request, timeout_seconds)
     with torch.random.fork_rng(devices=[]):
-        own = _probe.probe_folder(str(folder), request)
+        own = probe_folder(str(folder), request)
     report = VerificationReport(folder, [_check_files(folder)])
     report.checks += [_compare(name, own[name], without[name], tolerance) for name in own]
     return report
 
 
 def encode_texts(folder: str | os.PathLike, texts: Sequence[str]) -> dict[str, Any]:
-    """Arguments of `verify_export` by which it reads texts of yours.
+    """Arguments that make `verify_export` read your own texts.
 
     Args:
         folder: the model folder.
@@ -165,38 +160,6 @@ def _default_inputs(folder: Path) -> tuple[Tensor, Tensor]:
         ids[row, longest - length :] = torch.tensor(chosen[start : start + length])
         mask[row, longest - length :] = 1
     return ids, mask
-
-
-def _probe_in_clean_process(folder: Path, request: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="hf_synlm_verify_") as temporary:
-        place = Path(temporary)
-        request_file, result_file = place / "request.pt", place / "result.pt"
-        torch.save(request, request_file)
-        environment = {
-            **os.environ,
-            "HF_HOME": str(place / "home"),
-            "HF_MODULES_CACHE": str(place / "modules"),
-            "HF_HUB_OFFLINE": "1",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        # -I: neither the current folder nor PYTHONPATH nor the user's own packages are on the path.
-        command = [sys.executable, "-I", str(Path(_probe.__file__)), str(folder), str(request_file), str(result_file)]
-        try:
-            run = subprocess.run(
-                command,
-                cwd=place,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=timeout_seconds,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise RuntimeError(f"The process without hf_synlm took longer than {timeout_seconds} seconds.") from error
-        if run.returncode or not result_file.is_file():
-            raise RuntimeError(f"The process without hf_synlm ended with {run.returncode}:\n{run.stderr[-4000:]}")
-        return torch.load(result_file, weights_only=True)
 
 
 def _check_files(folder: Path) -> Check:

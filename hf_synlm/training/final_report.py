@@ -1,14 +1,9 @@
 """What a user gets: load the saved folder where hf_synlm is not installed, parse held-out sentences, generate.
 
-The model runs in a process of its own (`load_saved_model.py`), in which `import hf_synlm` fails; trees come back as
-spans and are scored here.
+The model runs in a clean process (`hf_synlm.hub.probe`), in which `import hf_synlm` fails; trees come back as spans and
+are scored here.
 """
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +22,7 @@ from hf_synlm.evaluation.treebank_parsing import (
     score_table,
     score_trees,
 )
+from hf_synlm.hub.probe import run_without_package
 from hf_synlm.trees import Span, fold_tokens
 from hf_synlm.viz import tree_to_text
 
@@ -111,20 +107,19 @@ def report_saved_model(
         The report.
 
     Raises:
-        RuntimeError: when the clean process fails, with the end of what it wrote.
+        RuntimeError: the clean process fails; the message shows the end of what it wrote.
     """
     word_ends = {
         name: [encode_words(tokenizer, words)[1] for words in treebank.words] for name, treebank in treebanks.items()
     }
     request = {
-        "folder": str(folder.resolve()),
         "texts": {name: [" ".join(words) for words in treebank.words] for name, treebank in treebanks.items()},
         "word_ends": word_ends,
         "methods": methods,
         "prompt": next(iter(treebanks.values())).words[0][0],
         "seed": seed,
     }
-    answer = _run_clean_process(request)
+    answer = run_without_package("report", folder, request)
     print(f"loaded {folder} without hf_synlm ({answer['class']})")
     scores: dict[str, dict[str, ParsingScores]] = {}
     for name, treebank in treebanks.items():
@@ -145,29 +140,3 @@ def report_saved_model(
 def distinct_spans(spans: Sequence[Sequence[int]]) -> list[Span]:
     """Spans of two or more tokens, each once: labeled trees have unary chains, too."""
     return list(dict.fromkeys((i, j) for i, j in spans if j - i > 1))
-
-
-def _run_clean_process(request: dict[str, Any]) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="hf_synlm_report_") as temporary:
-        place = Path(temporary)
-        request_file, answer_file = place / "request.json", place / "answer.json"
-        request_file.write_text(json.dumps(request), encoding="utf-8")
-        environment = {
-            **os.environ,
-            "HF_MODULES_CACHE": str(place / "modules"),
-            "HF_HUB_OFFLINE": "1",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        # The process is no part of the distributed run that it reports on.
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-            environment.pop(name, None)
-        script = Path(__file__).with_name("load_saved_model.py")
-        # -I: neither the current folder nor PYTHONPATH nor the user's own packages are on the path.
-        command = [sys.executable, "-I", str(script), str(request_file), str(answer_file)]
-        run = subprocess.run(
-            command, cwd=place, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
-        )
-        if run.returncode or not answer_file.is_file():
-            raise RuntimeError(f"Loading the saved model without hf_synlm failed:\n{run.stderr[-4000:]}")
-        return json.loads(answer_file.read_text(encoding="utf-8"))

@@ -22,8 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.text import read_lines
-from hf_synlm.evaluation.parsing import ParsingScores
-from hf_synlm.evaluation.parsing_conventions import PUNCTUATION_WORDS, resolve_convention
+from hf_synlm.evaluation.parsing import PUNCTUATION_WORDS, ParsingScores, resolve_convention
 from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.treebank_parsing import (
     PUNCTUATION,

@@ -19,8 +19,7 @@ from tqdm.auto import tqdm
 
 from hf_synlm.data.parsed import word_brackets
 from hf_synlm.evaluation.evalb import EvalbParameters, EvalbScores, labeled_f1
-from hf_synlm.evaluation.parsing import ParsingScores, branching_baselines, keep_words, unlabeled_f1
-from hf_synlm.evaluation.parsing_conventions import Punctuation
+from hf_synlm.evaluation.parsing import ParsingScores, Punctuation, branching_baselines, keep_words, unlabeled_f1
 from hf_synlm.losses import share_of
 from hf_synlm.module_tools import evaluation_mode
 from hf_synlm.training.steps import to_device

@@ -24,7 +24,7 @@ from hf_synlm.data.streams import SentenceCode, StreamRows, TokenStream, collate
 from hf_synlm.data.text import read_lines
 from hf_synlm.data.tokenizers import character_tokenizer
 from hf_synlm.data.treebank import WORD_TAGS, TreebankSentence, count_tags, parse_treebank, read_treebank, to_ptb_concat
-from hf_synlm.evaluation.parsing_conventions import check_tags
+from hf_synlm.evaluation.parsing import check_tags
 from hf_synlm.training.sentence_files import (
     SentenceFileArguments,
     Sentences,

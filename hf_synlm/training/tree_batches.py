@@ -25,7 +25,7 @@ from hf_synlm.data.collate import collate_trees
 from hf_synlm.data.gold_trees import encode_trees
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import UnknownRule, subword_tokenizer
-from hf_synlm.evaluation.parsing_conventions import Punctuation, has_penn_tags
+from hf_synlm.evaluation.parsing import Punctuation, has_penn_tags
 from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.rnng_plan import make_plan
 from hf_synlm.training.sentence_files import (
@@ -310,7 +310,7 @@ class TreeCollator:
             words = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
             return {**words, "num_words": num_words}
         del batch["labels"]  # all words count
-        schedule = make_plan(
+        plan = make_plan(
             [row["actions"] for row in rows],
             transition_system=self.config.transition_system,
             num_labels=len(self.config.nonterminals),
@@ -318,7 +318,7 @@ class TreeCollator:
             word_ends=[row["word_ends"] for row in rows],
             by_level=self.config.composition == "lstm",
         )
-        return {**batch, "schedule": schedule, "num_words": num_words}
+        return {**batch, "plan": plan, "num_words": num_words}
 
 
 def padded_batches(lengths: np.ndarray, max_size: int, max_padded_length: int) -> list[list[int]]:

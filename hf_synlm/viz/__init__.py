@@ -1,13 +1,19 @@
 """Pictures of what the models compute, as plain strings: trees, surprisals, charts, distances, attention.
 
-Nothing here needs a further library. `show` gives an object that draws itself in notebooks; the functions ending in
+No plotting library is needed. `show` gives an object that draws itself in notebooks; the functions ending in
 `_to_text`, `_to_svg`, `_to_latex`, `_to_html` and `_to_page` return text in that format, with everything escaped.
 """
 
-from hf_synlm.viz.bars import bars_to_svg
-from hf_synlm.viz.heatmap import chart_scores, chart_to_svg, distances_to_svg, heatmap_to_svg, span_attention_to_svg
 from hf_synlm.viz.html import posteriors, sentence_to_html, sentence_to_page, sentences_to_page, surprisals_in_bits
 from hf_synlm.viz.latex import escape_latex, tree_to_latex
+from hf_synlm.viz.plots import (
+    bars_to_svg,
+    chart_scores,
+    chart_to_svg,
+    distances_to_svg,
+    heatmap_to_svg,
+    span_attention_to_svg,
+)
 from hf_synlm.viz.svg import tree_to_svg
 from hf_synlm.viz.text import tree_to_text
 from hf_synlm.viz.view import SentenceView, show

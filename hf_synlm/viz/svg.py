@@ -1,4 +1,4 @@
-"""Trees as SVG, with a bar for the surprisal of each word below it. No other library is needed.
+"""Trees as SVG, with a bar for the surprisal of each word below it. It needs no other library.
 
 Lines and text have the color of the text around the picture, so it fits light and dark pages.
 """
@@ -7,7 +7,6 @@ import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape as _escape_xml
-from xml.sax.saxutils import quoteattr
 
 from hf_synlm.trees import Span
 from hf_synlm.viz.layout import Node, build_nodes, clean_text, place_nodes
@@ -30,18 +29,6 @@ def escape_xml(text: str) -> str:
         The text with &lt; and the like; characters that XML cannot hold become U+FFFD.
     """
     return _escape_xml(clean_text(text))
-
-
-def escape_attribute(text: str) -> str:
-    """Write a text as the quoted value of an attribute.
-
-    Args:
-        text: any string.
-
-    Returns:
-        The value with its quotation marks.
-    """
-    return quoteattr(clean_text(text))
 
 
 def text_width(text: str, size: float = FONT_SIZE) -> float:
@@ -133,21 +120,22 @@ def svg_element(parts: Sequence[str], width: float, height: float, title: str) -
     )
 
 
-def text_element(text: str, x: float, y: float, **attributes: object) -> str:
-    """A `<text>` element whose middle is at `x`; its direction follows its own script.
+def text_element(text: str, x: float, y: float, anchor: str = "middle", **attributes: object) -> str:
+    """A `<text>` element; its direction follows its own script.
 
     Args:
         text: what it says.
-        x: middle.
+        x: place of the anchor.
         y: base line.
-        **attributes: further attributes; an underscore stands for a hyphen.
+        anchor: which part of the text is at `x`: start, middle or end.
+        **attributes: further attributes with plain values; an underscore stands for a hyphen.
 
     Returns:
         The element.
     """
-    more = "".join(f" {name.replace('_', '-')}={escape_attribute(str(value))}" for name, value in attributes.items())
+    more = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in attributes.items())
     return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="middle" style="unicode-bidi: plaintext"{more}>'
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" style="unicode-bidi: plaintext"{more}>'
         f"{escape_xml(text)}</text>"
     )
 

@@ -37,8 +37,7 @@ from transformers import AutoConfig
 import hf_synlm  # noqa: F401  # registers the architectures
 from hf_synlm.cli import main as synlm
 from hf_synlm.data.files import folder_writer, write_bytes, write_json, write_text
-from hf_synlm.evaluation.card_rows import card_rows
-from hf_synlm.evaluation.results import describe_hardware, library_versions, load_result
+from hf_synlm.evaluation.results import card_rows, describe_hardware, library_versions, load_result
 from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.checkpoint import stored_tensors
 from hf_synlm.training.output_folder import RESULTS_FILE

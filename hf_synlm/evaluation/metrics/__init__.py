@@ -1,7 +1,7 @@
 """Modules of the package `evaluate`: `evaluate.load(metric_path("unlabeled_parsing_f1"))`.
 
-Each folder is what a Space of the Hub holds: the module, its card, a demo, and what they need. They load from disk
-without a network.
+Each folder is the content of a Space on the Hub: the module, its card, a demo, and their requirements. They load from
+disk without a network.
 """
 
 from pathlib import Path
@@ -11,10 +11,23 @@ NAMES = ("labeled_parsing_f1", "surprisal", "syntaxgym", "unlabeled_parsing_f1")
 
 
 class ListInputs:
-    """Mixin of the modules: a single text where they take a list is an error, not a list of characters."""
+    """Mixin of the modules, whose inputs are lists of texts."""
+
+    def _text_info(self, description: str | None, citation: str, *inputs: str, **more: Any) -> Any:
+        """The `evaluate.MetricInfo` of a module, documented by its `_compute`."""
+        import datasets
+        import evaluate
+
+        return evaluate.MetricInfo(
+            description=description,
+            citation=citation,
+            inputs_description=self._compute.__doc__,  # type: ignore[attr-defined]  # of the module
+            features=datasets.Features({name: datasets.Value("string") for name in inputs}),
+            **more,
+        )
 
     def add_batch(self, **inputs: Any) -> None:
-        """Add inputs.
+        """Add inputs. A single text is an error, not a list of characters.
 
         Args:
             **inputs: lists by name.
@@ -38,7 +51,7 @@ def metric_path(name: str) -> str:
         The path, for `evaluate.load` and for `huggingface_hub.upload_folder`.
 
     Raises:
-        ValueError: there is no such module.
+        ValueError: the module does not exist.
     """
     if name not in NAMES:
         raise ValueError(f"there is no metric {name!r}: choose one of {', '.join(NAMES)}")

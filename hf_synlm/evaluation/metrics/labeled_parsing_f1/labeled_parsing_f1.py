@@ -1,39 +1,17 @@
-"""Labeled F1 of constituency trees as the program EVALB computes it."""
+"""Labeled F1 of constituency trees as the program EVALB computes it.
+
+Labeled bracketing precision, recall and F1 of constituency trees as the program EVALB (Sekine and Collins) computes
+them, with its parameter files (.prm); by default COLLINS.prm, by which parsing on the Penn Treebank is reported.
+"""
 
 import dataclasses
 from typing import Any
 
-import datasets
 import evaluate
 
 from hf_synlm.evaluation.evalb import COLLINS, EvalbParameters, EvalbTree, labeled_f1
 from hf_synlm.evaluation.metrics import ListInputs
 
-_DESCRIPTION = """
-Labeled bracketing precision, recall and F1 of constituency trees as the program EVALB (Sekine and Collins) computes
-them, with its parameter files (.prm); by default COLLINS.prm, by which parsing on the Penn Treebank is reported.
-"""
-_KWARGS_DESCRIPTION = """
-Args:
-    predictions: one tree per sentence in the format of the Penn Treebank, with a tag for each word, which should be the
-        gold one, because words are left out by their tags; "" where the parser has none (EVALB leaves the sentence out
-        of all scores).
-    references: one gold tree per sentence.
-    parameters: path of a parameter file (.prm) of EVALB; default: COLLINS.prm.
-    labeled: False compares brackets without their labels; default: as the parameters say.
-    cutoff_length: of the sentences in the scores that end in "_short"; default: as the parameters say (40).
-Returns:
-    f1, precision, recall: over all sentences, 0..1.
-    complete_match, no_crossing, two_or_less_crossing, tagging_accuracy: shares, 0..1.
-    average_crossing: crossing brackets per sentence.
-    num_sentences, num_valid, num_errors, num_skipped: sentences in all, scored, with other words, without a tree.
-    The same with "_short" for the sentences of at most `cutoff_length` words.
-Examples:
-    >>> metric = evaluate.load("labeled_parsing_f1")
-    >>> gold = ["(S (NP (DT the) (NN cat)) (VP (VBZ sleeps)) (. .))"]
-    >>> metric.compute(predictions=["(S (NP (DT the) (NN cat)) (X (VBZ sleeps)) (. .))"], references=gold)["f1"]
-    0.6666666666666666
-"""
 _CITATION = """
 @misc{sekine-collins-1997-evalb,
   title = "EVALB: bracket scoring program",
@@ -43,18 +21,12 @@ _CITATION = """
 """
 
 
-@evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class LabeledParsingF1(ListInputs, evaluate.Metric):
     """Labeled parsing F1; see `hf_synlm.evaluation.evalb`."""
 
     def _info(self) -> evaluate.MetricInfo:
-        tree = datasets.Value("string")
-        return evaluate.MetricInfo(
-            description=_DESCRIPTION,
-            citation=_CITATION,
-            inputs_description=_KWARGS_DESCRIPTION,
-            features=datasets.Features({"predictions": tree, "references": tree}),
-            reference_urls=["https://nlp.cs.nyu.edu/evalb/"],
+        return self._text_info(
+            __doc__, _CITATION, "predictions", "references", reference_urls=["https://nlp.cs.nyu.edu/evalb/"]
         )
 
     def _compute(
@@ -65,6 +37,31 @@ class LabeledParsingF1(ListInputs, evaluate.Metric):
         labeled: bool | None = None,
         cutoff_length: int | None = None,
     ) -> dict[str, Any]:
+        """Score the inputs that were added.
+
+        Args:
+            predictions: one tree per sentence in the format of the Penn Treebank, with a tag for each word, which
+                should be the gold one, because words are left out by their tags; "" where the parser has none (EVALB
+                leaves the sentence out of all scores).
+            references: one gold tree per sentence.
+            parameters: path of a parameter file (.prm) of EVALB; default: COLLINS.prm.
+            labeled: False compares brackets without their labels; default: as the parameters say.
+            cutoff_length: of the sentences in the scores that end in "_short"; default: as the parameters say (40).
+
+        Returns:
+            f1, precision, recall: over all sentences, 0..1.
+            complete_match, no_crossing, two_or_less_crossing, tagging_accuracy: shares, 0..1.
+            average_crossing: crossing brackets per sentence.
+            num_sentences, num_valid, num_errors, num_skipped: sentences in all, scored, with other words, without a
+                tree.
+            The same with "_short" for the sentences of at most `cutoff_length` words.
+
+        Examples:
+            >>> metric = evaluate.load("labeled_parsing_f1")
+            >>> gold = ["(S (NP (DT the) (NN cat)) (VP (VBZ sleeps)) (. .))"]
+            >>> metric.compute(predictions=["(S (NP (DT the) (NN cat)) (X (VBZ sleeps)) (. .))"], references=gold)["f1"]
+            0.6666666666666666
+        """
         base = COLLINS if parameters is None else EvalbParameters.read(parameters)
         changes: dict[str, Any] = {"labeled": labeled, "cutoff_length": cutoff_length}
         base = dataclasses.replace(base, **{name: value for name, value in changes.items() if value is not None})
@@ -73,6 +70,6 @@ class LabeledParsingF1(ListInputs, evaluate.Metric):
             for name, lines in (("prediction", predictions), ("reference", references))
         )
         scores = labeled_f1(test, gold, base)
-        short = {f"{name}_short": value for name, value in dataclasses.asdict(scores.short).items() if name != "name"}
-        overall = {name: value for name, value in dataclasses.asdict(scores.overall).items() if name != "name"}
-        return {**overall, **short}
+        overall, short = dataclasses.asdict(scores.overall), dataclasses.asdict(scores.short)
+        del overall["name"], short["name"]
+        return {**overall, **{f"{name}_short": value for name, value in short.items()}}

@@ -1,9 +1,13 @@
-"""Surprisal of each word under any causal language model, syntactic ones included."""
+"""Surprisal of each word under any causal language model, syntactic ones included.
+
+Surprisal -log p(word | words before) of each word of texts, one value for each word between white space, whatever the
+tokens of the model; under causal language models of transformers, and under syntactic language models, with the trees
+summed out.
+"""
 
 import math
 from typing import Any
 
-import datasets
 import evaluate
 
 from hf_synlm.evaluation.metrics import ListInputs
@@ -12,37 +16,6 @@ from hf_synlm.evaluation.scoring import TextScorer
 from hf_synlm.evaluation.surprisal import NATS, Context, Unit, can_correct_words, score_words
 from hf_synlm.evaluation.text_items import TextItem
 
-_DESCRIPTION = """
-Surprisal -log p(word | words before) of each word of texts, one value for each word between white space, whatever the
-tokens of the model; under causal language models of transformers, and under syntactic language models, with the trees
-summed out.
-"""
-_KWARGS_DESCRIPTION = """
-Args:
-    predictions: texts, usually one sentence each.
-    model_id: folder of a model, or its name on the Hub.
-    unit: "bits" (default) or "nats".
-    context: "sentence" (default) reads every text alone; "document" reads all texts as one document, in order.
-    word_correction: give the space after a word, which tells that it is over, to the word and not to the next one;
-        default: False. In the returned options it is False where tokens do not mark the beginning of words, so that it
-        changes nothing.
-    **options: of `hf_synlm.evaluation.scoring.TextScorer.from_pretrained`, such as estimator="stepwise", num_beams=100,
-        batch_size=16, device="cuda", trust_remote_code=True.
-Returns:
-    words: per text its words.
-    surprisals: per text the surprisal of each word; None where nothing predicts it.
-    lexical, structural: per text the two parts of each surprisal; None where the model has no beam of derivations.
-    unknown: per text whether each word is outside the vocabulary.
-    mean_surprisal: mean over the words that have one.
-    word_perplexity, token_perplexity: of all texts, their ends not counted.
-    unit, estimator: what the numbers are.
-    options: everything in the model and its beam that changes numbers.
-Examples:
-    >>> metric = evaluate.load("surprisal")
-    >>> scores = metric.compute(predictions=["The cat sleeps ."], model_id="gpt2")  # doctest: +SKIP
-    >>> scores["words"], len(scores["surprisals"][0])                               # doctest: +SKIP
-    ([['The', 'cat', 'sleeps', '.']], 4)
-"""
 _CITATION = """
 @inproceedings{hale-2001-probabilistic,
   title = "A Probabilistic {E}arley Parser as a Psycholinguistic Model",
@@ -53,17 +26,11 @@ _CITATION = """
 """
 
 
-@evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class Surprisal(ListInputs, evaluate.Metric):
     """Surprisal of words; see `hf_synlm.evaluation.surprisal`."""
 
     def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(
-            description=_DESCRIPTION,
-            citation=_CITATION,
-            inputs_description=_KWARGS_DESCRIPTION,
-            features=datasets.Features({"predictions": datasets.Value("string")}),
-        )
+        return self._text_info(__doc__, _CITATION, "predictions")
 
     def _compute(
         self,
@@ -74,6 +41,36 @@ class Surprisal(ListInputs, evaluate.Metric):
         word_correction: bool = False,
         **options: Any,
     ) -> dict[str, Any]:
+        """Score the inputs that were added.
+
+        Args:
+            predictions: texts, usually one sentence each.
+            model_id: folder of a model, or its name on the Hub.
+            unit: "bits" (default) or "nats".
+            context: "sentence" (default) reads every text alone; "document" reads all texts as one document, in order.
+            word_correction: count the space after a word, which marks its end, for the word and not for the next
+                one; default: False. In the returned options it is False where tokens do not mark the beginning of
+                words, so that it changes nothing.
+            **options: of `hf_synlm.evaluation.scoring.TextScorer.from_pretrained`, such as estimator="stepwise",
+                num_beams=100, batch_size=16, device="cuda", trust_remote_code=True.
+
+        Returns:
+            words: per text its words.
+            surprisals: per text the surprisal of each word; None where nothing predicts it.
+            lexical, structural: per text the two parts of each surprisal; None where the model has no beam of
+                derivations.
+            unknown: per text whether each word is outside the vocabulary.
+            mean_surprisal: mean over the words that have one.
+            word_perplexity, token_perplexity: of all texts, their ends not counted.
+            unit, estimator: what the numbers are.
+            options: everything in the model and its beam that changes numbers.
+
+        Examples:
+            >>> metric = evaluate.load("surprisal")
+            >>> scores = metric.compute(predictions=["The cat sleeps ."], model_id="gpt2")  # doctest: +SKIP
+            >>> scores["words"], len(scores["surprisals"][0])                               # doctest: +SKIP
+            ([['The', 'cat', 'sleeps', '.']], 4)
+        """
         if unit not in NATS:
             raise ValueError(f"unit is {unit!r}: choose {' or '.join(map(repr, NATS))}")
         scorer = TextScorer.from_pretrained(model_id, details=True, **options)

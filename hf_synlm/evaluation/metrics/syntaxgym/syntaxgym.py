@@ -1,37 +1,17 @@
-"""Accuracy of causal language models, syntactic ones included, on SyntaxGym's test suites."""
+"""Accuracy of causal language models, syntactic ones included, on SyntaxGym's test suites.
+
+SyntaxGym: share of the items of a test suite for which a language model's surprisals fulfil the suite's prediction; and
+the means over suites and circuits that papers report. Formulas are evaluated in full, without Docker.
+"""
 
 from typing import Any
 
-import datasets
 import evaluate
 
 from hf_synlm.evaluation.metrics import ListInputs
 from hf_synlm.evaluation.scoring import TextScorer
 from hf_synlm.evaluation.syntaxgym import evaluate_syntaxgym
 
-_DESCRIPTION = """
-SyntaxGym: share of the items of a test suite for which a language model's surprisals fulfil the suite's prediction; and
-the means over suites and circuits that papers report. Formulas are evaluated in full, without Docker.
-"""
-_KWARGS_DESCRIPTION = """
-Args:
-    suites: paths of suites in the JSON format of SyntaxGym, such as those in cpllab/syntactic-generalization.
-    model_id: folder of a model, or its name on the Hub.
-    **options: of `hf_synlm.evaluation.scoring.TextScorer.from_pretrained`, such as estimator="stepwise", num_beams=300,
-        batch_size=16, device="cuda", trust_remote_code=True.
-Returns:
-    accuracy: mean over the given suites, 0..1.
-    suites: accuracy of each suite by its name.
-    circuits: mean of each circuit of Hu et al. 2020 whose suites are all given.
-    mean_31_suites, mean_6_circuits: the numbers of papers; None unless their 31 suites are all given.
-    predictions: one entry per prediction of a suite: suite, circuit, items, prediction, accuracy,
-        items_with_unknown_words, formula.
-    options: everything in the model and its beam that changes numbers.
-Examples:
-    >>> metric = evaluate.load("syntaxgym")
-    >>> metric.compute(suites=["suites/number_orc.json"], model_id="gpt2")["suites"]    # doctest: +SKIP
-    {'number_orc': 0.7894736842105263}
-"""
 _CITATION = """
 @inproceedings{hu-etal-2020-systematic,
   title = "A Systematic Assessment of Syntactic Generalization in Neural Language Models",
@@ -42,20 +22,35 @@ _CITATION = """
 """
 
 
-@evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class SyntaxGym(ListInputs, evaluate.Metric):
     """Accuracy on suites; see `hf_synlm.evaluation.syntaxgym`."""
 
     def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(
-            description=_DESCRIPTION,
-            citation=_CITATION,
-            inputs_description=_KWARGS_DESCRIPTION,
-            features=datasets.Features({"suites": datasets.Value("string")}),
-            reference_urls=["https://syntaxgym.org"],
-        )
+        return self._text_info(__doc__, _CITATION, "suites", reference_urls=["https://syntaxgym.org"])
 
     def _compute(self, suites: list[str], model_id: str, **options: Any) -> dict[str, Any]:
+        """Score the inputs that were added.
+
+        Args:
+            suites: paths of suites in the JSON format of SyntaxGym, such as those in cpllab/syntactic-generalization.
+            model_id: folder of a model, or its name on the Hub.
+            **options: of `hf_synlm.evaluation.scoring.TextScorer.from_pretrained`, such as estimator="stepwise",
+                num_beams=300, batch_size=16, device="cuda", trust_remote_code=True.
+
+        Returns:
+            accuracy: mean over the given suites, 0..1.
+            suites: accuracy of each suite by its name.
+            circuits: mean of each circuit of Hu et al. 2020 whose suites are all given.
+            mean_31_suites, mean_6_circuits: the numbers of papers; None unless their 31 suites are all given.
+            predictions: one entry per prediction of a suite: suite, circuit, items, prediction, accuracy,
+                items_with_unknown_words, formula.
+            options: everything in the model and its beam that changes numbers.
+
+        Examples:
+            >>> metric = evaluate.load("syntaxgym")
+            >>> metric.compute(suites=["suites/number_orc.json"], model_id="gpt2")["suites"]    # doctest: +SKIP
+            {'number_orc': 0.7894736842105263}
+        """
         result = evaluate_syntaxgym(TextScorer.from_pretrained(model_id, **options), suites)
         scores = result.scores
 

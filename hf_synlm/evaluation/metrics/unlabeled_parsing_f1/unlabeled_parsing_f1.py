@@ -1,46 +1,21 @@
-"""Unlabeled F1 of constituency trees, with the conventions of the literature by name."""
+"""Unlabeled F1 of constituency trees, with the conventions of the literature by name.
 
-from typing import Any
-
-import datasets
-import evaluate
-
-from hf_synlm.data.parsed import TreeStyle, read_parse
-from hf_synlm.data.treebank import TreebankSentence, parse_treebank
-from hf_synlm.evaluation.metrics import ListInputs
-from hf_synlm.evaluation.parsing_conventions import Punctuation
-from hf_synlm.evaluation.treebank_parsing import best_trees, make_treebank, match_treebank, score_trees
-
-_DESCRIPTION = """
 Unlabeled F1 of predicted constituency trees against gold trees, as used in grammar induction. Published numbers differ
 by more than ten points through convention alone (mean over sentences or pooled counts, with or without the span of the
 whole sentence, one-word sentences, punctuation), so the convention is an argument with named presets, and the four
 common numbers are always returned.
 """
-_KWARGS_DESCRIPTION = """
-Args:
-    predictions: one bracketed tree per sentence, such as "((the cat) sleeps)"; "" where the parser has none.
-    references: one gold tree per sentence.
-    convention: "gpst" (default), "prpn", "on-lstm", "compound-pcfg", "compound-pcfg-corpus" or "palm".
-    punctuation: "remove" (default): predictions are over the gold words without punctuation; "ignore": they are over
-        all words, but punctuation does not count; "keep": it counts as words.
-    punctuation_by: what tells punctuation: "tag" (default) or "form".
-    prediction_style: "unlabeled" (default), "labeled" as in "(S (NP the cat) (VP sleeps))", or "treebank".
-    reference_style: "treebank" (default), trees with labels and tags as in the Penn Treebank; or "unlabeled", whose
-        punctuation is told by form.
-    **changes: single fields of the convention, such as max_length=40 or min_length=2.
-Returns:
-    f1: the number that publications with this convention report, 0..1.
-    sentence_f1, corpus_f1, precision, recall: by the convention.
-    sentence_drop, corpus_drop, sentence_count, corpus_count: F1 with the whole-sentence span dropped and counted.
-    num_sentences: sentences scored.
-    convention: one line that says what was counted.
-Examples:
-    >>> metric = evaluate.load("unlabeled_parsing_f1")
-    >>> gold = ["(S (NP (DT the) (NN cat)) (VP (VBZ sleeps) (ADVP (RB well))) (. .))"]
-    >>> round(metric.compute(predictions=["((the cat) (sleeps well))"], references=gold)["f1"], 4)
-    1.0
-"""
+
+from typing import Any
+
+import evaluate
+
+from hf_synlm.data.parsed import TreeStyle, read_parse
+from hf_synlm.data.treebank import TreebankSentence, parse_treebank
+from hf_synlm.evaluation.metrics import ListInputs
+from hf_synlm.evaluation.parsing import Punctuation
+from hf_synlm.evaluation.treebank_parsing import best_trees, make_treebank, match_treebank, score_trees
+
 _CITATION = """
 @inproceedings{kim-etal-2019-compound,
   title = "Compound Probabilistic Context-Free Grammars for Grammar Induction",
@@ -51,18 +26,11 @@ _CITATION = """
 """
 
 
-@evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class UnlabeledParsingF1(ListInputs, evaluate.Metric):
     """Unlabeled parsing F1; see `hf_synlm.evaluation.parsing`."""
 
     def _info(self) -> evaluate.MetricInfo:
-        tree = datasets.Value("string")
-        return evaluate.MetricInfo(
-            description=_DESCRIPTION,
-            citation=_CITATION,
-            inputs_description=_KWARGS_DESCRIPTION,
-            features=datasets.Features({"predictions": tree, "references": tree}),
-        )
+        return self._text_info(__doc__, _CITATION, "predictions", "references")
 
     def _compute(
         self,
@@ -75,6 +43,34 @@ class UnlabeledParsingF1(ListInputs, evaluate.Metric):
         reference_style: str = "treebank",
         **changes: Any,
     ) -> dict[str, Any]:
+        """Score the inputs that were added.
+
+        Args:
+            predictions: one bracketed tree per sentence, such as "((the cat) sleeps)"; "" where the parser has none.
+            references: one gold tree per sentence.
+            convention: "gpst" (default), "prpn", "on-lstm", "compound-pcfg", "compound-pcfg-corpus" or "palm".
+            punctuation: "remove" (default): predictions are over the gold words without punctuation; "ignore": they are
+                over all words, but punctuation does not count; "keep": it counts as words.
+            punctuation_by: how to recognize punctuation: by "tag" (default) or "form".
+            prediction_style: "unlabeled" (default), "labeled" as in "(S (NP the cat) (VP sleeps))", or "treebank".
+            reference_style: "treebank" (default), trees with labels and tags as in the Penn Treebank; or "unlabeled",
+                whose punctuation is recognized by form.
+            **changes: single fields of the convention, such as max_length=40 or min_length=2.
+
+        Returns:
+            f1: the number that publications with this convention report, 0..1.
+            sentence_f1, corpus_f1, precision, recall: by the convention.
+            sentence_drop, corpus_drop, sentence_count, corpus_count: F1 with the whole-sentence span dropped and
+                counted.
+            num_sentences: sentences scored.
+            convention: one line that says what was counted.
+
+        Examples:
+            >>> metric = evaluate.load("unlabeled_parsing_f1")
+            >>> gold = ["(S (NP (DT the) (NN cat)) (VP (VBZ sleeps) (ADVP (RB well))) (. .))"]
+            >>> round(metric.compute(predictions=["((the cat) (sleeps well))"], references=gold)["f1"], 4)
+            1.0
+        """
         if reference_style == "unlabeled":
             punctuation_by = "form"
         gold = [_gold_sentence(line, number, reference_style) for number, line in enumerate(references)]
@@ -92,11 +88,7 @@ class UnlabeledParsingF1(ListInputs, evaluate.Metric):
         match_treebank(parsed, treebank, "predictions")
         scores = score_trees(best_trees(parsed), treebank, convention, **changes)
         return {
-            "f1": scores.f1,
-            "sentence_f1": scores.sentence_f1,
-            "corpus_f1": scores.corpus_f1,
-            "precision": scores.precision,
-            "recall": scores.recall,
+            **{name: getattr(scores, name) for name in ("f1", "sentence_f1", "corpus_f1", "precision", "recall")},
             **scores.variants,
             "num_sentences": scores.num_sentences,
             "convention": f"{treebank.convention}; {scores.convention}",

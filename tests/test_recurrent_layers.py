@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hf_synlm import recurrent_dropout
-from hf_synlm.recurrent_dropout import embedding_dropout, keep_mask, locked_dropout, weight_dropout
+from hf_synlm import recurrent_layers
+from hf_synlm.recurrent_layers import embedding_dropout, keep_mask, locked_dropout, weight_dropout
 
 
 @pytest.mark.parametrize(("rescale", "kept"), [(True, 1 / 0.7), (False, 1.0)])
@@ -37,7 +37,7 @@ def test_all_occurrences_of_a_word_share_a_mask():
 def test_embedding_dropout_is_that_of_the_matrix(monkeypatch):
     weight, ids = torch.rand(10, 6), torch.randint(0, 10, (4, 40))
     mask = keep_mask((10, 1), 0.4, weight)
-    monkeypatch.setattr(recurrent_dropout, "keep_mask", lambda *args, **kwargs: mask)
+    monkeypatch.setattr(recurrent_layers, "keep_mask", lambda *args, **kwargs: mask)
     assert torch.equal(embedding_dropout(weight[ids], ids, 10, 0.4, True), (weight * mask)[ids])
 
 

@@ -1,20 +1,131 @@
-"""Heat maps as SVG: chart scores (GPST), syntactic distances (ON-LSTM, PRPN), attention to spans (PaLM).
+"""Plots as SVG: bars of scores, chart scores (GPST), syntactic distances (ON-LSTM, PRPN), span attention (PaLM).
 
-Values come as tensors, arrays or nested lists. The color goes from none at the smallest value to full at the largest;
-both are named below the picture, and every cell tells its value when pointed at.
+Values of heat maps come as tensors, arrays or nested lists. The color goes from transparent at the smallest value to
+full at the largest; the caption names both, and every cell shows its value as a tooltip. Plain SVG text keeps
+matplotlib out of the requirements, and is the same for equal numbers on every machine.
 """
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from hf_synlm.trees import Span
 from hf_synlm.viz.svg import FONT_SIZE, SMALL, escape_xml, svg_element, text_element, text_width
 
+# Colors that stay apart for color-blind readers (Okabe and Ito 2008).
+_COLORS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#999999")
+_BAR, _GROUP_GAP, _PLOT, _MARGIN = 14, 12, 420, 8
 _CELL = 24
 _COLOR = "#4c78a8"
 
 
+def _is_number(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)
+
+
+def _text(text: str, x: float, y: float, anchor: str, **attributes: object) -> str:
+    return text_element(text, x, y, anchor, font_size=SMALL, **attributes)
+
+
+# ------------------------------------------------------------------------------------------------------------- bars
+def bars_to_svg(
+    names: Sequence[str],
+    series: Mapping[str, Sequence[float | None]],
+    *,
+    deviations: Mapping[str, Sequence[float | None]] | None = None,
+    title: str,
+    largest: float | None = None,
+    digits: int = 3,
+) -> str:
+    """Draw horizontal bars: a group per name, in it a bar per series.
+
+    Args:
+        names: of the groups, from top to bottom.
+        series: by name one value per group; None or NaN = no bar. Bars of negative values go to the left of 0.
+        deviations: standard deviations of some series, one per group, drawn as a whisker to each side; without
+            negative values, whiskers end at 0.
+        title: shown below.
+        largest: value at the right end of the scale, if no value with its deviation is larger.
+        digits: of the printed values, after the point.
+
+    Returns:
+        One `<svg>` element.
+
+    Raises:
+        ValueError: a series or its deviations do not fit the names, or no value is finite.
+
+    Cost: O(number of values).
+    """
+    spread = {name: list((deviations or {}).get(name, [None] * len(names))) for name in series}
+    for name, values in series.items():
+        if len(values) != len(names) or len(spread[name]) != len(names):
+            raise ValueError(f"{name!r} has {len(values)} values for {len(names)} names: give one each")
+    found = [
+        (value, deviation if _is_number(deviation) else 0.0)
+        for name, values in series.items()
+        for value, deviation in zip(values, spread[name], strict=True)
+        if _is_number(value)
+    ]
+    if not found:
+        raise ValueError("there is no finite value: nothing to draw")
+    # Whiskers end at 0, unless a value is below: most scores cannot be negative.
+    lowest = min(value - deviation for value, deviation in found) if min(found)[0] < 0 else 0.0
+    highest = max(largest or 0.0, *(value + deviation for value, deviation in found), 0.0)
+    scale = _PLOT / (highest - lowest or 1.0)
+    label_end = max(text_width(name, SMALL) for name in names) + _MARGIN
+    zero = label_end - lowest * scale
+    parts, y = [], float(_MARGIN)
+    for place, group in enumerate(names):
+        parts.append(_text(group, label_end - 6, y + _BAR * len(series) / 2 + SMALL / 3, "end"))
+        for color, (name, values) in enumerate(series.items()):
+            label, value, deviation = f"{group}, {name}", values[place], spread[name][place]
+            drawn = _bar(value, deviation, zero, y, scale, lowest, digits, _COLORS[color % len(_COLORS)])
+            if not _is_number(value):
+                said = "none"
+            else:
+                said = f"{value:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
+            parts += [f"<g><title>{escape_xml(f'{label}: {said}')}</title>", *drawn, "</g>"]
+            y += _BAR
+        y += _GROUP_GAP
+    parts.insert(0, f'<path d="M{zero:.1f} 0V{y - _GROUP_GAP / 2:.1f}" stroke="currentColor" stroke-opacity="0.4"/>')
+    x, below = label_end, y + SMALL
+    for color, name in enumerate(series):
+        parts.append(f'<rect x="{x:.1f}" y="{below - 9:.1f}" width="10" height="10" fill="{_COLORS[color % 8]}"/>')
+        parts.append(_text(name, x + 14, below, "start"))
+        x += text_width(name, SMALL) + 30
+    parts.append(_text(title, 0, below + 2 * SMALL, "start"))
+    width = max(label_end + _PLOT + 90, x, text_width(title, SMALL))
+    return svg_element(parts, width + 2 * _MARGIN, below + 3 * SMALL, title)
+
+
+def _bar(
+    value: float | None,
+    deviation: float | None,
+    zero: float,
+    y: float,
+    scale: float,
+    lowest: float,
+    digits: int,
+    color: str,
+) -> list[str]:
+    """A bar from the line of 0, with its whisker and its value."""
+    base = y + _BAR - 3
+    if not _is_number(value):
+        return [_text("none", zero + 4, base, "start")]
+    start, width = zero + min(0.0, value) * scale, abs(value) * scale
+    parts = [f'<rect x="{start:.1f}" y="{y + 1:.1f}" width="{width:.1f}" height="{_BAR - 2}" fill="{color}"/>']
+    if deviation is not None and deviation > 0:
+        middle, high = y + _BAR / 2, zero + (value + deviation) * scale
+        low = zero + max(lowest, value - deviation) * scale
+        ends = f"M{high:.1f} {middle - 3:.1f}v6"
+        if value - deviation >= lowest:  # it is not cut
+            ends += f"M{low:.1f} {middle - 3:.1f}v6"
+        parts.append(f'<path d="M{low:.1f} {middle:.1f}H{high:.1f}{ends}" stroke="currentColor" fill="none"/>')
+    end = zero + max(0.0, value + (deviation or 0.0)) * scale
+    return [*parts, _text(f"{value:.{digits}f}", end + 4, base, "start")]
+
+
+# -------------------------------------------------------------------------------------------------------- heat maps
 def heatmap_to_svg(
     values: Any,
     row_names: Sequence[str],
@@ -30,7 +141,7 @@ def heatmap_to_svg(
         row_names: shown to the left.
         column_names: shown above, slanted.
         title: shown below.
-        digits: after the point, of the values that are named.
+        digits: of the printed values, after the point.
 
     Returns:
         One `<svg>` element.
@@ -50,9 +161,9 @@ def heatmap_to_svg(
     for number, name in enumerate(column_names):
         x = left + (number + 0.5) * _CELL
         turn = f"rotate(-45 {x:.1f} {above - 4:.1f})"
-        parts.append(_name(name, x, above - 4, "start", transform=turn))
+        parts.append(_text(name, x, above - 4, "start", transform=turn))
     for number, name in enumerate(row_names):
-        parts.append(_name(name, left - 6, above + (number + 0.65) * _CELL, "end"))
+        parts.append(_text(name, left - 6, above + (number + 0.65) * _CELL, "end"))
     cells = {
         (left + k * _CELL, above + r * _CELL): (value, f"{row_names[r]} / {column_names[k]}")
         for r, row in enumerate(rows)
@@ -63,28 +174,25 @@ def heatmap_to_svg(
     caption = f"{title} ({legend})"
     slanted = text_width(column_names[-1], SMALL) if column_names else 0.0
     width = max(left + _CELL * len(column_names) + 0.75 * slanted, text_width(caption, SMALL))
-    parts += [body, _name(caption, 0, bottom + SMALL + 6, "start")]
+    parts += [body, _text(caption, 0, bottom + SMALL + 6, "start")]
     return svg_element(parts, width + 20, bottom + 2 * SMALL + 10, title)
 
 
-def _to_lists(values: Any) -> list[list[float | None]]:
+def _to_lists(values: Any) -> list[Any]:
+    """Tensors, arrays and sequences as nested lists."""
     nested = values.tolist() if hasattr(values, "tolist") else values
-    return [list(row.tolist() if hasattr(row, "tolist") else row) for row in nested]
-
-
-def _name(text: str, x: float, y: float, anchor: str, **attributes: object) -> str:
-    return text_element(text, x, y, font_size=SMALL, **attributes).replace('"middle"', f'"{anchor}"', 1)
+    return [_to_lists(row) if hasattr(row, "__len__") else row for row in nested]
 
 
 def _cells(cells: Mapping[tuple[float, float], tuple[float | None, str]], digits: int) -> tuple[str, str]:
     """The colored squares, and a legend that names the range."""
-    finite = [value for value, _ in cells.values() if value is not None and math.isfinite(value)]
+    finite = [value for value, _ in cells.values() if _is_number(value)]
     if not finite:
         raise ValueError("no value is finite: there is nothing to draw")
     low, high = min(finite), max(finite)
     parts = []
     for (x, y), (value, name) in cells.items():
-        if value is None or not math.isfinite(value):
+        if not _is_number(value):
             continue
         share = (value - low) / (high - low) if high > low else 1.0
         parts.append(
@@ -96,6 +204,12 @@ def _cells(cells: Mapping[tuple[float, float], tuple[float | None, str]], digits
 
 
 # --------------------------------------------------------------------------------------------- what the models compute
+def _row_of_batch(rows: list[Any], sentence: int) -> list[Any]:
+    if not 0 <= sentence < len(rows):
+        raise ValueError(f"there is no sentence {sentence}: the batch has {len(rows)}")
+    return rows[sentence]
+
+
 def distances_to_svg(distances: Any, words: Sequence[str], *, sentence: int = 0, title: str | None = None) -> str:
     """Syntactic distances of ON-LSTM or PRPN: a row per layer; a value belongs to the gap before its token.
 
@@ -111,11 +225,9 @@ def distances_to_svg(distances: Any, words: Sequence[str], *, sentence: int = 0,
     Raises:
         ValueError: the shape does not fit the words.
     """
-    layers = [row.tolist() if hasattr(row, "tolist") else list(row) for row in distances]
-    if layers and layers[0] and isinstance(layers[0][0], (list, tuple)):
-        if not 0 <= sentence < len(layers[0]):
-            raise ValueError(f"there is no sentence {sentence}: the distances have {len(layers[0])}")
-        layers = [list(rows[sentence]) for rows in layers]
+    layers = _to_lists(distances)
+    if layers and layers[0] and isinstance(layers[0][0], list):
+        layers = [_row_of_batch(rows, sentence) for rows in layers]
     names = [f"layer {number}" for number in range(1, len(layers) + 1)]
     return heatmap_to_svg(layers, names, words, title=title or "syntactic distance before each token")
 
@@ -125,8 +237,8 @@ def span_attention_to_svg(
 ) -> str:
     """Attention of PaLM: after reading the token of a row, the weight of the span that begins at the token of a column.
 
-    All spans end right before the token of the row. Weights are the softmax over all K of them; those that would begin
-    before the sentence have their share, but no cell.
+    All spans end right before the token of the row. Weights are the softmax over all K spans; spans that would begin
+    before the sentence have a weight, but no cell.
 
     Args:
         span_scores: [B, T, K] as in the output of `forward`, or [T, K]; slot 0 is the longest span, of K tokens.
@@ -140,11 +252,9 @@ def span_attention_to_svg(
     Raises:
         ValueError: the shape does not fit the words.
     """
-    rows = span_scores.tolist() if hasattr(span_scores, "tolist") else [list(row) for row in span_scores]
-    if rows and rows[0] and isinstance(rows[0][0], (list, tuple)):
-        if not 0 <= sentence < len(rows):
-            raise ValueError(f"there is no sentence {sentence}: the scores have {len(rows)}")
-        rows = rows[sentence]
+    rows = _to_lists(span_scores)
+    if rows and rows[0] and isinstance(rows[0][0], list):
+        rows = _row_of_batch(rows, sentence)
     if len(rows) != len(words):
         raise ValueError(f"scores of {len(rows)} tokens for {len(words)} words: give one per token")
     table: list[list[float | None]] = []
@@ -223,8 +333,8 @@ def chart_to_svg(
         for x, y in map(corner, (span for span in spans if span in scores))
     ]
     base = _CELL * widest + FONT_SIZE
-    names = [text_element(word, step * (k + 0.5), base, font_size=SMALL) for k, word in enumerate(words)]
+    names = [_text(word, step * (k + 0.5), base, "middle") for k, word in enumerate(words)]
     caption = f"{title} ({legend})"
     width = max(step * len(words), text_width(caption, SMALL))
-    parts = [body, *frames, *names, _name(caption, 0, base + 2 * SMALL, "start")]
+    parts = [body, *frames, *names, _text(caption, 0, base + 2 * SMALL, "start")]
     return svg_element(parts, width + 20, base + 3 * SMALL, title)

@@ -1,0 +1,352 @@
+"""`synlm evaluate`: scores of models on treebanks, texts and test suites; means and pictures of the results."""
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from hf_synlm.cli import options
+from hf_synlm.data.files import check_output, write_text
+from hf_synlm.data.parsed import ParsedSentence, read_parses
+from hf_synlm.evaluation.blimp import evaluate_blimp, evaluate_pairs, find_blimp, first_pairs, read_pairs
+from hf_synlm.evaluation.evalb import COLLINS, EvalbParameters
+from hf_synlm.evaluation.parsing import CONVENTIONS, ParsingConvention, resolve_convention
+from hf_synlm.evaluation.perplexity import evaluate_perplexity
+from hf_synlm.evaluation.results import EvaluationResult, describe_files, markdown_table, write_report
+from hf_synlm.evaluation.summary import load_runs, scores_of_groups, summarize, summary_to_json
+from hf_synlm.evaluation.syntaxgym import evaluate_syntaxgym, find_suites
+from hf_synlm.evaluation.text_items import read_items, read_treebank_items
+from hf_synlm.evaluation.treebank_parsing import Treebank, load_treebank, parse_sentences, report_evalb, report_parsing
+from hf_synlm.viz import bars_to_svg
+
+EndOfSentence = Annotated[
+    bool, typer.Option("--end-of-sentence", help="Count the end of the sentences in their probability.")
+]
+Results = Annotated[
+    list[Path],
+    typer.Argument(help="JSON files of one evaluation, for several models or seeds.", **options.INPUT_FILE),
+]
+
+
+# ------------------------------------------------------------------------------------------------------- parsing
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CountingOptions:
+    """What counts in the score."""
+
+    convention: Annotated[
+        str,
+        typer.Option(help=f"What counts: {', '.join(CONVENTIONS)}; or evalb, brackets as the program EVALB counts."),
+    ] = "gpst"
+    punctuation: Annotated[
+        Literal["remove", "ignore", "keep"] | None,
+        typer.Option(
+            help="remove it before parsing (default); ignore: parse it, but do not score it; keep it (default of "
+            "evalb)."
+        ),
+    ] = None
+    punctuation_by: Annotated[
+        Literal["tag", "form"], typer.Option(help="Recognize punctuation by its tag, or by its form.")
+    ] = "tag"
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help="Parse and score only sentences of at most this many words.")
+    ] = None
+    min_length: Annotated[
+        int | None, typer.Option(min=1, help="Parse and score only sentences of at least this many words.")
+    ] = None
+    parameters: Annotated[
+        Path | None,
+        typer.Option("--prm", help="Parameter file of EVALB; default: as in COLLINS.prm.", **options.INPUT_FILE),
+    ] = None
+    unlabeled: Annotated[bool, typer.Option("--unlabeled", help="evalb: compare brackets without labels.")] = False
+
+    def rule(self) -> ParsingConvention | EvalbParameters:
+        """The convention.
+
+        Raises:
+            ValueError: an unknown name, or options that belong to another convention.
+        """
+        if self.convention not in (*CONVENTIONS, "evalb"):
+            raise ValueError(f"unknown convention {self.convention!r}: choose one of {', '.join(CONVENTIONS)}, evalb")
+        lengths = {"max_length": self.max_length, "min_length": self.min_length}
+        changes = {name: value for name, value in lengths.items() if value is not None}
+        if self.convention == "evalb":
+            if changes:
+                raise ValueError("--max-length and --min-length: EVALB has CUTOFF_LEN in its parameter file (--prm)")
+            counted = COLLINS if self.parameters is None else EvalbParameters.read(self.parameters)
+            return dataclasses.replace(counted, labeled=counted.labeled and not self.unlabeled)
+        if self.parameters is not None or self.unlabeled:
+            raise ValueError(f"--prm and --unlabeled belong to --convention evalb, not to {self.convention}")
+        return resolve_convention(self.convention, **changes)
+
+    def treebank(self, path: Path, limit: int | None) -> Treebank:
+        """The gold trees, with punctuation as the options say."""
+        usual = "keep" if self.convention == "evalb" else "remove"
+        return load_treebank(path, self.punctuation or usual, limit, punctuation_by=self.punctuation_by)
+
+    def describe(self, rule: ParsingConvention | EvalbParameters, bank: Treebank) -> dict[str, Any]:
+        """The options of the result."""
+        punctuation = bank.convention
+        if isinstance(rule, ParsingConvention):
+            convention = rule.describe()
+        else:
+            convention = f"evalb, {'COLLINS.prm' if self.parameters is None else self.parameters.name}"
+            punctuation = "left out as the parameters say" if self.punctuation in (None, "keep") else punctuation
+        return {
+            "convention": convention,
+            "unlabeled": self.unlabeled or None,
+            "punctuation": punctuation,
+            "unit": "percent",
+        }
+
+
+def parsing(
+    treebank: Annotated[Path, typer.Option(help="Gold trees in the format of the Penn Treebank.")],
+    counting: CountingOptions,
+    parsing: options.Parsing,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder of the model that parses, or its name on the Hub.", rich_help_panel="Model"),
+    ] = None,
+    trees: Annotated[
+        list[Path] | None,
+        typer.Option(help="Score the trees in this file instead, one line per gold sentence; repeat for several runs."),
+    ] = None,
+    tree_style: options.TreeStyleOption = "unlabeled",
+    limit: Annotated[int | None, typer.Option(min=1, help="Take only the first sentences, at most this many.")] = None,
+    out: options.Output = None,
+    overwrite: options.Overwrite = False,
+) -> None:
+    """F1 of trees against a treebank, by a named convention, next to the trees that need no model.
+
+    Also recall by label, width and height, depth and branching of the trees, and the agreement of several runs
+    (several --trees). All numbers in percent.
+
+    Example: synlm evaluate parsing --treebank wsj23.mrg --model runs/gpst_tiny/model --num-beams 20 --out f1.json
+    """
+    if (model is None) == (not trees):
+        raise ValueError("give either --model, which parses the treebank, or --trees, which are already parsed")
+    rule, bank = counting.rule(), counting.treebank(treebank, limit)
+    settings = counting.describe(rule, bank)
+    data = {"files": describe_files([treebank, *(trees or ()), *filter(None, [counting.parameters])])}
+    if model is None:
+        _check_unused(parsing)
+        scores, tables = _score(bank, {str(path): read_parses(path, tree_style) for path in trees or ()}, rule)
+        named = {"name": ", ".join(map(str, trees or ()))}
+        result = EvaluationResult("parsing", scores, named, settings, data, tables)
+    else:
+        chosen, scorer = parsing.chosen(), parsing.scorer(model)
+        if isinstance(rule, ParsingConvention):
+            bank = bank.select(bank.numbers_scored(rule))
+        elif rule.labeled and not getattr(scorer.model.config, "nonterminals", None):
+            name = scorer.model.config.model_type
+            raise ValueError(f"{name} gives trees without labels; score them without (--unlabeled)")
+        start, bar = time.perf_counter(), f"parse: {scorer.name}"
+        parsed = parse_sentences(
+            scorer.model, scorer.tokenizer, bank.words, batch_size=parsing.batch_size, progress=bar, **chosen
+        )
+        seconds = time.perf_counter() - start
+        scores, tables = _score(bank, {scorer.name: parsed}, rule)
+        unused = ["estimator", "begin_token", *([] if chosen.get("method", "search") == "search" else ["num_beams"])]
+        settings |= {**dict.fromkeys(unused), "parse": chosen, "seed": parsing.seed}
+        result = EvaluationResult.of(scorer, "parsing", scores, settings, data=data, tables=tables, seconds=seconds)
+    options.report(result, out)
+
+
+def _score(
+    bank: Treebank, runs: Mapping[str, Sequence[ParsedSentence]], rule: ParsingConvention | EvalbParameters
+) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
+    return report_evalb(bank, runs, rule) if isinstance(rule, EvalbParameters) else report_parsing(bank, runs, rule)
+
+
+def _check_unused(parsing: options.Parsing) -> None:
+    """Raise ValueError for options of a model, where trees from a file are scored."""
+    usual = dataclasses.asdict(options.Parsing())
+    given = [name for name, value in dataclasses.asdict(parsing).items() if value != usual[name]]
+    if given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ValueError(f"{flags}: --trees are already parsed, so this would change nothing. Leave it out.")
+
+
+# --------------------------------------------------------------------------------------------- texts and test suites
+def perplexity(
+    texts: options.Texts,
+    model: options.Model,
+    scoring: options.Scoring,
+    out: options.Output = None,
+    overwrite: options.Overwrite = False,
+    context: options.ContextOption = "sentence",
+    file_format: Annotated[
+        Literal["txt", "tsv", "csv", "jsonl", "treebank"] | None,
+        typer.Option(
+            "--format", help="Format of the input; default: by its name. treebank: the words of bracketed trees."
+        ),
+    ] = None,
+    punctuation: Annotated[
+        Literal["remove", "keep"] | None,
+        typer.Option(help="Of a treebank: keep it (default), or remove it by its tags before scoring."),
+    ] = None,
+    text_column: options.TextColumn = None,
+) -> None:
+    """Perplexity over tokens and over words, without and with the ends of sentences.
+
+    The result names the estimator, the beam and what the end of a sentence counts: an end token, or for GPST and RNNG
+    the actions that complete the tree. Compare models with different tokenizers by word_perplexity.
+
+    Example: synlm evaluate perplexity valid.txt --model runs/gpst_tiny/model --estimator stepwise --out ppl.json
+    """
+    settings: dict[str, object] = {"seed": scoring.seed}
+    if file_format == "treebank":
+        if text_column is not None:
+            raise ValueError("--text-column: a treebank has no columns, leave it out")
+        items, settings["punctuation"] = read_treebank_items(texts, punctuation or "keep")
+    elif punctuation is not None:
+        raise ValueError("--punctuation belongs to --format treebank, which has tags; remove it from the text yourself")
+    else:
+        items = read_items(texts, kind=file_format, text_column=text_column)
+    data = {"files": describe_files([texts])}
+    result = evaluate_perplexity(scoring.scorer(model), items, context=context, data=data, options=settings)
+    options.report(result, out)
+
+
+def syntaxgym(
+    suites: Annotated[
+        Path, typer.Argument(help="Folder of suites in SyntaxGym's JSON format, or one suite.", exists=True)
+    ],
+    model: options.Model,
+    scoring: options.Scoring,
+    out: options.Output = None,
+    overwrite: options.Overwrite = False,
+    suite: Annotated[list[str] | None, typer.Option(help="Take only this suite; repeat for several.")] = None,
+) -> None:
+    """Accuracy on SyntaxGym's test suites: per suite, per circuit, and the means that papers report.
+
+    mean_31_suites averages the suites of Hu et al. 2020, mean_6_circuits their circuits (what most papers call SG
+    score). Suites are not part of this package: get them from cpllab/syntactic-generalization.
+
+    Example: synlm evaluate syntaxgym test_suites/json --model runs/gpst_tiny/model --num-beams 300 --out sg.json
+    """
+    paths = find_suites(suites, suite or [])
+    if out is not None and out.resolve().parent == suites.resolve():
+        raise ValueError(f"--out {out} is in the folder of the suites, and would be read as one. Choose another folder")
+    result = evaluate_syntaxgym(scoring.scorer(model), paths, options={"seed": scoring.seed})
+    options.report(result, out)
+
+
+def blimp(
+    paradigms: Annotated[Path, typer.Argument(help="Folder of BLiMP's 67 .jsonl files, or one of them.", exists=True)],
+    model: options.Model,
+    scoring: options.Scoring,
+    out: options.Output = None,
+    overwrite: options.Overwrite = False,
+    paradigm: Annotated[list[str] | None, typer.Option(help="Take only this paradigm; repeat for several.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Take the first pairs of each paradigm, at most N.")] = None,
+    end_of_sentence: EndOfSentence = False,
+) -> None:
+    """Accuracy on BLiMP's minimal pairs: per paradigm, per phenomenon, and mean over the paradigms.
+
+    The data are not part of this package: get them from alexwarstadt/blimp (CC BY 4.0).
+
+    Example: synlm evaluate blimp blimp/data --model runs/gpst_tiny/model --limit 100 --out blimp.json
+    """
+    paths = find_blimp(paradigms, paradigm or [])
+    scorer = scoring.scorer(model)
+    result = evaluate_blimp(scorer, paths, limit=limit, end=end_of_sentence, options={"seed": scoring.seed})
+    options.report(result, out)
+
+
+def pairs(
+    pairs: Annotated[Path, typer.Argument(help="Table of minimal pairs: .tsv, .csv or .jsonl.")],
+    model: options.Model,
+    scoring: options.Scoring,
+    out: options.Output = None,
+    overwrite: options.Overwrite = False,
+    good_column: Annotated[str, typer.Option(help="Column of the better sentences.")] = "sentence_good",
+    bad_column: Annotated[str, typer.Option(help="Column of the other sentences.")] = "sentence_bad",
+    group_column: Annotated[str | None, typer.Option(help="Column that groups the pairs; one score per group.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Take the first pairs of each group, at most N.")] = None,
+    end_of_sentence: EndOfSentence = False,
+) -> None:
+    """Share of minimal pairs of which a model finds the better sentence more probable.
+
+    For example the templates of Marvin and Linzen 2018, or your own stimuli.
+
+    Example: synlm evaluate pairs agreement.tsv --model runs/rnng_tiny/model --group-column construction
+    """
+    read = read_pairs(pairs, good_column=good_column, bad_column=bad_column, group_column=group_column)
+    scorer = scoring.scorer(model)
+    data = {"files": describe_files([pairs])}
+    settings = {"pairs_per_group": limit or "all", "seed": scoring.seed}
+    result = evaluate_pairs(scorer, first_pairs(read, limit), end=end_of_sentence, data=data, options=settings)
+    options.report(result, out)
+
+
+# ------------------------------------------------------------------------------------------------- several results
+def summary(results: Results, out: options.Output = None, overwrite: options.Overwrite = False) -> None:
+    """Mean and standard deviation of results over seeds.
+
+    Results of different tasks, options or data, or of models of different architecture, size or precision are refused:
+    their mean would mix conventions.
+
+    Example: synlm evaluate summary sg.seed0.json sg.seed1.json sg.seed2.json --out sg.json
+    """
+    loaded = load_runs(results)
+    names = "\n".join(f"- {path}: {result.model['name']}" for path, result in zip(results, loaded, strict=True))
+    rows = summarize(loaded)
+    text = f"# {loaded[0].task}\n\n{names}\n\n{markdown_table(rows)}\n"
+    if out is not None:
+        paths = write_report(out, summary_to_json(results, loaded, rows), text)
+        typer.echo(f"wrote {paths[0]} and {paths[1]}", err=True)
+    typer.echo(text, nl=False)
+
+
+def _check_picture(out: Path, overwrite: bool) -> None:
+    if out.suffix.lower() != ".svg":
+        raise ValueError(f"--out {out}: the picture is SVG. Choose a name in .svg")
+    check_output(out, overwrite)
+
+
+def plot(
+    results: Results,
+    out: Annotated[Path, typer.Option("--out", help="SVG file to write."), options.Writes(_check_picture)],
+    overwrite: options.Overwrite = False,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name of a file in the picture; repeat for each file in order. Files with the same name are runs of "
+            "one model, drawn as mean with standard deviation. Default: names of the files, or of their folders."
+        ),
+    ] = None,
+    score: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Score to draw, or the beginning of its name, such as 'suite '; repeat for several. Default: means "
+            "and the circuits or phenomena; for parsing the F1s; for perplexity the one over words."
+        ),
+    ] = None,
+) -> None:
+    """Draw the scores of one or several results as bars.
+
+    Example: synlm evaluate plot sg.gpst.json sg.rnng.json --out sg.svg --score 'circuit '
+    """
+    loaded = load_runs(results)
+    labels = label or _names(results)
+    if len(labels) != len(results):
+        raise ValueError(f"{len(labels)} labels for {len(results)} files: give one for each, or none")
+    names, means, deviations = scores_of_groups(loaded, labels, score or [])
+    runs = {name: labels.count(name) for name in means}
+    named = ", ".join(name if count == 1 else f"{name} ({count} runs)" for name, count in runs.items())
+    unit = 1.0 if all(value is None or value <= 1 for row in means.values() for value in row) else None
+    title = f"{loaded[0].task}: {named}"
+    write_text(out, bars_to_svg(names, means, deviations=deviations, title=title, largest=unit) + "\n")
+    typer.echo(f"wrote {out}", err=True)
+
+
+def _names(paths: list[Path]) -> list[str]:
+    """A name for each file: the file's, or that of its folder."""
+    for names in ([path.stem for path in paths], [path.absolute().parent.name for path in paths]):
+        if len(set(names)) == len(names):
+            return names
+    raise ValueError("files and folders have the same names: name each file by --label (runs of one model alike)")

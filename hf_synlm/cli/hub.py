@@ -1,0 +1,228 @@
+"""`synlm convert`, `info`, `export`, `verify` and `push`: folders of models."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+import yaml
+from huggingface_hub import snapshot_download
+
+from hf_synlm.cli import options
+from hf_synlm.conversion.files import convert_files
+from hf_synlm.evaluation.results import card_rows, load_result
+from hf_synlm.hub.card import fill_card
+from hf_synlm.hub.checkpoint import check_model_source, load_pretrained, load_tokenizer, saved_auto_class
+from hf_synlm.hub.export import check_target, export_model, push_to_hub
+from hf_synlm.hub.info import describe_model, files_table, info_table, shipped_files
+from hf_synlm.hub.verify import encode_texts, verify_export
+
+ModelName = Annotated[str, typer.Argument(help="Folder of a model, or its name on the Hub.")]
+OutFolder = Annotated[
+    Path,
+    typer.Option("--out", help="Folder to write."),
+    options.Writes(check_target, replaces_folder=True),
+]
+ReportFormat = Annotated[Literal["table", "json"], typer.Option("--format", help="How to print the result.")]
+
+
+def convert(
+    architecture: Annotated[
+        Literal["gpst", "on_lstm", "palm", "prpn", "rnng"], typer.Argument(help="Architecture of the checkpoint.")
+    ],
+    weights: Annotated[
+        Path,
+        typer.Option(help="The authors' checkpoint: safetensors, or a file of plain tensors.", **options.INPUT_FILE),
+    ],
+    config: Annotated[
+        list[Path],
+        typer.Option(
+            help="The authors' configuration in JSON; for gpst twice: first r2d2_config, then gpt_config.",
+            **options.INPUT_FILE,
+        ),
+    ],
+    out: OutFolder,
+    overwrite: options.Overwrite = False,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or Hub name of the checkpoint's tokenizer; default: what the configuration describes."
+        ),
+    ] = None,
+) -> None:
+    """Convert a checkpoint of the authors' code into a self-contained repository.
+
+    The conversion accounts for every tensor, or it stops and names the tensors that are left. Pickles with more than
+    tensors are refused, because they can run code; the message says how to take the tensors out.
+
+    Examples:
+        synlm convert gpst --weights model.bin --config r2d2.json --config gpt.json --tokenizer gpst-vocab --out gpst
+        synlm convert rnng --weights weights.pt --config config.json --out rnng
+    """
+    loaded = None if tokenizer is None else load_tokenizer(tokenizer)
+    convert_files(architecture, weights, config, out, loaded, overwrite=overwrite)
+    typer.echo(f"wrote {out}; check it by `synlm verify {out}`", err=True)
+
+
+def info(
+    model: Annotated[str | None, typer.Argument(help="Folder of a model, or its name on the Hub.")] = None,
+    files: Annotated[
+        Literal["gpst", "rnng", "on_lstm", "prpn", "palm", "lstm"] | None,
+        typer.Option("--files", help="List the files of code that ship with every model of this architecture."),
+    ] = None,
+    style: ReportFormat = "table",
+    revision: options.Revision = None,
+) -> None:
+    """Show what a model is: architecture, size, tokens, Auto classes, whether it is complete, and what its card says.
+
+    The command reads files and runs no code, so it is safe for models of unknown origin. The weights of a model on the
+    Hub are not downloaded.
+
+    Examples:
+        synlm info runs/gpst_tiny/model
+        synlm info your-name/gpst-tiny --revision v1.0 --format json
+        synlm info --files gpst
+    """
+    if (model is None) == (files is None):
+        raise ValueError("give either a model or --files ARCHITECTURE")
+    if files is not None:
+        found: dict[str, Any] = shipped_files(files)
+    else:
+        found = describe_model(str(model), revision)
+    if style == "json":
+        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        typer.echo(info_table(found) if files is None else files_table(found))
+
+
+def export(
+    model: ModelName,
+    out: OutFolder,
+    overwrite: options.Overwrite = False,
+    facts: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML or JSON file of what the card states: repo_id, license, language, datasets, training_data, "
+            "training_procedure, limits, results, task, ...",
+            **options.INPUT_FILE,
+        ),
+    ] = None,
+    results: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="JSON file of `synlm evaluate`, whose number the card states; repeat for several.",
+            **options.INPUT_FILE,
+        ),
+    ] = None,
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    dtype: options.DType = "auto",
+) -> None:
+    """Write a self-contained repository: code, weights in safetensors, tokenizer, generation options, card.
+
+    A language model stays a language model, and a classifier a classifier. The code is that of the installed hf_synlm,
+    also for a fine-tuned copy of a model from the Hub. The folder appears when it is complete.
+
+    Examples:
+        synlm export model_cards/gpst-tiny --out gpst-tiny --facts model_cards/gpst-tiny/card.yaml
+        synlm export runs/gpst_tiny/model --out my-gpst --results f1.json --results ppl.json
+        synlm export your-name/gpst-tiny --revision v1.0 --out gpst-tiny-v1 --dtype bfloat16
+    """
+    stated = {"repo_id": out.resolve().name, **_read_facts(facts)}
+    measured = [row for path in results or () for row in card_rows(load_result(path))]
+    stated["results"] = [*stated.get("results", ()), *measured]
+    auto_class = saved_auto_class(model, revision, trust_remote_code)
+    if auto_class.__name__ == "AutoModelForSequenceClassification":
+        stated.setdefault("task", "text-classification")
+    loaded, tokenizer = load_pretrained(
+        model, auto_class, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
+    )
+    export_model(loaded, tokenizer, out, card=fill_card(loaded.config, stated), overwrite=overwrite)
+    typer.echo(f"wrote {out}; check it by `synlm verify {out}`", err=True)
+
+
+def _read_facts(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is neither YAML nor JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must map facts to values, such as `license: cc0-1.0`")
+    return found
+
+
+def verify(
+    model: ModelName,
+    text: Annotated[list[str] | None, typer.Option(help="Text to tokenize, parse and continue; repeatable.")] = None,
+    num_beams: Annotated[int | None, typer.Option(min=1, help="Beam of the parser; default: the model's.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of the greedy continuation.")] = 8,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="Largest difference of a number that passes; trees and tokens must be equal.")
+    ] = 0.0,
+    style: ReportFormat = "table",
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+) -> None:
+    """Load a model here and in a clean process where `import hf_synlm` fails, and compare what the two compute.
+
+    Configuration, tokenizer, logits, parses and generated text with its trees must agree. The command runs the code of
+    the folder, so a model on the Hub needs --trust-remote-code. Exit code 1 if something differs.
+
+    Examples:
+        synlm verify gpst-tiny
+        synlm verify your-name/gpst-tiny --revision v1.0 --trust-remote-code --text "fruit flies like a banana"
+    """
+    check_model_source(model, revision)
+    folder = Path(model)
+    if not folder.is_dir() and not trust_remote_code:
+        raise ValueError(
+            f"{model!r} is a model on the Hub, and verifying it runs its code: read the code, then pass "
+            "--trust-remote-code"
+        )
+    if not folder.is_dir():
+        folder = Path(snapshot_download(model, revision=revision))
+    typer.echo(f"loading {model} with and without hf_synlm ...", err=True)
+    inputs = encode_texts(folder, text) if text else {}
+    chosen = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "tolerance": tolerance}
+    if not _print_report(folder, style, **chosen, **inputs):
+        raise typer.Exit(1)
+
+
+def _print_report(folder: Path, style: str = "table", **choices: Any) -> bool:
+    """Verify a folder and print the report; True if all checks passed."""
+    try:
+        report = verify_export(folder, **choices)
+    except RuntimeError as error:  # the clean process could not even start: a finding about the folder
+        typer.echo(f"failed: {error}", err=True)
+        return False
+    typer.echo(json.dumps(report.to_dict(), indent=2) if style == "json" else report.table())
+    return report.passed
+
+
+def push(
+    folder: Annotated[Path, typer.Argument(help="What `synlm export` or a training script wrote.")],
+    repo_id: Annotated[str, typer.Argument(help="Name on the Hub, OWNER/NAME; made if it does not exist.")],
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    revision: Annotated[str | None, typer.Option(help="Branch, made if it does not exist; default: main.")] = None,
+    message: Annotated[str, typer.Option(help="Message of the commit.")] = "Upload model",
+    check: Annotated[bool, typer.Option("--verify/--no-verify", help="First do what `synlm verify` does.")] = True,
+) -> None:
+    """Upload a folder as one commit: all of it arrives, or nothing.
+
+    The command first verifies the folder, and does not push it if something differs (exit code 1). Hidden files are
+    left out, pickles are refused. The token is that of `hf auth login` or of the environment variable HF_TOKEN; there
+    is no option for it, because other users can see the words of a command. Prints the hash of the commit, for
+    `revision=`.
+
+    Examples:
+        synlm push gpst-tiny your-name/gpst-tiny --private
+        synlm push gpst-tiny your-name/gpst-tiny --revision v2 --message "Trained twice as long" --no-verify
+    """
+    if check and not _print_report(folder):
+        typer.echo(f"{folder} was not pushed", err=True)
+        raise typer.Exit(1)
+    commit = push_to_hub(folder, repo_id, private=private, revision=revision, commit_message=message)
+    typer.echo(f'pushed {repo_id}; load it by from_pretrained("{repo_id}", revision="{commit}", ...)', err=True)
+    typer.echo(commit)

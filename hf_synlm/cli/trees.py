@@ -1,0 +1,413 @@
+"""`synlm parse`, `draw`, `generate` and `surprisal`: trees, texts and word-by-word measures."""
+
+import dataclasses
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import typer
+
+from hf_synlm.cli import options
+from hf_synlm.data.files import check_output, write_text
+from hf_synlm.data.parsed import ParsedSentence, parses_of_lines
+from hf_synlm.data.text import read_lines
+from hf_synlm.evaluation.generation import GeneratedText, generate_texts
+from hf_synlm.evaluation.results import EvaluationResult, describe_files, markdown_table
+from hf_synlm.evaluation.surprisal import (
+    LMZOO_COLUMNS,
+    can_correct_words,
+    columns,
+    score_words,
+    token_table,
+    word_table,
+    write_table,
+)
+from hf_synlm.evaluation.text_items import read_items
+from hf_synlm.evaluation.treebank_parsing import parse_sentences
+from hf_synlm.viz import SentenceView, sentences_to_page
+
+_SEARCH, _CHOICE = "Estimator and beam", "Sampling"
+Format: TypeAlias = Literal["brackets", "json", "text", "upright", "latex", "svg", "html"]
+FormatOption = Annotated[
+    Format,
+    typer.Option(
+        "--format",
+        help="brackets and json: one line per sentence (json: all trees, log-probabilities); text, upright: drawings; "
+        "latex: for the package forest; svg: a file per sentence; html: one page with all trees and surprisals.",
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", help="File to write (svg of several sentences: folder); default: print."),
+    options.Writes(lambda out, overwrite: None),  # the files depend on the sentences, see `_check_drawings`
+]
+
+
+def parse(
+    texts: Annotated[Path, typer.Argument(help="Text, one sentence per line; - reads standard input.")],
+    model: options.Model,
+    parsing: options.Parsing,
+    style: FormatOption = "brackets",
+    out: Out = None,
+    overwrite: options.Overwrite = False,
+    num_trees: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Trees per sentence (json, html) of a model with a beam. Trees that are equal over words count once.",
+        ),
+    ] = 1,
+) -> None:
+    """Parse sentences: trees as brackets, JSON, drawings, LaTeX, SVG or a page of HTML.
+
+    White space separates words; the pieces of a word stay together. A blank line stays blank, and so does a sentence
+    without a tree. Surprisals, in the pictures, are of prefixes, trees summed out.
+
+    Example: synlm parse in.txt --model runs/gpst_tiny/model --num-beams 20 --num-trees 5 --format html --out trees.html
+    """
+    sentences = [line.split() for line in read_lines(texts)]
+    if not any(sentences):
+        raise ValueError(f"{texts} holds no sentence: give one per line")
+    _check_drawings(sentences, style, out, overwrite)
+    chosen = parsing.chosen(num_return_sequences=None if num_trees == 1 else num_trees)
+    scorer = parsing.scorer(model)
+    width = parsing.num_beams or getattr(scorer.model.config, "scoring_num_beams", None)
+    if width is None and num_trees > 1 and hasattr(scorer.model, "parse"):
+        raise ValueError(f"--num-trees {num_trees}: {type(scorer.model).__name__} gives one tree. Leave it out.")
+    if width is not None and num_trees > width:
+        raise ValueError(f"--num-trees {num_trees}: the beam holds {width}. Give --num-beams of at least as many.")
+    found = parse_sentences(
+        scorer.model,
+        scorer.tokenizer,
+        [words for words in sentences if words],
+        batch_size=parsing.batch_size,
+        progress=f"parse: {scorer.name}" if out is not None else None,
+        **chosen,
+    )
+    missing = sum(not sentence.hypotheses for sentence in found)
+    if missing:
+        typer.echo(f"no complete tree for {missing} of {len(found)} sentences; a wider beam may find more", err=True)
+    remaining = iter(found)
+    parsed = [next(remaining) if words else ParsedSentence(()) for words in sentences]
+    _write_drawings(parsed, style, out, title=f"{texts}, parsed by {scorer.name}")
+
+
+def draw(
+    trees: Annotated[
+        Path,
+        typer.Argument(
+            help="One tree per line, or the JSON lines of `synlm parse --format json`; - reads standard input."
+        ),
+    ],
+    tree_style: options.TreeStyleOption = "unlabeled",
+    style: FormatOption = "text",
+    out: Out = None,
+    overwrite: options.Overwrite = False,
+) -> None:
+    """Draw the trees of a file, from any program; no model is needed.
+
+    Example: synlm draw trees.txt --tree-style treebank --format svg --out pictures
+    """
+    sentences = parses_of_lines(read_lines(trees), tree_style, source=str(trees))
+    _check_drawings([sentence.words for sentence in sentences], style, out, overwrite)
+    _write_drawings(sentences, style, out, title=str(trees))
+
+
+def _check_drawings(sentences: Sequence[Sequence[str]], style: Format, out: Path | None, overwrite: bool) -> None:
+    """Raise ValueError for SVG pictures without a folder, and for files that cannot be written."""
+    numbers = [number for number, words in enumerate(sentences, start=1) if words]
+    if style == "svg" and len(numbers) != 1 and (out is None or out.suffix == ".svg"):
+        raise ValueError(
+            f"{len(numbers)} sentences make as many SVG pictures: name a folder by --out, or use --format html"
+        )
+    if out is not None:
+        for file in {_picture_file(out, number, len(sentences)) for number in numbers} if style == "svg" else [out]:
+            check_output(file, overwrite)
+
+
+def _picture_file(out: Path, number: int, count: int) -> Path:
+    """The SVG file of a sentence: `out` itself, or a numbered file in the folder `out`."""
+    return out if out.suffix == ".svg" else out / f"{number:0{len(str(count))}d}.svg"
+
+
+def _write_drawings(sentences: Sequence[ParsedSentence], style: Format, out: Path | None, title: str) -> None:
+    """Write or print sentences; those without words are blank lines, or left out of drawings."""
+    if style == "svg":
+        drawn = {number: SentenceView(s).svg() + "\n" for number, s in enumerate(sentences, start=1) if s.hypotheses}
+        if out is None:
+            typer.echo("".join(drawn.values()), nl=False)
+            return
+        for number, picture in drawn.items():
+            write_text(_picture_file(out, number, len(sentences)), picture)
+        typer.echo(f"wrote {len(drawn)} picture(s) to {out}", err=True)
+    elif style == "html":
+        _print_or_write(sentences_to_page(sentences, title=title), out)
+    elif style in ("brackets", "json"):
+        _print_or_write("\n".join(_line(sentence, style) for sentence in sentences) + "\n", out)
+    else:
+        drawings = [_drawing(sentence, style) for sentence in sentences if sentence.words]
+        _print_or_write("\n\n".join(drawings) + "\n", out)
+
+
+def _line(sentence: ParsedSentence, style: Format) -> str:
+    if style == "json":
+        return json.dumps(sentence.to_dict(), ensure_ascii=False)
+    return sentence.brackets() if sentence.hypotheses else ""
+
+
+def _drawing(sentence: ParsedSentence, style: Format) -> str:
+    if not sentence.hypotheses:
+        return ""
+    view = SentenceView(sentence)
+    return view.latex() if style == "latex" else view.text(style="upright" if style == "upright" else "sideways")
+
+
+def _print_or_write(text: str, out: Path | None) -> None:
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        write_text(out, text)
+        typer.echo(f"wrote {out}", err=True)
+
+
+# ------------------------------------------------------------------------------------------------------- generate
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChoosingOptions:
+    """How `generate` chooses words."""
+
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of a continuation.")] = 20
+    num_sequences: Annotated[int, typer.Option(min=1, help="Texts per prompt.")] = 1
+    num_beams: Annotated[
+        int | None, typer.Option(min=1, help="Beam of the search; default: greedy.", rich_help_panel=_SEARCH)
+    ] = None
+    action_beam_size: options.ActionBeamSize = None
+    fast_track_size: options.FastTrackSize = None
+    structure_mode: Annotated[
+        Literal["joint", "marginal"] | None,
+        typer.Option(
+            help="GPST, RNNG: joint (default) searches tree and words together; marginal sums the trees out and gives "
+            "no tree.",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = None
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Sample words instead of taking the best.", rich_help_panel=_CHOICE)
+    ] = False
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="Below 1 sharpens the distribution.", rich_help_panel=_CHOICE)
+    ] = None
+    top_k: Annotated[
+        int | None,
+        typer.Option(min=0, help="Sample from the top k tokens; 0 = all tokens.", rich_help_panel=_CHOICE),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Sample from the top tokens of total mass p.", rich_help_panel=_CHOICE),
+    ] = None
+    generate_option: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE for the model's generate(), e.g. repetition_penalty=1.2; repeat for several."),
+    ] = None
+
+    def chosen(self) -> dict[str, Any]:
+        """The options of `generate`.
+
+        Raises:
+            ValueError: options that do not go together.
+        """
+        if not self.sample and (self.num_beams or 1) < self.num_sequences:
+            raise ValueError(
+                f"--num-sequences {self.num_sequences} needs a beam or sampling: add --num-beams {self.num_sequences} "
+                "or --sample"
+            )
+        search = ("num_beams", "action_beam_size", "fast_track_size", "structure_mode")
+        sampling = ("temperature", "top_k", "top_p")
+        unused = [name for name in sampling if getattr(self, name) is not None and not self.sample]
+        if unused:
+            raise ValueError(f"{', '.join(unused)}: only of use with --sample")
+        return options.parse_options(
+            self.generate_option,
+            "--generate-option",
+            max_new_tokens=self.max_new_tokens,
+            num_return_sequences=self.num_sequences,
+            do_sample=self.sample,
+            **{name: getattr(self, name) for name in (*search, *sampling)},
+        )
+
+
+def generate(
+    prompts: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Prompts, one per line; - reads standard input. Default: begin new texts, or see --prompt."
+        ),
+    ] = None,
+    *,
+    model: options.Model,
+    prompt: Annotated[list[str] | None, typer.Option(help="A prompt; repeat for several.")] = None,
+    style: Annotated[
+        Literal["text", "table", "tree", "brackets", "json"],
+        typer.Option(
+            "--format",
+            help="text: a line per text; table: with its score and tree; tree: with a drawing; brackets: its tree, one "
+            "line per text; json: everything, one line per text.",
+        ),
+    ] = "text",
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; default: print."), options.Writes()] = None,
+    overwrite: options.Overwrite = False,
+    choosing: ChoosingOptions,
+    loading: options.Loading,
+    gguf_file: options.GGUFFile = None,
+) -> None:
+    """Continue prompts. Models of this library also give the tree of the whole text.
+
+    Trees are over tokens, as the model composes them. The score of a text is the log-probability in nats that the
+    search sums up; beam search without --sample divides it by the number of new tokens (length_penalty).
+
+    Examples:
+        synlm generate --model runs/gpst_tiny/model --prompt "The state of our Union" --num-beams 5 --format tree
+        synlm generate prompts.txt --model gpt2 --sample --top-k 20 --num-sequences 3 --seed 1
+        synlm generate --model runs/rnng_tiny/model --sample --format brackets | synlm draw - --tree-style labeled
+    """
+    texts = _read_prompts(prompts, prompt)
+    chosen = choosing.chosen()
+    scorer = loading.scorer(model, gguf_file=gguf_file)
+    has_trees = hasattr(scorer.model, "parse") and chosen.get("structure_mode") != "marginal"
+    if style in ("tree", "brackets") and not has_trees:
+        raise ValueError(f"--format {style}: the model gives no trees here. Choose text, table or json.")
+    found = generate_texts(
+        scorer.model,
+        scorer.tokenizer,
+        texts,
+        batch_size=loading.batch_size,
+        progress=f"generate: {scorer.name}" if out is not None else None,
+        **chosen,
+    )
+    if style == "table":
+        _print_or_write(markdown_table([_row(text) for text in found]) + "\n", out)
+    else:
+        lines: dict[str, Callable[[GeneratedText], str]] = {
+            "text": lambda text: " ".join(text.text.splitlines()),
+            "brackets": lambda text: text.tree.brackets() if text.tree.hypotheses else "",
+            "json": lambda text: json.dumps(text.to_dict(), ensure_ascii=False),
+            "tree": lambda text: f"{text.text}\n{SentenceView(text.tree)}\n",
+        }
+        _print_or_write("\n".join(map(lines[style], found)) + ("" if style == "tree" else "\n"), out)
+
+
+def _read_prompts(path: Path | None, given: Sequence[str] | None) -> list[str]:
+    """Prompts of the file or of the options, or one empty prompt."""
+    if path is not None and given:
+        raise ValueError("prompts come from a file or from --prompt: leave one of the two out")
+    texts = list(given or [""]) if path is None else [line for line in read_lines(path) if line.strip()]
+    if not texts:
+        raise ValueError(f"{path} holds no prompt: give one per line")
+    return texts
+
+
+def _row(text: GeneratedText) -> dict[str, Any]:
+    tree = text.tree.brackets() if text.tree.hypotheses else None
+    return {"prompt": text.prompt, "text": text.text, "score": text.score, "tree": tree}
+
+
+# ------------------------------------------------------------------------------------------------------ surprisal
+def _meta(out: Path) -> Path:
+    return Path(f"{out}.meta.json")
+
+
+def _check_table(out: Path, overwrite: bool) -> None:
+    """Raise ValueError if one of the two files cannot be written, or the name is of another format."""
+    if out.suffix.lower() in (".csv", ".json", ".jsonl", ".xlsx", ".parquet"):
+        raise ValueError(f"--out {out}: the table is tab-separated. Choose a name in .tsv")
+    check_output(out, overwrite)
+    check_output(_meta(out), overwrite)
+
+
+def surprisal(
+    texts: options.Texts,
+    model: options.Model,
+    scoring: options.Scoring,
+    out: Annotated[
+        Path,
+        typer.Option("--out", help="TSV file to write; OUT.meta.json describes it."),
+        options.Writes(_check_table, beside=_meta),
+    ],
+    overwrite: options.Overwrite = False,
+    unit: Annotated[
+        Literal["bits", "nats"], typer.Option(help="Unit of surprisal, which is part of the column's name.")
+    ] = "bits",
+    context: options.ContextOption = "sentence",
+    word_correction: Annotated[
+        bool,
+        typer.Option(
+            "--word-correction",
+            help="Probability of words instead of tokens: count the space that ends a word to this word, not to the "
+            "next one. Has no effect if tokens do not mark the beginning of words; OUT.meta.json says so.",
+        ),
+    ] = False,
+    lmzoo: Annotated[
+        bool, typer.Option("--lmzoo", help="Write the columns of lm-zoo instead, one row per token, in bits.")
+    ] = False,
+    first_word: Annotated[
+        bool, typer.Option(help="Score the first word, after a begin token; otherwise it has no value.")
+    ] = True,
+    file_format: options.FileFormat = None,
+    text_column: options.TextColumn = None,
+    item_column: Annotated[
+        str | None,
+        typer.Option(help="Column of the items' ids in a table; default: item, or the number of the row."),
+    ] = None,
+) -> None:
+    """Surprisal of every word of a text, one row per word of the input.
+
+    White space separates words; attached punctuation belongs to its word. Columns: item, sentence_id, word_id, word,
+    n_tokens, oov, surprisal_bits, its lexical and structural part (GPST, RNNG), cum_logprob_nats, beam_entropy_bits,
+    n_actions, stack_depth, char_start, char_end. A field is empty if the model does not have this measure.
+
+    Example: synlm surprisal stories.txt --model runs/rnng_tiny/model --out surprisals.tsv --num-beams 100
+    """
+    if lmzoo and unit != "bits":
+        raise ValueError(f"--unit {unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
+    items = read_items(texts, kind=file_format, text_column=text_column, item_column=item_column)
+    repeated = sum(count > 1 for count in Counter(item.item for item in items).values())
+    if repeated and not lmzoo:
+        typer.echo(
+            f"items with several texts: {repeated}. Join other tables by sentence_id, which counts the rows of the "
+            "input, and word_id, not by item",
+            err=True,
+        )
+    scorer = scoring.scorer(model, begin=first_word, details=not lmzoo)
+    if word_correction and not can_correct_words(scorer):
+        word_correction = False
+        typer.echo("--word-correction does not apply: tokens of this model tell where a word ends", err=True)
+    start = time.perf_counter()
+    bar = f"surprisal: {scorer.name}"
+    scores = score_words(scorer, items, context=context, word_correction=word_correction, progress=bar)
+    seconds = time.perf_counter() - start
+    rows = token_table(scores) if lmzoo else word_table(items, scores, unit)
+    names = LMZOO_COLUMNS if lmzoo else columns(unit)
+    counts = {
+        "texts": len(scores),
+        "words": sum(len(found.words) for found in scores),
+        "tokens": sum(len(found.tokens) for found in scores),
+        "unknown_words": sum(sum(found.unknown) for found in scores),
+    }
+    settings = {
+        "unit": unit, "context": context, "word_correction": word_correction, "first_word": first_word,
+        "seed": scoring.seed,
+    }  # fmt: skip
+    data = {"files": describe_files([texts]), "columns": list(names)}
+    result = EvaluationResult.of(scorer, "surprisal", counts, settings, data=data, seconds=seconds)
+    result.command = options.command_line.get()
+    write_table(out, names, rows)
+    write_text(_meta(out), result.to_json())
+    if counts["unknown_words"]:
+        typer.echo(
+            f"{counts['unknown_words']} of {counts['words']} words are outside the vocabulary (oov 1): write case, and "
+            "white space around punctuation, as in the training text of the model",
+            err=True,
+        )
+    typer.echo(f"wrote {len(rows)} rows to {out}, and {_meta(out)}", err=True)

@@ -1,0 +1,25 @@
+"""Running `synlm` in the process of the tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hf_synlm.cli import main
+
+
+def run(capsys: Any, *arguments: object, status: int = 0) -> str:
+    """Standard output of a command that ends with this exit code."""
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    assert code == status, captured.err
+    return captured.out
+
+
+def fail(capsys: Any, *arguments: object) -> str:
+    """The message of a command that refuses its input, without the frame of typer's own messages."""
+    code = main([str(argument) for argument in arguments])
+    error = capsys.readouterr().err
+    assert code == 2 and "Traceback" not in error, error
+    assert error.count("error: ") + error.count("─ Error ─") == 1, error
+    message = error[error.index("error: ") :] if "error: " in error else error.replace("│", " ")
+    return " ".join(message.split())
