@@ -41,9 +41,9 @@ from hf_synlm.evaluation.rouge import rouge_scores, sentences_as_lines  # noqa: 
 from hf_synlm.evaluation.summary import summarize  # noqa: E402
 from hf_synlm.training import example_tables, finetune_glue, finetune_grammar_induction, finetune_summarization
 from hf_synlm.training.arguments import TrainingArguments, parse_arguments  # noqa: E402
+from hf_synlm.training.checkpoints import TrainingState  # noqa: E402
 from hf_synlm.training.example_tables import load_table  # noqa: E402
 from hf_synlm.training.finetuning import CourseArguments, ModelArguments, map_rows  # noqa: E402
-from hf_synlm.training.run import TrainingState  # noqa: E402
 from hf_synlm.training.summary_contexts import ContextLayout, SummaryArguments  # noqa: E402
 
 SENTENCES = sample_path("raw.train.txt").read_text(encoding="utf-8").splitlines()[:300]
