@@ -42,9 +42,9 @@ from hf_synlm.evaluation.rouge import rouge_scores, sentences_as_lines
 from hf_synlm.evaluation.summary import summarize
 from hf_synlm.training import example_tables, finetune_glue, finetune_grammar_induction, finetune_summarization
 from hf_synlm.training.arguments import TrainingArguments, parse_arguments
+from hf_synlm.training.checkpoints import TrainingState
 from hf_synlm.training.example_tables import load_table
 from hf_synlm.training.finetuning import CourseArguments, map_rows
-from hf_synlm.training.run import TrainingState
 from hf_synlm.training.summary_contexts import ContextLayout
 
 SENTENCES = sample_path("raw.train.txt").read_text(encoding="utf-8").splitlines()[:300]

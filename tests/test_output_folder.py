@@ -55,8 +55,31 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     ):
         pass
     assert files(tmp_path / "done") == before
-    with pytest.raises(ValueError, match="cannot be written to .*exists"), prepare(tmp_path / "something"):
-        pass
+    for folder, why in ((tmp_path / "something", "exists"), (tmp_path / "something/run", ""), (Path("/proc/run"), "")):
+        message = f"cannot be written to .*{why}.*Choose another --output_dir"
+        with pytest.raises(ValueError, match=message), prepare(folder):
+            pass
+
+
+def test_an_unfinished_run_is_resumed_and_a_finished_one_refused(tmp_path: Path) -> None:
+    def start(**options: object) -> Path | None:
+        with prepare(tmp_path, **options) as checkpoint:
+            return checkpoint
+
+    assert start() is None and (tmp_path / "arguments.json").is_file()
+    assert start() is None  # nothing has been saved yet
+    for name in ("step_3", "step_12", "step_20.partial", "step_5.deleted.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / checkpoints.STATE_FILE).write_text("{}")
+    (tmp_path / "step_30").mkdir()
+    assert start() == tmp_path / "step_12"
+    assert not list(tmp_path.glob("*.partial"))
+    assert start(resume_from_checkpoint=str(tmp_path / "step_3")) == tmp_path / "step_3"
+    (tmp_path / "all_results.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds a finished run"):
+        start()
+    assert start(resume_from_checkpoint="latest") == tmp_path / "step_12"
+    assert start(overwrite_output_dir=True) is None and not list(tmp_path.glob("step_*"))
 
 
 def test_logs_of_others_stay_where_they_are(tmp_path: Path) -> None:

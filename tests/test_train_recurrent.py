@@ -735,9 +735,7 @@ def test_configs_parse_and_name_their_command(path: Path, corpus: dict[str, str]
 )
 def test_published_sizes(name: str, millions: float) -> None:
     values = yaml.safe_load((TRAINING / f"configs/{name}.yaml").read_text())
-    config = train_recurrent.MODELS[values["architecture"].config_class].from_preset(
-        values["model_preset"], vocab_size=10000
-    )
+    model_class = train_recurrent.MODELS[values["architecture"]]
     with torch.device("meta"):
-        model = train_recurrent.MODELS[values["architecture"]](config)
+        model = model_class(model_class.config_class.from_preset(values["model_preset"], vocab_size=10000))
     assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 1) == millions

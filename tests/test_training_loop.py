@@ -363,58 +363,6 @@ def test_a_bad_batch_is_named_before_an_evaluation_meets_it(tmp_path: Path) -> N
         loop.TrainingLoop(run, batches, infinite, lambda model, step: pytest.fail("evaluated")).train()
 
 
-@pytest.mark.parametrize("folder", ["/proc/run", "{file}/run"])
-def test_folder_that_cannot_be_written_to(folder: str, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    folder = folder.replace("{file}", str(tmp_path / "file"))
-    arguments = TrainingArguments(output_dir=folder)
-    accelerator = common.make_accelerator(arguments)
-    message = "cannot be written to .*Choose another --output_dir"
-    with pytest.raises(ValueError, match=message), output_folder.output_folder(accelerator, arguments):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"hub_strategy": "always"}, "hub_strategy is 'always'"),
-        ({"push_to_hub": True, "hub_model_id": "a/b", "hub_strategy": "checkpoint"}, "needs checkpoints"),
-        ({"with_tracking": True, "report_to": "paper"}, "report_to is 'paper'. Choose among"),
-        ({"with_tracking": True, "report_to": "wandb"}, "not installed: pip install wandb"),
-        ({"peak_flops": -1.0}, "peak_flops must be positive"),
-        ({"generation_steps": -1}, "generation_steps must not be negative"),
-    ],
-)
-def test_bad_values_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TrainingArguments(output_dir="x", **options)
-
-
-# ---------------------------------------------------------------------------------------------- where a run begins
-def prepare(folder: Path, **options: Any) -> Path | None:
-    arguments = TrainingArguments(output_dir=str(folder), **options)
-    with output_folder.output_folder(common.make_accelerator(arguments), arguments) as checkpoint:
-        return checkpoint
-
-
-def test_an_unfinished_run_is_resumed_and_a_finished_one_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    assert prepare(folder) is None and (folder / "arguments.json").is_file()
-    assert prepare(folder) is None  # nothing has been saved yet
-    for name in ("step_3", "step_12", "step_20.partial", "step_5.deleted.partial"):
-        (folder / name).mkdir()
-        (folder / name / checkpoints.STATE_FILE).write_text("{}")
-    (folder / "step_30").mkdir()
-    assert prepare(folder) == folder / "step_12"
-    assert not list(folder.glob("*.partial"))
-    assert prepare(folder, resume_from_checkpoint=str(folder / "step_3")) == folder / "step_3"
-    (folder / "all_results.json").write_text("{}")
-    with pytest.raises(ValueError, match="holds a finished run"):
-        prepare(folder)
-    assert prepare(folder, resume_from_checkpoint="latest") == folder / "step_12"
-    assert prepare(folder, overwrite_output_dir=True) is None and not list(folder.glob("step_*"))
-
-
 def test_changed_settings_are_named(tmp_path: Path) -> None:
     run, _ = make_run(tmp_path)
     tokenizer = word_tokenizer([["a", "b"]])
