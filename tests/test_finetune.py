@@ -684,7 +684,6 @@ def test_bad_summarization_is_refused_before_training(
         ("gpt2", (), "is a gpt2, and this program fine-tunes GPST"),
         ("gpst", ("--methods", "cky"), "Unknown tree type 'cky'"),
         ("gpst", ("--train_trees", "missing"), "no file 'missing'"),
-        ("gpst", ("--punctuation", "maybe"), "punctuation 'maybe'"),
         ("gpst", ("--max_sentence_tokens", "1"), "No examples are left"),
         ("gpst", ("--max_tree_words", "1"), "none of the 6 sentences is scored"),
         ("gpst", ("--config_overrides", "merge_noise=-1"), "merge_noise must be"),

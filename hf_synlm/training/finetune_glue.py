@@ -47,6 +47,7 @@ from hf_synlm.training.finetuning import (
 )
 from hf_synlm.training.recipe import kept_evaluation, run_recipe
 from hf_synlm.training.run import Run
+from hf_synlm.training.sentence_files import check_minimum
 from hf_synlm.training.steps import to_device
 
 GLUE_DATASET = "nyu-mll/glue"
@@ -107,9 +108,7 @@ class GlueArguments:
             raise ValueError("MNLI has two validation files. Pass --validation_mismatched_file too.")
         if self.max_length < 4:
             raise ValueError(f"max_length must be at least 4 (a pair and its two marks) and is {self.max_length}.")
-        for name in ("max_train_tokens", "max_train_samples", "max_eval_samples"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
+        check_minimum(self, 1, "max_train_tokens max_train_samples max_eval_samples")
 
     def describe(self) -> str:
         """One sentence for the model card."""

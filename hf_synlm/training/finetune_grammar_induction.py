@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from datasets import Dataset
 from torch import Tensor, nn
@@ -26,7 +26,6 @@ from hf_synlm.evaluation.parsing import ParsingScores
 from hf_synlm.evaluation.parsing_conventions import PUNCTUATION_WORDS, resolve_convention
 from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.treebank_parsing import (
-    PUNCTUATION,
     Treebank,
     load_treebank,
     parse_words,
@@ -50,6 +49,7 @@ from hf_synlm.training.finetuning import (
 )
 from hf_synlm.training.recipe import kept_evaluation, run_recipe
 from hf_synlm.training.run import Run
+from hf_synlm.training.sentence_files import check_files, check_minimum
 
 # Tree type -> (its name in tables, options of `parse`); `num_beams` is filled in.
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -73,7 +73,7 @@ class InductionArguments:
     )
     validation_trees: str = field(default="embedded", metadata={"help": "Treebank file that chooses the best model."})
     test_trees: str = field(default="embedded", metadata={"help": "Treebank file of the final scores."})
-    punctuation: str = field(
+    punctuation: Literal["remove", "ignore", "keep"] = field(
         default="remove",
         metadata={"help": "Remove it before training and parsing (paper), ignore it in the score only, or keep it."},
     )
@@ -99,17 +99,11 @@ class InductionArguments:
         self.train_trees = [_resolve(name, "trees.train.txt") for name in self.train_trees]
         self.validation_trees = _resolve(self.validation_trees, "trees.valid.txt")
         self.test_trees = _resolve(self.test_trees, "trees.test.txt")
-        for path in (*self.train_trees, *self.train_files, self.validation_trees, self.test_trees):
-            if not Path(path).is_file():
-                raise ValueError(f"There is no file {path!r}.")
-        if self.punctuation not in PUNCTUATION:
-            raise ValueError(f"punctuation {self.punctuation!r} is unknown. Choose among {', '.join(PUNCTUATION)}.")
+        check_files(*self.train_trees, *self.train_files, self.validation_trees, self.test_trees)
         for name in (*self.methods, self.selection_method):
             if name not in METHODS:
                 raise ValueError(f"Unknown tree type {name!r}. Choose among {', '.join(METHODS)}.")
-        for name in ("search_num_beams", "max_sentence_tokens", "max_tree_sentences", "max_tree_words"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
+        check_minimum(self, 1, "search_num_beams max_sentence_tokens max_tree_sentences max_tree_words")
 
     def method(self, name: str) -> tuple[str, dict[str, Any]]:
         """Name of the tree type `name` in tables, and its options of `parse`."""

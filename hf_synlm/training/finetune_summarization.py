@@ -39,6 +39,7 @@ from hf_synlm.training.finetuning import (
 from hf_synlm.training.recipe import kept_evaluation, run_recipe
 from hf_synlm.training.run import Run
 from hf_synlm.training.samplers import seed_micro_step
+from hf_synlm.training.sentence_files import check_minimum
 from hf_synlm.training.steps import to_device
 from hf_synlm.training.summary_contexts import ContextCollator, SummaryArguments, make_layout, read_tables
 
@@ -69,10 +70,8 @@ class DecodingArguments:
 
     def __post_init__(self):
         """Check the values."""
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1 and is {self.max_new_tokens}.")
-        if self.num_validation_summaries < 0:
-            raise ValueError(f"num_validation_summaries must not be negative and is {self.num_validation_summaries}.")
+        check_minimum(self, 1, "max_new_tokens")
+        check_minimum(self, 0, "num_validation_summaries")
 
     def options(self, config: PreTrainedConfig) -> dict[str, Any]:
         """Options of `generate`: those given, or the paper's for the model of `config`."""

@@ -29,7 +29,8 @@ from hf_synlm.training.evaluation_report import save_evaluation
 from hf_synlm.training.example_tables import ExampleDataset
 from hf_synlm.training.recipe import Recipe
 from hf_synlm.training.run import Run
-from hf_synlm.training.samplers import StepSampler, make_loader
+from hf_synlm.training.samplers import shuffled_loader
+from hf_synlm.training.sentence_files import check_minimum
 from hf_synlm.training.steps import model_loss, to_device
 
 Collate = Callable[[list[Any]], dict[str, Any]]
@@ -84,9 +85,7 @@ class CourseArguments:
 
     def __post_init__(self):
         """Check the values."""
-        for name in ("num_train_epochs", "early_stopping_patience"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative and is {getattr(self, name)}.")
+        check_minimum(self, 0, "num_train_epochs early_stopping_patience")
 
 
 # ---------------------------------------------------------------------------------------------- model and tokenizer
@@ -278,15 +277,7 @@ class FineTuning(Recipe):
 
     def loader(self, run: Run) -> DataLoader:
         """Shuffled examples."""
-        sampler = StepSampler(
-            len(self.examples),
-            self.arguments.per_device_train_batch_size,
-            self.arguments.seed,
-            self.accelerator.process_index,
-            self.accelerator.num_processes,
-            run.state.consumed,
-        )
-        return make_loader(self.accelerator, self.examples, self.collate, self.arguments, sampler)
+        return shuffled_loader(self.accelerator, self.examples, self.collate, self.arguments, run.state.consumed)
 
     def best_model(self) -> BestModel:
         """The evaluation with the lowest `metric`."""

@@ -22,6 +22,7 @@ from hf_synlm.training.example_tables import (
     name_split,
 )
 from hf_synlm.training.finetuning import check_length, takes
+from hf_synlm.training.sentence_files import check_minimum
 
 # Columns of the published data sets, tried in this order where none are named.
 TEXT_COLUMNS = ("document", "article", "text")
@@ -79,11 +80,8 @@ class SummaryArguments:
             raise ValueError("Pass either --dataset_name, or --train_file and --validation_file.")
         if self.train_file is not None and self.validation_file is None:
             raise ValueError("train_file needs a validation_file, by which the best model is chosen.")
-        for name in ("max_source_length", "max_target_length", "max_train_samples", "max_eval_samples",
-                     "max_predict_samples"):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1 and is {value}.")
+        check_minimum(self, 1, "max_source_length max_target_length")
+        check_minimum(self, 1, "max_train_samples max_eval_samples max_predict_samples")
         if not self.prompt.strip():
             raise ValueError("prompt is empty. The model needs a mark where the summary begins.")
 

@@ -234,7 +234,7 @@ def load_data(
         model = make_model(make_config(model_arguments, tokenizer, labels, subwords), tokenizer)
     elif model_arguments.architecture == "rnng":
         labels = model.config.nonterminals
-    system = getattr(model.config, "transition_system", "top_down")
+    system: Any = getattr(model.config, "transition_system", "top_down")
     encoded = [
         encode_treebank(
             accelerator, part, tokenizer, system, labels, data.preprocessing_num_workers,
