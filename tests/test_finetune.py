@@ -32,20 +32,20 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from hf_synlm import GPSTConfig, GPSTForCausalLM, ONLSTMConfig, ONLSTMForCausalLM, RNNGConfig, RNNGForCausalLM  # noqa: E402
-from hf_synlm.data.samples import sample_path  # noqa: E402
-from hf_synlm.data.tokenizers import special_token_ids, train_bpe_tokenizer, train_wordpiece_tokenizer  # noqa: E402
-from hf_synlm.data.vocabulary import word_tokenizer  # noqa: E402
-from hf_synlm.evaluation.glue import GLUE_TASKS, TextTask, glue_task, main_score, task_scores  # noqa: E402
-from hf_synlm.evaluation.results import load_result  # noqa: E402
-from hf_synlm.evaluation.rouge import rouge_scores, sentences_as_lines  # noqa: E402
-from hf_synlm.evaluation.summary import summarize  # noqa: E402
+from hf_synlm import GPSTConfig, GPSTForCausalLM, ONLSTMConfig, ONLSTMForCausalLM, RNNGConfig, RNNGForCausalLM
+from hf_synlm.data.samples import sample_path
+from hf_synlm.data.tokenizers import special_token_ids, train_bpe_tokenizer, train_wordpiece_tokenizer
+from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.evaluation.glue import GLUE_TASKS, TextTask, glue_task, main_score, task_scores
+from hf_synlm.evaluation.results import load_result
+from hf_synlm.evaluation.rouge import rouge_scores, sentences_as_lines
+from hf_synlm.evaluation.summary import summarize
 from hf_synlm.training import example_tables, finetune_glue, finetune_grammar_induction, finetune_summarization
-from hf_synlm.training.arguments import TrainingArguments, parse_arguments  # noqa: E402
-from hf_synlm.training.example_tables import load_table  # noqa: E402
-from hf_synlm.training.finetuning import CourseArguments, map_rows  # noqa: E402
-from hf_synlm.training.run import TrainingState  # noqa: E402
-from hf_synlm.training.summary_contexts import ContextLayout  # noqa: E402
+from hf_synlm.training.arguments import TrainingArguments, parse_arguments
+from hf_synlm.training.checkpoints import TrainingState
+from hf_synlm.training.example_tables import load_table
+from hf_synlm.training.finetuning import CourseArguments, map_rows
+from hf_synlm.training.summary_contexts import ContextLayout
 
 SENTENCES = sample_path("raw.train.txt").read_text(encoding="utf-8").splitlines()[:300]
 SENTENCES = [line.strip() for line in SENTENCES if line.strip()]

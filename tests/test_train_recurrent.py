@@ -1,11 +1,13 @@
 """Training of recurrent language models: schedules, segments, exact resume, perplexity, F1, and what is refused."""
 
 import dataclasses
+import functools
 import inspect
 import json
 import math
 import re
 import shutil
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +18,12 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from training_runs import TRAINING, kill_after_checkpoint, run_script
+from training_runs import TRAINING, kill_after_checkpoint, results_of, run_script, sample_files
 from transformers import AutoTokenizer
 
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.conversion.on_lstm import RULES
 from hf_synlm.conversion.rename import rename_state_dict
-from hf_synlm.data.samples import sample_path
 from hf_synlm.data.streams import SentenceCode, make_stream
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
@@ -33,7 +34,7 @@ from hf_synlm.training import recurrent_schedule as schedules
 from hf_synlm.training import run as common
 
 TYPES = (
-    train_recurrent.ModelArguments,
+    train_recurrent.RecurrentModelArguments,
     stream_batches.StreamDataArguments,
     train_recurrent.ParsingArguments,
     schedules.ScheduleArguments,
@@ -51,11 +52,8 @@ SMALL = {
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A few trees of the embedded treebank, and the same sentences as text."""
     folder = tmp_path_factory.mktemp("trees")
-    paths = {"cache": str(folder / "cache")}
-    for name, count in (("train", 30), ("valid", 8), ("test", 5)):
-        lines = sample_path(f"trees.{name}.txt").read_text(encoding="utf-8").splitlines()[:count]
-        paths[name] = str(folder / f"{name}.txt")
-        Path(paths[name]).write_text("\n".join(lines), encoding="utf-8")
+    paths = sample_files(folder, "trees", train=30, valid=8, test=5)
+    for name in ("train", "valid", "test"):
         paths[f"{name}.words"] = str(folder / f"{name}.words.txt")
         words = [" ".join(sentence.words) for sentence in read_treebank(paths[name])]
         Path(paths[f"{name}.words"]).write_text("\n".join(words) + "\n", encoding="utf-8")
@@ -333,17 +331,9 @@ def test_processes_evaluate_the_model_that_is_saved(monkeypatch: pytest.MonkeyPa
 # ---------------------------------------------------------------------------------------------- data
 def test_text_and_trees_give_the_same_stream(corpus: dict[str, str], tmp_path: Path) -> None:
     *_, streams, tokenizer, _ = small_model(corpus, tmp_path / "trees", "awd_lstm")
-    texts = [corpus[f"{name}.words"] for name in ("train", "valid", "test")]
-    more = (
-        "--file_format",
-        "text",
-        "--train_files",
-        texts[0],
-        "--validation_files",
-        texts[1],
-        "--test_files",
-        texts[2],
-    )
+    names = {"train_files": "train", "validation_files": "valid", "test_files": "test"}
+    texts = [part for flag, name in names.items() for part in (f"--{flag}", corpus[f"{name}.words"])]
+    more = ("--file_format", "text", *texts)
     *_, plain, other, _ = small_model(corpus, tmp_path / "text", "awd_lstm", *more)
     assert other.get_vocab() == tokenizer.get_vocab()
     assert np.array_equal(plain.train.ids, streams.train.ids)
@@ -412,14 +402,10 @@ def run_flags(corpus: dict[str, str], output_dir: Path, architecture: str) -> li
     return [*flags(corpus, output_dir, architecture, *rate), *more, *COURSES[architecture]]
 
 
-def results(output_dir: Path) -> dict[str, Any]:
-    return json.loads((output_dir / "all_results.json").read_text())
-
-
 def same_run(straight: Path, resumed: Path) -> None:
     """Bit-equal results, weights and optimizer."""
     for key in ("step", "best_step", "train", "evaluations", "test"):
-        assert results(resumed)[key] == results(straight)[key], key
+        assert results_of(resumed)[key] == results_of(straight)[key], key
     newest = [checkpoints.list_checkpoints(folder)[-1] for folder in (straight, resumed)]
     assert newest[0].name == newest[1].name
     for name in ("model.safetensors", "optimizer.bin", "optimizer_1.bin", "custom_checkpoint_0.pkl"):
@@ -447,11 +433,25 @@ def assert_equal(first: Any, second: Any) -> None:
         assert first == second
 
 
+@pytest.fixture(scope="module")
+def straight_run(corpus: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folder of a run that nothing has disturbed, by architecture."""
+
+    @functools.cache
+    def run(architecture: str) -> Path:
+        folder = tmp_path_factory.mktemp("straight") / architecture
+        train_recurrent.main(run_flags(corpus, folder, architecture))
+        return folder
+
+    return run
+
+
 @pytest.mark.parametrize("architecture", list(COURSES))
-def test_resumed_run_is_bit_equal(architecture: str, corpus: dict[str, str], tmp_path: Path) -> None:
-    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
-    train_recurrent.main(run_flags(corpus, straight, architecture))
-    found = results(straight)
+def test_resumed_run_is_bit_equal(
+    architecture: str, straight_run: Callable[[str], Path], corpus: dict[str, str], tmp_path: Path
+) -> None:
+    straight, resumed = straight_run(architecture), tmp_path / "resumed"
+    found = results_of(straight)
     saved = checkpoints.list_checkpoints(straight)
     assert len(found["evaluations"]) == 5 and len(saved) >= 3
     # A run that was cut off after a checkpoint in the middle of an epoch and of a phase.
@@ -466,14 +466,15 @@ def test_resumed_run_is_bit_equal(architecture: str, corpus: dict[str, str], tmp
         assert not torch.load(saved[-1] / "optimizer.bin", weights_only=False)["state"]
 
 
-def test_killed_process_resumes_bit_equal(corpus: dict[str, str], tmp_path: Path) -> None:
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-    train_recurrent.main(run_flags(corpus, straight, "on_lstm"))
+def test_killed_process_resumes_bit_equal(
+    straight_run: Callable[[str], Path], corpus: dict[str, str], tmp_path: Path
+) -> None:
+    killed = tmp_path / "killed"
     argv = run_flags(corpus, killed, "on_lstm")
     kill_after_checkpoint("train_recurrent", argv, 7, corpus["cache"])
     again = run_script("train_recurrent", argv, corpus["cache"])
     assert "resumed from" in again["stdout"]
-    same_run(straight, killed)
+    same_run(straight_run("on_lstm"), killed)
 
 
 def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, str], tmp_path: Path) -> None:
@@ -481,7 +482,7 @@ def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, s
     course = ("--schedule", "adam-asgd", "--averaging_epoch", "1", "--num_train_epochs", "2")
     more = ("--learning_rate", "0.01", "--averaging_learning_rate", "0.1", "--final_report", "True")
     train_recurrent.main(flags(corpus, output_dir, "on_lstm", *course, *more, "--parse_options", "layer=0"))
-    found = results(output_dir)
+    found = results_of(output_dir)
     best = min(found["evaluations"], key=lambda item: item["losses"]["nats_per_token"])
     assert best["step"] == found["best_step"] == found["step"]  # the averages of the second epoch
     model = train_recurrent.ONLSTMForCausalLM.from_pretrained(output_dir / "model")
@@ -507,7 +508,7 @@ def test_gradients_are_not_clipped_at_0_and_the_smaller_number_of_steps_counts(
     for limit in ("0", "1e9", "1e-9"):
         more = ("--max_grad_norm", limit, "--max_train_steps", "2", "--num_train_epochs", "9")
         train_recurrent.main(flags(corpus, tmp_path / limit, "awd_lstm", *more))
-    found = {limit: results(tmp_path / limit) for limit in ("0", "1e9", "1e-9")}
+    found = {limit: results_of(tmp_path / limit) for limit in ("0", "1e9", "1e-9")}
     assert found["0"]["train"] == found["1e9"]["train"] and found["0"]["step"] == 2
     assert found["0"]["evaluations"] == found["1e9"]["evaluations"] != found["1e-9"]["evaluations"]
 
@@ -515,12 +516,12 @@ def test_gradients_are_not_clipped_at_0_and_the_smaller_number_of_steps_counts(
 def test_stops_early_and_continues_from_a_model(corpus: dict[str, str], tmp_path: Path) -> None:
     ruin = ("--learning_rate", "1e4", "--num_train_epochs", "9", "--early_stopping_patience", "2")
     train_recurrent.main(flags(corpus, tmp_path / "out", "awd_lstm", *ruin))
-    found = results(tmp_path / "out")
+    found = results_of(tmp_path / "out")
     assert len(found["evaluations"]) == 3 and found["best_step"] == 0
     folder = str(tmp_path / "out" / "model")
     more = ("--model_name_or_path", folder, "--max_train_steps", "2", "--config_overrides", "{}")
     train_recurrent.main(flags(corpus, tmp_path / "next", "awd_lstm", *more))
-    again = results(tmp_path / "next")
+    again = results_of(tmp_path / "next")
     assert again["step"] == 2 and again["evaluations"][0]["losses"] == found["evaluations"][0]["losses"]
 
 
@@ -558,7 +559,7 @@ def test_stops_early_and_continues_from_a_model(corpus: dict[str, str], tmp_path
         (("--warmup_ratio", "0.1"), "warmup_ratio is 0.1"),
         (("--evaluation_steps", "10"), "evaluations end epochs"),
         (("--punctuation", "drop"), "invalid choice: 'drop'"),
-        (("--parsing_convention", "wsj"), "invalid choice: 'wsj'"),
+        (("--parsing_convention", "wsj"), "parsing_convention is 'wsj'"),
         (("--parse_batch_size", "0"), "parse_batch_size must be at least 1"),
         (("--parse_sentences", "-1"), "parse_sentences must not be negative"),
     ],
@@ -581,30 +582,18 @@ def test_bad_values_are_refused_before_work(flags: tuple[str, ...], message: str
         ("palm", ("--per_device_train_batch_size", "999"), "cannot be cut into 999 rows"),
         ("palm", ("--per_device_eval_batch_size", "999"), "cannot be cut into 999 rows"),
         ("palm", ("--tokenizer_name", "{model}"), "has no pad_token"),
-        (
-            "palm",
-            ("--config_overrides", "span_attention=false"),
-            "architecture is 'palm'.*Choose .* 'awd_lstm' without",
-        ),
+        ("palm", ("--config_overrides", "span_attention=false"), "is 'palm'.*Choose .* 'awd_lstm' without"),
         ("awd_lstm", ("--parse_options", "method=attention"), "AWD-LSTM has no trees"),
         ("awd_lstm", ("--final_report",), "final_report is True, but AWD-LSTM has no trees"),
         ("prpn", ("--batching", "sentences", "--gradient_accumulation_steps", "99"), "ends inside of a step of 99"),
         # Otherwise, these would show after the training.
-        (
-            "palm",
-            ("--parse_options", "decoder=biased"),
-            "PaLMForCausalLM.parse takes no 'decoder'. Choose among method",
-        ),
+        ("palm", ("--parse_options", "decoder=biased"), "parse does not take 'decoder'. Choose among method"),
         ("on_lstm", ("--parse_options", "decoder=foo"), "decoder"),
         ("on_lstm", ("--parse_options", "layer=7"), "Layer 7 has no"),
         ("prpn", ("--parsing_max_words", "1"), "no sentence has words .* how it is filtered"),
         ("prpn", ("--final_parsing_files", "{words}"), "stands outside of all trees"),
         ("prpn", ("--test_batch_size", "999"), "test text: .*cannot be cut into 999 rows"),
-        (
-            "prpn",
-            ("--file_format", "text", "{files}", "{blank}", "--batching", "sentences"),
-            "test text: All sentences",
-        ),
+        ("prpn", ("--file_format", "text", "{files}", "{blank}", "--batching", "sentences"), "test text: All sent"),
     ],
 )
 def test_what_does_not_go_together_is_refused(
@@ -652,7 +641,7 @@ def test_continues_from_a_model_with_trees_or_without(corpus: dict[str, str], tm
     *_, tokenizer, model = small_model(corpus, tmp_path, "palm")
     model.save_pretrained(tmp_path / "palm")
     for architecture, message in (("awd_lstm", "architecture is 'awd_lstm'"), ("prpn", "type 'palm', not 'prpn'")):
-        arguments = train_recurrent.ModelArguments(architecture, model_name_or_path=str(tmp_path / "palm"))
+        arguments = train_recurrent.RecurrentModelArguments(architecture, model_name_or_path=str(tmp_path / "palm"))
         with pytest.raises(ValueError, match=message):
             train_recurrent.make_model(arguments, tokenizer)
 
@@ -719,10 +708,10 @@ def test_configs_parse_and_name_their_command(path: Path, corpus: dict[str, str]
     kind = ".words" if "file_format: text" in text else ""
     files = ("--train_files", corpus[f"train{kind}"], "--validation_files", corpus[f"valid{kind}"])
     given = files if "--train_files" in command else ()
-    model, data, parsing, schedule, training = parse("--config", str(path), *given)
+    model, data, parsing, schedule, training = parse("--config", path.stem, *given)
     parsing.complete(data, model.architecture)
     assert path.stem.startswith(model.architecture)
-    config_class = train_recurrent.CONFIGS[model.architecture]
+    config_class = train_recurrent.MODELS[model.architecture].config_class
     overrides = run_arguments.check_overrides(config_class, model.config_overrides)
     config = config_class.from_preset(model.model_preset, **overrides)
     gold = train_recurrent.gold_structure(config, data.tree_supervision)
@@ -746,7 +735,7 @@ def test_configs_parse_and_name_their_command(path: Path, corpus: dict[str, str]
 )
 def test_published_sizes(name: str, millions: float) -> None:
     values = yaml.safe_load((TRAINING / f"configs/{name}.yaml").read_text())
-    config = train_recurrent.CONFIGS[values["architecture"]].from_preset(values["model_preset"], vocab_size=10000)
+    model_class = train_recurrent.MODELS[values["architecture"]]
     with torch.device("meta"):
-        model = train_recurrent.MODELS[values["architecture"]](config)
+        model = model_class(model_class.config_class.from_preset(values["model_preset"], vocab_size=10000))
     assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 1) == millions

@@ -1,6 +1,9 @@
-"""The files for `accelerate launch`: each is read by accelerate, and launched where this machine can."""
+"""Ways to start training: `accelerate launch` with its files, with a module, and `synlm train`."""
 
+import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,32 +13,37 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType
-from training_runs import TRAINING, launch, results_of
+from training_runs import ROOT, SMALL_GPST, TRAINING, launch, results_of, sample_files
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
-from hf_synlm.data.samples import sample_path
+from hf_synlm.cli import main
 from hf_synlm.training.arguments import TrainingArguments
 from hf_synlm.training.run import make_accelerator
 
 FILES = sorted((TRAINING / "accelerate").glob("*.yaml"))
-SMALL = "hidden_size=32,composition_size=32,composition_intermediate_size=64,score_size=16,parser_size=32"
 
 
-def command(name: str, output_dir: Path, *more: str) -> list[str]:
-    folder = output_dir.parent
-    for part in ("train", "valid"):
-        lines = sample_path(f"raw.{part}.txt").read_text(encoding="utf-8").splitlines()[:20]
-        (folder / f"{part}.txt").write_text("\n".join(lines), encoding="utf-8")
+def flags(output_dir: Path) -> list[str]:
+    """A run of two steps on a few sentences, with a checkpoint."""
+    files = sample_files(output_dir.parent, "raw", train=20, valid=20)
     return [
-        *(sys.executable, "-m", "accelerate.commands.launch"),
-        *("--config_file", str(TRAINING / "accelerate" / f"{name}.yaml"), *more),
-        *(str(TRAINING / "pretrain_gpst.py"), "--config", str(TRAINING / "configs" / "gpst_tiny.yaml")),
-        *("--output_dir", str(output_dir), "--config_overrides", SMALL, "--max_train_steps", "2"),
-        *("--train_files", f"{folder}/train.txt", "--validation_files", f"{folder}/valid.txt"),
+        *("--config", "gpst_tiny", "--output_dir", str(output_dir), "--config_overrides", SMALL_GPST),
+        *("--train_files", files["train"], "--validation_files", files["valid"], "--max_train_steps", "2"),
         *("--one_sentence_per_line", "--tokenizer_vocab_size", "200", "--context_length", "24"),
         *("--validation_trees", "none", "--final_report", "False", "--logging_steps", "1"),
         *("--checkpointing_steps", "1", "--evaluation_steps", "0"),
     ]
+
+
+def accelerate(name: str, *program: str) -> list[str]:
+    """`accelerate launch` with a shipped file."""
+    file = str(TRAINING / "accelerate" / f"{name}.yaml")
+    return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", file, *program]
+
+
+SCRIPT = str(TRAINING / "pretrain_gpst.py")
+MODULE = ("-m", "hf_synlm.training.pretrain_gpst")
+TWO = ("--num_processes", "2", "--main_process_port", "0")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -58,16 +66,40 @@ def test_layers_that_are_sharded_exist(tiny_gpst_config: GPSTConfig) -> None:
     assert named <= {type(module).__name__ for module in model.modules()}
 
 
-@pytest.mark.parametrize(("name", "more", "processes"), [("cpu", (), 1), ("ddp", ("--num_processes", "2"), 2)])
-def test_launch(name: str, more: tuple[str, ...], processes: int, tmp_path: Path) -> None:
-    """For real; the second one in bfloat16, on two processes that meet by gloo."""
-    port = ("--main_process_port", "0") if processes > 1 else ()
-    done = launch(command(name, tmp_path / "out", *more, *port), str(tmp_path / "cache"))
+@pytest.mark.parametrize(
+    ("command", "processes"),
+    [(accelerate("cpu", SCRIPT), 1), (accelerate("ddp", *TWO, *MODULE), 2)],
+    ids=["cpu", "ddp"],
+)
+def test_launch(command: list[str], processes: int, tmp_path: Path) -> None:
+    """The script on one process; the module on two that meet by gloo, in bfloat16."""
+    done = launch([*command, *flags(tmp_path / "out")], str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr[-3000:]
     assert results_of(tmp_path / "out")["step"] == 2
     state = (tmp_path / "out" / "step_1" / "training_state.json").read_text()
     assert re.search(rf'"num_processes": {processes}\b', state)
     assert len(list((tmp_path / "out" / "step_1").glob("random_states_*.pkl"))) == processes
+
+
+def test_synlm_train_needs_only_the_package(tmp_path: Path) -> None:
+    """Files of the wheel alone: a copy of the package, far from the repository."""
+    shutil.copytree(ROOT / "hf_synlm", tmp_path / "site" / "hf_synlm", ignore=shutil.ignore_patterns("__pycache__"))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    start = "import sys; from hf_synlm.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", start, "train", "gpst", *flags(tmp_path / "out")]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert results_of(tmp_path / "out")["step"] == 2
+
+
+def test_synlm_train_shows_help_and_refuses_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help"]) == 0
+    assert {"gpst", "rnng", "recurrent", "glue", "summarization", "induction"} <= set(capsys.readouterr().out.split())
+    assert main(["train", "rnng", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "usage: synlm train rnng" in shown and "Train RNNG on gold trees" in shown and "--max_batch_actions" in shown
+    assert main(["train", "gpst", "--config", "gpst_tinny", "--output_dir", "x"]) == 2
+    assert "error: There is no config file" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="is about machines without GPUs")
@@ -84,8 +116,7 @@ def test_fsdp_needs_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="is about machines without GPUs")
 def test_launched_fsdp_needs_gpus(tmp_path: Path) -> None:
     """Accelerate makes DDP of it on CPUs, without a word; the script has one."""
-    more = ("--num_processes", "2", "--main_process_port", "0")
-    done = launch(command("fsdp2", tmp_path / "out", *more), str(tmp_path / "cache"))
+    done = launch([*accelerate("fsdp2", *TWO, SCRIPT), *flags(tmp_path / "out")], str(tmp_path / "cache"))
     assert done.returncode != 0
     assert "ValueError: The launcher asks for FSDP, and accelerate makes" in done.stderr
     assert "Launch with training/accelerate/ddp.yaml" in done.stderr

@@ -19,10 +19,9 @@ import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from safetensors import safe_open
 from torch.utils.data import Dataset
-from training_runs import ROOT, ScriptRun, results_of
+from training_runs import SMALL_GPST, ScriptRun, results_of, sample_files
 
 from hf_synlm import LSTMConfig, LSTMForCausalLM, ONLSTMConfig, ONLSTMForCausalLM
-from hf_synlm.data.samples import sample_path
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.training import checkpoints, loop, output_folder, samplers, steps
 from hf_synlm.training import run as common
@@ -33,8 +32,6 @@ from hf_synlm.training.recipe import generate_trees, preflight
 from hf_synlm.training.steps import StopSignals
 from tests import test_modeling_rnng as rnng
 from tests.test_modeling_gpst import NO_DROPOUT, ids_of, tiny
-
-SMALL = "hidden_size=32,composition_size=32,composition_intermediate_size=64,score_size=16,parser_size=32"
 
 
 @pytest.fixture(autouse=True)
@@ -457,19 +454,17 @@ def test_stop_signals() -> None:
 def gpst(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ScriptRun]:
     """Starts small runs of pretrain_gpst.py, with a checkpoint after every step."""
     folder = tmp_path_factory.mktemp("gpst")
-    for name in ("train", "valid"):
-        lines = sample_path(f"raw.{name}.txt").read_text(encoding="utf-8").splitlines()[:40]
-        (folder / f"{name}.txt").write_text("\n".join(lines), encoding="utf-8")
+    files = sample_files(folder, "raw", train=40, valid=40)
     flags = (
-        f"--config {ROOT}/training/configs/gpst_tiny.yaml --overwrite_output_dir False --config_overrides {SMALL} "
-        f"--train_files {folder}/train.txt --validation_files {folder}/valid.txt --one_sentence_per_line "
+        f"--config gpst_tiny --overwrite_output_dir False --config_overrides {SMALL_GPST} "
+        f"--train_files {files['train']} --validation_files {files['valid']} --one_sentence_per_line "
         "--tokenizer_vocab_size 300 --context_length 24 --per_device_train_batch_size 1 --validation_trees none "
         "--logging_steps 1 --checkpointing_steps 1 --evaluation_steps 4 --max_train_steps 10 --final_report False"
     ).split()
 
     def start(name: str, *more: str) -> ScriptRun:
         argv = ["--output_dir", str(folder / name), *flags, *more]
-        return ScriptRun("pretrain_gpst", argv, str(folder / "cache"))
+        return ScriptRun("pretrain_gpst", argv, files["cache"])
 
     return start
 
@@ -499,7 +494,7 @@ def test_signal_saves_and_ends_without_error(
     text = run.finish()
     (checkpoint,) = checkpoints.list_checkpoints(run.output_dir)
     step = checkpoint.name.removeprefix("step_")
-    assert f"stopped by {number.name} at step {step}: kept in {checkpoint}. The same command continues" in text
+    assert f"stopped by {number.name} at step {step}: saved in {checkpoint}. The same command continues" in text
     assert not (run.output_dir / "all_results.json").exists()
     again = gpst(number.name, "--checkpointing_steps", "0")
     assert f"resumed from {checkpoint} at step {step}" in again.finish()

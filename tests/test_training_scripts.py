@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file, save_file
-from training_runs import TRAINING, kill_after_checkpoint, run_script
+from training_runs import SMALL_GPST, TRAINING, kill_after_checkpoint, run_script, sample_files
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, LSTMConfig, LSTMForCausalLM
@@ -33,33 +32,23 @@ from hf_synlm.training.output_folder import end_run
 from hf_synlm.training.text_contexts import DataArguments, load_contexts, load_text
 
 TYPES = (
-    pretrain_gpst.ModelArguments,
+    pretrain_gpst.GPSTModelArguments,
     DataArguments,
     pretrain_gpst.EvaluationArguments,
     run_arguments.TrainingArguments,
 )
-SMALL = "hidden_size=32,composition_size=32,composition_intermediate_size=64,score_size=16,parser_size=32"
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A few sentences of the embedded corpus, so that preprocessing takes no time."""
-    from hf_synlm.data.samples import sample_path
-
-    folder = tmp_path_factory.mktemp("corpus")
-    paths = {}
-    for name in ("train", "valid"):
-        lines = sample_path(f"raw.{name}.txt").read_text(encoding="utf-8").splitlines()[:120]
-        paths[name] = str(folder / f"{name}.txt")
-        Path(paths[name]).write_text("\n".join(lines), encoding="utf-8")
-    paths["cache"] = str(folder / "cache")
-    return paths
+    return sample_files(tmp_path_factory.mktemp("corpus"), "raw", train=120, valid=120)
 
 
 def flags_of(corpus: dict[str, str], output_dir: Path, *flags: str) -> list[str]:
     return [
-        *("--config", str(TRAINING / "configs/gpst_tiny.yaml"), "--output_dir", str(output_dir)),
-        *("--overwrite_output_dir", "False", "--config_overrides", SMALL),
+        *("--config", "gpst_tiny", "--output_dir", str(output_dir)),
+        *("--overwrite_output_dir", "False", "--config_overrides", SMALL_GPST),
         *("--train_files", corpus["train"], "--validation_files", corpus["valid"], "--one_sentence_per_line"),
         *("--tokenizer_vocab_size", "400", "--context_length", "48", "--per_device_train_batch_size", "2"),
         *("--validation_trees", "none", "--logging_steps", "1", "--evaluation_steps", "0", *flags),
@@ -116,7 +105,7 @@ def test_killed_run_resumes_bit_equal(corpus: dict[str, str], tmp_path: Path) ->
 def test_baseline_on_the_same_contexts(corpus: dict[str, str], tmp_path: Path) -> None:
     def flags(name: str, *more: str) -> list[str]:
         gpst = flags_of(corpus, tmp_path / name, "--max_train_steps", "2", "--generation_steps", "1")
-        gpst[gpst.index(SMALL)] = "n_embd=32,n_head=2,n_positions=64"
+        gpst[gpst.index(SMALL_GPST)] = "n_embd=32,n_head=2,n_positions=64"
         return [flag.replace("gpst_tiny", "gpt2_tiny") for flag in gpst] + list(more)
 
     results = run_script("pretrain_gpst", flags("out"), corpus["cache"])
@@ -140,29 +129,6 @@ def test_baseline_on_the_same_contexts(corpus: dict[str, str], tmp_path: Path) -
             pretrain_gpst.main(flags("bad", f"--{name}", value))
 
 
-def test_newest_complete_checkpoint_is_found(tmp_path: Path) -> None:
-    assert checkpoints.find_checkpoint(tmp_path, "latest") is None
-    for name in ("step_2", "step_10", "step_11.partial", "step_12"):
-        (tmp_path / name).mkdir()
-    for name in ("step_2", "step_10", "step_11.partial"):
-        (tmp_path / name / checkpoints.STATE_FILE).write_text("{}")
-    assert checkpoints.find_checkpoint(tmp_path, "latest") == tmp_path / "step_10"
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--max_grad_norm", "-1"), "max_grad_norm must not be negative and is -1"),
-        (("--learning_rate", "nan"), "learning_rate must be finite and is nan"),
-        (("--weight_decay", "inf"), "weight_decay must be finite and is inf"),
-        (("--max_train_steps", "0"), "max_train_steps must be at least 1"),
-    ],
-)
-def test_values_that_would_ruin_the_training_are_refused(flags: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        parse("--output_dir", "x", *flags)
-
-
 def test_the_smaller_number_of_steps_counts() -> None:
     def steps(given: int | None, of_epochs: int | None) -> int | None:
         arguments = run_arguments.TrainingArguments(output_dir="x", max_train_steps=given)
@@ -171,14 +137,6 @@ def test_the_smaller_number_of_steps_counts() -> None:
 
     assert (steps(None, None), steps(7, None), steps(None, 2000)) == (1000, 7, 2000)
     assert steps(7, 9) == steps(9, 7) == 7
-
-
-def test_the_course_of_a_run_includes_its_precision(tmp_path: Path) -> None:
-    arguments = run_arguments.TrainingArguments(output_dir=str(tmp_path), max_train_steps=1)
-    accelerator = common.make_accelerator(arguments)
-    tokenizer = word_tokenizer([["a"]])
-    settings = common.course_settings(arguments, GPSTConfig(), accelerator, tokenizer)
-    assert (settings["mixed_precision"], settings["num_processes"]) == ("no", 1)
 
 
 def test_the_model_to_continue_from_must_be_of_the_kind_and_complete(tmp_path: Path) -> None:
@@ -191,9 +149,14 @@ def test_the_model_to_continue_from_must_be_of_the_kind_and_complete(tmp_path: P
         common.load_pretrained(GPSTForCausalLM, str(tmp_path / "lstm"), None, tokenizer)
     with pytest.raises(ValueError, match="is not a folder of a model or a model of the Hub"):
         common.load_pretrained(LSTMForCausalLM, str(tmp_path / "nowhere"), None, tokenizer)
-    for script in (pretrain_gpst, train_rnng, train_recurrent, finetuning):
+    for kind in (
+        pretrain_gpst.GPSTModelArguments,
+        train_rnng.RNNGModelArguments,
+        train_recurrent.RecurrentModelArguments,
+        finetuning.ModelArguments,
+    ):
         with pytest.raises(ValueError, match="there is no folder '.*nowhere'"):
-            script.ModelArguments(model_name_or_path=str(tmp_path / "nowhere"))
+            kind(model_name_or_path=str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match="lstm' holds no tokenizer .* or name a folder that holds one"):
         finetuning.ModelArguments(model_name_or_path=str(tmp_path / "lstm"))
     weights = load_file(tmp_path / "lstm" / "model.safetensors")
@@ -270,18 +233,29 @@ def test_flags_win_over_the_config_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "flag", ["--context_length=0", "--lr_scheduler_type=exponential", "--max_train_steps=0", "--rows=x"]
+    ("flags", "message"),
+    [
+        ("--max_grad_norm -1", "max_grad_norm must not be negative and is -1"),
+        ("--learning_rate nan", "learning_rate must be finite and is nan"),
+        ("--weight_decay inf", "weight_decay must be finite and is inf"),
+        ("--max_train_steps 0", "max_train_steps must be at least 1"),
+        ("--context_length 0", "context_length must be at least 1"),
+        ("--lr_scheduler_type exponential", "lr_scheduler_type is 'exponential'. Choose among linear, cosine"),
+        ("--rows x", "rows is 'x'"),
+        ("--config gpst_tinny", "no shipped configuration 'gpst_tinny'. Did you mean gpst_tiny or"),
+        ("--config nothing.yaml", "no shipped configuration 'nothing.yaml'. Shipped configurations: awd_lstm_ptb"),
+    ],
 )
-def test_bad_values_are_refused_before_work(flag: str) -> None:
-    with pytest.raises(ValueError):
-        parse("--output_dir", "x", flag)
+def test_bad_values_are_refused_before_work(flags: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse("--output_dir", "x", *flags.split())
 
 
-def test_configs_parse_and_name_their_command() -> None:
+def test_configs_are_found_by_name_and_name_their_command() -> None:
     paths = sorted((TRAINING / "configs").glob("gpst_*.yaml"))
     assert len(paths) == 5
     for path in paths:
-        parse("--config", str(path), "--output_dir", "x")
+        assert parse("--config", path.stem, "--output_dir", "x") == parse("--config", str(path), "--output_dir", "x")
         text = path.read_text()
         assert text.startswith("#") and f"--config training/configs/{path.name}" in text.replace("\\\n#", "")
 
@@ -289,8 +263,7 @@ def test_configs_parse_and_name_their_command() -> None:
 @pytest.mark.parametrize(("size", "millions"), [("small", 144.05), ("medium", 403.7)])
 @pytest.mark.parametrize("corpus_name", ["owt", "wikitext103"])
 def test_published_configs(size: str, millions: float, corpus_name: str) -> None:
-    path = TRAINING / f"configs/gpst_{size}_{corpus_name}.yaml"
-    model, data, _, training = parse("--config", str(path), "--output_dir", "x")
+    model, data, _, training = parse("--config", f"gpst_{size}_{corpus_name}", "--output_dir", "x")
     config = GPSTConfig.from_preset(model.model_preset, **model.config_overrides)
     assert config.to_dict() == GPSTConfig.from_preset(f"gpst-{size}").to_dict()
     with torch.device("meta"):
@@ -340,14 +313,6 @@ def test_schedule_counts_optimizer_steps() -> None:
         schedule.step()
     assert rates == pytest.approx([0, 0.5, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125])
     assert schedule.get_last_lr()[0] == 0
-
-
-def test_readme_names_every_script_and_config() -> None:
-    readme = (TRAINING / "README.md").read_text(encoding="utf-8")
-    assert "pretrain_gpst.py" in readme
-    for path in (TRAINING / "configs").glob("*.yaml"):
-        assert path.name in readme
-        assert isinstance(yaml.safe_load(path.read_text()), dict)
 
 
 def test_validation_losses_do_not_depend_on_the_batches(tiny_gpst_config: GPSTConfig) -> None:

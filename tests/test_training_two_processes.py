@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_runs import ROOT, ScriptRun, launch, results_of, torchrun
+from training_runs import ROOT, SMALL_GPST, ScriptRun, launch, results_of, sample_files, torchrun
 from transformers import AutoTokenizer
 
 from hf_synlm import PRPNForCausalLM
-from hf_synlm.data.samples import sample_path
 from hf_synlm.training import arguments as run_arguments
 from hf_synlm.training import run as common
 from hf_synlm.training import stream_batches, stream_evaluation
@@ -24,7 +23,7 @@ DROPOUTS = {
 }
 NO_DROPOUT = {name: ",".join(f"{part}_dropout=0" for part in parts.split()) for name, parts in DROPOUTS.items()}
 SIZES = {
-    "gpst": "hidden_size=32,composition_size=32,composition_intermediate_size=64,score_size=16,parser_size=32",
+    "gpst": SMALL_GPST,
     "rnng": "embedding_size=12,hidden_size=16",
     "on_lstm": "embedding_size=8,hidden_size=12,num_layers=2,chunk_size=4,supervised_layers=[1]",
 }
@@ -120,17 +119,16 @@ PRPN = (
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     """All jobs of this file, in one launch."""
     folder = tmp_path_factory.mktemp("two")
-    for name, source, count in (
-        ("raw.train", "raw.train", 60), ("raw.valid", "raw.valid", 12), ("train", "trees.train", 30),
-        ("valid", "trees.valid", 6),
-    ):  # fmt: skip
-        lines = sample_path(f"{source}.txt").read_text(encoding="utf-8").splitlines()[:count]
-        (folder / f"{name}.txt").write_text("\n".join(lines), encoding="utf-8")
-    trees = ["--train_files", str(folder / "train.txt"), "--validation_files", str(folder / "valid.txt")]
-    config = ["--config", str(ROOT / "training/configs/gpst_tiny.yaml"), "--final_report", "False"]
-    texts = ["--train_files", str(folder / "raw.train.txt"), "--validation_files", str(folder / "raw.valid.txt")]
-    texts += ["--overwrite_output_dir", "False", "--per_device_train_batch_size", "2"]
-    files = {"gpst": [*config, *texts], "rnng": trees, "on_lstm": [*trees, "--per_device_train_batch_size", "3"]}
+    given = {}
+    for kind, train, valid in (("raw", 60, 12), ("trees", 30, 6)):
+        paths = sample_files(folder, kind, train=train, valid=valid)
+        given[kind] = ["--train_files", paths["train"], "--validation_files", paths["valid"]]
+    gpst = ["--config", "gpst_tiny", "--final_report", "False", *given["raw"], "--overwrite_output_dir", "False"]
+    files = {
+        "gpst": [*gpst, "--per_device_train_batch_size", "2"],
+        "rnng": given["trees"],
+        "on_lstm": [*given["trees"], "--per_device_train_batch_size", "3"],
+    }
     jobs = Jobs(folder, files, str(folder / "cache"))
     listed: list[dict[str, Any]] = []
 
@@ -206,7 +204,9 @@ def test_processes_evaluate_the_saved_model(jobs: Jobs) -> None:
         PRPNForCausalLM.from_pretrained(folder / "model"),
         AutoTokenizer.from_pretrained(folder / "model"),
     )
-    data = stream_batches.StreamDataArguments([str(jobs.folder / "train.txt")], [str(jobs.folder / "valid.txt")])
+    data = stream_batches.StreamDataArguments(
+        [str(jobs.folder / "trees.train.txt")], [str(jobs.folder / "trees.valid.txt")]
+    )
     stream = stream_batches.load_stream(data, data.validation_files, tokenizer)
     accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(jobs.folder)))
     nats = stream_evaluation.evaluate_stream(accelerator, model, stream, 8, 20)
@@ -218,7 +218,7 @@ def test_a_signal_to_one_process_stops_both(jobs: Jobs) -> None:
     assert "stopped by a signal to another process at step" in jobs.log("signal")
     assert not (folder / "all_results.json").exists()
     newest = max(int(path.name.removeprefix("step_")) for path in folder.glob("step_*"))
-    assert f"kept in {folder / f'step_{newest}'}. The same command continues the run." in jobs.log("signal")
+    assert f"saved in {folder / f'step_{newest}'}. The same command continues the run." in jobs.log("signal")
 
 
 def test_nan_names_the_batches_of_all_processes(jobs: Jobs) -> None:

@@ -18,10 +18,23 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+from hf_synlm.data.samples import sample_path
+
 ROOT = Path(__file__).resolve().parents[1]
 TRAINING = ROOT / "training"
 STATE_FILE = "training_state.json"
 SCRIPTS = ("pretrain_gpst", "train_rnng", "train_recurrent")
+SMALL_GPST = "hidden_size=32,composition_size=32,composition_intermediate_size=64,score_size=16,parser_size=32"
+
+
+def sample_files(folder: Path, kind: str, **counts: int) -> dict[str, str]:
+    """Files with the first lines of the embedded samples of a kind ("raw" or "trees"), and a folder for caches."""
+    paths = {"cache": str(folder / "cache")}
+    for name, count in counts.items():
+        lines = sample_path(f"{kind}.{name}.txt").read_text(encoding="utf-8").splitlines()[:count]
+        paths[name] = str(folder / f"{kind}.{name}.txt")
+        Path(paths[name]).write_text("\n".join(lines), encoding="utf-8")
+    return paths
 
 
 def environment(cache: str) -> dict[str, str]:

@@ -1,19 +1,21 @@
-"""Arguments of the training scripts, from a YAML or JSON file and from flags."""
+"""Arguments of the training programs, from a YAML or JSON file and from flags."""
 
 import argparse
 import dataclasses
 import difflib
 import math
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType
+from transformers.hf_argparser import HfArg
 
 from hf_synlm.data.arguments import ArgumentParser, config_flags, read_config_file, read_yaml
+from hf_synlm.hub.checkpoint import check_model_source
 
 DEFAULT_STEPS = 1000
 CONFIGS = Path(__file__).parent / "configs"
@@ -23,81 +25,64 @@ CONFIGS = Path(__file__).parent / "configs"
 class TrainingArguments:
     """Optimization, checkpoints and logging; the flags are those of the official `no_trainer` scripts."""
 
-    output_dir: str = field(default="", metadata={"help": "Folder for checkpoints, logs and the final model."})
-    overwrite_output_dir: bool = field(
+    output_dir: str = HfArg(default="", help="Folder for checkpoints, logs and the final model.")
+    overwrite_output_dir: bool = HfArg(
         default=False,
-        metadata={
-            "help": "Replace the run in the output folder, which is deleted. A folder that holds something else than a "
-            "run, or what this run reads, is refused."
-        },
+        help="Delete the run in the output folder and start from step 0. A folder with other content or with inputs "
+        "of this run is refused.",
     )
-    seed: int = field(default=404, metadata={"help": "Seed of initialization, data order, dropout and noise."})
-    per_device_train_batch_size: int = field(
-        default=8, metadata={"help": "Contexts or sentences per process and micro step."}
-    )
-    per_device_eval_batch_size: int = field(
-        default=8, metadata={"help": "Contexts or sentences per process in evaluation."}
-    )
-    gradient_accumulation_steps: int = field(default=1, metadata={"help": "Micro steps per optimizer step."})
-    max_train_steps: int | None = field(
+    seed: int = HfArg(default=404, help="Seed of initialization, data order, dropout and noise.")
+    per_device_train_batch_size: int = HfArg(default=8, help="Contexts or sentences per process and micro step.")
+    per_device_eval_batch_size: int = HfArg(default=8, help="Contexts or sentences per process in evaluation.")
+    gradient_accumulation_steps: int = HfArg(default=1, help="Micro steps per optimizer step.")
+    max_train_steps: int | None = HfArg(
         default=None,
-        metadata={
-            "help": "Optimizer steps of the whole run; default: those of num_train_epochs, where there are some, or "
-            "1000. With both, the smaller of the two."
-        },
+        help="Optimizer steps of the run; default: those of num_train_epochs, otherwise 1000. With both, the smaller "
+        "number.",
     )
-    learning_rate: float = field(default=5e-5, metadata={"help": "Peak learning rate."})
-    adam_beta1: float = field(default=0.9, metadata={"help": "AdamW: decay of the first moment."})
-    adam_beta2: float = field(default=0.999, metadata={"help": "AdamW: decay of the second moment."})
-    adam_epsilon: float = field(default=1e-6, metadata={"help": "AdamW: term in the denominator."})
-    weight_decay: float = field(default=0.0, metadata={"help": "AdamW: decay of weights (not of biases and norms)."})
-    max_grad_norm: float = field(
-        default=1.0, metadata={"help": "Gradients are clipped to this norm; 0: they are not clipped."}
+    learning_rate: float = HfArg(default=5e-5, help="Peak learning rate.")
+    adam_beta1: float = HfArg(default=0.9, help="AdamW: decay of the first moment.")
+    adam_beta2: float = HfArg(default=0.999, help="AdamW: decay of the second moment.")
+    adam_epsilon: float = HfArg(default=1e-6, help="AdamW: term in the denominator.")
+    weight_decay: float = HfArg(default=0.0, help="AdamW: decay of matrices; biases and norms are not decayed.")
+    max_grad_norm: float = HfArg(default=1.0, help="Clip gradients to this norm; 0 disables.")
+    lr_scheduler_type: str = HfArg(
+        default="linear", help="Decay after the warm-up: linear or cosine (both to 0), or constant."
     )
-    lr_scheduler_type: str = field(
-        default="linear", metadata={"help": "Decay after the warm-up: linear or cosine (both to 0), or constant."}
+    warmup_ratio: float = HfArg(default=0.01, help="Warm-up as a share of all steps.")
+    num_warmup_steps: int | None = HfArg(default=None, help="Warm-up in steps; overrides the ratio.")
+    gradient_checkpointing: bool = HfArg(
+        default=False, help="Recompute layer activations in backward: less memory, more time."
     )
-    warmup_ratio: float = field(default=0.01, metadata={"help": "Share of the steps with a rising learning rate."})
-    num_warmup_steps: int | None = field(default=None, metadata={"help": "Warm-up in steps; overrides the ratio."})
-    gradient_checkpointing: bool = field(
-        default=False, metadata={"help": "Recompute layer activations in backward: less memory, more time."}
+    torch_compile: bool = HfArg(default=False, help="Compile the Transformer layers of GPST with torch.compile.")
+    dataloader_num_workers: int = HfArg(default=0, help="Processes that prepare batches.")
+    logging_steps: int = HfArg(default=10, help="Steps between two readings of the losses.")
+    evaluation_steps: int = HfArg(default=0, help="Steps between evaluations; 0: only before and after training.")
+    generation_steps: int = HfArg(
+        default=0, help="Steps between samples of generated sentences with their trees; 0 disables."
     )
-    torch_compile: bool = field(
-        default=False, metadata={"help": "Compile the Transformer layers of GPST with torch.compile."}
-    )
-    dataloader_num_workers: int = field(default=0, metadata={"help": "Processes that prepare batches."})
-    logging_steps: int = field(default=10, metadata={"help": "Steps between readings of the losses."})
-    evaluation_steps: int = field(default=0, metadata={"help": "Steps between evaluations; 0: only at both ends."})
-    generation_steps: int = field(
-        default=0, metadata={"help": "Steps between sentences that the model generates, with their trees; 0: none."}
-    )
-    checkpointing_steps: int = field(default=0, metadata={"help": "Steps between checkpoints; 0: none."})
-    checkpoints_total_limit: int = field(default=2, metadata={"help": "Number of newest checkpoints to keep."})
-    resume_from_checkpoint: str | None = field(
+    checkpointing_steps: int = HfArg(default=0, help="Steps between checkpoints; 0 disables.")
+    checkpoints_total_limit: int = HfArg(default=2, help="Number of newest checkpoints to keep.")
+    resume_from_checkpoint: str | None = HfArg(
         default=None,
-        metadata={
-            "help": "A checkpoint folder, or 'latest' for the newest complete one, if any. Default: an unfinished run "
-            "in the output folder is resumed."
-        },
+        help="A checkpoint folder, or 'latest' for the newest complete one. Default: an unfinished run in the output "
+        "folder is resumed, a finished one is refused.",
     )
-    with_tracking: bool = field(default=False, metadata={"help": "Log to the trackers of --report_to."})
-    report_to: str = field(
-        default="tensorboard", metadata={"help": "A tracker that accelerate knows, such as tensorboard or trackio."}
+    with_tracking: bool = HfArg(default=False, help="Log to the trackers of --report_to.")
+    report_to: str = HfArg(
+        default="tensorboard", help="Tracker supported by accelerate, such as tensorboard or trackio."
     )
-    peak_flops: float | None = field(
-        default=None,
-        metadata={"help": "Peak FLOP/s of a device, for the utilization; default: from a table of GPUs."},
+    peak_flops: float | None = HfArg(
+        default=None, help="Peak FLOP/s of a device, to compute utilization; default: from a table of GPUs."
     )
-    push_to_hub: bool = field(default=False, metadata={"help": "Push the final model to the Hub."})
-    hub_strategy: str = field(
+    push_to_hub: bool = HfArg(default=False, help="Push the final model to the Hub.")
+    hub_strategy: str = HfArg(
         default="end",
-        metadata={
-            "help": "What --push_to_hub pushes: 'end' the final model; 'checkpoint' also the model of every "
-            "checkpoint, and the checkpoint itself as last-checkpoint."
-        },
+        help="What --push_to_hub pushes: 'end' the final model; 'checkpoint' also the model of every "
+        "checkpoint, and the checkpoint itself as last-checkpoint.",
     )
-    hub_model_id: str | None = field(default=None, metadata={"help": "Repository of --push_to_hub."})
-    hub_token: str | None = field(default=None, metadata={"help": "Token of --push_to_hub; default: the login's."})
+    hub_model_id: str | None = HfArg(default=None, help="Repository of --push_to_hub.")
+    hub_token: str | None = HfArg(default=None, help="Token of --push_to_hub; default: the login's.")
 
     def __post_init__(self):
         """Check the values, so that a wrong one fails before any work is done."""
@@ -106,25 +91,23 @@ class TrainingArguments:
         for name, value in dataclasses.asdict(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{name} must be finite and is {value}.")
-        for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
-                     "max_train_steps", "logging_steps", "checkpoints_total_limit"):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1 and is {value}.")
-        for name in ("evaluation_steps", "generation_steps", "checkpointing_steps", "learning_rate", "weight_decay",
-                     "max_grad_norm"):  # fmt: skip
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative and is {getattr(self, name)}.")
+        check_minimum(
+            self,
+            1,
+            "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps max_train_steps "
+            "logging_steps checkpoints_total_limit",
+        )
+        check_minimum(
+            self,
+            0,
+            "evaluation_steps generation_steps checkpointing_steps learning_rate weight_decay max_grad_norm",
+        )
         if self.peak_flops is not None and self.peak_flops <= 0:
             raise ValueError(f"peak_flops must be positive and is {self.peak_flops}.")
         if not 0 <= self.warmup_ratio <= 1:
             raise ValueError(f"warmup_ratio must be in [0, 1] and is {self.warmup_ratio}.")
-        if self.lr_scheduler_type not in ("linear", "cosine", "constant"):
-            raise ValueError(
-                f"lr_scheduler_type {self.lr_scheduler_type!r} is unknown. Choose linear, cosine, constant."
-            )
-        if self.hub_strategy not in ("end", "checkpoint"):
-            raise ValueError(f"hub_strategy is {self.hub_strategy!r}. Choose 'end' or 'checkpoint'.")
+        check_choice("lr_scheduler_type", self.lr_scheduler_type, ("linear", "cosine", "constant"))
+        check_choice("hub_strategy", self.hub_strategy, ("end", "checkpoint"))
         if self.push_to_hub and not self.hub_model_id:
             raise ValueError("push_to_hub needs a repository. Pass --hub_model_id OWNER/NAME.")
         if self.push_to_hub and self.hub_strategy == "checkpoint" and not self.checkpointing_steps:
@@ -133,18 +116,16 @@ class TrainingArguments:
             self._check_tracker()
 
     def _check_tracker(self) -> None:
-        """Raise ValueError for a tracker that is unknown or not installed: accelerate would leave it out."""
-        known = [str(item) for item in LoggerType if item != LoggerType.ALL]
-        if self.report_to not in known:
-            raise ValueError(f"report_to is {self.report_to!r}. Choose among {', '.join(known)}.")
+        """Refuse a tracker that is unknown or not installed; accelerate would ignore it."""
+        check_choice("report_to", self.report_to, [str(item) for item in LoggerType if item != LoggerType.ALL])
         if self.report_to not in [str(item) for item in get_available_trackers()]:
             raise ValueError(f"report_to is {self.report_to!r}, which is not installed: pip install {self.report_to}.")
 
     def limit_steps(self, steps_of_epochs: int | None = None) -> None:
-        """Settle `max_train_steps`.
+        """Settle `max_train_steps`: the smaller of what was given, or the default.
 
         Args:
-            steps_of_epochs: what the epochs of the run take, if their number is given.
+            steps_of_epochs: steps of `num_train_epochs`, if it is given.
         """
         given = [count for count in (self.max_train_steps, steps_of_epochs) if count is not None]
         self.max_train_steps = min(given, default=DEFAULT_STEPS)
@@ -157,6 +138,96 @@ class TrainingArguments:
         return round(self.warmup_ratio * self.max_train_steps)
 
 
+@dataclass
+class ModelArguments:
+    """The model to train.
+
+    Fields:
+        presets: architecture -> its default preset; empty: any architecture, no default.
+    """
+
+    presets: ClassVar[dict[str, str]] = {}
+
+    architecture: str = HfArg(default="", help="Architecture of the model.")
+    model_preset: str | None = HfArg(default=None, help="Published size to start from.")
+    config_overrides: str | None = HfArg(
+        default=None,
+        help="Fields of the configuration that differ from the preset: key=value,key=value or a JSON object; in a "
+        "config file a mapping.",
+    )
+    model_name_or_path: str | None = HfArg(
+        default=None, help="Continue from the weights and configuration of this model instead."
+    )
+
+    def __post_init__(self):
+        """Check the architecture, choose its default preset, and find the model to continue from."""
+        if self.presets:
+            check_choice("architecture", self.architecture, list(self.presets))
+            self.model_preset = self.model_preset or self.presets[self.architecture]
+        if self.model_name_or_path is not None:
+            check_model_source(self.model_name_or_path)
+
+
+# ---------------------------------------------------------------------------------------------- checks
+def check_minimum(arguments: Any, minimum: int, names: str) -> None:
+    """Check that arguments are not too small; `None` is allowed.
+
+    Args:
+        arguments: a dataclass.
+        minimum: smallest value.
+        names: fields, between spaces.
+
+    Raises:
+        ValueError: a field is smaller.
+    """
+    for name in names.split():
+        value = getattr(arguments, name)
+        if value is not None and value < minimum:
+            rule = f"be at least {minimum}" if minimum else "not be negative"
+            raise ValueError(f"{name} must {rule} and is {value}.")
+
+
+def check_choice(name: str, value: str, choices: Collection[str]) -> None:
+    """Check that an argument is one of some values.
+
+    Args:
+        name: of the argument.
+        value: of the argument.
+        choices: allowed values.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}. Choose among {', '.join(choices)}.")
+
+
+def check_overrides(config_class: type, overrides: Any, decided: Collection[str] = ()) -> dict[str, Any]:
+    """Check fields that replace those of a preset.
+
+    Args:
+        config_class: the configuration, a dataclass.
+        overrides: mapping from fields to values, as `parse_arguments` returns it; may be `None`.
+        decided: fields that follow from the data and cannot be overridden.
+
+    Returns:
+        The same; integers become floats where the field is a float.
+
+    Raises:
+        ValueError: the configuration has no such field, or it is one of `decided`.
+    """
+    types = {f.name: f.type for f in dataclasses.fields(config_class)}
+    checked: dict[str, Any] = {}
+    for name, value in (overrides or {}).items():
+        if name not in types:
+            raise ValueError(f"config_overrides: {config_class.__name__} has no field {name!r}.")
+        if name in decided:
+            raise ValueError(f"config_overrides: {name} follows from the tokenizer and the data. Leave it out.")
+        checked[name] = float(value) if types[name] is float and isinstance(value, int) else value
+    return checked
+
+
+# ---------------------------------------------------------------------------------------------- command line
 def read_mapping(text: str, name: str) -> dict[str, Any]:
     """Read a mapping given on the command line: JSON, or `key=value,key=value` with YAML values.
 
@@ -168,7 +239,7 @@ def read_mapping(text: str, name: str) -> dict[str, Any]:
         The mapping.
 
     Raises:
-        ValueError: when the text is neither form.
+        ValueError: the text has neither form.
     """
     if text.lstrip().startswith("{"):
         value = read_yaml(text, f"--{name} {text!r}")
@@ -221,8 +292,8 @@ def read_config(path: str, known: Sequence[str]) -> dict[str, Any]:
     for key in values:
         if key not in known:
             close = difflib.get_close_matches(str(key), known, 1)
-            hint = f" Did you mean {close[0]!r}?" if close else " Run the script with --help for all names."
-            raise ValueError(f"{path}: {key!r} is not an argument of this script.{hint}")
+            hint = f" Did you mean {close[0]!r}?" if close else " --help lists all names."
+            raise ValueError(f"{path}: {key!r} is not an argument of this program.{hint}")
     return values
 
 
@@ -274,25 +345,3 @@ def parse_arguments(
             elif isinstance(values.get(f.name), dict):
                 raise ValueError(f"{known.config}: {f.name!r} takes a single value, not a mapping.")
     return tuple(parsed)
-
-
-def check_overrides(config_class: type, overrides: Any) -> dict[str, Any]:
-    """Check fields that replace those of a preset.
-
-    Args:
-        config_class: the configuration, a dataclass.
-        overrides: mapping from fields to values, as `parse_arguments` returns it; may be `None`.
-
-    Returns:
-        The same; integers become floats where the field is a float.
-
-    Raises:
-        ValueError: the configuration has no such field.
-    """
-    types = {f.name: f.type for f in dataclasses.fields(config_class)}
-    checked: dict[str, Any] = {}
-    for name, value in (overrides or {}).items():
-        if name not in types:
-            raise ValueError(f"config_overrides: {config_class.__name__} has no field {name!r}.")
-        checked[name] = float(value) if types[name] is float and isinstance(value, int) else value
-    return checked

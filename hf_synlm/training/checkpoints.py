@@ -35,14 +35,17 @@ def clear_errors(folder: Path, what: str) -> Iterator[None]:
 
     Args:
         folder: that the block writes.
-        what: it is, for the message.
+        what: "The checkpoint" and the like, for the message.
+
+    Yields:
+        Nothing.
 
     Raises:
         OSError: the disk is full or cannot be written to; with a remedy.
     """
     try:
         yield
-    # A full disk shows as any of these, depending on who writes.
+    # A full disk raises any of these, depending on the writer.
     except (OSError, RuntimeError, SafetensorError) as error:
         complete = list_checkpoints(folder.parent)
         start = f"continues from {complete[-1]}" if complete else "starts from the beginning (there is no checkpoint)"
@@ -67,7 +70,14 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
 
 # ---------------------------------------------------------------------------------------------- settings
 def plain_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings as they come back from a JSON file."""
+    """Convert settings to what a JSON file would return.
+
+    Args:
+        settings: of a run.
+
+    Returns:
+        Dicts, lists, numbers and strings.
+    """
     return json.loads(json.dumps(settings, default=str))
 
 
@@ -96,7 +106,14 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 # ---------------------------------------------------------------------------------------------- checkpoints
 def list_checkpoints(output_dir: Path) -> list[Path]:
-    """Complete checkpoints of an output folder, oldest first; half-written ones are left out."""
+    """List the complete checkpoints of an output folder.
+
+    Args:
+        output_dir: of a run.
+
+    Returns:
+        Folders, oldest first.
+    """
     found = []
     for folder in output_dir.glob("step_*"):
         number = folder.name.removeprefix("step_")
@@ -106,17 +123,17 @@ def list_checkpoints(output_dir: Path) -> list[Path]:
 
 
 def find_checkpoint(output_dir: Path, name: str) -> Path | None:
-    """The checkpoint that `--resume_from_checkpoint` names.
+    """Find the checkpoint that `--resume_from_checkpoint` names.
 
     Args:
         output_dir: of the run.
         name: "latest" or a checkpoint folder.
 
     Returns:
-        The folder; `None` when "latest" is asked for and there is none.
+        The folder; `None` if there is no "latest" one.
 
     Raises:
-        ValueError: when the named folder is no complete checkpoint.
+        ValueError: the named folder is not a complete checkpoint.
     """
     if name == "latest":
         complete = list_checkpoints(output_dir)
@@ -138,13 +155,13 @@ def save_checkpoint(
         output_dir: of the run.
         state: of the run.
         keep: number of newest checkpoints to keep.
-        best_weights: file of the best weights so far, which becomes part of the checkpoint.
+        best_weights: file of the best weights so far; linked or copied into the checkpoint.
 
     Returns:
         The checkpoint folder.
 
     Raises:
-        OSError: when it cannot be written; nothing of it is left then, and older ones stay.
+        OSError: it cannot be written; nothing of it is left, and older ones stay.
     """
     folder = output_dir / f"step_{state.step}"
     is_main = accelerator.is_main_process
@@ -167,7 +184,7 @@ def save_checkpoint(
 
 
 def read_state(folder: Path, settings: dict[str, Any]) -> TrainingState:
-    """State of the run that a checkpoint holds.
+    """Read the state of a checkpoint and compare its settings.
 
     Args:
         folder: a complete checkpoint.
@@ -177,14 +194,14 @@ def read_state(folder: Path, settings: dict[str, Any]) -> TrainingState:
         The state.
 
     Raises:
-        ValueError: naming the settings and data that are not those of the checkpoint.
+        ValueError: settings or data differ from those of the checkpoint; names them.
     """
     state = TrainingState(**json.loads((folder / STATE_FILE).read_text(encoding="utf-8")))
     changed = changed_settings(state.settings, plain_settings(settings))
     if changed:
         raise ValueError(
             f"{folder} was written with other settings or data: {', '.join(changed)}. Resume with the same ones, or "
-            "start afresh with another --output_dir or with --overwrite_output_dir."
+            "start from step 0 with another --output_dir or with --overwrite_output_dir."
         )
     return state
 
@@ -201,21 +218,26 @@ def load_checkpoint(accelerator: Accelerator, folder: Path, settings: dict[str, 
         The state.
 
     Raises:
-        ValueError: see `read_state`; and when the checkpoint is damaged.
+        ValueError: see `read_state`; or the checkpoint is damaged.
     """
     state = read_state(folder, settings)
     try:
         accelerator.load_state(str(folder))
     except (OSError, RuntimeError, SafetensorError, EOFError, pickle.UnpicklingError) as error:
         raise ValueError(
-            f"The checkpoint {folder} is damaged: {error}. Delete it; the run goes on from the one before it, if there "
-            "is one."
+            f"The checkpoint {folder} is damaged: {error}. Delete it; the run then resumes from the previous one, if "
+            "there is one."
         ) from error
     return state
 
 
 def remove_later(output_dir: Path, step: int) -> None:
-    """Delete checkpoints of later steps: they would count as newer than those that a resumed run will write."""
+    """Delete later checkpoints, which would count as newer than those that the resumed run writes.
+
+    Args:
+        output_dir: of the run.
+        step: that the run is resumed from.
+    """
     for folder in list_checkpoints(output_dir):
         if int(folder.name.removeprefix("step_")) > step:
             remove_folder(folder)
@@ -223,13 +245,13 @@ def remove_later(output_dir: Path, step: int) -> None:
 
 # ---------------------------------------------------------------------------------------------- best model
 class BestModel:
-    """Keeps the weights of the best evaluation, and says when there was no better one for long enough.
+    """Keeps the weights of the best evaluation, and stops a run early.
 
-    Weights lie in `output_dir/best_N`, N the step of the evaluation. A checkpoint holds those that were the best when
-    it was written (`weights`), so that a run can be resumed from it wherever it lies (`adopt`).
+    Weights are in `output_dir/best_N`, where N is the step of the evaluation. A checkpoint holds the best weights so
+    far (`weights`), so that a run can be resumed from a copy of it (`adopt`).
 
     Args:
-        metric: the number of an evaluation to minimise.
+        metric: evaluation -> the number to minimise.
         patience: stop after this many evaluations in a row without a better one; 0 = never.
         first_step: evaluations of earlier steps are never the best; 1 leaves out the model that a run begins with.
     """
@@ -247,7 +269,7 @@ class BestModel:
             Whether to stop.
 
         Raises:
-            FloatingPointError: when the metric is not finite.
+            FloatingPointError: the metric is not finite.
         """
         notes = run.state.notes
         evaluation = notes["evaluations"][-1]
@@ -265,7 +287,7 @@ class BestModel:
         return 0 < self.patience <= stale
 
     def prune(self, run: Run) -> None:
-        """Delete weights that are no longer the best."""
+        """Delete weights that are no longer the best; every process has to call."""
         if run.accelerator.is_main_process:
             kept = self._folder(run, run.state.notes["best"]["step"]) if "best" in run.state.notes else None
             for folder in run.output_dir.glob("best_*"):
@@ -279,28 +301,28 @@ class BestModel:
         return None if best is None else self._folder(run, best["step"]) / WEIGHTS_FILE
 
     def adopt(self, run: Run, checkpoint: Path) -> None:
-        """Take the best weights over from the checkpoint that a run is resumed from; every process has to call.
+        """Take over the best weights of the checkpoint that a run is resumed from; every process has to call.
 
         Args:
             run: resumed.
             checkpoint: that it is resumed from.
 
         Raises:
-            ValueError: when the checkpoint lacks them.
+            ValueError: they are missing.
         """
         file = self.weights(run)
         if run.accelerator.is_main_process and file is not None and not file.is_file():
             if not (checkpoint / BEST_FILE).is_file():
                 raise ValueError(
                     f"The best weights of the run are those of step {run.state.notes['best']['step']}, and "
-                    f"{checkpoint / BEST_FILE} is missing. Take the whole checkpoint, or another one."
+                    f"{checkpoint / BEST_FILE} is missing. Copy the whole checkpoint, or resume from another one."
                 )
             with clear_errors(file.parent, "The best model"), folder_writer(file.parent) as partial:
                 link_or_copy(checkpoint / BEST_FILE, partial / WEIGHTS_FILE)
         self.prune(run)
 
     def restore(self, run: Run) -> int:
-        """Load the best weights into the model, on every process, and return the step that they are from."""
+        """Load the best weights into the model; returns their step. Every process has to call."""
         step = run.state.notes["best"]["step"]
         file = self._folder(run, step) / WEIGHTS_FILE
         load_weights(run.accelerator.unwrap_model(run.model), str(file))

@@ -31,7 +31,7 @@ Evaluate = Callable[[nn.Module, int], dict[str, Any]]
 
 # ---------------------------------------------------------------------------------------------- readings
 class LossMeter:
-    """Collects step reports on the device and reads them (one host sync, one reduction) when asked.
+    """Collects step reports on the device; reading them takes one host sync and one reduction.
 
     Args:
         run: of this process.
@@ -57,8 +57,8 @@ class LossMeter:
             Name -> mean of the losses of whole batches, and of the gradient norm; empty when nothing was added.
 
         Raises:
-            FloatingPointError: when a loss or the gradient norm was not finite. The batches are named in
-                `output_dir/not_finite_N.json` then.
+            FloatingPointError: a loss or the gradient norm is not finite. `output_dir/not_finite_N.json` names the
+                batches.
         """
         if not self.reports:
             return {}
@@ -96,11 +96,11 @@ class LossMeter:
         raise FloatingPointError(
             f"{', '.join(names)} became NaN or infinite between steps {first_step} and {step}, first at step "
             f"{bad_step}; {path} names its batches. Look at them, lower the learning rate, lengthen the warm-up or "
-            "train in float32; then resume from the last checkpoint or start again."
+            "train in float32; then resume from the last checkpoint or start from step 0."
         )
 
     def _sample_ids(self, rows: list[dict[str, Any]], rank: int) -> list[Any]:
-        """Samples of the micro batches of this process: what its sampler yields again."""
+        """Samples of the micro batches of this process; its sampler yields them again."""
         own = [row for row in rows if row["rank"] == rank]
         if self.batches is None:
             return [None] * len(own)
@@ -113,7 +113,16 @@ class LossMeter:
 
 
 def is_due(step: int, interval: int, last: int) -> bool:
-    """Whether something that happens every `interval` steps (0 = never) and not after the last step is due."""
+    """Whether something is due that happens every `interval` steps, but not after the last one.
+
+    Args:
+        step: optimizer steps done.
+        interval: in steps; 0 = never.
+        last: number of steps of the run.
+
+    Returns:
+        Whether it is due.
+    """
     return interval > 0 and step % interval == 0 and step < last
 
 
@@ -131,7 +140,7 @@ def start_or_resume(
         best: keeps the best model.
 
     Raises:
-        ValueError: when settings or data are not those of the checkpoint, or it is damaged.
+        ValueError: settings or data differ from those of the checkpoint, or it is damaged.
     """
     if checkpoint is not None:
         run.state = load_checkpoint(run.accelerator, checkpoint, settings)
@@ -231,14 +240,14 @@ class TrainingLoop:
         return self.speed.overall()
 
     def _after_step(self) -> bool:
-        """Read, evaluate, generate and save as far as it is due; whether to stop."""
+        """Read, evaluate, generate and save if they are due; whether to stop early."""
         run, arguments, step = self.run, self.run.arguments, self.run.state.step
         last = arguments.max_train_steps
-        # The last step is saved, too: what is measured and written after it may fail.
+        # The last step is saved, too: the final measurements and the export may fail.
         save = is_due(step, arguments.checkpointing_steps, last) or (step == last and arguments.checkpointing_steps > 0)
         evaluate = step < last and self.evaluation_due(step)
         generate = self.generate is not None and is_due(step, arguments.generation_steps, last)
-        # Before anything else looks at the model: the reading says which batch has ruined it.
+        # First: if the losses are not finite, the reading names the batch before anything else uses the model.
         if save or evaluate or generate or step % arguments.logging_steps == 0 or step == last:
             self._read()
         stop = False
@@ -248,12 +257,12 @@ class TrainingLoop:
                 stop = self.best is not None and self.best.update(run)
             if generate:
                 self.generate(run.model, step)
-            if save and not stop:  # resumed from here, the run would go on
+            if save and not stop:  # a run resumed from here would not stop
                 self._save()
         return stop
 
     def _read(self) -> None:
-        """Show and note what was measured since the last reading."""
+        """Show and note the means since the last reading."""
         run, step = self.run, self.run.state.step
         means, speed = self.summarize(self.meter.read(step)), self.speed.read()
         shown = {name: f"{value:.3f}" for name, value in means.items()}
@@ -281,7 +290,7 @@ class TrainingLoop:
             self._read()
         if run.state.step != self.saved_step:
             self._save()
-        kept = f"kept in {run.output_dir / f'step_{run.state.step}'}" if run.state.step else "there is nothing to keep"
+        kept = f"saved in {run.output_dir / f'step_{run.state.step}'}" if run.state.step else "nothing to save"
         reason = signals.received or "a signal to another process"
         option = " with --resume_from_checkpoint latest" if run.arguments.overwrite_output_dir else ""
         run.accelerator.print(

@@ -128,7 +128,14 @@ def release(output_dir: Path) -> None:
 
 
 def without_token(settings: dict[str, Any]) -> dict[str, Any]:
-    """Arguments that may be written to files: all but the token of the Hub."""
+    """Leave out the token of the Hub, which must not be written to files.
+
+    Args:
+        settings: arguments by name.
+
+    Returns:
+        The others.
+    """
     return {name: value for name, value in settings.items() if name != "hub_token"}
 
 

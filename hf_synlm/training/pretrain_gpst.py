@@ -9,7 +9,7 @@ Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from accelerate.utils import DistributedType, gather_object, set_seed
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.hf_argparser import HfArg
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.data.collate import collate_contexts
@@ -37,9 +38,9 @@ from hf_synlm.evaluation.treebank_parsing import (
     score_table,
     score_trees,
 )
-from hf_synlm.hub.checkpoint import check_model_source
 from hf_synlm.losses import to_shares
-from hf_synlm.training.arguments import TrainingArguments, check_overrides
+from hf_synlm.module_tools import evaluation_mode
+from hf_synlm.training.arguments import ModelArguments, TrainingArguments, check_choice, check_minimum, check_overrides
 from hf_synlm.training.baseline_model import collate_plain, decoder_flops_per_token, make_baseline
 from hf_synlm.training.checkpoints import BestModel
 from hf_synlm.training.final_report import load_report_treebanks, report_saved_model
@@ -55,44 +56,30 @@ Collate = Callable[[Sequence[dict[str, Any]]], dict[str, Tensor]]
 
 
 @dataclass
-class ModelArguments:
-    """The model to train."""
+class GPSTModelArguments(ModelArguments):
+    """GPST, or a baseline without trees."""
 
-    architecture: str = field(
+    architecture: str = HfArg(
         default="gpst",
-        metadata={
-            "help": "gpst; or, as a baseline without trees, a causal language model of transformers by its model type, "
-            "such as gpt2. The options about trees and the preset are GPST's alone."
-        },
+        help="gpst; or, as a baseline without trees, the model type of a causal language model of transformers, such "
+        "as gpt2. Options about trees and the preset are for GPST only.",
     )
-    model_preset: str = field(default="gpst-small", metadata={"help": "Published size to start from."})
-    config_overrides: str | None = field(
-        default=None,
-        metadata={
-            "help": "Fields of the configuration that differ from the preset (of a baseline: from the defaults): "
-            "key=value,key=value or a JSON object; in a config file a mapping.",
-        },
+    model_preset: str | None = HfArg(default="gpst-small", help="Published size to start from.")
+    document_end_token: bool = HfArg(
+        default=False, help="End every document with the end token, so that the model learns when to stop."
     )
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Continue from the weights and configuration of this model instead."}
-    )
-    document_end_token: bool = field(
-        default=False,
-        metadata={"help": "End every document with the end token, so that the model learns when to stop."},
-    )
-    parser_learning_rate: float | None = field(
-        default=1e-3, metadata={"help": "Peak learning rate of the parser, which gives the merge order."}
+    parser_learning_rate: float | None = HfArg(
+        default=1e-3, help="Peak learning rate of the parser, which gives the merge order."
     )
 
     def __post_init__(self):
-        """Check that a baseline begins afresh, and that there is the model to continue from."""
+        """Check that a baseline is trained from scratch."""
         if self.is_baseline and self.model_name_or_path is not None:
             raise ValueError(
                 f"model_name_or_path {self.model_name_or_path!r} is for GPST; a {self.architecture} is trained from "
-                "the beginning. Leave one of them out."
+                "scratch. Leave one of them out."
             )
-        if self.model_name_or_path is not None:
-            check_model_source(self.model_name_or_path)
+        super().__post_init__()
 
     @property
     def is_baseline(self) -> bool:
@@ -104,31 +91,26 @@ class ModelArguments:
 class EvaluationArguments:
     """What is measured during training and at its end."""
 
-    validation_trees: str | None = field(
-        default="embedded", metadata={"help": "Treebank file for F1 during training; 'embedded', or 'none'."}
+    validation_trees: str | None = HfArg(
+        default="embedded", help="Treebank file for F1 during training; 'embedded', or 'none'."
     )
-    test_trees: str | None = field(
-        default="embedded", metadata={"help": "Treebank file for the final report; 'embedded', or 'none'."}
+    test_trees: str | None = HfArg(
+        default="embedded", help="Treebank file for the final report; 'embedded', or 'none'."
     )
-    punctuation: str = field(
-        default="remove",
-        metadata={"help": "Punctuation in treebanks: remove it before parsing, ignore it in the score, or keep it."},
+    punctuation: str = HfArg(
+        default="remove", help="Punctuation in treebanks: remove it before parsing, ignore it in the score, or keep it."
     )
-    report_punctuation: list[str] = field(
+    report_punctuation: list[str] = HfArg(
         default_factory=lambda: ["remove", "keep"],
-        metadata={"help": "Treatments of punctuation that the final report scores, each with its own baselines."},
+        help="How the final report treats punctuation: one or more of these. Each has its own baselines.",
     )
-    max_tree_sentences: int | None = field(default=None, metadata={"help": "Read only so many trees of a treebank."})
-    search_num_beams: int = field(
-        default=20, metadata={"help": "Beam of left-to-right parsing in evaluation; 0 leaves it out."}
+    max_tree_sentences: int | None = HfArg(default=None, help="Read only the first trees of a treebank.")
+    search_num_beams: int = HfArg(default=20, help="Beam of left-to-right parsing in evaluation; 0 disables.")
+    load_best_model_at_end: bool = HfArg(
+        default=False, help="Save the weights with the best validation loss as the final model."
     )
-    load_best_model_at_end: bool = field(
-        default=False,
-        metadata={"help": "Keep the weights of the best validation loss, and save them as the final model."},
-    )
-    final_report: bool = field(
-        default=False,
-        metadata={"help": "At the end, load the saved model in a process without hf_synlm; parse and generate there."},
+    final_report: bool = HfArg(
+        default=False, help="At the end, load the saved model in a process without hf_synlm; parse and generate there."
     )
 
     def __post_init__(self):
@@ -140,18 +122,16 @@ class EvaluationArguments:
             elif value in ("none", ""):
                 setattr(self, name, None)
         for value in (self.punctuation, *self.report_punctuation):
-            if value not in PUNCTUATION:
-                raise ValueError(f"punctuation {value!r} is unknown. Choose among {', '.join(PUNCTUATION)}.")
-        if self.search_num_beams < 0:
-            raise ValueError(f"search_num_beams must not be negative and is {self.search_num_beams}.")
+            check_choice("punctuation", value, PUNCTUATION)
+        check_minimum(self, 0, "search_num_beams")
 
     def without_trees(self) -> None:
-        """Leave out what a model without trees cannot be asked."""
+        """Disable evaluations of trees, for a model that has none."""
         self.validation_trees = self.test_trees = None
         self.final_report = False
 
     def check_sharded(self) -> None:
-        """Refuse what cannot be done with the shards of FSDP."""
+        """Refuse what the shards of FSDP do not allow."""
         if self.load_best_model_at_end:
             raise ValueError("load_best_model_at_end does not go with the shards of FSDP. Leave it out, or use DDP.")
         if self.validation_trees is not None:
@@ -167,7 +147,7 @@ class EvaluationArguments:
         return load_report_treebanks(self.test_trees, self.report_punctuation, self.max_tree_sentences)
 
     def methods(self) -> dict[str, dict[str, Any]]:
-        """Kinds of trees that are scored, with their options of `parse`."""
+        """Options of `parse` by name of the kind of trees."""
         methods: dict[str, dict[str, Any]] = {"induced (inside)": {"method": "inside"}}
         if self.search_num_beams:
             methods[f"left to right (beam {self.search_num_beams})"] = {"num_beams": self.search_num_beams}
@@ -175,8 +155,8 @@ class EvaluationArguments:
 
 
 # ---------------------------------------------------------------------------------------------- model
-def make_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, context_length: int) -> GPSTConfig:
-    """Configuration of the model: preset, overrides, and what depends on tokenizer and data.
+def make_config(arguments: GPSTModelArguments, tokenizer: PreTrainedTokenizerBase, context_length: int) -> GPSTConfig:
+    """Make the configuration of an untrained model: preset, overrides, and what depends on tokenizer and data.
 
     Args:
         arguments: of the command line.
@@ -187,7 +167,7 @@ def make_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, c
         The configuration.
 
     Raises:
-        ValueError: for overrides that are no fields of `GPSTConfig`, or positions that do not hold a context.
+        ValueError: an override is not a field, or a context is longer than the positions of the model.
     """
     overrides = check_overrides(GPSTConfig, arguments.config_overrides)
     config = GPSTConfig.from_preset(
@@ -196,14 +176,28 @@ def make_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, c
     )
     if context_length > config.max_position_embeddings:
         raise ValueError(
-            f"context_length {context_length} needs max_position_embeddings of at least as many, and "
-            f"it is {config.max_position_embeddings}. Change one of the two."
+            f"context_length is {context_length} and max_position_embeddings only {config.max_position_embeddings}. "
+            "Change one of the two."
         )
     return config
 
 
-def make_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, context_length: int) -> PreTrainedModel:
-    """A fresh model, or the one to continue from, checked against the tokenizer."""
+def make_model(
+    arguments: GPSTModelArguments, tokenizer: PreTrainedTokenizerBase, context_length: int
+) -> PreTrainedModel:
+    """Make an untrained model, or load the one to continue from.
+
+    Args:
+        arguments: of the command line.
+        tokenizer: of the model.
+        context_length: longest context in tokens.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: see `make_config`, `make_baseline` and `load_pretrained`.
+    """
     if arguments.is_baseline:
         return make_baseline(arguments.architecture, arguments.config_overrides, tokenizer, context_length)
     if arguments.model_name_or_path is None:
@@ -224,8 +218,9 @@ def evaluate_losses(
 ) -> dict[str, float]:
     """Mean validation losses in nats, without noise on the merge order and without dropout.
 
-    Every part is a mean over its items in all contexts, whatever the batches. Models that do not count their items are
-    weighted by tokens. Every process takes its share of the batches and calls the model equally often.
+    Every part is a mean over its items in all contexts and does not depend on the batches. Losses of models that do not
+    count their items are weighted by tokens. Every process takes its share of the batches and calls the model equally
+    often.
 
     Args:
         accelerator: of the run. Every process has to call.
@@ -237,7 +232,6 @@ def evaluate_losses(
     Returns:
         "loss" and the names of its parts -> means.
     """
-    model.eval()
     starts = list(range(0, len(contexts), batch_size))
     rank, world = accelerator.process_index, accelerator.num_processes
     count_items = getattr(accelerator.unwrap_model(model), "count_loss_items", None) or _count_tokens
@@ -255,17 +249,17 @@ def evaluate_losses(
     totals = torch.tensor([sum(counts[name] for counts in counted) for name in counted[0]], device=accelerator.device)
     by_name = dict(zip(counted[0], accelerator.reduce(totals, "sum").tolist(), strict=True))
     sums: dict[str, Tensor] = {}
-    for batch, counts in batches():
-        shares, batch = to_shares(counts, by_name), to_device(batch, accelerator.device)
-        if count_items is _count_tokens:
-            loss, parts = model_loss(model, batch)
-            loss = loss * shares["tokens"]
-        else:
-            loss, parts = model_loss(model, {**batch, "loss_shares": shares})
-        for name, value in {"loss": loss, **parts}.items():
-            sums[name] = value.float() + sums.get(name, 0.0)
+    with evaluation_mode(model):
+        for batch, counts in batches():
+            shares, batch = to_shares(counts, by_name), to_device(batch, accelerator.device)
+            if count_items is _count_tokens:
+                loss, parts = model_loss(model, batch)
+                loss = loss * shares["tokens"]
+            else:
+                loss, parts = model_loss(model, {**batch, "loss_shares": shares})
+            for name, value in {"loss": loss, **parts}.items():
+                sums[name] = value.float() + sums.get(name, 0.0)
     values = accelerator.reduce(torch.stack(list(sums.values())), "sum").tolist()
-    model.train()
     return dict(zip(sums, values, strict=True))
 
 
@@ -284,10 +278,10 @@ def _flat(result: dict[str, Any]) -> dict[str, float]:
 
 # ---------------------------------------------------------------------------------------------- the run
 class GPSTRecipe(Recipe):
-    """Contexts of raw text; trees are induced, and compared with treebanks in evaluation only."""
+    """Pretrain GPST on contexts of raw text; treebanks are read for evaluation only."""
 
     program = "pretrain_gpst"
-    argument_types = (ModelArguments, DataArguments, EvaluationArguments, TrainingArguments)
+    argument_types = (GPSTModelArguments, DataArguments, EvaluationArguments, TrainingArguments)
     text: PreparedText
     contexts: ContextDataset
     validation: ContextDataset
@@ -296,7 +290,7 @@ class GPSTRecipe(Recipe):
     def __init__(
         self,
         accelerator: Accelerator,
-        model_arguments: ModelArguments,
+        model_arguments: GPSTModelArguments,
         data: DataArguments,
         evaluation: EvaluationArguments,
         arguments: TrainingArguments,

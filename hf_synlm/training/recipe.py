@@ -6,6 +6,7 @@ test (`final_results`), `all_results.json`, end of the processes, `report`, push
 """
 
 import dataclasses
+import inspect
 import json
 import time
 from abc import ABC, abstractmethod
@@ -197,7 +198,14 @@ class Recipe(ABC):
 
 
 def kept_evaluation(results: dict[str, Any]) -> dict[str, Any]:
-    """The evaluation of the final model among those of `all_results.json`."""
+    """Find the evaluation of the final model.
+
+    Args:
+        results: of `all_results.json`.
+
+    Returns:
+        One of its "evaluations".
+    """
     step = results.get("best_step", results["step"])
     return next(item for item in results["evaluations"] if item["step"] == step)
 
@@ -217,7 +225,8 @@ def run_recipe(recipe_type: type[Recipe], argv: Sequence[str] | None = None) -> 
         RuntimeError: the finished run cannot be pushed to the Hub.
     """
     started = time.monotonic()
-    parsed = parse_arguments(recipe_type.argument_types, argv, recipe_type.mappings)
+    description = inspect.getdoc(recipe_type).partition("\n")[0]
+    parsed = parse_arguments(recipe_type.argument_types, argv, recipe_type.mappings, description)
     *others, arguments = parsed
     accelerator = make_accelerator(arguments)
     recipe = recipe_type(accelerator, *parsed)

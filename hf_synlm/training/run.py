@@ -106,7 +106,14 @@ class Run:
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Short hash of vocabulary, rules and special tokens; padding and truncation of the last call do not count."""
+    """Hash vocabulary, rules and special tokens; padding and truncation of the last call do not count.
+
+    Args:
+        tokenizer: fast or slow.
+
+    Returns:
+        16 hexadecimal digits.
+    """
     rules = (
         json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else sorted(tokenizer.get_vocab().items())
     )

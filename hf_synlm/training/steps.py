@@ -1,9 +1,9 @@
-"""Optimizer steps: what the processes agree on, micro steps, accumulation, clipping.
+"""Optimizer steps: signals, agreement of the processes, micro steps, gradient accumulation and clipping.
 
-Terms: a micro step is one forward and backward pass of one process; a step is one optimizer update, made of
+A micro step is one forward and backward pass of one process; a step is one optimizer update, made of
 `gradient_accumulation_steps` micro steps on every process. A run resumes bit for bit (on CPU) because nothing depends
-on history: sample ids are a function of (seed, what was consumed), and the random state of a micro step is a function
-of (seed, micro step, rank).
+on history: sample ids are a function of the seed and the number of consumed samples, and the random state of a micro
+step is a function of seed, micro step and rank.
 """
 
 import itertools
@@ -30,10 +30,10 @@ ComputeLoss = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, dict[str, Tens
 
 # ---------------------------------------------------------------------------------------------- signals
 class StopSignals:
-    """Takes note of SIGTERM and SIGINT inside a `with` block, in place of dying at once.
+    """Notes the first SIGTERM or SIGINT inside a `with` block, so that the run can save before it ends.
 
-    A scheduler sends the first when a job's time is over, Ctrl-C is the second. The training loop looks at `received`
-    between steps; a second signal acts as it does outside the block, for those who cannot wait.
+    Schedulers send SIGTERM at the end of a job's time; Ctrl-C sends SIGINT. The training loop reads `received` between
+    steps. A second signal acts as it does outside the block.
 
     Fields:
         received: name of the signal, or `None`.
@@ -44,7 +44,7 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
-        if threading.current_thread() is threading.main_thread():  # Python lets no other thread do this
+        if threading.current_thread() is threading.main_thread():  # signal.signal works there only
             self._before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
@@ -65,12 +65,28 @@ class StopSignals:
 
 # ---------------------------------------------------------------------------------------------- batches
 def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Move the tensors of a batch, and what else can be moved, such as a schedule of tensors."""
+    """Move everything in a batch that has `to`: tensors, and plans made of tensors.
+
+    Args:
+        batch: of a collate function.
+        device: of the model.
+
+    Returns:
+        The batch on the device.
+    """
     return {k: v.to(device, non_blocking=True) if hasattr(v, "to") else v for k, v in batch.items()}
 
 
 def model_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of a batch and its detached parts, if the model names some."""
+    """Compute the loss of a batch.
+
+    Args:
+        model: prepared or not.
+        batch: inputs of the model.
+
+    Returns:
+        The loss (scalar) and its named parts, detached; there may be none.
+    """
     output = model(**batch)
     return output.loss, dict(getattr(output, "losses", None) or {})
 
@@ -81,7 +97,7 @@ class StepPlan:
     """What the processes agree on before a step.
 
     Fields:
-        stop: some process was asked to stop: the step does not take place.
+        stop: a process received a signal, and the step does not take place.
         tokens: of all processes.
         shares: by micro step the `loss_shares` of the model; `None` for a model that does not count.
     """
@@ -92,14 +108,14 @@ class StepPlan:
 
 
 class StepPlanner:
-    """Looks at the batches of a step before its first micro step.
+    """Counts the items of the losses of a step before its first micro step.
 
-    A model with `count_loss_items` says how many items (tokens, sentences, actions, pairs) every part of its loss is a
-    mean over. Their sums over the micro steps and processes of a step give each micro step its shares, so that the
-    losses of the micro steps add up to the loss of the whole batch. The losses of other models are averaged.
+    Each part of the loss of a model with `count_loss_items` is a mean over a number of items (tokens, sentences,
+    actions, pairs). Their sums over the micro steps and processes of a step give each micro step its shares, so that
+    the losses of the micro steps add up to the loss of the whole batch. The losses of other models are averaged.
 
-    Cost: one all-reduce of a few integers in the memory of the hosts (gloo) per step, none in a single process; the
-    devices are not waited for. The wish to stop travels along.
+    Cost: one all-reduce of a few integers on the hosts (gloo) per step, none in a single process; no device is
+    synchronized. The same all-reduce tells all processes about a signal.
 
     Args:
         accelerator: of the run.
@@ -116,8 +132,8 @@ class StepPlanner:
         """Agree on a step; every process has to call.
 
         Args:
-            batches: of the micro steps of this process, in the memory of the host.
-            stop: whether this process was asked to stop.
+            batches: of the micro steps of this process, on the host.
+            stop: whether this process received a signal.
 
         Returns:
             The plan.
@@ -141,7 +157,7 @@ def count_tokens(batch: dict[str, Any]) -> int:
 
 @dataclass
 class StepReport:
-    """What one optimizer step leaves: tensors on the device, read only at logging intervals.
+    """Measurements of one optimizer step; tensors stay on the device until they are read.
 
     Fields:
         losses: this process's share of each named mean over the batch of the step; "loss" is the objective.
@@ -159,14 +175,14 @@ class StepReport:
 def optimizer_steps(
     run: Run, batches: DataLoader, compute_loss: ComputeLoss, signals: StopSignals
 ) -> Iterator[StepReport]:
-    """Train until `max_train_steps`, or until a process is asked to stop, yielding after every optimizer step.
+    """Train until `max_train_steps` or until a process receives a signal; yields after every optimizer step.
 
     Args:
         run: of this process; `step` and `consumed` of its state are advanced.
         batches: of `make_loader`.
         compute_loss: (model, batch) -> the scalar objective and its named parts, detached. The batch is that of the
             loader with `loss_shares`, if the model counts its items; the objective is a mean otherwise.
-        signals: asked between steps.
+        signals: read between steps.
 
     Yields:
         `StepReport`, after the state has been advanced.
@@ -200,7 +216,7 @@ def optimizer_steps(
                 if accelerator.sync_gradients:
                     norm = accelerator.clip_grad_norm_(model.parameters(), arguments.max_grad_norm or math.inf)
                     report.gradient_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-                    if accelerator.scaler is not None:  # float16: a step that overflows is left out and scaled anew
+                    if accelerator.scaler is not None:  # float16: the scaler skips steps that overflow
                         report.gradient_norm = torch.nan_to_num(report.gradient_norm, 0.0, 0.0)
                 run.optimizer.step()
                 if accelerator.sync_gradients:

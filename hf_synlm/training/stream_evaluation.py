@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_synlm.data.streams import StreamRows, TokenStream, collate_framed
 from hf_synlm.evaluation.parsing import ParsingScores
 from hf_synlm.evaluation.treebank_parsing import Treebank, parse_words, score_baselines, score_trees
+from hf_synlm.module_tools import evaluation_mode
 from hf_synlm.training.labeled_evaluation import spread
 from hf_synlm.training.steps import to_device
 from hf_synlm.training.stream_batches import SentenceDataset, StreamDataArguments
@@ -41,7 +42,12 @@ def text_losses(nats: float, num_tokens: int, of_characters: bool) -> dict[str, 
 
 @torch.no_grad()
 def share_buffers(accelerator: Accelerator, model: nn.Module) -> None:
-    """Give every process the buffers of the first, whose model is saved: DDP does it before a training step only."""
+    """Broadcast the buffers of the main process, whose model is saved; DDP does so only before training steps.
+
+    Args:
+        accelerator: of the run. Every process has to call.
+        model: with or without the wrapper of the run.
+    """
     for buffer in accelerator.unwrap_model(model).buffers():
         broadcast(buffer)
 
@@ -52,9 +58,8 @@ def evaluate_stream(
 ) -> float:
     """Negative log-likelihood of a stream in nats, every token but the first boundary predicted once.
 
-    The rows are shared by the processes; the sum does not depend on how many there are, up to rounding. With one row
-    every token is predicted from all tokens before it; with more, the beginning of each row knows nothing of the row
-    above.
+    The processes share the rows; up to rounding, the sum does not depend on their number. With one row every token is
+    predicted from all tokens before it; with more, each row begins without context.
 
     Args:
         accelerator: of the run. Every process has to call.
@@ -67,17 +72,15 @@ def evaluate_stream(
         The sum over all tokens.
     """
     plain = accelerator.unwrap_model(model)
-    was_training = plain.training
-    plain.eval()
     rows = StreamRows(stream, num_rows, complete=True)
     share = range(accelerator.process_index, num_rows, accelerator.num_processes)
     total, cache = 0.0, None
-    for start in range(0, rows.length if share else 0, segment_length):
-        batch = to_device(rows.segment(start, segment_length, share), accelerator.device)
-        output = plain(**batch, past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
-        total -= output.joint_log_prob.double().sum().item()
-    plain.train(was_training)
+    with evaluation_mode(plain):
+        for start in range(0, rows.length if share else 0, segment_length):
+            batch = to_device(rows.segment(start, segment_length, share), accelerator.device)
+            output = plain(**batch, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            total -= output.joint_log_prob.double().sum().item()
     return sum(gather_object([total]))
 
 
@@ -99,16 +102,14 @@ def evaluate_sentences(
         The sum over all words and the boundary after each sentence.
     """
     plain = accelerator.unwrap_model(model)
-    was_training = plain.training
-    plain.eval()
     sentences = SentenceDataset(stream)
     batches = padded_batches(sentences.lengths, batch_size, max_tokens)
     total = 0.0
-    for numbers in batches[accelerator.process_index :: accelerator.num_processes]:
-        batch = collate_framed(stream, [sentences[k] for k in numbers], pad_token_id, gold=False)
-        output = plain(**to_device(batch, accelerator.device))
-        total -= output.joint_log_prob.double().sum().item()
-    plain.train(was_training)
+    with evaluation_mode(plain):
+        for numbers in batches[accelerator.process_index :: accelerator.num_processes]:
+            batch = collate_framed(stream, [sentences[k] for k in numbers], pad_token_id, gold=False)
+            output = plain(**to_device(batch, accelerator.device))
+            total -= output.joint_log_prob.double().sum().item()
     return sum(gather_object([total]))
 
 
@@ -122,7 +123,7 @@ class TreeScorer:
         convention: how spans are counted, by its name in `hf_synlm.evaluation.parsing`.
         options: for `model.parse`.
         batch_size: sentences per call.
-        max_sentences: parse only so many, spread evenly; `None`: all.
+        max_sentences: number of sentences to parse, spread evenly; `None`: all.
     """
 
     treebank: Treebank
@@ -139,13 +140,13 @@ class TreeScorer:
             model: with `parse`.
 
         Raises:
-            ValueError: for options that its `parse` does not take.
+            ValueError: `parse` does not take an option.
         """
         known = set(inspect.signature(model.parse).parameters) - {"input_ids", "attention_mask", "word_ends"}
         for name in self.options:
             if name not in known:
                 raise ValueError(
-                    f"parse_options: {type(model).__name__}.parse takes no {name!r}. Choose among "
+                    f"parse_options: {type(model).__name__}.parse does not take {name!r}. Choose among "
                     f"{', '.join(sorted(known))}."
                 )
         first = self.treebank.select([0])
@@ -184,7 +185,7 @@ class TextEvaluator:
         of_characters: tokens are characters.
 
     Raises:
-        ValueError: when the text is too short for so many rows, or has no sentence with words.
+        ValueError: the text is too short for `batch_size` rows, or has no sentence with words.
     """
 
     accelerator: Accelerator

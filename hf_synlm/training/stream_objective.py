@@ -10,14 +10,14 @@ from hf_synlm.training.recurrent_schedule import PhasedOptimizer
 
 
 class StreamObjective:
-    """Loss of a batch, with the state of the batch before as its beginning.
+    """Loss of a batch that starts from the hidden-state cache of the previous one.
 
-    The state belongs to the checkpoint: `accelerate` saves and loads it by `state_dict` and `load_state_dict`.
+    The cache is part of checkpoints: `accelerate` saves and loads it by `state_dict` and `load_state_dict`.
 
     Args:
         accelerator: of the run.
         optimizer: takes the scale of the learning rate from the batch.
-        carry: keep the state from batch to batch.
+        carry: keep the cache from batch to batch.
     """
 
     def __init__(self, accelerator: Accelerator, optimizer: PhasedOptimizer, carry: bool):
@@ -25,7 +25,7 @@ class StreamObjective:
         self.cache: RecurrentCache | None = None
 
     def __call__(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Objective and its named parts, for `loop.optimizer_steps`."""
+        """Objective and its named parts, for `optimizer_steps`."""
         batch = dict(batch)
         self.optimizer.scale = batch.pop("rate_scale")
         if batch.pop("begins"):
@@ -36,7 +36,7 @@ class StreamObjective:
         return output.loss, output.losses
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the rows of all processes, rows first; every process has to call."""
+        """Cache of the rows of all processes, rows first; every process has to call."""
         if self.cache is None or self.cache.state is None:
             return {}
         rows_first = [tensor.movedim(self.cache.batch_dim, 0).contiguous() for tensor in self.cache.state]
@@ -44,7 +44,7 @@ class StreamObjective:
         return {"state": gathered, "batch_dim": self.cache.batch_dim, "num_columns": self.cache.num_columns}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the state of the rows of this process."""
+        """Take over the cache of the rows of this process."""
         self.cache = None
         if not state:
             return

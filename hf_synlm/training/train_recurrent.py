@@ -9,7 +9,7 @@ is the one with the best validation likelihood. Papers: Shen et al. (ICLR 2019),
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,16 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.hf_argparser import HfArg
 
 from hf_synlm import (
-    ONLSTMConfig,
     ONLSTMForCausalLM,
-    PaLMConfig,
     PaLMForCausalLM,
-    PRPNConfig,
     PRPNForCausalLM,
 )
 from hf_synlm.data.streams import TokenStream
 from hf_synlm.evaluation.treebank_parsing import score_numbers, score_table
-from hf_synlm.hub.checkpoint import check_model_source
-from hf_synlm.training.arguments import check_overrides
+from hf_synlm.training.arguments import ModelArguments, check_overrides
 from hf_synlm.training.final_report import report_saved_model
 from hf_synlm.training.flops import recurrent_flops_per_token
 from hf_synlm.training.recipe import Recipe, kept_evaluation, run_recipe
@@ -62,56 +59,34 @@ from hf_synlm.training.stream_batches import (
 from hf_synlm.training.stream_evaluation import TreeScorer
 from hf_synlm.training.stream_objective import StreamObjective
 
-CONFIGS = {"on_lstm": ONLSTMConfig, "prpn": PRPNConfig, "palm": PaLMConfig, "awd_lstm": PaLMConfig}
 MODELS: dict[str, Any] = {
     "on_lstm": ONLSTMForCausalLM,
     "prpn": PRPNForCausalLM,
     "palm": PaLMForCausalLM,
     "awd_lstm": PaLMForCausalLM,
 }
-DEFAULT_PRESETS = {
-    "on_lstm": "on-lstm-ptb",
-    "prpn": "prpn-ptb-word",
-    "palm": "palm-ptb",
-    "awd_lstm": "awd-lstm-ptb",
-}
 REPORT_SENTENCES = 20
 
 
 @dataclass
-class ModelArguments:
-    """The model to train."""
+class RecurrentModelArguments(ModelArguments):
+    """A recurrent model; the default presets are those of the words of the Penn Treebank."""
 
-    architecture: str = field(
-        default="on_lstm", metadata={"help": "'on_lstm', 'prpn', 'palm', or 'awd_lstm', the baseline without trees."}
-    )
-    model_preset: str | None = field(
-        default=None, metadata={"help": "Published size to start from; default: that of the Penn Treebank's words."}
-    )
-    config_overrides: str | None = field(
-        default=None,
-        metadata={
-            "help": "Fields of the configuration that differ from the preset: key=value,key=value or a JSON object; in "
-            "a config file a mapping.",
-        },
-    )
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Continue from the weights and configuration of this model instead."}
-    )
+    presets = {
+        "on_lstm": "on-lstm-ptb",
+        "prpn": "prpn-ptb-word",
+        "palm": "palm-ptb",
+        "awd_lstm": "awd-lstm-ptb",
+    }
 
-    def __post_init__(self):
-        """Check the architecture and name its default size."""
-        if self.architecture not in CONFIGS:
-            raise ValueError(f"architecture is {self.architecture!r}. Choose among {', '.join(CONFIGS)}.")
-        if self.model_preset is None:
-            self.model_preset = DEFAULT_PRESETS[self.architecture]
-        if self.model_name_or_path is not None:
-            check_model_source(self.model_name_or_path)
+    architecture: str = HfArg(
+        default="on_lstm", help="'on_lstm', 'prpn', 'palm', or 'awd_lstm', the baseline without trees."
+    )
 
 
 # ---------------------------------------------------------------------------------------------- model
-def make_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
-    """Configuration of a fresh model: preset, overrides, and what the tokenizer decides.
+def make_config(arguments: RecurrentModelArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+    """Make the configuration of an untrained model: preset, overrides, and what depends on the tokenizer.
 
     Args:
         arguments: of the command line.
@@ -121,9 +96,9 @@ def make_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) -
         The configuration.
 
     Raises:
-        ValueError: for overrides that are no fields, or that the tokenizer decides.
+        ValueError: an override is not a field, or follows from the tokenizer.
     """
-    config_class = CONFIGS[arguments.architecture]
+    config_class = MODELS[arguments.architecture].config_class
     boundary = tokenizer.eos_token_id
     decided = {
         "vocab_size": len(tokenizer),
@@ -131,15 +106,23 @@ def make_config(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) -
         "eos_token_id": boundary,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    overrides = check_overrides(config_class, arguments.config_overrides)
-    for name in decided:
-        if name in overrides:
-            raise ValueError(f"config_overrides: {name} follows from the tokenizer. Leave it out.")
+    overrides = check_overrides(config_class, arguments.config_overrides, decided)
     return config_class.from_preset(arguments.model_preset, **{**decided, **overrides})
 
 
-def make_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """A fresh model, or the one to continue from, checked against the tokenizer."""
+def make_model(arguments: RecurrentModelArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """Make an untrained model, or load the one to continue from.
+
+    Args:
+        arguments: of the command line.
+        tokenizer: of the model.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: see `make_config` and `load_pretrained`; or PaLM and AWD-LSTM were mixed up.
+    """
     model_class, name = MODELS[arguments.architecture], arguments.model_name_or_path
     if name is None:
         model = model_class(make_config(arguments, tokenizer))
@@ -154,10 +137,17 @@ def make_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def gold_structure(config: PreTrainedConfig, tree_supervision: bool) -> str | None:
-    """What of the gold trees a model is trained on: "distances", "spans", or `None`.
+    """What a model learns from gold trees.
+
+    Args:
+        config: of the model.
+        tree_supervision: whether it is trained on gold trees.
+
+    Returns:
+        "distances" or "spans"; `None` without supervision.
 
     Raises:
-        ValueError: when there is supervision and the model has nothing to supervise.
+        ValueError: this model does not learn from trees.
     """
     if not tree_supervision:
         return None
@@ -184,9 +174,22 @@ class Data:
 
 
 def load_data(
-    accelerator: Accelerator, model_arguments: ModelArguments, data: StreamDataArguments, output_dir: Path
+    accelerator: Accelerator, model_arguments: RecurrentModelArguments, data: StreamDataArguments, output_dir: Path
 ) -> tuple[Data, PreTrainedTokenizerBase, PreTrainedModel]:
-    """Make or load tokenizer and model, and encode the text for them."""
+    """Make or load tokenizer and model, and encode the text for them.
+
+    Args:
+        accelerator: of the run. Every process has to call.
+        model_arguments: the model.
+        data: files and tokenizer.
+        output_dir: of the run; its tokenizer is saved there.
+
+    Returns:
+        Encoded text, tokenizer and model.
+
+    Raises:
+        ValueError: a file, the tokenizer or the model cannot be used.
+    """
     source = data.tokenizer_name or model_arguments.model_name_or_path
     tokenizer = make_stream_tokenizer(accelerator, data, source, output_dir)
     model = make_model(model_arguments, tokenizer)
@@ -201,11 +204,11 @@ def load_data(
 
 
 class RecurrentRecipe(Recipe):
-    """A stream of text, or sentences; optimizers and evaluations follow the epochs."""
+    """Train ON-LSTM, PRPN, PaLM or AWD-LSTM as language models; keep the best validation likelihood."""
 
     program = "train_recurrent"
     argument_types = (
-        ModelArguments,
+        RecurrentModelArguments,
         StreamDataArguments,
         ParsingArguments,
         ScheduleArguments,
@@ -220,7 +223,7 @@ class RecurrentRecipe(Recipe):
     def __init__(
         self,
         accelerator: Accelerator,
-        model_arguments: ModelArguments,
+        model_arguments: RecurrentModelArguments,
         data: StreamDataArguments,
         parsing: ParsingArguments,
         schedule: ScheduleArguments,
@@ -230,7 +233,7 @@ class RecurrentRecipe(Recipe):
         self.model_arguments, self.data, self.parsing, self.schedule = model_arguments, data, parsing, schedule
         parsing.complete(data, model_arguments.architecture)
         if accelerator.distributed_type == DistributedType.FSDP:
-            raise ValueError("These models are small, and FSDP would shard what parsing needs whole. Use DDP.")
+            raise ValueError("FSDP shards the model, and parsing needs the whole model. Use DDP.")
         if accelerator.mixed_precision == "fp16":
             raise ValueError(
                 "mixed_precision fp16 scales gradients per optimizer, of which there are two. Use bf16 or no."
@@ -238,7 +241,7 @@ class RecurrentRecipe(Recipe):
         if data.batching == "stream" and arguments.gradient_accumulation_steps > 1:
             raise ValueError(
                 f"gradient_accumulation_steps is {arguments.gradient_accumulation_steps}, but the segments of a stream "
-                "come one after the other. Use a larger per_device_train_batch_size."
+                "are read in order. Use a larger per_device_train_batch_size."
             )
 
     def load(self) -> PreTrainedModel:
@@ -344,7 +347,7 @@ class RecurrentRecipe(Recipe):
         if parsing.final_report:
             bank = parsing.treebank(parsing.final_parsing_files, self.data.split_leaves, REPORT_SENTENCES)
             methods: dict[str, Any] = {"model": parsing.parse_options}
-            banks, convention = {parsing.punctuation: bank}, parsing.parsing_convention
+            banks, convention = {str(parsing.punctuation): bank}, parsing.parsing_convention
             report = report_saved_model(folder, self.tokenizer, banks, methods, self.arguments.seed, convention)
             test["saved_model"] = report.numbers()
         before, best = results["evaluations"][0]["losses"], kept_evaluation(results)["losses"]

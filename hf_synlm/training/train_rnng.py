@@ -8,7 +8,7 @@ numbers of actions under a budget of padded actions. The model that is kept is t
 likelihood. Paper: Noji and Oseki, "Effective Batching for Recurrent Neural Network Grammars" (Findings of ACL 2021).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.hf_argparser import HfArg
 
 from hf_synlm import LSTMConfig, LSTMForCausalLM, RNNGConfig, RNNGForCausalLM
 from hf_synlm.data.vocabulary import word_final_ids
 from hf_synlm.evaluation.treebank_parsing import PUNCTUATION, Treebank
-from hf_synlm.hub.checkpoint import check_model_source
-from hf_synlm.training.arguments import TrainingArguments, check_overrides
+from hf_synlm.training.arguments import ModelArguments, TrainingArguments, check_choice, check_minimum, check_overrides
 from hf_synlm.training.checkpoints import BestModel
 from hf_synlm.training.final_report import load_report_treebanks, report_saved_model
 from hf_synlm.training.flops import recurrent_flops_per_token, rnng_flops_per_token
@@ -41,100 +41,67 @@ from hf_synlm.training.tree_batches import (
     make_tree_tokenizer,
 )
 
-CONFIGS = {"rnng": RNNGConfig, "lstm": LSTMConfig}
-REPORT_SENTENCES = 20
 MODELS: dict[str, Any] = {"rnng": RNNGForCausalLM, "lstm": LSTMForCausalLM}
+REPORT_SENTENCES = 20
 
 
 @dataclass
-class ModelArguments:
-    """The model to train."""
+class RNNGModelArguments(ModelArguments):
+    """RNNG, or the LSTM baseline."""
 
-    architecture: str = field(default="rnng", metadata={"help": "'rnng', or 'lstm' for the baseline without trees."})
-    model_preset: str | None = field(
-        default=None, metadata={"help": "Published size to start from; default: rnng-15m or lstm-15m."}
-    )
-    config_overrides: str | None = field(
-        default=None,
-        metadata={
-            "help": "Fields of RNNGConfig or LSTMConfig that differ from the preset: key=value,key=value or a JSON "
-            "object; in a config file a mapping.",
-        },
-    )
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Continue from the weights and configuration of this model instead."}
-    )
+    presets = {"rnng": "rnng-15m", "lstm": "lstm-15m"}
 
-    def __post_init__(self):
-        """Check the architecture and name its default size."""
-        if self.architecture not in CONFIGS:
-            raise ValueError(f"architecture is {self.architecture!r}. Choose 'rnng' or 'lstm'.")
-        if self.model_preset is None:
-            self.model_preset = f"{self.architecture}-15m"
-        if self.model_name_or_path is not None:
-            check_model_source(self.model_name_or_path)
+    architecture: str = HfArg(default="rnng", help="'rnng', or 'lstm' for the baseline without trees.")
 
 
 @dataclass
 class CourseArguments:
     """How long to train, which model to keep, and what is measured on the way."""
 
-    num_train_epochs: int = field(
-        default=0,
-        metadata={"help": "Passes through the trees; 0: max_train_steps counts. With both, the smaller of the two."},
+    num_train_epochs: int = HfArg(
+        default=0, help="Epochs; 0: max_train_steps decides. With both, the smaller number of steps."
     )
-    early_stopping_patience: int = field(
-        default=0, metadata={"help": "Stop after so many evaluations without a better likelihood; 0: never."}
+    early_stopping_patience: int = HfArg(default=0, help="Early-stopping patience in evaluations; 0 disables.")
+    search_sentences: int = HfArg(
+        default=0, help="Validation sentences to parse in every evaluation but the first; 0 disables. RNNG only."
     )
-    search_sentences: int = field(
-        default=0,
-        metadata={"help": "Validation sentences parsed in every evaluation but the first; 0: none. RNNG only."},
+    final_search_sentences: int | None = HfArg(
+        default=None, help="Test sentences that the final model parses; default: all; 0 disables. RNNG only."
     )
-    final_search_sentences: int | None = field(
-        default=None, metadata={"help": "Test sentences that the final model parses; default: all; 0: none. RNNG only."}
+    search_batch_size: int = HfArg(default=10, help="Sentences per process in a search batch.")
+    num_beams: int | None = HfArg(
+        default=None, help="Word beam: derivations kept after each word. Default: the model's."
     )
-    search_batch_size: int = field(default=10, metadata={"help": "Sentences per process that are searched together."})
-    num_beams: int | None = field(
-        default=None, metadata={"help": "Word beam: derivations kept after each word. Default: the model's."}
+    action_beam_size: int | None = HfArg(
+        default=None, help="Action beam: derivations kept after each action. Default: the model's."
     )
-    action_beam_size: int | None = field(
-        default=None, metadata={"help": "Action beam: derivations kept after each action. Default: the model's."}
+    fast_track_size: int | None = HfArg(
+        default=None, help="Fast-track derivations, which reach the next word in any case. Default: the model's."
     )
-    fast_track_size: int | None = field(
-        default=None, metadata={"help": "Derivations that reach the next word in any case. Default: the model's."}
-    )
-    final_report: bool = field(
+    final_report: bool = HfArg(
         default=False,
-        metadata={
-            "help": "At the end, load the saved model in a process without hf_synlm; parse some of the test sentences "
-            "and generate one there. RNNG only."
-        },
+        help="At the end, load the saved model in a process without hf_synlm, parse some test sentences and generate "
+        "one. RNNG only.",
     )
-    report_punctuation: list[str] = field(
+    report_punctuation: list[str] = HfArg(
         default_factory=lambda: ["ignore"],
-        metadata={
-            "help": "Treatments of punctuation that the final report scores, each with its own baselines: 'remove', "
-            "'ignore', 'keep' (for tags that are not the Penn Treebank's)."
-        },
+        help="How the final report treats punctuation, one or more of: 'remove', 'ignore', 'keep' (for tags that are "
+        "not the Penn Treebank's). Each has its own baselines.",
     )
 
     def __post_init__(self):
         """Check the values."""
-        for name in ("num_beams", "action_beam_size", "search_batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1 and is {value}.")
-        names = "num_train_epochs early_stopping_patience search_sentences final_search_sentences fast_track_size"
-        for name in names.split():
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name} must not be negative and is {value}.")
+        check_minimum(self, 1, "num_beams action_beam_size search_batch_size")
+        check_minimum(
+            self,
+            0,
+            "num_train_epochs early_stopping_patience search_sentences final_search_sentences fast_track_size",
+        )
         for treatment in self.report_punctuation:
-            if treatment not in PUNCTUATION:
-                raise ValueError(f"punctuation {treatment!r} is unknown. Choose among {', '.join(PUNCTUATION)}.")
+            check_choice("report_punctuation", treatment, PUNCTUATION)
 
     def check_architecture(self, architecture: str) -> None:
-        """Refuse options of the search for a model that has none."""
+        """Refuse options of the search for the LSTM, which has no trees."""
         names = (
             "search_sentences final_search_sentences num_beams action_beam_size fast_track_size final_report"
         ).split()
@@ -149,7 +116,7 @@ class CourseArguments:
         return load_report_treebanks(data.test_files[0], self.report_punctuation, REPORT_SENTENCES, data.split_leaves)
 
     def beam(self, config: PreTrainedConfig) -> dict[str, int]:
-        """Widths of the search, the model's where none are given."""
+        """Widths of the search; default: those of the model."""
         return {
             "num_beams": config.scoring_num_beams if self.num_beams is None else self.num_beams,
             "action_beam_size": config.action_beam_size if self.action_beam_size is None else self.action_beam_size,
@@ -159,9 +126,9 @@ class CourseArguments:
 
 # ---------------------------------------------------------------------------------------------- model
 def make_config(
-    arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, labels: list[str], subwords: bool
+    arguments: RNNGModelArguments, tokenizer: PreTrainedTokenizerBase, labels: list[str], subwords: bool
 ) -> PreTrainedConfig:
-    """Configuration of a fresh model: preset, overrides, and what depends on tokenizer and trees.
+    """Make the configuration of an untrained model: preset, overrides, and what depends on tokenizer and trees.
 
     Args:
         arguments: of the command line.
@@ -173,17 +140,14 @@ def make_config(
         The configuration.
 
     Raises:
-        ValueError: for overrides that are no fields, or that only tokenizer and trees decide.
+        ValueError: an override is not a field, or follows from tokenizer and trees.
     """
-    config_class = CONFIGS[arguments.architecture]
+    config_class = MODELS[arguments.architecture].config_class
     pad = tokenizer.pad_token_id
     decided: dict[str, Any] = {"vocab_size": len(tokenizer), "pad_token_id": pad}
     if arguments.architecture == "rnng":
         decided.update(nonterminals=labels, subwords=subwords)
-    overrides = check_overrides(config_class, arguments.config_overrides)
-    for name in decided:
-        if name in overrides:
-            raise ValueError(f"config_overrides: {name} follows from the tokenizer and the trees. Leave it out.")
+    overrides = check_overrides(config_class, arguments.config_overrides, decided)
     begin = {
         "bos_token_id": pad if tokenizer.bos_token_id is None else tokenizer.bos_token_id,
         "eos_token_id": pad if tokenizer.eos_token_id is None else tokenizer.eos_token_id,
@@ -191,16 +155,16 @@ def make_config(
     return config_class.from_preset(arguments.model_preset, **{**begin, **decided, **overrides})
 
 
-def load_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel | None:
-    """The model to continue from, checked against the tokenizer; `None` for a fresh start."""
-    if arguments.model_name_or_path is None:
-        return None
-    model_class = MODELS[arguments.architecture]
-    return load_pretrained(model_class, arguments.model_name_or_path, arguments.config_overrides, tokenizer)
-
-
 def make_model(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """A fresh model; one over pieces of words is told which of them end a word."""
+    """Make an untrained model.
+
+    Args:
+        config: of `make_config`.
+        tokenizer: of subwords; tells RNNG which tokens are an end of word.
+
+    Returns:
+        The model.
+    """
     if isinstance(config, LSTMConfig):
         return LSTMForCausalLM(config)
     model = RNNGForCausalLM(config)
@@ -220,20 +184,34 @@ class Data:
 
 
 def load_data(
-    accelerator: Accelerator, model_arguments: ModelArguments, data: TreeDataArguments, output_dir: Path
+    accelerator: Accelerator, model_arguments: RNNGModelArguments, data: TreeDataArguments, output_dir: Path
 ) -> tuple[Data, PreTrainedTokenizerBase, PreTrainedModel]:
-    """Read the trees, make or load tokenizer and model, and encode the trees for them."""
+    """Read the trees, make or load tokenizer and model, and encode the trees for them.
+
+    Args:
+        accelerator: of the run. Every process has to call.
+        model_arguments: the model.
+        data: files and tokenizer.
+        output_dir: of the run; its tokenizer is saved there.
+
+    Returns:
+        Encoded trees, tokenizer and model.
+
+    Raises:
+        ValueError: a file, the tokenizer or the model cannot be used.
+    """
     parts = (data.train_files, data.validation_files, data.test_files)
     trees = [load_trees(accelerator, files, data.split_leaves) for files in parts if files]
     source = data.tokenizer_name or model_arguments.model_name_or_path
     tokenizer = make_tree_tokenizer(accelerator, data, trees[0], source, output_dir)
-    model = load_model(model_arguments, tokenizer)
     labels = collect_labels(*trees)
-    if model is None:
+    architecture, name = model_arguments.architecture, model_arguments.model_name_or_path
+    if name is None:
         subwords = not all(word_final_ids(tokenizer))
         model = make_model(make_config(model_arguments, tokenizer, labels, subwords), tokenizer)
-    elif model_arguments.architecture == "rnng":
-        labels = model.config.nonterminals
+    else:
+        model = load_pretrained(MODELS[architecture], name, model_arguments.config_overrides, tokenizer)
+        labels = getattr(model.config, "nonterminals", labels)
     system: Any = getattr(model.config, "transition_system", "top_down")
     encoded = [
         encode_treebank(
@@ -260,10 +238,10 @@ def steps_of_epochs(sampler: PaddedBatchSampler, num_epochs: int, accumulation: 
 
 
 class RNNGRecipe(Recipe):
-    """Gold trees by teacher forcing; the model with the best validation likelihood is kept."""
+    """Train RNNG on gold trees by teacher forcing, or the LSTM on their words; keep the best validation likelihood."""
 
     program = "train_rnng"
-    argument_types = (ModelArguments, TreeDataArguments, CourseArguments, TrainingArguments)
+    argument_types = (RNNGModelArguments, TreeDataArguments, CourseArguments, TrainingArguments)
     trees: Data
     collate: TreeCollator
     objective: Objective
@@ -271,7 +249,7 @@ class RNNGRecipe(Recipe):
     def __init__(
         self,
         accelerator: Accelerator,
-        model_arguments: ModelArguments,
+        model_arguments: RNNGModelArguments,
         data: TreeDataArguments,
         course: CourseArguments,
         arguments: TrainingArguments,
@@ -280,7 +258,7 @@ class RNNGRecipe(Recipe):
         self.model_arguments, self.data, self.course = model_arguments, data, course
         course.check_architecture(model_arguments.architecture)
         if accelerator.distributed_type == DistributedType.FSDP:
-            raise ValueError("These models are small, and FSDP would shard what the search needs whole. Use DDP.")
+            raise ValueError("FSDP shards the model, and the search needs the whole model. Use DDP.")
         self.report_treebanks: dict[str, Treebank] = {}
 
     def load(self) -> PreTrainedModel:
