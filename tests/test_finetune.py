@@ -249,7 +249,7 @@ SCRIPTS = {
 }
 
 
-def command(script: str, model: Path, files: dict[str, str], output_dir: Path, *flags: str) -> list[str]:
+def command(script: str, model: Path | str, files: dict[str, str], output_dir: Path, *flags: str) -> list[str]:
     data = {
         "glue": ["--task_name", "rte", "--train_file", files["rte"], "--validation_file", files["rte"],
                  "--max_length", "32"],
@@ -262,7 +262,7 @@ def command(script: str, model: Path, files: dict[str, str], output_dir: Path, *
     return ["--model_name_or_path", str(model), *data, *common, "--max_train_steps", "2", *flags]
 
 
-def run(script: str, model: Path, files: dict[str, str], output_dir: Path, *flags: str) -> dict[str, Any]:
+def run(script: str, model: Path | str, files: dict[str, str], output_dir: Path, *flags: str) -> dict[str, Any]:
     reset_accelerate()
     SCRIPTS[script].main(command(script, model, files, output_dir, *flags))
     return json.loads((output_dir / "all_results.json").read_text())
@@ -581,17 +581,13 @@ def test_two_processes_train_and_evaluate_like_one(models: Path, files: dict[str
 
 
 # ---------------------------------------------------------------------------------------------- refusals
-def glue_fails(models: Path, files: dict[str, str], tmp_path: Path, *flags: str, match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        run("glue", models / "gpt2", files, tmp_path / "out", *flags)
-    assert not (tmp_path / "out" / "all_results.json").exists()
-
-
 def test_bad_tables_of_glue_are_refused(models: Path, files: dict[str, str], tmp_path: Path) -> None:
     def fails(rows: list[dict[str, Any]], match: str, task: str = "cola") -> None:
         path = write_rows(tmp_path / "bad.jsonl", rows)
         flags = ("--task_name", task, "--train_file", path, "--validation_file", path, "--overwrite_output_dir")
-        glue_fails(models, files, tmp_path, *flags, match=match)
+        with pytest.raises(ValueError, match=match):
+            run("glue", models / "gpt2", files, tmp_path / "out", *flags)
+        assert not (tmp_path / "out" / "all_results.json").exists()
 
     fails(
         [{"text": "a", "label": 1}], "training data .*bad.jsonl. has no column 'sentence'. Its columns are text, label"
@@ -629,72 +625,60 @@ def test_classes_are_counted_from_zero(label: Any) -> None:
         finetune_glue.infer_task(table, "training data")
 
 
-def test_bad_flags_of_glue_are_refused(models: Path, files: dict[str, str], tmp_path: Path) -> None:
-    fails = {
-        ("--task_name", "xnli"): "no task of GLUE",
-        ("--max_length", "3"): "max_length must be at least 4",
-        ("--max_length", "100"): "max_length is 100 tokens, and the model has 64 positions",
-        ("--train_file", "missing.jsonl"): "There is no file 'missing.jsonl'",
-        ("--train_file", __file__): "ending '.py'",
-        ("--validation_mismatched_file", files["rte"]): "mnli only",
-        ("--config_overrides", "n_layers=3"): "has no field 'n_layers'",
-        ("--model_name_or_path", ""): "model_name_or_path is not set",
-        ("--num_train_epochs", "-1"): "must not be negative",
-        ("--generation_steps", "5"): "generation_steps is for pretraining",
-        ("--tokenizer_name", str(models / "wide")): "tokenizer has 420 tokens and the model 400",
-    }
+@pytest.mark.parametrize(
+    ("script", "name", "flags", "match"),
+    [
+        ("glue", "gpt2", ("--task_name", "xnli"), "no task of GLUE"),
+        ("glue", "gpt2", ("--max_length", "3"), "max_length must be at least 4"),
+        ("glue", "gpt2", ("--max_length", "100"), "max_length is 100 tokens, and the model has 64 positions"),
+        ("glue", "gpt2", ("--train_file", "missing.jsonl"), "There is no file 'missing.jsonl'"),
+        ("glue", "gpt2", ("--train_file", __file__), "ending '.py'"),
+        ("glue", "gpt2", ("--validation_mismatched_file", __file__), "mnli only"),
+        ("glue", "gpt2", ("--config_overrides", "n_layers=3"), "has no field 'n_layers'"),
+        ("glue", "", (), "model_name_or_path is not set"),
+        ("glue", "gpt2", ("--num_train_epochs", "-1"), "must not be negative"),
+        ("glue", "gpt2", ("--generation_steps", "5"), "generation_steps is for pretraining"),
+        ("glue", "gpt2", ("--tokenizer_name", "{wide}"), "tokenizer has 420 tokens and the model 400"),
+        ("summarization", "gpst", ("--text_column", "body"), "no column 'body'"),
+        ("summarization", "gpst", ("--summary_column", "other"), "train data .*: other of row 0 .counted from 0. is"),
+        ("summarization", "gpst", ("--max_source_length", "60"), "model has 64 positions"),
+        ("summarization", "gpst", ("--generation_options", "num_beams=2,num_beam_groups=2"), "num_beam_groups"),
+        ("summarization", "gpst", ("--prompt", " "), "prompt is empty"),
+        ("summarization", "gpst", ("--max_new_tokens", "0"), "max_new_tokens must be at least 1"),
+        ("summarization", "gpt2", ("--max_new_tokens", "60"), "a summary of max_new_tokens 60 is .* has 64 positions"),
+        ("summarization", "rnng", (), "RNNG learns from trees"),
+        ("summarization", "bart", (), "separate encoder"),
+        ("induction", "gpt2", (), "is a gpt2, and this program fine-tunes GPST"),
+        ("induction", "gpst", ("--methods", "cky"), "Unknown tree type 'cky'"),
+        ("induction", "gpst", ("--train_trees", "missing"), "no file 'missing'"),
+        ("induction", "gpst", ("--max_sentence_tokens", "1"), "No examples are left"),
+        ("induction", "gpst", ("--max_tree_words", "1"), "none of the 6 sentences is scored"),
+        ("induction", "gpst", ("--config_overrides", "merge_noise=-1"), "merge_noise must be"),
+    ],
+)
+def test_bad_input_is_refused_before_training(
+    script: str, name: str, flags: tuple[str, ...], match: str, models: Path, files: dict[str, str], tmp_path: Path
+) -> None:
     wide = AutoTokenizer.from_pretrained(models / "gpt2")
     wide.add_tokens([f"<{k}>" for k in range(20)])
-    wide.save_pretrained(models / "wide")
-    for flags, match in fails.items():
-        glue_fails(models, files, tmp_path, *flags, "--overwrite_output_dir", match=match)
-    with pytest.raises(ValueError, match="belong together"):
-        finetune_glue.GlueArguments(train_file="x")
-    with pytest.raises(ValueError, match="two validation files"):
-        finetune_glue.GlueArguments(task_name="mnli", train_file="x", validation_file="y")
-    with pytest.raises(ValueError, match="No training data"):
-        finetune_glue.GlueArguments()
+    wide.save_pretrained(tmp_path / "wide")
+    flags = tuple(flag.replace("{wide}", str(tmp_path / "wide")) for flag in flags)
+    with pytest.raises(ValueError, match=match):
+        run(script, models / name if name else "", files, tmp_path / "out", *flags)
+    assert not list((tmp_path / "out").glob("best_*")) and not (tmp_path / "out" / "all_results.json").exists()
 
 
 @pytest.mark.parametrize(
-    ("name", "flags", "match"),
+    ("arguments", "match"),
     [
-        ("gpst", ("--text_column", "body"), "no column 'body'"),
-        ("gpst", ("--summary_column", "other"), "train data .*: other of row 0 .counted from 0. is"),
-        ("gpst", ("--max_source_length", "60"), "model has 64 positions"),
-        ("gpst", ("--generation_options", "num_beams=2,num_beam_groups=2"), "num_beam_groups"),
-        ("gpst", ("--prompt", " "), "prompt is empty"),
-        ("gpst", ("--max_new_tokens", "0"), "max_new_tokens must be at least 1"),
-        ("gpt2", ("--max_new_tokens", "60"), "a summary of max_new_tokens 60 is .* model has 64 positions"),
-        ("rnng", (), "RNNG learns from trees"),
-        ("bart", (), "separate encoder"),
+        ({"train_file": "x"}, "belong together"),
+        ({"task_name": "mnli", "train_file": "x", "validation_file": "y"}, "two validation files"),
+        ({}, "No training data"),
     ],
 )
-def test_bad_summarization_is_refused_before_training(
-    name: str, flags: tuple[str, ...], match: str, models: Path, files: dict[str, str], tmp_path: Path
-) -> None:
+def test_incomplete_data_of_glue_are_refused(arguments: dict[str, str], match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        run("summarization", models / name, files, tmp_path / "out", *flags)
-    assert not list((tmp_path / "out").glob("best_*"))
-
-
-@pytest.mark.parametrize(
-    ("name", "flags", "match"),
-    [
-        ("gpt2", (), "is a gpt2, and this program fine-tunes GPST"),
-        ("gpst", ("--methods", "cky"), "Unknown tree type 'cky'"),
-        ("gpst", ("--train_trees", "missing"), "no file 'missing'"),
-        ("gpst", ("--punctuation", "maybe"), "punctuation 'maybe'"),
-        ("gpst", ("--max_sentence_tokens", "1"), "No examples are left"),
-        ("gpst", ("--max_tree_words", "1"), "none of the 6 sentences is scored"),
-        ("gpst", ("--config_overrides", "merge_noise=-1"), "merge_noise must be"),
-    ],
-)
-def test_bad_induction_is_refused_before_training(
-    name: str, flags: tuple[str, ...], match: str, models: Path, files: dict[str, str], tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=match):
-        run("induction", models / name, files, tmp_path / "out", *flags)
+        finetune_glue.GlueArguments(**arguments)
 
 
 # ---------------------------------------------------------------------------------------------- shared parts

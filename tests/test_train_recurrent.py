@@ -29,9 +29,9 @@ from hf_synlm.data.treebank import read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.parsing import unlabeled_f1
 from hf_synlm.training import arguments as run_arguments
-from hf_synlm.training import checkpoints, recurrent_measures, stream_batches, stream_evaluation, train_recurrent
-from hf_synlm.training import recurrent_schedule as schedules
+from hf_synlm.training import checkpoints, stream_batches, stream_evaluation, stream_measures, train_recurrent
 from hf_synlm.training import run as common
+from hf_synlm.training import stream_schedule as schedules
 
 TYPES = (
     train_recurrent.RecurrentModelArguments,
@@ -492,7 +492,7 @@ def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, s
     stream = stream_batches.load_stream(data, [corpus["valid"]], tokenizer)
     assert stream_evaluation.evaluate_stream(accelerator, model, stream, 2, 8) == best["losses"]["nats"]
     # The trees are scored by the convention that was named.
-    bank = recurrent_measures.make_treebank(read_treebank(corpus["test"]))
+    bank = stream_measures.make_treebank(read_treebank(corpus["test"]))
     trees = stream_evaluation.parse_words(model, tokenizer, bank.words, layer=0)
     scores = unlabeled_f1(trees, bank.spans, bank.lengths, "on-lstm")
     assert found["test"]["trees"]["model"] == scores.numbers()
@@ -559,7 +559,7 @@ def test_stops_early_and_continues_from_a_model(corpus: dict[str, str], tmp_path
         (("--warmup_ratio", "0.1"), "warmup_ratio is 0.1"),
         (("--evaluation_steps", "10"), "evaluations end epochs"),
         (("--punctuation", "drop"), "invalid choice: 'drop'"),
-        (("--parsing_convention", "wsj"), "invalid choice: 'wsj'"),
+        (("--parsing_convention", "wsj"), "parsing_convention is 'wsj'"),
         (("--parse_batch_size", "0"), "parse_batch_size must be at least 1"),
         (("--parse_sentences", "-1"), "parse_sentences must not be negative"),
     ],

@@ -17,7 +17,7 @@ from hf_synlm import LSTMForCausalLM
 from hf_synlm.training import arguments as run_arguments
 from hf_synlm.training import run as common
 from hf_synlm.training import samplers, train_rnng, tree_batches
-from hf_synlm.training.labeled_evaluation import Objective, add_perplexities, evaluate_given_trees, spread
+from hf_synlm.training.tree_evaluation import Objective, add_perplexities, evaluate_given_trees, spread
 
 TYPES = (
     train_rnng.RNNGModelArguments,

@@ -9,7 +9,7 @@ objective on the inputs. The final model is the one with the best validation sco
 Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024), sections 4.1 and A.3.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.hf_argparser import HfArg
 
 from hf_synlm.evaluation.glue import TextTask, check_labels, glue_task, main_score, task_scores
 from hf_synlm.module_tools import evaluation_mode
-from hf_synlm.training.arguments import TrainingArguments
+from hf_synlm.training.arguments import TrainingArguments, check_minimum
 from hf_synlm.training.example_tables import (
     ExampleDataset,
     check_columns,
@@ -57,39 +58,28 @@ LABEL = "label"
 class GlueArguments:
     """The task and its files."""
 
-    task_name: str | None = field(
+    task_name: str | None = HfArg(
+        default=None, help="cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte or wnli; default: the task of your files."
+    )
+    train_file: str | None = HfArg(
+        default=None, help="json(l), csv or parquet file with the columns of the task and `label`; default: the Hub's."
+    )
+    validation_file: str | None = HfArg(default=None, help="The same for validation; MNLI: matched.")
+    validation_mismatched_file: str | None = HfArg(default=None, help="The second one of MNLI.")
+    dataset_name: str | None = HfArg(
+        default=None, help="Data set of the Hub, or a folder, instead of files; default for a task: nyu-mll/glue."
+    )
+    dataset_config_name: str | None = HfArg(default=None, help="Its configuration; default: task_name.")
+    max_length: int = HfArg(default=128, help="Longest input in tokens; the longer text of a pair is cut.")
+    max_train_tokens: int | None = HfArg(
         default=None,
-        metadata={"help": "cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte or wnli; default: the task of your files."},
+        help="Leave out longer training examples instead of cutting them (authors: 100 for QQP, 150 for MNLI "
+        "and QNLI).",
     )
-    train_file: str | None = field(
-        default=None,
-        metadata={"help": "json(l), csv or parquet file with the columns of the task and `label`; default: the Hub's."},
-    )
-    validation_file: str | None = field(default=None, metadata={"help": "The same for validation; MNLI: matched."})
-    validation_mismatched_file: str | None = field(default=None, metadata={"help": "The second one of MNLI."})
-    dataset_name: str | None = field(
-        default=None,
-        metadata={"help": "Data set of the Hub, or a folder, instead of files; default for a task: nyu-mll/glue."},
-    )
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration; default: task_name."})
-    max_length: int = field(
-        default=128, metadata={"help": "Longest input in tokens; the longer text of a pair is cut."}
-    )
-    max_train_tokens: int | None = field(
-        default=None,
-        metadata={
-            "help": "Leave out longer training examples instead of cutting them (authors: 100 for QQP, 150 for MNLI "
-            "and QNLI)."
-        },
-    )
-    pad_to_max_length: bool = field(default=False, metadata={"help": "Pad all batches to max_length."})
-    max_train_samples: int | None = field(
-        default=None, metadata={"help": "Number of training rows to use; default: all."}
-    )
-    max_eval_samples: int | None = field(
-        default=None, metadata={"help": "Number of validation rows to use; default: all."}
-    )
-    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that encode text."})
+    pad_to_max_length: bool = HfArg(default=False, help="Pad all batches to max_length.")
+    max_train_samples: int | None = HfArg(default=None, help="Number of training rows to use; default: all.")
+    max_eval_samples: int | None = HfArg(default=None, help="Number of validation rows to use; default: all.")
+    preprocessing_num_workers: int | None = HfArg(default=None, help="Processes that encode text.")
 
     def __post_init__(self):
         """Check the values."""
@@ -107,9 +97,7 @@ class GlueArguments:
             raise ValueError("MNLI has two validation files. Pass --validation_mismatched_file too.")
         if self.max_length < 4:
             raise ValueError(f"max_length must be at least 4 (a pair and its two marks) and is {self.max_length}.")
-        for name in ("max_train_tokens", "max_train_samples", "max_eval_samples"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
+        check_minimum(self, 1, "max_train_tokens max_train_samples max_eval_samples")
 
     def describe(self) -> str:
         """One sentence for the model card."""

@@ -11,13 +11,14 @@ Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024), se
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from datasets import Dataset
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.hf_argparser import HfArg
 
 from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.samples import sample_path
@@ -25,7 +26,6 @@ from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.parsing import PUNCTUATION_WORDS, ParsingScores, resolve_convention
 from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.treebank_parsing import (
-    PUNCTUATION,
     Treebank,
     load_treebank,
     parse_words,
@@ -34,7 +34,7 @@ from hf_synlm.evaluation.treebank_parsing import (
     score_table,
     score_trees,
 )
-from hf_synlm.training.arguments import TrainingArguments
+from hf_synlm.training.arguments import TrainingArguments, check_minimum
 from hf_synlm.training.example_tables import ExampleDataset
 from hf_synlm.training.finetuning import (
     CourseArguments,
@@ -49,6 +49,7 @@ from hf_synlm.training.finetuning import (
 )
 from hf_synlm.training.recipe import kept_evaluation, run_recipe
 from hf_synlm.training.run import Run
+from hf_synlm.training.sentence_files import check_files
 
 # Tree type -> (its name in tables, options of `parse`); `num_beams` is filled in.
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -63,33 +64,31 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 class InductionArguments:
     """Sentences to train on, treebanks to evaluate on, and which trees are scored."""
 
-    train_trees: list[str] = field(
+    train_trees: list[str] = HfArg(
         default_factory=list,
-        metadata={"help": "Treebank files whose words are trained on, or 'embedded' (default without train_files)."},
+        help="Treebank files whose words are trained on, or 'embedded' (default without train_files).",
     )
-    train_files: list[str] = field(
-        default_factory=list, metadata={"help": "Text files: one sentence per line, words separated by white space."}
+    train_files: list[str] = HfArg(
+        default_factory=list, help="Text files: one sentence per line, words separated by white space."
     )
-    validation_trees: str = field(default="embedded", metadata={"help": "Treebank file that chooses the best model."})
-    test_trees: str = field(default="embedded", metadata={"help": "Treebank file of the final scores."})
-    punctuation: str = field(
-        default="remove",
-        metadata={"help": "Remove it before training and parsing (paper), ignore it in the score only, or keep it."},
+    validation_trees: str = HfArg(default="embedded", help="Treebank file that chooses the best model.")
+    test_trees: str = HfArg(default="embedded", help="Treebank file of the final scores.")
+    punctuation: Literal["remove", "ignore", "keep"] = HfArg(
+        default="remove", help="Remove it before training and parsing (paper), ignore it in the score only, or keep it."
     )
-    lowercase: bool = field(default=True, metadata={"help": "Lower-case all words, as in the paper."})
-    max_sentence_tokens: int | None = field(default=None, metadata={"help": "Leave longer training sentences out."})
-    max_tree_sentences: int | None = field(default=None, metadata={"help": "Read only this many trees of a treebank."})
-    max_tree_words: int | None = field(
-        default=None, metadata={"help": "Leave longer sentences out of the scored treebanks (WSJ10: 10)."}
+    lowercase: bool = HfArg(default=True, help="Lower-case all words, as in the paper.")
+    max_sentence_tokens: int | None = HfArg(default=None, help="Leave longer training sentences out.")
+    max_tree_sentences: int | None = HfArg(default=None, help="Read only this many trees of a treebank.")
+    max_tree_words: int | None = HfArg(
+        default=None, help="Leave longer sentences out of the scored treebanks (WSJ10: 10)."
     )
-    methods: list[str] = field(
-        default_factory=lambda: list(METHODS),
-        metadata={"help": f"Tree types to score at the end: {', '.join(METHODS)}."},
+    methods: list[str] = HfArg(
+        default_factory=lambda: list(METHODS), help=f"Tree types to score at the end: {', '.join(METHODS)}."
     )
-    selection_method: str = field(
-        default="inside", metadata={"help": "Tree type scored during training; its sentence F1 chooses the best model."}
+    selection_method: str = HfArg(
+        default="inside", help="Tree type scored during training; its sentence F1 chooses the best model."
     )
-    search_num_beams: int = field(default=20, metadata={"help": "Beam of left-to-right parsing."})
+    search_num_beams: int = HfArg(default=20, help="Beam of left-to-right parsing.")
 
     def __post_init__(self):
         """Resolve the names of the embedded treebanks and check the values."""
@@ -98,17 +97,11 @@ class InductionArguments:
         self.train_trees = [_resolve(name, "trees.train.txt") for name in self.train_trees]
         self.validation_trees = _resolve(self.validation_trees, "trees.valid.txt")
         self.test_trees = _resolve(self.test_trees, "trees.test.txt")
-        for path in (*self.train_trees, *self.train_files, self.validation_trees, self.test_trees):
-            if not Path(path).is_file():
-                raise ValueError(f"There is no file {path!r}.")
-        if self.punctuation not in PUNCTUATION:
-            raise ValueError(f"punctuation {self.punctuation!r} is unknown. Choose among {', '.join(PUNCTUATION)}.")
+        check_files(*self.train_trees, *self.train_files, self.validation_trees, self.test_trees)
         for name in (*self.methods, self.selection_method):
             if name not in METHODS:
                 raise ValueError(f"Unknown tree type {name!r}. Choose among {', '.join(METHODS)}.")
-        for name in ("search_num_beams", "max_sentence_tokens", "max_tree_sentences", "max_tree_words"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
+        check_minimum(self, 1, "search_num_beams max_sentence_tokens max_tree_sentences max_tree_words")
 
     def method(self, name: str) -> tuple[str, dict[str, Any]]:
         """Name of the tree type `name` in tables, and its options of `parse`."""

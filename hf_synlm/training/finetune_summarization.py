@@ -10,7 +10,7 @@ Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024), se
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.hf_argparser import HfArg
 
 from hf_synlm.data.files import write_text
 from hf_synlm.evaluation.rouge import rouge_scores
 from hf_synlm.module_tools import evaluation_mode
-from hf_synlm.training.arguments import TrainingArguments
+from hf_synlm.training.arguments import TrainingArguments, check_minimum
 from hf_synlm.training.example_tables import ExampleDataset, describe_table, encode_table
 from hf_synlm.training.finetuning import (
     CourseArguments,
@@ -47,32 +48,23 @@ from hf_synlm.training.summary_contexts import ContextCollator, SummaryArguments
 class DecodingArguments:
     """How summaries are generated, and when."""
 
-    generation_options: str | None = field(
+    generation_options: str | None = HfArg(
         default=None,
-        metadata={
-            "help": "Options of `generate`: key=value,key=value or a JSON object, in a config file a mapping. Default, "
-            "as in the paper: do_sample=true,top_k=2; for GPST do_sample=true,num_beams=2,top_k=0 (word-synchronous "
-            "search that draws one of two hypotheses at every word). The paper's baseline w/o sync: "
-            "num_beams=2,synchronous=false.",
-        },
+        help="Options of `generate`: key=value,key=value or a JSON object, in a config file a mapping. Default, "
+        "as in the paper: do_sample=true,top_k=2; for GPST do_sample=true,num_beams=2,top_k=0 (word-synchronous "
+        "search that draws one of two hypotheses at every word). The paper's baseline w/o sync: "
+        "num_beams=2,synchronous=false.",
     )
-    max_new_tokens: int | None = field(
-        default=None, metadata={"help": "Longest summary in tokens; default: max_target_length."}
+    max_new_tokens: int | None = HfArg(default=None, help="Longest summary in tokens; default: max_target_length.")
+    num_validation_summaries: int = HfArg(
+        default=0, help="Summaries generated at every evaluation, whose ROUGE chooses the best model; 0: the loss does."
     )
-    num_validation_summaries: int = field(
-        default=0,
-        metadata={
-            "help": "Summaries generated at every evaluation, whose ROUGE chooses the best model; 0: the loss does."
-        },
-    )
-    use_stemmer: bool = field(default=False, metadata={"help": "ROUGE on stemmed words. The authors do not stem."})
+    use_stemmer: bool = HfArg(default=False, help="ROUGE on stemmed words. The authors do not stem.")
 
     def __post_init__(self):
         """Check the values."""
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1 and is {self.max_new_tokens}.")
-        if self.num_validation_summaries < 0:
-            raise ValueError(f"num_validation_summaries must not be negative and is {self.num_validation_summaries}.")
+        check_minimum(self, 1, "max_new_tokens")
+        check_minimum(self, 0, "num_validation_summaries")
 
     def options(self, config: PreTrainedConfig) -> dict[str, Any]:
         """Options of `generate`: those given, or the paper's for the model of `config`."""

@@ -7,7 +7,7 @@ asks for it (`takes`), and at the export.
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -17,19 +17,20 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.hf_argparser import HfArg
 
 from hf_synlm.data.collate import LABEL_PADDING
 from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, load_tokenizer
 from hf_synlm.evaluation.results import describe_hardware, library_versions
 from hf_synlm.hub.checkpoint import check_model_source, check_tokenizer_source
 from hf_synlm.module_tools import evaluation_mode
-from hf_synlm.training.arguments import TrainingArguments, check_overrides
+from hf_synlm.training.arguments import TrainingArguments, check_minimum, check_overrides
 from hf_synlm.training.checkpoints import BestModel
 from hf_synlm.training.evaluation_report import save_evaluation
 from hf_synlm.training.example_tables import ExampleDataset
 from hf_synlm.training.recipe import Recipe
 from hf_synlm.training.run import Run
-from hf_synlm.training.samplers import StepSampler, make_loader
+from hf_synlm.training.samplers import shuffled_loader
 from hf_synlm.training.steps import model_loss, to_device
 
 Collate = Callable[[list[Any]], dict[str, Any]]
@@ -40,23 +41,21 @@ Collate = Callable[[list[Any]], dict[str, Any]]
 class ModelArguments:
     """The model to fine-tune."""
 
-    model_name_or_path: str = field(default="", metadata={"help": "Folder or Hub name of the pretrained model."})
-    tokenizer_name: str | None = field(default=None, metadata={"help": "Its tokenizer, if it is in another place."})
-    config_overrides: str | None = field(
+    model_name_or_path: str = HfArg(default="", help="Folder or Hub name of the pretrained model.")
+    tokenizer_name: str | None = HfArg(default=None, help="Its tokenizer, if it is in another place.")
+    config_overrides: str | None = HfArg(
         default=None,
-        metadata={
-            "help": "Fields of its configuration to change, such as loss weights, dropout or ablations: "
-            "key=value,key=value or a JSON object; in a config file a mapping."
-        },
+        help="Fields of its configuration to change, such as loss weights, dropout or ablations: "
+        "key=value,key=value or a JSON object; in a config file a mapping.",
     )
-    parser_learning_rate: float | None = field(
-        default=1e-3, metadata={"help": "Peak learning rate of GPST's parser, which gives the merge order."}
+    parser_learning_rate: float | None = HfArg(
+        default=1e-3, help="Peak learning rate of GPST's parser, which gives the merge order."
     )
-    ignore_mismatched_sizes: bool = field(
-        default=False, metadata={"help": "Initialize weights whose shape differs, such as another classifier."}
+    ignore_mismatched_sizes: bool = HfArg(
+        default=False, help="Initialize weights whose shape differs, such as another classifier."
     )
-    trust_remote_code: bool = field(
-        default=False, metadata={"help": "Run code of the model's repository. Models of this library do not need it."}
+    trust_remote_code: bool = HfArg(
+        default=False, help="Run code of the model's repository. Models of this library do not need it."
     )
 
     def __post_init__(self):
@@ -71,22 +70,18 @@ class ModelArguments:
 class CourseArguments:
     """How long to train, and which model to keep."""
 
-    num_train_epochs: int = field(
+    num_train_epochs: int = HfArg(
         default=0,
-        metadata={
-            "help": "Passes through the examples, instead of max_train_steps; without evaluation_steps, the model is "
-            "evaluated after each. 0: max_train_steps decides."
-        },
+        help="Passes through the examples, instead of max_train_steps; without evaluation_steps, the model is "
+        "evaluated after each. 0: max_train_steps decides.",
     )
-    early_stopping_patience: int = field(
-        default=0, metadata={"help": "Stop after this many evaluations without a better one; 0: never."}
+    early_stopping_patience: int = HfArg(
+        default=0, help="Stop after this many evaluations without a better one; 0: never."
     )
 
     def __post_init__(self):
         """Check the values."""
-        for name in ("num_train_epochs", "early_stopping_patience"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative and is {getattr(self, name)}.")
+        check_minimum(self, 0, "num_train_epochs early_stopping_patience")
 
 
 # ---------------------------------------------------------------------------------------------- model and tokenizer
@@ -278,15 +273,7 @@ class FineTuning(Recipe):
 
     def loader(self, run: Run) -> DataLoader:
         """Shuffled examples."""
-        sampler = StepSampler(
-            len(self.examples),
-            self.arguments.per_device_train_batch_size,
-            self.arguments.seed,
-            self.accelerator.process_index,
-            self.accelerator.num_processes,
-            run.state.consumed,
-        )
-        return make_loader(self.accelerator, self.examples, self.collate, self.arguments, sampler)
+        return shuffled_loader(self.accelerator, self.examples, self.collate, self.arguments, run.state.consumed)
 
     def best_model(self) -> BestModel:
         """The evaluation with the lowest `metric`."""

@@ -47,7 +47,7 @@ from hf_synlm.training.final_report import load_report_treebanks, report_saved_m
 from hf_synlm.training.flops import gpst_flops_per_token
 from hf_synlm.training.recipe import Recipe, kept_evaluation, run_recipe
 from hf_synlm.training.run import Run, load_pretrained
-from hf_synlm.training.samplers import StepSampler, make_loader
+from hf_synlm.training.samplers import shuffled_loader
 from hf_synlm.training.steps import model_loss, to_device
 from hf_synlm.training.text_contexts import DataArguments, load_contexts, load_text
 from hf_synlm.trees import Span
@@ -348,15 +348,7 @@ class GPSTRecipe(Recipe):
 
     def loader(self, run: Run) -> DataLoader:
         """Shuffled contexts."""
-        sampler = StepSampler(
-            len(self.contexts),
-            self.arguments.per_device_train_batch_size,
-            self.arguments.seed,
-            self.accelerator.process_index,
-            self.accelerator.num_processes,
-            run.state.consumed,
-        )
-        return make_loader(self.accelerator, self.contexts, self.collate, self.arguments, sampler)
+        return shuffled_loader(self.accelerator, self.contexts, self.collate, self.arguments, run.state.consumed)
 
     def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Measure losses on validation text and F1 on validation trees."""

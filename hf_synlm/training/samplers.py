@@ -212,3 +212,28 @@ def make_loader(
         # Otherwise a loader draws from the global random state, and a resumed run would differ.
         generator=torch.Generator(),
     )
+
+
+def shuffled_loader(
+    accelerator: Accelerator,
+    dataset: Any,
+    collate: Callable[[list[Any]], dict[str, Any]],
+    arguments: TrainingArguments,
+    consumed: int,
+) -> DataLoader:
+    """Endless loader of the samples of a data set in random order; see `StepSampler`.
+
+    Args:
+        accelerator: of the run.
+        dataset: the samples.
+        collate: samples -> batch.
+        arguments: of the run.
+        consumed: samples that all processes together have consumed.
+
+    Returns:
+        The loader.
+    """
+    rank, world_size = accelerator.process_index, accelerator.num_processes
+    batch_size = arguments.per_device_train_batch_size
+    sampler = StepSampler(len(dataset), batch_size, arguments.seed, rank, world_size, consumed)
+    return make_loader(accelerator, dataset, collate, arguments, sampler)

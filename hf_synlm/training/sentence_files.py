@@ -1,22 +1,24 @@
 """Arguments about files of sentences, and the tokenizer made from their words: for RNNG and the recurrent models."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from accelerate import Accelerator
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.hf_argparser import HfArg
 
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.vocabulary import UnknownRule, word_tokenizer
 from hf_synlm.hub.checkpoint import check_tokenizer_source
+from hf_synlm.training.arguments import check_minimum
 from hf_synlm.training.run import save_tokenizer_once, words_fingerprint
 
 Sentences = Iterable[Sequence[str]]
-VOCAB_SIZE = {"help": "Largest number of token ids, special tokens and classes of unknown words included."}
-MIN_FREQUENCY = {"help": "Rarer words (or characters) are unknown; 'bpe' makes no rarer pieces."}
-UNKNOWN_WORDS = {"help": "Tokens of unknown words: a 'single' one, or classes by form."}
+VOCAB_SIZE = "Largest number of token ids, special tokens and classes of unknown words included."
+MIN_FREQUENCY = "Rarer words (or characters) are unknown; 'bpe' makes no rarer pieces."
+UNKNOWN_WORDS = "Tokens of unknown words: a 'single' one, or classes by form."
 
 
 def check_files(*paths: str) -> None:
@@ -26,50 +28,25 @@ def check_files(*paths: str) -> None:
             raise ValueError(f"There is no file {path!r}.")
 
 
-def check_minimum(arguments: Any, minimum: int, names: str) -> None:
-    """Check numbers that the user gives.
-
-    Args:
-        arguments: a dataclass.
-        minimum: 0 or 1.
-        names: of its fields, separated by spaces; a value of `None` is not checked.
-
-    Raises:
-        ValueError: a number is too small.
-    """
-    limit = "must not be negative" if minimum == 0 else f"must be at least {minimum}"
-    for name in names.split():
-        value = getattr(arguments, name)
-        if value is not None and value < minimum:
-            raise ValueError(f"{name} {limit} and is {value}.")
-
-
 @dataclass
 class SentenceFileArguments:
     """Files of sentences, and the tokenizer for their words; the default is the embedded treebank."""
 
-    train_files: list[str] = field(
-        default_factory=list, metadata={"help": "Files to train on; default: the embedded treebank."}
+    train_files: list[str] = HfArg(default_factory=list, help="Files to train on; default: the embedded treebank.")
+    validation_files: list[str] = HfArg(default_factory=list, help="Files for validation.")
+    test_files: list[str] = HfArg(default_factory=list, help="Files for the evaluation of the final model; optional.")
+    split_leaves: bool = HfArg(
+        default=False, help="Read a leaf of several words, (NN New York), as several leaves; otherwise it is an error."
     )
-    validation_files: list[str] = field(default_factory=list, metadata={"help": "Files for validation."})
-    test_files: list[str] = field(
-        default_factory=list, metadata={"help": "Files for the evaluation of the final model; optional."}
+    tokenizer_name: str | None = HfArg(
+        default=None, help="Folder or Hub name of a tokenizer; default: one is made from the words."
     )
-    split_leaves: bool = field(
-        default=False,
-        metadata={"help": "Read a leaf of several words, (NN New York), as several leaves; otherwise it is an error."},
-    )
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Folder or Hub name of a tokenizer; default: one is made from the words."}
-    )
-    tokenizer_vocab_size: int | None = field(default=None, metadata=VOCAB_SIZE)
-    tokenizer_min_frequency: int = field(default=1, metadata=MIN_FREQUENCY)
-    unknown_words: UnknownRule = field(default="single", metadata=UNKNOWN_WORDS)
-    lowercase: bool = field(default=False, metadata={"help": "Lower-case all words."})
-    replace_numbers: bool = field(default=False, metadata={"help": "Replace all numbers by one token."})
-    batch_group_size: int = field(
-        default=4096, metadata={"help": "Sentences of similar length from which the batches are drawn."}
-    )
+    tokenizer_vocab_size: int | None = HfArg(default=None, help=VOCAB_SIZE)
+    tokenizer_min_frequency: int = HfArg(default=1, help=MIN_FREQUENCY)
+    unknown_words: UnknownRule = HfArg(default="single", help=UNKNOWN_WORDS)
+    lowercase: bool = HfArg(default=False, help="Lower-case all words.")
+    replace_numbers: bool = HfArg(default=False, help="Replace all numbers by one token.")
+    batch_group_size: int = HfArg(default=4096, help="Sentences of similar length from which the batches are drawn.")
 
     # A tokenizer depends on these arguments and on the words.
     tokenizer_options: ClassVar[str] = (

@@ -6,7 +6,7 @@ or as single sentences between boundary tokens. Order and lengths of the batches
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
+from transformers.hf_argparser import HfArg
 
 from hf_synlm.data.collate import encode_words
 from hf_synlm.data.gold_trees import gold_distances, gold_spans
@@ -44,44 +45,36 @@ Preprocessing = Literal["none", "ptb-concat", "words-only"]
 class StreamDataArguments(SentenceFileArguments):
     """Files of text or trees, how they become tokens, and how the tokens are read."""
 
-    file_format: Literal["treebank", "text"] = field(
+    file_format: Literal["treebank", "text"] = HfArg(
         default="treebank",
-        metadata={"help": "'treebank': bracketed trees; 'text': one sentence per line, words separated by spaces."},
+        help="'treebank': bracketed trees; 'text': one sentence per line, words separated by spaces.",
     )
-    preprocessing: Preprocessing = field(
+    preprocessing: Preprocessing = HfArg(
         default="none",
-        metadata={
-            "help": "Of trees: 'none'; 'ptb-concat': lower case, numbers as N, no punctuation, as in Mikolov's corpus; "
-            "'words-only': drop leaves whose tag is punctuation, $ or #."
-        },
+        help="Of trees: 'none'; 'ptb-concat': lower case, numbers as N, no punctuation, as in Mikolov's corpus; "
+        "'words-only': drop leaves whose tag is punctuation, $ or #.",
     )
-    max_sentence_words: int | None = field(
-        default=None, metadata={"help": "Leave out sentences with more words, counted after preprocessing."}
+    max_sentence_words: int | None = HfArg(
+        default=None, help="Leave out sentences with more words, counted after preprocessing."
     )
-    tokenizer_type: Literal["words", "characters"] = field(default="words", metadata={"help": "Tokenizer to make."})
-    batching: Literal["stream", "sentences"] = field(
-        default="stream",
-        metadata={"help": "'stream': segments of running text, the state carried along; 'sentences': one by one."},
+    tokenizer_type: Literal["words", "characters"] = HfArg(default="words", help="Tokenizer to make.")
+    batching: Literal["stream", "sentences"] = HfArg(
+        default="stream", help="'stream': segments of running text, the state carried along; 'sentences': one by one."
     )
-    bptt: int = field(default=70, metadata={"help": "Usual length of a segment in tokens."})
-    variable_bptt: bool = field(
-        default=True,
-        metadata={"help": "Draw the length of each training segment around bptt (or half of it), and scale its rate."},
+    bptt: int = HfArg(default=70, help="Usual length of a segment in tokens.")
+    variable_bptt: bool = HfArg(
+        default=True, help="Draw the length of each training segment around bptt (or half of it), and scale its rate."
     )
-    max_batch_tokens: int = field(default=5000, metadata={"help": "Sentences: largest padded size of a micro batch."})
-    test_batch_size: int | None = field(
+    max_batch_tokens: int = HfArg(default=5000, help="Sentences: largest padded size of a micro batch.")
+    test_batch_size: int | None = HfArg(
         default=None,
-        metadata={
-            "help": "Rows or sentences in the evaluation of the test files; default: per_device_eval_batch_size. With "
-            "one row of a stream every token is predicted from all before it."
-        },
+        help="Rows or sentences in the evaluation of the test files; default: per_device_eval_batch_size. With "
+        "one row of a stream every token is predicted from all before it.",
     )
-    tree_supervision: bool = field(
-        default=False, metadata={"help": "Train on the gold trees too: distances (ON-LSTM, PRPN) or spans (PaLM)."}
+    tree_supervision: bool = HfArg(
+        default=False, help="Train on the gold trees too: distances (ON-LSTM, PRPN) or spans (PaLM)."
     )
-    binarized_spans: bool = field(
-        default=False, metadata={"help": "PaLM: spans that binarization to the right adds are gold, too."}
-    )
+    binarized_spans: bool = HfArg(default=False, help="PaLM: spans that binarization to the right adds are gold, too.")
 
     tokenizer_options = f"{SentenceFileArguments.tokenizer_options} file_format preprocessing max_sentence_words"
 

@@ -15,10 +15,10 @@ from hf_synlm.data.streams import StreamRows, TokenStream, collate_framed
 from hf_synlm.evaluation.parsing import ParsingScores
 from hf_synlm.evaluation.treebank_parsing import Treebank, parse_words, score_baselines, score_trees
 from hf_synlm.module_tools import evaluation_mode
-from hf_synlm.training.labeled_evaluation import spread
 from hf_synlm.training.steps import to_device
 from hf_synlm.training.stream_batches import SentenceDataset, StreamDataArguments
 from hf_synlm.training.tree_batches import padded_batches
+from hf_synlm.training.tree_evaluation import spread
 
 
 def text_losses(nats: float, num_tokens: int, of_characters: bool) -> dict[str, float]:

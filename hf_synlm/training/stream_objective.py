@@ -6,7 +6,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from hf_synlm.recurrent_cache import RecurrentCache
-from hf_synlm.training.recurrent_schedule import PhasedOptimizer
+from hf_synlm.training.stream_schedule import PhasedOptimizer
 
 
 class StreamObjective:

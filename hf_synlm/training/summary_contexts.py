@@ -1,7 +1,7 @@
 """Documents with summaries -> contexts: document, prompt, summary, end token."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.hf_argparser import HfArg
 
 from hf_synlm.data.collate import LABEL_PADDING, collate_contexts
 from hf_synlm.data.text import split_sentences
+from hf_synlm.training.arguments import check_minimum
 from hf_synlm.training.example_tables import (
     check_columns,
     check_texts,
@@ -32,46 +34,32 @@ SUMMARY_COLUMNS = ("summary", "highlights")
 class SummaryArguments:
     """Documents and summaries, and how they become contexts."""
 
-    dataset_name: str | None = field(default=None, metadata={"help": "Data set of the Hub, or a folder."})
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration, such as 3.0.0."})
-    train_file: str | None = field(default=None, metadata={"help": "json(l), csv or parquet file, instead of it."})
-    validation_file: str | None = field(default=None, metadata={"help": "The same for validation."})
-    test_file: str | None = field(
-        default=None, metadata={"help": "The same for the final summaries; default: the validation file."}
+    dataset_name: str | None = HfArg(default=None, help="Data set of the Hub, or a folder.")
+    dataset_config_name: str | None = HfArg(default=None, help="Its configuration, such as 3.0.0.")
+    train_file: str | None = HfArg(default=None, help="json(l), csv or parquet file, instead of it.")
+    validation_file: str | None = HfArg(default=None, help="The same for validation.")
+    test_file: str | None = HfArg(default=None, help="The same for the final summaries; default: the validation file.")
+    text_column: str | None = HfArg(
+        default=None, help=f"Column of the documents; default: one of {', '.join(TEXT_COLUMNS)}."
     )
-    text_column: str | None = field(
-        default=None, metadata={"help": f"Column of the documents; default: one of {', '.join(TEXT_COLUMNS)}."}
-    )
-    summary_column: str | None = field(
+    summary_column: str | None = HfArg(
         default=None,
-        metadata={
-            "help": "Column of the summaries (a text, or a list of references); default: one of "
-            f"{', '.join(SUMMARY_COLUMNS)}."
-        },
+        help="Column of the summaries (a text, or a list of references); default: one of "
+        f"{', '.join(SUMMARY_COLUMNS)}.",
     )
-    max_source_length: int = field(default=900, metadata={"help": "Documents are cut to this many tokens."})
-    max_target_length: int = field(default=100, metadata={"help": "Summaries are cut to this many tokens in training."})
-    prompt: str = field(default="Summary:", metadata={"help": "Text between document and summary."})
-    end_token: bool = field(
-        default=True, metadata={"help": "End summaries with the end token, which then ends generation."}
-    )
-    summary_loss_only: bool = field(
+    max_source_length: int = HfArg(default=900, help="Documents are cut to this many tokens.")
+    max_target_length: int = HfArg(default=100, help="Summaries are cut to this many tokens in training.")
+    prompt: str = HfArg(default="Summary:", help="Text between document and summary.")
+    end_token: bool = HfArg(default=True, help="End summaries with the end token, which then ends generation.")
+    summary_loss_only: bool = HfArg(
         default=False,
-        metadata={
-            "help": "No token loss on document and prompt. (The authors train on all; GPST's other losses always do.)"
-        },
+        help="No token loss on document and prompt. (The authors train on all; GPST's other losses always do.)",
     )
-    language: str = field(default="en", metadata={"help": "Language of the sentence splitting (ISO 639)."})
-    max_train_samples: int | None = field(
-        default=None, metadata={"help": "Number of training rows to use; default: all."}
-    )
-    max_eval_samples: int | None = field(
-        default=None, metadata={"help": "Number of validation rows to use; default: all."}
-    )
-    max_predict_samples: int | None = field(
-        default=None, metadata={"help": "Number of test rows to use; default: all."}
-    )
-    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that encode text."})
+    language: str = HfArg(default="en", help="Language of the sentence splitting (ISO 639).")
+    max_train_samples: int | None = HfArg(default=None, help="Number of training rows to use; default: all.")
+    max_eval_samples: int | None = HfArg(default=None, help="Number of validation rows to use; default: all.")
+    max_predict_samples: int | None = HfArg(default=None, help="Number of test rows to use; default: all.")
+    preprocessing_num_workers: int | None = HfArg(default=None, help="Processes that encode text.")
 
     def __post_init__(self):
         """Check the values."""
@@ -79,11 +67,8 @@ class SummaryArguments:
             raise ValueError("Pass either --dataset_name, or --train_file and --validation_file.")
         if self.train_file is not None and self.validation_file is None:
             raise ValueError("train_file needs a validation_file, by which the best model is chosen.")
-        for name in ("max_source_length", "max_target_length", "max_train_samples", "max_eval_samples",
-                     "max_predict_samples"):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1 and is {value}.")
+        check_minimum(self, 1, "max_source_length max_target_length")
+        check_minimum(self, 1, "max_train_samples max_eval_samples max_predict_samples")
         if not self.prompt.strip():
             raise ValueError("prompt is empty. The model needs a mark where the summary begins.")
 

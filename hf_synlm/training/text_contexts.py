@@ -3,8 +3,10 @@
 Text is prepared once, as `hf_synlm.data.prepare` describes; contexts are read from the prepared shards.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+
+from transformers.hf_argparser import HfArg
 
 from hf_synlm.data.contexts import ContextDataset
 from hf_synlm.data.prepare import CorpusArguments, PreparedText, is_prepared, prepare
@@ -15,21 +17,19 @@ from hf_synlm.data.shards import PreparedCorpus
 class DataArguments(CorpusArguments):
     """Where text comes from and how it becomes contexts."""
 
-    prepared: str | None = field(
+    prepared: str | None = HfArg(
         default=None,
-        metadata={
-            "help": "Folder of prepared text. Missing parts are prepared; without the name of a text, the folder must "
-            "be complete. Default: the folder 'text' in output_dir."
-        },
+        help="Folder of prepared text. Missing parts are prepared; without the name of a text, the folder must "
+        "be complete. Default: the folder 'text' in output_dir.",
     )
-    verify_prepared: bool = field(
-        default=False, metadata={"help": "Check the checksums of the prepared text, not only its file sizes."}
+    verify_prepared: bool = HfArg(
+        default=False, help="Check the checksums of the prepared text, not only its file sizes."
     )
-    max_sentence_tokens: int | None = field(default=None, metadata={"help": "Leave longer sentences out."})
-    keep_words_together: bool = field(
-        default=False, metadata={"help": "Forbid constituents that split words in training. The authors allow them."}
+    max_sentence_tokens: int | None = HfArg(default=None, help="Leave longer sentences out.")
+    keep_words_together: bool = HfArg(
+        default=False, help="Forbid constituents that split words in training. The authors allow them."
     )
-    context_length: int = field(default=1024, metadata={"help": "Largest number of tokens of a context."})
+    context_length: int = HfArg(default=1024, help="Largest number of tokens of a context.")
 
     def __post_init__(self):
         """Check the values."""

@@ -31,16 +31,6 @@ from hf_synlm.training.arguments import ModelArguments, check_overrides
 from hf_synlm.training.final_report import report_saved_model
 from hf_synlm.training.flops import recurrent_flops_per_token
 from hf_synlm.training.recipe import Recipe, kept_evaluation, run_recipe
-from hf_synlm.training.recurrent_measures import Measures, ParsingArguments, has_trees, make_measures
-from hf_synlm.training.recurrent_schedule import (
-    EpochControl,
-    PhasedOptimizer,
-    PhaseSchedule,
-    RecurrentTrainingArguments,
-    ScheduleArguments,
-    make_phased_optimizer,
-    schedule_settings,
-)
 from hf_synlm.training.run import Run, load_pretrained
 from hf_synlm.training.samplers import PaddedBatchSampler, make_loader
 from hf_synlm.training.stream_batches import (
@@ -57,7 +47,17 @@ from hf_synlm.training.stream_batches import (
     stream_fingerprint,
 )
 from hf_synlm.training.stream_evaluation import TreeScorer
+from hf_synlm.training.stream_measures import Measures, ParsingArguments, has_trees, make_measures
 from hf_synlm.training.stream_objective import StreamObjective
+from hf_synlm.training.stream_schedule import (
+    EpochControl,
+    PhasedOptimizer,
+    PhaseSchedule,
+    RecurrentTrainingArguments,
+    ScheduleArguments,
+    make_phased_optimizer,
+    schedule_settings,
+)
 
 MODELS: dict[str, Any] = {
     "on_lstm": ONLSTMForCausalLM,
@@ -347,7 +347,7 @@ class RecurrentRecipe(Recipe):
         if parsing.final_report:
             bank = parsing.treebank(parsing.final_parsing_files, self.data.split_leaves, REPORT_SENTENCES)
             methods: dict[str, Any] = {"model": parsing.parse_options}
-            banks, convention = {parsing.punctuation: bank}, parsing.parsing_convention
+            banks, convention = {str(parsing.punctuation): bank}, parsing.parsing_convention
             report = report_saved_model(folder, self.tokenizer, banks, methods, self.arguments.seed, convention)
             test["saved_model"] = report.numbers()
         before, best = results["evaluations"][0]["losses"], kept_evaluation(results)["losses"]

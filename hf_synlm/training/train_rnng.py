@@ -27,7 +27,6 @@ from hf_synlm.training.arguments import ModelArguments, TrainingArguments, check
 from hf_synlm.training.checkpoints import BestModel
 from hf_synlm.training.final_report import load_report_treebanks, report_saved_model
 from hf_synlm.training.flops import recurrent_flops_per_token, rnng_flops_per_token
-from hf_synlm.training.labeled_evaluation import Objective, add_perplexities, evaluate_given_trees, search_trees, spread
 from hf_synlm.training.recipe import Recipe, kept_evaluation, run_recipe
 from hf_synlm.training.run import Run, load_pretrained
 from hf_synlm.training.samplers import PaddedBatchSampler, make_loader
@@ -40,6 +39,7 @@ from hf_synlm.training.tree_batches import (
     load_trees,
     make_tree_tokenizer,
 )
+from hf_synlm.training.tree_evaluation import Objective, add_perplexities, evaluate_given_trees, search_trees, spread
 
 MODELS: dict[str, Any] = {"rnng": RNNGForCausalLM, "lstm": LSTMForCausalLM}
 REPORT_SENTENCES = 20
@@ -212,7 +212,7 @@ def load_data(
     else:
         model = load_pretrained(MODELS[architecture], name, model_arguments.config_overrides, tokenizer)
         labels = getattr(model.config, "nonterminals", labels)
-    system = getattr(model.config, "transition_system", "top_down")
+    system: Any = getattr(model.config, "transition_system", "top_down")
     encoded = [
         encode_treebank(
             accelerator, part, tokenizer, system, labels, data.preprocessing_num_workers,

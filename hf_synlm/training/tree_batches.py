@@ -7,7 +7,7 @@ are written once to the cache of `datasets` and shared by all processes and runs
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from accelerate import Accelerator
 from datasets import Dataset, Features, List, Value
 from datasets.exceptions import DatasetGenerationError
 from transformers import PreTrainedTokenizerBase
+from transformers.hf_argparser import HfArg
 
 from hf_synlm.configuration_rnng import RNNGConfig
 from hf_synlm.data.collate import collate_trees
@@ -56,18 +57,17 @@ CODE_FEATURES = {
 class TreeDataArguments(SentenceFileArguments):
     """Treebank files, how words become tokens, and how sentences become batches."""
 
-    max_sentence_tokens: int = field(default=300, metadata={"help": "Leave longer sentences out of training."})
-    tokenizer_type: Literal["words", "bpe", "unigram"] = field(
-        default="words", metadata={"help": "Tokenizer to make: 'words', or pieces of words by 'bpe' or 'unigram'."}
+    max_sentence_tokens: int = HfArg(default=300, help="Leave longer sentences out of training.")
+    tokenizer_type: Literal["words", "bpe", "unigram"] = HfArg(
+        default="words", help="Tokenizer to make: 'words', or pieces of words by 'bpe' or 'unigram'."
     )
-    tokenizer_vocab_size: int = field(default=50000, metadata=VOCAB_SIZE)
-    tokenizer_min_frequency: int = field(default=2, metadata=MIN_FREQUENCY)
-    unknown_words: UnknownRule = field(default="berkeley", metadata=UNKNOWN_WORDS)
-    max_batch_actions: int = field(
-        default=26000,
-        metadata={"help": "Largest padded size of a micro batch: sentences times actions of the longest derivation."},
+    tokenizer_vocab_size: int = HfArg(default=50000, help=VOCAB_SIZE)
+    tokenizer_min_frequency: int = HfArg(default=2, help=MIN_FREQUENCY)
+    unknown_words: UnknownRule = HfArg(default="berkeley", help=UNKNOWN_WORDS)
+    max_batch_actions: int = HfArg(
+        default=26000, help="Largest padded size of a micro batch: sentences times actions of the longest derivation."
     )
-    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that encode trees."})
+    preprocessing_num_workers: int | None = HfArg(default=None, help="Processes that encode trees.")
 
     def __post_init__(self):
         """Check the values."""

@@ -1,16 +1,18 @@
 """What is measured on a recurrent language model during training and at the end: arguments, held-out text and trees."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from accelerate import Accelerator
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.hf_argparser import HfArg
 
 from hf_synlm.data.streams import TokenStream
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.parsing import CONVENTIONS, keep_by_tag
 from hf_synlm.evaluation.treebank_parsing import Treebank, make_treebank
-from hf_synlm.training.sentence_files import check_files, check_minimum
+from hf_synlm.training.arguments import check_choice, check_minimum
+from hf_synlm.training.sentence_files import check_files
 from hf_synlm.training.stream_batches import Preprocessing, StreamDataArguments, read_trees
 from hf_synlm.training.stream_evaluation import TextEvaluator, TreeScorer
 
@@ -19,51 +21,44 @@ from hf_synlm.training.stream_evaluation import TextEvaluator, TreeScorer
 class ParsingArguments:
     """Which trees are compared with the induced ones, and how."""
 
-    parsing_files: list[str] = field(
+    parsing_files: list[str] = HfArg(
         default_factory=list,
-        metadata={"help": "Treebanks parsed after every epoch; default: the validation files, if they are treebanks."},
+        help="Treebanks parsed after every epoch; default: the validation files, if they are treebanks.",
     )
-    final_parsing_files: list[str] = field(
+    final_parsing_files: list[str] = HfArg(
         default_factory=list,
-        metadata={"help": "Treebanks that the final model parses; default: the test files, if they are treebanks."},
+        help="Treebanks that the final model parses; default: the test files, if they are treebanks.",
     )
-    parsing_preprocessing: Preprocessing | None = field(
-        default=None, metadata={"help": "Preprocessing of these trees; default: that of the training text."}
+    parsing_preprocessing: Preprocessing | None = HfArg(
+        default=None, help="Preprocessing of these trees; default: that of the training text."
     )
-    parsing_max_words: int | None = field(
+    parsing_max_words: int | None = HfArg(
         default=None,
-        metadata={
-            "help": "Leave out sentences with more words, counted after preprocessing and, unless punctuation is kept, "
-            "without it; default: max_sentence_words."
-        },
+        help="Leave out sentences with more words, counted after preprocessing and, unless punctuation is kept, "
+        "without it; default: max_sentence_words.",
     )
-    punctuation: Literal["remove", "ignore", "keep"] = field(
-        default="remove",
-        metadata={"help": "'remove' it before parsing, 'ignore' it in the score only, or 'keep' it as words."},
+    punctuation: Literal["remove", "ignore", "keep"] = HfArg(
+        default="remove", help="'remove' it before parsing, 'ignore' it in the score only, or 'keep' it as words."
     )
-    parsing_convention: Literal[tuple(CONVENTIONS)] = field(  # type: ignore[valid-type]
-        default="on-lstm", metadata={"help": "How spans are counted."}
+    parsing_convention: str = HfArg(default="on-lstm", help=f"How spans are counted: {', '.join(CONVENTIONS)}.")
+    parse_options: str | None = HfArg(
+        default=None, help="Options of the model's parse, such as decoder=biased or layer=1: as config_overrides."
     )
-    parse_options: str | None = field(
-        default=None,
-        metadata={"help": "Options of the model's parse, such as decoder=biased or layer=1: as config_overrides."},
+    parse_sentences: int | None = HfArg(
+        default=None, help="Sentences parsed after every epoch, spread evenly; default: all; 0: none."
     )
-    parse_sentences: int | None = field(
-        default=None, metadata={"help": "Sentences parsed after every epoch, spread evenly; default: all; 0: none."}
-    )
-    parse_batch_size: int = field(default=32, metadata={"help": "Sentences per process that are parsed together."})
-    final_report: bool = field(
+    parse_batch_size: int = HfArg(default=32, help="Sentences per process that are parsed together.")
+    final_report: bool = HfArg(
         default=False,
-        metadata={
-            "help": "At the end, load the saved model in a process without hf_synlm; parse some of the final sentences "
-            "and generate one there."
-        },
+        help="At the end, load the saved model in a process without hf_synlm; parse some of the final sentences "
+        "and generate one there.",
     )
 
     def __post_init__(self):
         """Check the values."""
         check_minimum(self, 1, "parse_batch_size parsing_max_words")
         check_minimum(self, 0, "parse_sentences")
+        check_choice("parsing_convention", self.parsing_convention, CONVENTIONS)
         check_files(*self.parsing_files, *self.final_parsing_files)
 
     def complete(self, data: StreamDataArguments, architecture: str) -> None:

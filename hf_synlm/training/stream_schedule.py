@@ -13,58 +13,51 @@ In every step, the rate of the phase is scaled by the length of the segment over
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 from accelerate import Accelerator
 from torch import nn
+from transformers.hf_argparser import HfArg
 
-from hf_synlm.training.arguments import TrainingArguments
+from hf_synlm.training.arguments import TrainingArguments, check_minimum
 from hf_synlm.training.checkpoints import BestModel
 from hf_synlm.training.run import Run
-from hf_synlm.training.sentence_files import check_minimum
 
 
 @dataclass
 class ScheduleArguments:
     """How long to train, with which optimizers, and which model to keep."""
 
-    num_train_epochs: int = field(
-        default=0,
-        metadata={"help": "Passes through the text; 0: max_train_steps decides. With both, the smaller of the two."},
+    num_train_epochs: int = HfArg(
+        default=0, help="Passes through the text; 0: max_train_steps decides. With both, the smaller of the two."
     )
-    schedule: Literal["sgd-asgd", "adam-asgd", "adam-plateau"] = field(
+    schedule: Literal["sgd-asgd", "adam-asgd", "adam-plateau"] = HfArg(
         default="sgd-asgd",
-        metadata={
-            "help": "'sgd-asgd': SGD, then averaged SGD once the validation loss does not fall (AWD-LSTM, ON-LSTM); "
-            "'adam-asgd': Adam for averaging_epoch epochs, then averaged SGD from the best weights (PaLM); "
-            "'adam-plateau': Adam, its rate lowered when the validation loss does not fall (PRPN)."
-        },
+        help="'sgd-asgd': SGD, then averaged SGD once the validation loss does not fall (AWD-LSTM, ON-LSTM); "
+        "'adam-asgd': Adam for averaging_epoch epochs, then averaged SGD from the best weights (PaLM); "
+        "'adam-plateau': Adam, its rate lowered when the validation loss does not fall (PRPN).",
     )
-    non_monotone_interval: int = field(
+    non_monotone_interval: int = HfArg(
         default=5,
-        metadata={
-            "help": "sgd-asgd: begin to average when the validation loss of an epoch is above the lowest of the "
-            "earlier ones, of which this many newest do not count (non-monotone trigger)."
-        },
+        help="sgd-asgd: begin to average when the validation loss of an epoch is above the lowest of the "
+        "earlier ones, of which this many newest do not count (non-monotone trigger).",
     )
-    averaging_epoch: int = field(default=40, metadata={"help": "adam-asgd: epochs with Adam."})
-    averaging_learning_rate: float | None = field(
-        default=None, metadata={"help": "Learning rate of averaged SGD; default: learning_rate."}
+    averaging_epoch: int = HfArg(default=40, help="adam-asgd: epochs with Adam.")
+    averaging_learning_rate: float | None = HfArg(
+        default=None, help="Learning rate of averaged SGD; default: learning_rate."
     )
-    finetuning_epoch: int = field(
-        default=0,
-        metadata={"help": "After this epoch begin the averages anew, if averaging has begun; 0: never."},
+    finetuning_epoch: int = HfArg(
+        default=0, help="After this epoch begin the averages anew, if averaging has begun; 0: never."
     )
-    plateau_patience: int = field(
-        default=2,
-        metadata={"help": "adam-plateau: lower the rate after more than this many epochs without a best."},
+    plateau_patience: int = HfArg(
+        default=2, help="adam-plateau: lower the rate after more than this many epochs without a best."
     )
-    plateau_factor: float = field(default=0.5, metadata={"help": "adam-plateau: factor of the learning rate."})
-    early_stopping_patience: int = field(
-        default=0, metadata={"help": "Stop after this many epochs without a better validation loss; 0: never."}
+    plateau_factor: float = HfArg(default=0.5, help="adam-plateau: factor of the learning rate.")
+    early_stopping_patience: int = HfArg(
+        default=0, help="Stop after this many epochs without a better validation loss; 0: never."
     )
 
     def __post_init__(self):
@@ -85,30 +78,24 @@ class ScheduleArguments:
 class RecurrentTrainingArguments(TrainingArguments):
     """The arguments of all scripts with the defaults of AWD-LSTM; epochs decide about rates and evaluations here."""
 
-    per_device_train_batch_size: int = field(
+    per_device_train_batch_size: int = HfArg(
+        default=8, help="Rows of the stream per process; with sentences, the largest batch of a process."
+    )
+    per_device_eval_batch_size: int = HfArg(
         default=8,
-        metadata={"help": "Rows of the stream per process; with sentences, the largest batch of a process."},
+        help="Evaluation: rows of the stream, of all processes together; with sentences, the largest batch of "
+        "a process.",
     )
-    per_device_eval_batch_size: int = field(
-        default=8,
-        metadata={
-            "help": "Evaluation: rows of the stream, of all processes together; with sentences, the largest batch of "
-            "a process."
-        },
+    learning_rate: float = HfArg(default=30.0, help="Learning rate of the first phase.")
+    adam_epsilon: float = HfArg(default=1e-8, help="Adam: term in the denominator.")
+    weight_decay: float = HfArg(
+        default=1.2e-6, help="L2 penalty, added to the gradients of all parameters after the clipping."
     )
-    learning_rate: float = field(default=30.0, metadata={"help": "Learning rate of the first phase."})
-    adam_epsilon: float = field(default=1e-8, metadata={"help": "Adam: term in the denominator."})
-    weight_decay: float = field(
-        default=1.2e-6,
-        metadata={"help": "L2 penalty, added to the gradients of all parameters after the clipping."},
-    )
-    max_grad_norm: float = field(
-        default=0.25, metadata={"help": "Gradients are clipped to this norm; 0: they are not clipped."}
-    )
-    lr_scheduler_type: str = field(default="constant", metadata={"help": "Not used here: see schedule."})
-    warmup_ratio: float = field(default=0.0, metadata={"help": "Not used here: see schedule."})
-    gradient_checkpointing: bool = field(default=False, metadata={"help": "Not for recurrent models."})
-    torch_compile: bool = field(default=False, metadata={"help": "Not for recurrent models."})
+    max_grad_norm: float = HfArg(default=0.25, help="Gradients are clipped to this norm; 0: they are not clipped.")
+    lr_scheduler_type: str = HfArg(default="constant", help="Not used here: see schedule.")
+    warmup_ratio: float = HfArg(default=0.0, help="Not used here: see schedule.")
+    gradient_checkpointing: bool = HfArg(default=False, help="Not for recurrent models.")
+    torch_compile: bool = HfArg(default=False, help="Not for recurrent models.")
 
     def __post_init__(self):
         """Check the values."""
