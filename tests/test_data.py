@@ -43,13 +43,6 @@ def test_penn_treebank_tree():
     assert sentence.source == "<text>:1"
 
 
-def test_function_tags_can_be_kept():
-    text = "(S (NP-SBJ=1 (NN-X a)) (PRT|ADVP (RP b)))"
-    assert parse(text)[0].labeled_spans == (("NP", 0, 1), ("PRT", 1, 2), ("S", 0, 2))
-    assert parse(text, keep_functions=True)[0].labeled_spans[0] == ("NP-SBJ=1", 0, 1)
-    assert parse(text)[0].tags == ("NN", "RP")
-
-
 def test_labels():
     labels = {"NP-SBJ-1": "NP", "NP=2": "NP", "ADVP|PRT": "ADVP", "-LRB-": "-LRB-", "-NONE-": "-NONE-", "PRP$": "PRP$"}
     for label, cleaned in {**labels, "=": "=", "S": "S"}.items():
@@ -64,29 +57,33 @@ def test_layout_of_the_file_is_free(tmp_path):
     assert [s.source for s in sentences] == [f"{file}:1", f"{file}:2", f"{file}:4"]
 
 
-def test_root_wrappers():
-    for wrapper in ("( {} )", "(TOP {})", "(ROOT {})", "(S1 {})", "( (TOP {}))", "{}"):
-        assert parse(wrapper.format("(S (A a) (B b))"))[0].labeled_spans == (("S", 0, 2),)
-    # A wrapper around several constituents stays.
-    assert parse("( (NP (A a) (B b)) (. .))")[0].labeled_spans == (("NP", 0, 2), ("ROOT", 0, 3))
-
-
-def test_every_tree_has_a_constituent_over_the_whole_sentence():
-    assert parse("( (S (NP (A a)) (VP (B b))) (. .))", drop_tags=["."])[0].labeled_spans[-2:] == (
-        ("VP", 1, 2), ("S", 0, 2)
-    )  # fmt: skip
-    assert parse("( (NP (A a)) (VP (-NONE- *)) )")[0].labeled_spans == (("NP", 0, 1),)
-    assert parse("( (A a) (B b) )")[0].labeled_spans == (("ROOT", 0, 2),)
-    assert parse("(TOP (A a) (B b) )")[0].labeled_spans == (("TOP", 0, 2),)
-    for text in ("(A a)", "( (A a) )", "(TOP (A a) (-NONE- *))"):
-        assert len(parse(text)[0].labeled_spans) == 1
-    assert parse("(A a)")[0].labeled_spans == (("ROOT", 0, 1),)
-
-
-def test_unary_chains_are_kept_and_their_spans_given_once():
-    (sentence,) = parse("(S (VP (V (X go) (Y on))))")
-    assert sentence.labeled_spans == (("V", 0, 2), ("VP", 0, 2), ("S", 0, 2))
-    assert sentence.spans == [(0, 2)]
+@pytest.mark.parametrize(
+    ("text", "options", "words", "labeled_spans"),
+    [
+        ("(S (NP-SBJ=1 (NN-X a)) (PRT|ADVP (RP b)))", {}, "a/NN b/RP", "NP 0 1, PRT 1 2, S 0 2"),
+        ("(S (NP-SBJ=1 (NN a)) (VP (B b)))", {"keep_functions": True}, "a/NN b/B", "NP-SBJ=1 0 1, VP 1 2, S 0 2"),
+        # Wrappers go, unless they are the only constituent over the whole sentence.
+        *((wrapper.format("(S (A a) (B b))"), {}, "a/A b/B", "S 0 2")
+          for wrapper in ("( {} )", "(TOP {})", "(ROOT {})", "(S1 {})", "( (TOP {}))", "{}")),
+        ("( (NP (A a) (B b)) (. .))", {}, "a/A b/B ./.", "NP 0 2, ROOT 0 3"),
+        ("( (S (NP (A a)) (VP (B b))) (. .))", {"drop_tags": ["."]}, "a/A b/B", "NP 0 1, VP 1 2, S 0 2"),
+        ("( (NP (A a)) (VP (-NONE- *)) )", {}, "a/A", "NP 0 1"),
+        ("( (A a) (B b) )", {}, "a/A b/B", "ROOT 0 2"),
+        ("(TOP (A a) (B b) )", {}, "a/A b/B", "TOP 0 2"),
+        ("(A a)", {}, "a/A", "ROOT 0 1"),
+        ("( (A a) )", {}, "a/A", "ROOT 0 1"),
+        ("(TOP (A a) (-NONE- *))", {}, "a/A", "TOP 0 1"),
+        ("(S (VP (V (X go) (Y on))))", {}, "go/X on/Y", "V 0 2, VP 0 2, S 0 2"),
+        ("(PRN (-LRB- -LRB-) (NN x) (-RRB- -RRB-))", {}, "-LRB-/-LRB- x/NN -RRB-/-RRB-", "PRN 0 3"),
+        ("(PRN (-LRB- -LRB-) (NN x) (-RRB- -RRB-))", {"drop_tags": PUNCTUATION_TAGS}, "x/NN", "PRN 0 1"),
+        ("(NP (NN New York) (NN x))", {"split_leaves": True}, "New/NN York/NN x/NN", "NP 0 3"),
+    ],
+)  # fmt: skip
+def test_trees_are_cleaned(text, options, words, labeled_spans):
+    (sentence,) = parse(text, **options)
+    assert " ".join(f"{word}/{tag}" for word, tag in zip(sentence.words, sentence.tags, strict=True)) == words
+    assert ", ".join(f"{label} {i} {j}" for label, i, j in sentence.labeled_spans) == labeled_spans
+    assert sentence.spans == list(dict.fromkeys((i, j) for _, i, j in sentence.labeled_spans if j > i + 1))
 
 
 def test_dropping_punctuation():
@@ -96,19 +93,6 @@ def test_dropping_punctuation():
     assert sentence.labeled_spans == (("NP", 0, 1), ("VP", 1, 2), ("S", 0, 2), ("S", 0, 2))
     assert parse(text, keep_tags=WORD_TAGS) == [sentence]
     assert len(WORD_TAGS) == 36
-
-
-def test_parentheses_as_words():
-    (sentence,) = parse("(PRN (-LRB- -LRB-) (NN x) (-RRB- -RRB-))")
-    assert sentence.tags == ("-LRB-", "NN", "-RRB-")
-    assert parse("(PRN (-LRB- -LRB-) (NN x) (-RRB- -RRB-))", drop_tags=PUNCTUATION_TAGS)[0].words == ("x",)
-
-
-def test_leaves_of_several_words():
-    text = "(NP (NN New York) (NN x))"
-    with pytest.raises(ValueError, match="<text>:1: the word 'York' has no bracket.*split_leaves=True"):
-        parse(text)
-    assert parse(text, split_leaves=True)[0].words == ("New", "York", "x")
 
 
 def test_one_word_and_deep_trees():
@@ -130,6 +114,7 @@ def test_one_word_and_deep_trees():
         ("(S (A a)\n(B))", r"<text>:2: \(B\) contains neither"),
         ("(S (A a) ())", r"<text>:1: \(\) contains neither"),
         ("(S (A a) ((B b)))", "<text>:1: a bracket inside the tree has no label"),
+        ("(NP (NN New York) (NN x))", "<text>:1: the word 'York' has no bracket.*split_leaves=True"),
         ("\n \n", "<text> contains no tree"),
     ],
 )

@@ -106,6 +106,11 @@ def decoded(text: PreparedText) -> list[list[str]]:
     return [[text.tokenizer.decode(ids) for ids in document] for document in sentences_of(text.train)]
 
 
+def refused(message: str, arguments: CorpusArguments, folder: Path, **options) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepare.prepare(arguments, folder, **options)
+
+
 def files_in(folder: Path) -> dict[str, bytes]:
     """Content of all files but locks, which are empty."""
     return {
@@ -378,24 +383,21 @@ def test_tags_of_other_treebanks_tell_no_punctuation(tmp_path, tokenizer_folder)
     trees = write(tmp_path / "trees.txt", "(S (NP (ART Die) (NN Katze)) (VP (VVFIN schläft)) ($. .))")
     text = write(tmp_path / "text.txt", "Well, it rains.")
     arguments = same_text(text, tokenizer_folder, train_trees=[trees], drop_punctuation=True)
-    with pytest.raises(ValueError, match=r"3 of 4 words have tags .*: leave out drop_punctuation"):
-        prepare.prepare(arguments, tmp_path / "out")
+    refused(r"3 of 4 words have tags .*: leave out drop_punctuation", arguments, tmp_path / "out")
     assert not (tmp_path / "out" / "train").exists()  # nothing was encoded in vain
     (tmp_path / "packed.txt").write_bytes(b"\x1f\x8b\x08")
-    with pytest.raises(ValueError, match="packed.txt is compressed"):
-        prepare.prepare(replace(arguments, train_trees=[str(tmp_path / "packed.txt")]), tmp_path / "out")
+    refused(
+        "packed.txt is compressed", replace(arguments, train_trees=[str(tmp_path / "packed.txt")]), tmp_path / "out"
+    )
     prepared = prepare.prepare(replace(arguments, drop_punctuation=False), tmp_path / "out")
     assert len(sentences_of(prepared.train)) == 2
 
 
-def test_formats_may_be_mixed(tmp_path, tokenizer_folder):
+def test_formats_may_be_mixed_and_are_known_by_their_names(tmp_path, tokenizer_folder):
     paths = [write(tmp_path / "a.txt", "One."), write(tmp_path / "b.jsonl", '{"text": "Two."}')]
     arguments = CorpusArguments(train_files=paths, validation_files=paths[:1], tokenizer_name=tokenizer_folder)
     text = prepare.prepare(arguments, tmp_path / "out")
     assert [len(document) for document in sentences_of(text.train)] == [1, 1]
-
-
-def test_endings_of_tables(tmp_path):
     names = {"a.PARQUET": "parquet", "a.pq": "parquet", "a.JSONL": "json", "a.ndjson": "json", "a.Csv": "csv"}
     names |= {"a.tsv": "tsv", "a.TXT": "text", "a": "text"}
     for name, kind in names.items():
@@ -559,8 +561,7 @@ def test_unreadable_sources_are_named(name, content, message, tmp_path, tokenize
     path = write(tmp_path / name, content)
     good = write(tmp_path / "good.txt", "Good.")
     arguments = CorpusArguments(train_files=[path], validation_files=[good], tokenizer_name=tokenizer_folder)
-    with pytest.raises(ValueError, match=message):
-        prepare.prepare(arguments, tmp_path / "out")
+    refused(message, arguments, tmp_path / "out")
     # Nothing was finished, so another text may take its place.
     text = prepare.prepare(replace(arguments, train_files=[good]), tmp_path / "out")
     assert text.train.num_documents == 1
@@ -569,8 +570,7 @@ def test_unreadable_sources_are_named(name, content, message, tmp_path, tokenize
 def test_too_few_documents_for_validation(tmp_path, tokenizer_folder):
     path = write(tmp_path / "a.txt", "One.\n\nTwo.\n\nThree.")
     arguments = CorpusArguments(train_files=[path], num_validation_documents=3, tokenizer_name=tokenizer_folder)
-    with pytest.raises(ValueError, match="too few documents to take 3 off.*--num_validation_documents"):
-        prepare.prepare(arguments, tmp_path / "out")
+    refused("too few documents to take 3 off.*--num_validation_documents", arguments, tmp_path / "out")
     text = prepare.prepare(replace(arguments, num_validation_documents=2), tmp_path / "out")
     assert (text.train.num_documents, text.validation.num_documents) == (1, 2)
     # Files of all kinds count; treebanks do not, since there is no validating on them.
@@ -579,8 +579,7 @@ def test_too_few_documents_for_validation(tmp_path, tokenizer_folder):
     mixed = replace(arguments, train_files=[path, more], train_trees=[trees])
     text = prepare.prepare(mixed, tmp_path / "mixed")
     assert (text.train.num_documents, text.validation.num_documents) == (2, 3)
-    with pytest.raises(ValueError, match="too few documents to take 4 off"):
-        prepare.prepare(replace(mixed, num_validation_documents=4), tmp_path / "other")
+    refused("too few documents to take 4 off", replace(mixed, num_validation_documents=4), tmp_path / "other")
 
 
 # What is refused
@@ -588,8 +587,7 @@ def test_too_few_documents_for_validation(tmp_path, tokenizer_folder):
 
 @pytest.fixture
 def prepared(tmp_path: Path, tokenizer_folder: str, small_blocks: None) -> tuple[CorpusArguments, PreparedText]:
-    path = write(tmp_path / "text.txt", "\n\n".join(TEXT.split("\n\n")[:3]))
-    arguments = same_text(path, tokenizer_folder)
+    arguments = same_text(write(tmp_path / "text.txt", "\n\n".join(TEXT.split("\n\n")[:3])), tokenizer_folder)
     return arguments, prepare.prepare(arguments, tmp_path / "out", shard_tokens=18_000)
 
 
@@ -605,18 +603,13 @@ def test_changed_options_and_input_are_refused(prepared, tmp_path):
         "documents.skip_documents was None": replace(arguments, validation_files=[], num_validation_documents=1),
     }
     for message, changed in changes.items():
-        with pytest.raises(ValueError, match=message):
-            prepare.prepare(changed, out)
+        refused(message, changed, out)
     Path(arguments.train_files[0]).write_text("Another text.")
-    with pytest.raises(ValueError, match=r"sources.0.files.0.bytes was .* Repeat the old values"):
-        prepare.prepare(arguments, out)
+    refused(r"sources.0.files.0.bytes was .* Repeat the old values", arguments, out)
     # The same holds for a folder that is not finished.
     (out / "train" / shards.INDEX_FILE).unlink()
-    message = (
-        "shard_tokens was 18000 and is now 999; .*Repeat the old values .as options of python -m hf_synlm.data.prepare"
-    )
-    with pytest.raises(ValueError, match=message):
-        prepare.prepare(arguments, out, shard_tokens=999)
+    repeat = "Repeat the old values .as options of python -m hf_synlm.data.prepare"
+    refused(f"shard_tokens was 18000 and is now 999; .*{repeat}", arguments, out, shard_tokens=999)
 
 
 def test_finished_folder_without_text(prepared, tmp_path):
@@ -630,8 +623,9 @@ def test_finished_folder_without_text(prepared, tmp_path):
         found = prepare.prepare(given(**options), tmp_path / "out")
         assert found.train.fingerprint() == text.train.fingerprint()
     for options in ({"language": "de"}, {"rows": "lines"}, {"tokenizer_vocab_size": 77}):
-        with pytest.raises(ValueError, match=f"{next(iter(options))} is .*Leave the option out, or name the text"):
-            prepare.prepare(given(**options), tmp_path / "out")
+        refused(
+            f"{next(iter(options))} is .*Leave the option out, or name the text", given(**options), tmp_path / "out"
+        )
 
 
 def test_prepared_without_text_has_to_be_complete(tmp_path: Path) -> None:
@@ -647,13 +641,13 @@ def test_prepared_without_text_has_to_be_complete(tmp_path: Path) -> None:
 def test_missing_files_are_named(prepared, tmp_path):
     out = tmp_path / "out"
     (out / "train" / shards.MADE_FROM_FILE).unlink()
-    with pytest.raises(
-        ValueError, match=r"train/made_from.json is missing. Restore it, or delete .*out/train and prep"
-    ):
-        prepare.prepare(prepared[0], out)
+    refused(r"train/made_from.json is missing. Restore it, or delete .*out/train and prep", prepared[0], out)
     (out / "tokenizer" / shards.MADE_FROM_FILE).unlink()
-    with pytest.raises(ValueError, match=r"tokenizer/made_from.json is missing. Restore it, or delete .*out/tokenizer"):
-        prepare.prepare(prepare.PrepareArguments(output_dir=str(out)), out)
+    refused(
+        r"tokenizer/made_from.json is missing. Restore it, or delete .*out/tokenizer",
+        prepare.PrepareArguments(output_dir=str(out)),
+        out,
+    )
 
 
 @pytest.mark.parametrize("is_finished", [True, False])
@@ -667,8 +661,7 @@ def test_damaged_shards_are_named(is_finished, prepared, tmp_path):
         (train / shards.INDEX_FILE).unlink()
 
     def refuses(message: str, **options) -> None:
-        with pytest.raises(ValueError, match=message):
-            prepare.prepare(arguments, tmp_path / "out", shard_tokens=18_000, **options)
+        refused(message, arguments, tmp_path / "out", shard_tokens=18_000, **options)
 
     shard.write_bytes(straight[shard.name][:-1])
     refuses("shard_00001.bin has .* bytes instead of")
@@ -692,8 +685,7 @@ def test_damaged_shards_are_named(is_finished, prepared, tmp_path):
 
 
 def test_full_disk(tmp_path, tokenizer_folder, small_blocks):
-    path = write(tmp_path / "text.txt", TEXT)
-    arguments = same_text(path, tokenizer_folder)
+    arguments = same_text(write(tmp_path / "text.txt", TEXT), tokenizer_folder)
     out = tmp_path / "out"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     # Room for the tokenizer and some blocks of a shard, but not for all of them.
@@ -781,8 +773,7 @@ def test_splitting_special_tokens_is_part_of_a_tokenizer(tmp_path, tokenizer_fol
         lengths.append(prepare.prepare(arguments, tmp_path / f"out_{value}").train.num_tokens)
         assert prepare.prepare(arguments, tmp_path / f"out_{value}").train.num_tokens == lengths[-1]
     assert lengths[0] < lengths[1]
-    with pytest.raises(ValueError, match="encoded with another tokenizer"):
-        prepare.prepare(arguments, tmp_path / "out_False")
+    refused("encoded with another tokenizer", arguments, tmp_path / "out_False")
 
 
 def test_large_vocabularies_take_four_bytes(tmp_path, words_folder):

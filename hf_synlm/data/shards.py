@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -159,12 +159,14 @@ def _damage(folder: Path, number: int, what: str) -> str:
     )
 
 
-def _check_size(folder: Path, number: int, record: ShardRecord) -> None:
-    path = shard_path(folder, number)
-    size = path.stat().st_size if path.is_file() else None
-    if size != record.bytes:
-        found = "is missing" if size is None else f"has {size} bytes instead of {record.bytes}"
-        raise ValueError(_damage(folder, number, found))
+def _check_sizes(folder: Path, records: Sequence[ShardRecord]) -> None:
+    """Raise ValueError if a shard is missing or does not have its size."""
+    for number, record in enumerate(records):
+        path = shard_path(folder, number)
+        size = path.stat().st_size if path.is_file() else None
+        if size != record.bytes:
+            found = "is missing" if size is None else f"has {size} bytes instead of {record.bytes}"
+            raise ValueError(_damage(folder, number, found))
 
 
 def finished_shards(folder: Path) -> list[ShardRecord]:
@@ -187,8 +189,7 @@ def finished_shards(folder: Path) -> list[ShardRecord]:
             "too and prepare again: the shards before it are kept."
         )
     records = [ShardRecord(**read_record(shard_path(folder, number).with_suffix(".json"))) for number in numbers]
-    for number, record in enumerate(records):
-        _check_size(folder, number, record)
+    _check_sizes(folder, records)
     return records
 
 
@@ -255,8 +256,7 @@ class PreparedCorpus:
         self.num_documents: int = index["documents"]
         self.dtype = np.dtype(self.made_from["dtype"])
         self._maps: dict[int, Shard] = {}
-        for number, record in enumerate(self.records):
-            _check_size(self.folder, number, record)
+        _check_sizes(self.folder, self.records)
         if verify:
             self.verify()
 
