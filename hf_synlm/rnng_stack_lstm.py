@@ -226,9 +226,6 @@ class _StackSteps(torch.autograd.Function):
                 grad_parameters[number] = torch.zeros_like(value)
         grads = _weight_gradients(ctx.plan, elements, masks, hidden, grad_gates)
         grad_elements += grad_gates[0] @ layers[0][0]
-        for step_number, step in enumerate(steps, start=1):
-            if ctx.graphs[step_number] is not None:
-                grad_elements[step.reduced + sum(sizes[:step_number])] = 0
         return grad_elements, None, None, None, None, None, None, *grads, *grad_parameters
 
 
