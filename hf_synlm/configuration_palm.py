@@ -33,7 +33,7 @@ class PaLMConfig(SyntacticConfig):
         num_layers: number of LSTM layers; the attention stands before the last one.
     Span attention:
         span_attention: False: the baseline without it, AWD-LSTM.
-        num_spans: number of spans that a token attends to, those of 1 to so many tokens right before it (K). The
+        num_spans: number of spans that a token attends to, those of 1 to K tokens right before it (K). The
             authors' code has one less than its `max_span_length`; the paper says 20 and 10.
         rrnn_size: width of the rational RNN of each direction; span vectors are twice as wide.
         attention_size: width of the layer that scores spans.

@@ -51,7 +51,7 @@ class RNNGConfig(SyntacticConfig):
         fast_track_size: derivations that reach the next word although they are not among the best.
         normalization: "search" spreads the probability of illegal actions and of the padding word over the others, as
             the authors' search does; "train" leaves it where it is, so that scores are those of the training loss.
-        max_open_nonterminals: no more than so many constituents are open at once.
+        max_open_nonterminals: maximum number of constituents that are open at once.
         max_consecutive_nonterminals: nonterminals opened in a row without a word between (in_order: also unary chains);
             None = 8 for top_down, 3 for in_order, as the authors' search.
     Special tokens: pad_token_id is never a word (its row is trained as that of a word which never comes), and it stands

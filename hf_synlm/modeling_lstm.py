@@ -109,7 +109,7 @@ class LSTMModel(LSTMPreTrainedModel):
 
         Args:
             input_ids: [B, T] token ids. A row that starts with `bos_token_id` has it taken as the beginning itself.
-            attention_mask: [B, T], 1 = token; other columns are skipped, wherever they stand. With a cache, a mask over
+            attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. With a cache, a mask over
                 all columns read so far will do. Without a mask, runs of `pad_token_id` at both ends are padding; with a
                 cache that has read something, every column is a token.
             past_key_values: state to continue from; it is moved on in place.
@@ -118,7 +118,7 @@ class LSTMModel(LSTMPreTrainedModel):
             output_attentions: refused: there is no attention.
 
         Returns:
-            `LSTMModelOutput`. A column that is skipped has the state of the column before it.
+            `LSTMModelOutput`. A masked column has the state of the column before it.
 
         Raises:
             ValueError: for wrong shapes, types, ids outside the vocabulary, a cache of another batch, or attentions.
@@ -241,7 +241,7 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
             labels: [B, T] = `input_ids` with -100 where the loss shall not count; padding and the begin token never do.
             past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
-            logits_to_keep: compute `logits` for the last so many columns (0 = all), or for these columns.
+            logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
             loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (so

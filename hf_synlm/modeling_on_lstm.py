@@ -95,7 +95,7 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
 
         Args:
             input_ids: [B, T] token ids.
-            attention_mask: [B, T], 1 = token; other columns are skipped, wherever they stand. With a cache, a mask over
+            attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. With a cache, a mask over
                 all columns read so far will do. Without a mask every column is a token.
             past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
@@ -104,7 +104,7 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
 
         Returns:
             `RecurrentModelOutput` with `distances` [L, B, T] and, of a supervised model, `syd_distances` [S, B, T] in
-            the order of `config.supervised_layers`; 0 at columns that are skipped.
+            the order of `config.supervised_layers`; 0 at masked columns.
 
         Raises:
             ValueError: for wrong shapes, types, ids outside the vocabulary, a cache of another batch, or attentions.
@@ -213,7 +213,7 @@ class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, Generatio
                 labels, and a model with `config.supervised_layers`. Without them nothing is learned from trees.
             past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
-            logits_to_keep: compute `logits` for the last so many columns (0 = all), or for these columns.
+            logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
             loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (they

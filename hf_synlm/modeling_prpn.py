@@ -145,7 +145,7 @@ class PRPNModel(PRPNPreTrainedModel):
 
         Args:
             input_ids: [B, T] token ids.
-            attention_mask: [B, T], 1 = token; other columns are skipped, wherever they stand. With a cache, a mask over
+            attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. With a cache, a mask over
                 all columns read so far will do. Default: every column is a token.
             past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
@@ -153,7 +153,7 @@ class PRPNModel(PRPNPreTrainedModel):
             output_attentions: also return `attentions`.
 
         Returns:
-            `PRPNModelOutput`. A column that is skipped has the features of the column before it. The state holds the
+            `PRPNModelOutput`. A masked column has the features of the column before it. The state holds the
             last features of every sentence, its last N distances, the states and cells of its last N tokens, layer by
             layer, and the state of the parsing network.
 
@@ -308,7 +308,7 @@ class PRPNForCausalLM(RecurrentLanguageModel, PRPNPreTrainedModel, GenerationMix
                 What ends with `eos_token_id` is a sentence.
             past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
-            logits_to_keep: compute `logits` for the last so many columns (0 = all), or for these columns.
+            logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
             loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (they

@@ -1,17 +1,19 @@
 """A layer of ON-LSTM over a whole segment, with its own backward pass.
 
-Two master gates open and close the cell in a fixed order of its chunks, so that the first chunks hold what lives short
-and the last ones what lives long. With the gates g = W_x x_t + W_h h_t-1 + b, cumax = cumsum(softmax):
+The slow and obvious version is `step` in `tests/reference/on_lstm.py`; autograd over its loop gives the gradients.
+
+Two master gates open and close the cell in a fixed order of its chunks: the first chunks hold short-lived information,
+the last ones long-lived information. With the gates g = W_x x_t + W_h h_t-1 + b, cumax = cumsum(softmax):
 
     I = 1 - cumax(g_master_in)      F = cumax(g_master_forget)      W = I F      (N numbers, one per chunk of k units)
     f = sigmoid(g_forget) W + (F - W)         i = sigmoid(g_in) W + (I - W)
     c_t = f c_t-1 + i tanh(g_cell)            h_t = sigmoid(g_out) tanh(c_t)
 
-The distance of the gap before token t is d_t = 1 - mean(F), which is the expected position of the split, over N:
+The syntactic distance of the gap before token t is d_t = 1 - mean(F), the expected position of the split divided by N:
 d_t = sum_j softmax(g_master_forget)_j j / N, with j from 0.
 
 Autograd over the loop would add up the gradient of W_h step by step and write zeros for every slice of its input. Here
-all that does not depend on the recurrence is computed for all steps at once, and the gradient of W_h is one product.
+everything outside the recurrence is computed for all steps at once, and the gradient of W_h is one product.
 
 Shapes: T tokens, B sentences, D input, H hidden, N chunks, k units per chunk (H = N k), G = 2 N + 4 H gates, in the
 order of the authors' matrices: master-in (N), master-forget (N), out (H), cell (H), in (H), forget (H).
@@ -48,11 +50,11 @@ class ONLSTMLayer(nn.Module):
             inputs_TBD: inputs.
             hidden_BH: h before the first step.
             cell_BH: c before the first step.
-            dropout: share of the recurrent weights that is dropped.
+            dropout: probability of dropping a recurrent weight.
 
         Returns:
-            h [T + 1, B, H] and c [T + 1, B, H] before the first and after every step; the distances [T, B]; and those
-            of the split head, if there is one.
+            h [T + 1, B, H] and c [T + 1, B, H] before the first and after every step; the distances [T, B]; and the
+            distances of the split head, or None.
         """
         weight = weight_dropout(weight_of(self.hh), dropout, self.training, rescale=False)
         bias = self.ih.bias + self.hh.bias
@@ -135,6 +137,7 @@ class _ONLSTM(torch.autograd.Function):
             for t in range(steps):
                 acts[t] += from_states(states[t].to(low))
                 scores = acts[t, :, : 2 * num_chunks].view(batch, 2, num_chunks)
+                # cumax; the first one is 1 - cumax (the master gates I and F)
                 master = torch.cumsum(torch.softmax(scores, -1, out=probs[t]), -1, out=masters[t])
                 torch.sub(1, master[:, 0], out=master[:, 0])
                 overlap = (master[:, 0] * master[:, 1])[:, None]
@@ -170,7 +173,7 @@ class _ONLSTM(torch.autograd.Function):
                 units = grads[t, :, 2 * num_chunks :].view(batch, 4, *grid[1:])
                 units[:, 0].mul_(down)
                 units[:, 1:].mul_(through[:, None])
-                # Cumsum and softmax backwards; a softmax does not care for a constant, here the sum of all.
+                # Backward of cumax: of cumsum, then of softmax. A softmax ignores a constant, here the sum of all.
                 master = (master_slopes[t] * through[:, None]).sum(-1)
                 master = master - master.cumsum(-1)
                 master = master - (probs[t] * master).sum(-1, keepdim=True)
@@ -194,7 +197,7 @@ class _ONLSTM(torch.autograd.Function):
 
 
 def _slopes(acts: Tensor, masters: Tensor, cells: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Derivatives that do not depend on what comes after, for all steps at once.
+    """Derivatives that do not depend on later steps, for all steps at once.
 
     Returns a buffer [T, B, G] with the derivatives of h (by the scores of the out gate) and c (by those of cell, in and
     forget) in the places of the scores; of c by the cumulated sums of the master gates [T, B, 2, N, k]; of c by the c

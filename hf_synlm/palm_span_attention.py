@@ -1,4 +1,6 @@
-"""Attention to the spans right before a token, read by a rational RNN (Peng, Schwartz and Smith, EMNLP 2019).
+"""Span attention of PaLM: to the spans right before a token, read by a rational RNN (Peng et al., EMNLP 2019).
+
+The slow and obvious version is `Reader` (and `state_of_span`, `tree`, `targets`) in `tests/reference/palm.py`.
 
 Every position t attends to the K spans that end right before it: slot v of K is the span of length K - v that covers
 the positions t - K + v .. t - 1, the longest first. A span is encoded by running a recurrence of elementwise gates over
@@ -42,7 +44,7 @@ def span_states(input_BND: Tensor, forget_BND: Tensor, num_spans: int) -> Iterat
 
     Cost: K steps, each a few operations on [B, T, D].
     Source: the recurrence of Algorithm 1. The authors compute it from differences of prefix states and quotients of
-        products of gates, which lose digits, and all of them where a gate is 0 (NaN); here is neither.
+        products of gates, which lose digits, and give NaN where a gate is 0; this recurrence does neither.
     """
     num_positions = input_BND.shape[1] - num_spans + 1
     input_forward, input_backward = input_BND.chunk(2, -1)
@@ -91,7 +93,7 @@ class SpanAttention(nn.Module):
 
         Args:
             query_BTH: hidden states of the positions, each after its token.
-            history_BKH: hidden states of the K tokens before; zeros where there is none.
+            history_BKH: hidden states of the K tokens before the first position; zeros before the text.
 
         Returns:
             Context [B, T, D], and scores [B, T, K], longest span first.
@@ -138,14 +140,14 @@ class SpanAttention(nn.Module):
 def _linear(
     in_features: int, out_features: int, fans: tuple[int, int], gain: float = 1.0, bias: bool = True
 ) -> OneDNNLinear:
-    """A layer that is drawn as (part of) a matrix of the authors with other fans: a direction, a concatenation."""
+    """A layer with the initial bound of the authors' larger matrix: of both directions, or of concatenated inputs."""
     layer = OneDNNLinear(in_features, out_features, bias=bias)
     layer.initial_bound = gain * (6 / sum(fans)) ** 0.5
     return layer
 
 
 def gold_attention(spans: Sequence[Sequence[Span]], mask_BT: Tensor | None, scores_BTK: Tensor) -> Tensor:
-    """Attention that given spans ask for (PaLM-S): each token shares 1 among those that end right before it.
+    """Target attention of gold spans (PaLM-S): each token shares 1 among the spans that end right before it.
 
     Args:
         spans: per row spans `(i, j)` in columns; i is negative where the span begins in an earlier segment.
@@ -177,7 +179,7 @@ def gold_attention(spans: Sequence[Sequence[Span]], mask_BT: Tensor | None, scor
 
 
 def attention_loss(scores_BTK: Tensor, target_BTK: Tensor, mask_BT: Tensor | None) -> Tensor:
-    """Cross entropy of the attention with its targets; the mean over all tokens, those without target included.
+    """Cross entropy of the attention with its targets; the mean over all tokens, with or without a target.
 
     Args:
         scores_BTK: scores of the spans.

@@ -1,9 +1,12 @@
 """Parsing networks of PRPN and PRPN-SYD: syntactic distances of all tokens, and the gates that follow from them.
 
-A parsing network reads no gate and no state of the reading network, so that it runs over all tokens at once. Token t
-has the distance d_t of the gap before it, and d'_t, a guess of the next one, d_t+1, which the predict network needs
-before token t + 1 is there. Both lie in (0, 1). Time is the first dimension; what a network keeps of the tokens before
-the first one is the end of such a sequence, the oldest first.
+The slow and obvious versions are `convolutional_distances`, `recurrent_distances` and `gates` in
+`tests/reference/prpn.py`.
+
+A parsing network does not read the reading network, so it runs over all tokens at once. Token t has the syntactic
+distance d_t of the gap before it, and d'_t, a guess of d_t+1, which the predict network needs before it has seen token
+t + 1. Both lie in (0, 1). Time is the first dimension; the state before the first token holds the last entries of the
+earlier tokens, the oldest first.
 
 PRPN-SYD is described in an appendix (A.4.2 of Du et al. 2020), and its code was never released.
 `RecurrentParsingNetwork` is a reconstruction: the parts and their order are the paper's; sizes, activations,
@@ -24,11 +27,11 @@ from .module_tools import refuse_adapters, weight_of
 from .recurrent_layers import keep_mask
 
 FAR = 1e4
-"""Distance of the tokens before the first one: so large that no gate is open to them."""
+"""Distance of the tokens before the first one: so large that all gates to them are shut."""
 
 
 class Distances(NamedTuple):
-    """What a parsing network says of T tokens."""
+    """Syntactic distances of T tokens."""
 
     own_TB: Tensor
     """d, the distance of the gap before each token."""
@@ -37,7 +40,7 @@ class Distances(NamedTuple):
     supervised_TB: Tensor | None
     """Distances of the gap before each token for supervision (PRPN-SYD)."""
     state: tuple[Tensor, ...]
-    """What goes on: each [*, B, *]."""
+    """State after the last token: each [*, B, *]."""
 
 
 # ---------------------------------------------------------------------------------------------- gates
@@ -220,9 +223,9 @@ class RecurrentParsingNetwork(nn.Module):
         h = LSTM_w(drop(e));    g = drop(ReLU(BN(W [drop(h_t-L) ; ... ; drop(h_t)] + b)));    s = drop(LSTM_d(g))
         (d, d') = sigmoid(FF_lm(s));    d_syd = FF_syd(s);    FF = linear, ReLU, linear
 
-    Both LSTMs run from left to right, as a language model must not see what follows. Gates need distances in (0, 1);
-    the supervised ones have no bounds, as a ranking loss with a margin drives bounded ones to the bounds, where they
-    cannot be told apart and no gradient is left.
+    Both LSTMs run from left to right: a language model must not see later tokens. Gates need distances in (0, 1). The
+    supervised distances have no bounds: a ranking loss with a margin would drive bounded ones to the bounds, where
+    they are equal and get no gradient.
 
     Args:
         embedding_size: E.
@@ -298,7 +301,7 @@ def run_lstm(
         States [T, B, H] (0 after the last token), and state and cell after the last token of each sentence.
     """
     state = tuple(tensor.to(inputs_TBE) for tensor in state)
-    # A sentence may have no token here; packing does not know that, so it reads one and gets its old state back.
+    # Packing needs at least one token per sentence: empty ones read one and keep their old state.
     lengths = count_B.clamp_min(1).cpu()
     packed = pack_padded_sequence(inputs_TBE, lengths, enforce_sorted=False)
     packed_states, final = lstm(packed, state)

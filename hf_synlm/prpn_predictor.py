@@ -1,6 +1,7 @@
-"""Predict network of PRPN: features of the next token from the states that the gates leave open.
+"""Predict network of PRPN: features of the next token, from an attention to the states whose gates are open.
 
-It has no recurrence: the attention of all tokens is a band of one matrix product.
+The slow and obvious version is `predict` in `tests/reference/prpn.py`. The network has no recurrence: the attention of
+all tokens is a band of one matrix product.
 
 Shapes: T tokens, B sentences, N slots, S = N + T entries of the tape, H hidden size, E embedding size, R rows of a
 batch normalization.

@@ -1,8 +1,11 @@
-"""Reading network of PRPN: LSTM layers whose past is not the last state but an attention over the last N.
+"""Reading network of PRPN: LSTM layers that read an attention over their last N states instead of the last state.
 
-Layer by layer: a layer runs over all tokens before the next one begins, which the gates allow, as they depend on the
-embeddings only. Of a layer, whatever does not depend on its own past is multiplied out for all tokens at once. The
-tokens are one dimension before the sentences throughout, so that a step is a contiguous slice.
+The slow and obvious version is `read` in `tests/reference/prpn.py`: a loop over tokens that autograd differentiates.
+Here `_Reading` has a hand-written gradient, so that no product of weights is repeated per step.
+
+A layer runs over all tokens before the next layer begins: the gates depend on the embeddings only. Everything in a
+layer that does not depend on its own past is multiplied out for all tokens at once. Time is the dimension before the
+sentences throughout, so that a step is a contiguous slice.
 
 Shapes: T tokens, B sentences, N slots, I input size, H hidden size, D = 2 H (state and cell), G = 4 H (gates).
 
@@ -50,8 +53,8 @@ class ReadingLayer(nn.Module):
         i, f, g, o = LN(W_ih drop(x) + b_ih) + LN(W_hh (r * h') + b_hh)
         c = sigmoid(f) c' + sigmoid(i) tanh(g);    h = sigmoid(o) tanh(LN(c))
 
-    The mask r is one of H numbers for all sentences and tokens of a call. What is read later are h and c themselves:
-    without mask, and c before its normalization.
+    The mask r has H numbers, the same for all sentences and tokens of a call. Later steps read h and c without the
+    mask, and c before its normalization.
 
     Args:
         input_size: width of x.
@@ -82,7 +85,7 @@ class ReadingLayer(nn.Module):
         Args:
             x_TBI: inputs.
             gate_TBN: gates of the N slots before every token, the oldest first.
-            tape_NBD: states and cells of the N tokens before the first one, the oldest first. No gradient flows there.
+            tape_NBD: states and cells of the N tokens before the first one, the oldest first; they get no gradient.
 
         Returns:
             States [T, B, H]; tape [N + T, B, D] of all states and cells; attention weights [T, B, N]. No gradient flows
@@ -119,11 +122,11 @@ class ReadingLayer(nn.Module):
 
 
 class _Steps(NamedTuple):
-    """What the recurrence keeps of all steps for its backward pass, each [T, B, *]."""
+    """Values of all steps that the backward pass needs, each [T, B, *]."""
 
     key: Tensor
     read: Tensor
-    """What the attention reads of the tape: state and cell."""
+    """State and cell that the attention reads from the tape."""
     acts: Tensor
     """i, f, g, o after their activations."""
     activated: Tensor
@@ -134,7 +137,7 @@ class _Steps(NamedTuple):
     best: Tensor
     """Slot of the largest logit."""
     input_norm: Tensor
-    """Of this and the next two normalizations: the rows before gain and bias, and 1 / deviation."""
+    """For each of three normalizations: the rows before gain and bias, and 1 / deviation."""
     input_inverse: Tensor
     past_norm: Tensor
     past_inverse: Tensor
@@ -249,7 +252,7 @@ def _masked(values: Tensor, mask: Tensor | None, t: int | None = None) -> Tensor
 
 
 def _attend(window_NBD: Tensor, gate_BN: Tensor, kept: _Steps, t: int) -> None:
-    """Gated softmax of step t, and what it reads of the tape; see `gated_softmax`."""
+    """Gated softmax of step t, and the state and cell that it reads from the tape; see `gated_softmax`."""
     size = kept.key.shape[2]
     # A sum of products is faster than a product of a matrix and a vector per sentence.
     logits = (window_NBD[..., :size] * kept.key[t]).sum(2).t().contiguous().mul_(size**-0.5)

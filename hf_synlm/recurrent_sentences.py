@@ -44,7 +44,7 @@ class FramedSentences(NamedTuple):
 
 
 def frame_sentences(config: PreTrainedConfig, input_ids: Tensor, attention_mask: Tensor | None) -> FramedSentences:
-    """Put every sentence between a begin token and an end token, unless they stand in its row.
+    """Put every sentence between a begin token and an end token, unless its row has them.
 
     Args:
         config: for the vocabulary and the special tokens.
@@ -60,7 +60,7 @@ def frame_sentences(config: PreTrainedConfig, input_ids: Tensor, attention_mask:
     begin, end = config.bos_token_id, config.eos_token_id
     if begin is None or end is None:
         raise ValueError("bos_token_id or eos_token_id is None. Set both: sentences are read between them.")
-    words = attended_tokens(config, input_ids, attention_mask)  # a begin token is none of them
+    words = attended_tokens(config, input_ids, attention_mask)  # without the begin token
     last = words & (words.flip(1).long().cumsum(1) == 1).flip(1)
     closing = last & (input_ids == end)
     words = words & ~closing
@@ -88,7 +88,7 @@ def ends_of_words(word_ends: Tensor | None, input_ids: Tensor, text: FramedSente
         Per sentence the end of each word, counted in tokens from the first one.
 
     Raises:
-        ValueError: for another shape, or a last token that ends no word.
+        ValueError: for another shape, or a last token that does not end a word.
     """
     counts = text.count_B.tolist()
     if word_ends is None:

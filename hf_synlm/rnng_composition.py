@@ -1,4 +1,6 @@
-"""How RNNG makes the vector of a constituent from its label and its children.
+"""Composition of RNNG: the vector of a constituent from its label and its children.
+
+The slow and obvious version is `StackMachine` in `tests/reference/rnng.py`, one constituent at a time.
 
 Shapes: R nodes, M children, S steps of all rows, w element size, h stack size. The children of the nodes come as
 `Chains` (see `rnng_plan`).

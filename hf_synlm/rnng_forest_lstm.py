@@ -1,5 +1,7 @@
 """LSTM over forests: the state before a step is that of its parent, and all steps of one depth run together.
 
+The slow and obvious version is `naive_forest_lstm` in `tests/reference/rnng.py`.
+
 A chain is the usual LSTM. A tree is a stack machine: every push is a step whose parent is the push under it, so that
 all stacks of a batch, at all times, are one forest, and a pass over it takes as many steps as the deepest stack.
 

@@ -1,8 +1,10 @@
-"""What a stack machine does with given action sequences, laid out for batched computation.
+"""Plans: the pushes and compositions of given RNNG derivations, laid out for batched computation.
 
-With the actions known, everything that RNNG computes is known in advance: which vector every push puts on the stack,
-which push it stands on, which children a REDUCE composes. A plan lists this as integers, for all sentences of a
-batch together, in one of two orders:
+The slow and obvious version is `StackMachine` in `tests/reference/rnng.py`, one action at a time.
+
+With given actions (teacher forcing), everything that RNNG computes is known in advance: which vector every push puts on
+the stack, which push it stands on, which children a REDUCE composes. A plan lists this as integers, for all sentences
+of a batch together, in one of two orders:
 
 * `LevelPlan`, where a composed vector depends on its children only: compositions by the height of their subtree,
   pushes by the depth of the stack. No loop over actions is left.
@@ -81,7 +83,7 @@ def lay_out_chains(children_C: Tensor, length_R: Tensor, opening_R: Tensor | Non
 
 @dataclass
 class RNNGPlan:
-    """What both orders share. Tensors are long; all are on one device, and `to` moves them."""
+    """Fields that both orders share. Tensors are long; all are on one device, and `to` moves them."""
 
     word_row: Tensor
     """[W] sentence of every word that is pushed."""
@@ -325,7 +327,7 @@ def make_plan(
         The plan, on the CPU.
 
     Raises:
-        ValueError: for a sequence that is no derivation of its sentence; names row and position.
+        ValueError: for a sequence that is not a valid derivation of its sentence; names row and position.
 
     Cost: O(actions) Python steps, about 2 microseconds each; run it in the data loader.
     Source: the authors' `fixed_stack_models.py` keeps a stack tensor instead and runs one action at a time.

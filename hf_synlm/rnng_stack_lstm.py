@@ -1,5 +1,7 @@
 """The stack LSTM of RNNG: every push is an LSTM step from the state of the push below it.
 
+The slow and obvious version is `naive_derivation` in `tests/reference/rnng.py`, one push at a time.
+
 Three ways to run the same parameters: all pushes of a batch by stack depth (`by_level`), action by action where the
 composition reads the stack (`by_step`), and single pushes for the search (`pusher`).
 
@@ -21,7 +23,7 @@ from .rnng_composition import chain_inputs
 from .rnng_forest_lstm import forest_lstm, lstm_step, lstm_step_backward
 from .rnng_plan import LevelPlan, StepPlan
 
-# What a search does with the weights, roughly.
+# Rows per push and pushes of a search, roughly: they choose the layout of the weights.
 _PUSHED_ROWS, _PUSHES = 100, 100
 
 
@@ -224,9 +226,6 @@ class _StackSteps(torch.autograd.Function):
                 grad_parameters[number] = torch.zeros_like(value)
         grads = _weight_gradients(ctx.plan, elements, masks, hidden, grad_gates)
         grad_elements += grad_gates[0] @ layers[0][0]
-        for step_number, step in enumerate(steps, start=1):
-            if ctx.graphs[step_number] is not None:
-                grad_elements[step.reduced + sum(sizes[:step_number])] = 0
         return grad_elements, None, None, None, None, None, None, *grads, *grad_parameters
 
 

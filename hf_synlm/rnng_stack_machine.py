@@ -1,13 +1,15 @@
-"""RNNG's side of the search: what actions do to stacks, which are legal, and how probable they and the words are.
+"""The stack machine of RNNG for the search: effects of actions, legal actions, probabilities of actions and words.
 
-A state is a node of the pool, the push that an action made; its stack is a chain of nodes. What the authors keep as
-stack tensors per hypothesis is here three links per node:
+The slow and obvious version is `Grammar` in `tests/reference/rnng_search.py`, which replays whole prefixes.
+
+A state is a node of the pool, the push that an action made; its stack is a chain of nodes. The authors keep a stack
+tensor per hypothesis; here every node has three links:
 
     open    the innermost open nonterminal (-1 = none)
     base    (at a nonterminal) the node on which the finished constituent will stand
-    corner  the first piece of the last word, or the last composed node: what the in-order NT takes as its first child
+    corner  the first piece of the last word, or the last composed node: the left corner that an in-order NT takes
 
-so that REDUCE finds its children by walking down from the top to `base`, and no hypothesis copies anything.
+REDUCE finds its children by walking down from the top to `base`; hypotheses copy nothing.
 
 Source: Noji and Oseki 2021; rules of the authors' `fixed_stack_models.py`, `fixed_stack_in_order_models.py`.
 
@@ -30,14 +32,14 @@ from .search_state import NEG_INF, WordEdges
 
 _LINKS = ("open", "base", "corner")
 _COUNTS = ("num_open", "consecutive", "length", "inside_word")
-# A derivation of T tokens may have so many actions, the authors' storage; it bounds unary chains at the end.
+# Maximum length of a derivation, at least and per token, as in the authors' code; it bounds unary chains at the end.
 _MIN_LENGTH, _LENGTH_PER_TOKEN = 100, 5
 # Numbers in one chunk of logits where only two of each row are kept: memory does not grow with the batch.
 _CHUNK_ELEMENTS = 1 << 24
 
 
 class Phase(Enum):
-    """What may come after a state, besides more structure."""
+    """What may follow a state, besides more structural actions."""
 
     CONTINUE = "a word"
     END = "the end of the sentence"
@@ -52,7 +54,7 @@ class RNNGStackMachine:
             `model.embed_nonterminals`, `model.initial_element`, `model.stack_lstm`, `model.composition`,
             `model.predictor`, `model.word_ends_of`.
         normalization: "search" or "train" (see `RNNGConfig`); None = the config's.
-        end_token_ids: ids that stand for the end of a sentence [E] and so are no words; None = all are.
+        end_token_ids: ids that stand for the end of a sentence [E] and are not words; None = all ids are words.
 
     Raises:
         ValueError: for another normalization.
@@ -199,7 +201,7 @@ class RNNGStackMachine:
         return torch.zeros_like(tokens) if ends is None else (~ends).long()
 
     def _elements(self, pool: NodePool, row: Tensor, parent: Tensor, actions: Tensor, tokens: Tensor) -> Tensor:
-        """What the actions put on the stack [R, w]; arbitrary for FINISH."""
+        """Elements that the actions put on the stack [R, w]; arbitrary for FINISH."""
         is_shift, is_reduce = actions == SHIFT, actions == REDUCE
         labels = (actions - self.first).clamp(min=0)
         words = self.model.embed_tokens(tokens.masked_fill(~is_shift, 0).clamp(min=0))
@@ -244,7 +246,7 @@ class RNNGStackMachine:
         return torch.empty_like(composed).index_copy_(0, order, composed)
 
     def word_ends_of(self, tokens: Tensor) -> Tensor | None:
-        """What the model knows of which tokens end a word; None = all do."""
+        """Which tokens end a word, as far as the model knows; None = all do (end of word)."""
         return self.model.word_ends_of(tokens)
 
     # --------------------------------------------------------------------------------------------- probabilities

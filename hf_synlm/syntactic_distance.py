@@ -1,5 +1,7 @@
 """Syntactic distances: one number per gap between words that says how high the tree splits there.
 
+The slow and obvious versions are `unbiased`, `biased` and `ranking_loss` in `tests/reference/on_lstm.py`.
+
 A sentence w_1 .. w_m has m distances; value i belongs to the gap before w_i, so that value 1 belongs to the gap between
 the beginning and the first word. The higher the value, the higher the node whose parts meet in the gap; only the order
 of the values matters.
@@ -143,14 +145,14 @@ def ranking_loss(
     reduction: str = "mean",
     sentence_ids_BT: Tensor | None = None,
 ) -> Tensor:
-    """Pairwise hinge loss of predicted distances: where the gold distance is larger, so shall the predicted one be.
+    """Pairwise hinge loss of predicted distances: they shall be in the order of the gold distances.
 
     loss = sum over pairs (i, j) with gold_i > gold_j of max(0, margin - (predicted_i - predicted_j)), or their mean.
 
     Args:
         predicted_BT: predicted distances.
         gold_BT: gold distances; NaN where there is none.
-        margin: by how much the values shall differ.
+        margin: difference above which a pair costs nothing.
         scope: "sentence" compares the gaps of a sentence, as the paper says; "batch" compares the rows of a batch at
             the same column, as the released code does (0 for one row).
         reduction: "sum" (the paper) or "mean" (the released code) over the pairs.
@@ -190,7 +192,7 @@ def _ordered_pairs(gold_BT: Tensor, scope: str, sentence_ids_BT: Tensor | None) 
 
 
 def _gold_values(config: Any, input_ids: Tensor, mask_BT: Tensor | None, gold_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Gold distances, NaN at columns that are no tokens, and the number of the sentence of each column."""
+    """Gold distances, NaN at masked columns, and the number of the sentence of each column."""
     # Without an end token a row is one sentence.
     ends = torch.zeros_like(input_ids, dtype=torch.bool)
     if config.eos_token_id is not None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_synlm import recurrent_dropout
+from hf_synlm import recurrent_layers
 from hf_synlm.configuration_on_lstm import ONLSTMConfig
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.conversion.on_lstm import RULES
@@ -79,7 +79,7 @@ def replay(monkeypatch, io, model):
             return (1 - mask).view(shape)
         return mask.view(shape) / (1 - p)
 
-    monkeypatch.setattr(recurrent_dropout, "keep_mask", stored)
+    monkeypatch.setattr(recurrent_layers, "keep_mask", stored)
     return masks
 
 

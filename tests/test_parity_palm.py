@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from hf_synlm import recurrent_dropout, span_attention_palm
+from hf_synlm import palm_span_attention, recurrent_layers
 from hf_synlm.conversion.__main__ import main
 from hf_synlm.conversion.palm import convert_palm, rename_tensors
 from hf_synlm.palm_span_attention import gold_attention, span_states, split_by_scores
@@ -40,7 +40,7 @@ def close(mine, theirs, tolerance=2e-6):
 def watch(model, monkeypatch):
     """Dictionary that the next forward pass fills with what the parts of the network return."""
     seen = {}
-    states = span_attention_palm.span_states
+    states = palm_span_attention.span_states
 
     def keep(name, index=None):
         def hook(_module, _inputs, output):
@@ -54,7 +54,7 @@ def watch(model, monkeypatch):
         seen["states"] = torch.stack(every[::-1], 2)
         return every
 
-    monkeypatch.setattr(span_attention_palm, "span_states", keep_states)
+    monkeypatch.setattr(palm_span_attention, "span_states", keep_states)
     for index, layer in enumerate(model.model.layers):
         layer.register_forward_hook(keep(f"layer_out.{index}", 0))
     context = model.model.span_context
@@ -184,7 +184,7 @@ def test_recorded_dropout(monkeypatch):
         assert tuple(shape) == mask.shape and p == expected and rescale
         return mask
 
-    monkeypatch.setattr(recurrent_dropout, "keep_mask", replay)
+    monkeypatch.setattr(recurrent_layers, "keep_mask", replay)
     seen = watch(model.train(), monkeypatch)
     cache = RecurrentCache()
     cache.store(state_of(io, "seg0.", 5), 0)
