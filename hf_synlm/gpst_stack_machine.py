@@ -201,7 +201,7 @@ class GPSTStackMachine:
     ) -> tuple[Tensor | None, Tensor]:
         """Which states [B, R] may take GEN (None = all) and COMP.
 
-        COMP needs two trees. With word edges, GEN is illegal at the end of a word until the top tree covers the word, and
+        COMP needs two trees. With word edges, GEN is illegal at the end of a word until the top tree covers the word.
         COMP must not build a span that crosses a word: the span stays inside the last token's word, or both its edges
         are word edges.
         """

@@ -184,7 +184,7 @@ class ParseOutput(ModelOutput):
         if not 0 <= sentence < len(self.spans) or not 0 <= hypothesis < len(self.spans[sentence]):
             held = [len(hypotheses) for hypotheses in self.spans]
             raise ValueError(
-                f"Sentence {sentence} has no hypothesis {hypothesis}; hypotheses of each sentence: {held}."
+                f"No hypothesis {hypothesis} of sentence {sentence}; the sentences have {held} hypotheses."
             )
         offset, length = self.offsets[sentence], self.lengths[sentence]
         spans = [(i - offset, j - offset) for i, j in self.spans[sentence][hypothesis]]
