@@ -465,11 +465,3 @@ def _check_options(config: GenerationConfig, mode_kwargs: dict[str, Any]) -> Non
         raise ValueError(
             f"{', '.join(names)}: not supported with structure_mode='joint'; try structure_mode='marginal'"
         )
-
-
-__all__ = [
-    "SYNTACTIC_GENERATION_DEFAULTS",
-    "SyntacticGenerateBeamOutput",
-    "SyntacticGenerateOutput",
-    "SyntacticGenerationMixin",
-]

@@ -297,6 +297,3 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     # Large but finite: block-wise kernels must not compute inf - inf.
     lowest = max(torch.finfo(dtype).min, -1e30)
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, lowest)[:, None]
-
-
-__all__ = ["GPSTStackMachine"]

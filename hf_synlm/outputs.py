@@ -224,6 +224,3 @@ class ParseOutput(ModelOutput):
         names = ("sentence", "hypothesis", "log-probability (nats)", "tree over columns")
         head = "".join(f"<th>{name}</th>" for name in names)
         return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
-
-
-__all__ = ["InFieldOrder", "ParseOutput", "SyntacticClassifierOutput", "SyntacticLMOutput", "SyntacticModelOutput"]
