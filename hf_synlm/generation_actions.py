@@ -174,6 +174,3 @@ class ActionDecoder(JointDecoder):
         for column in range(streamed, ready):
             self.streamer.put(words[:, column].cpu())
         return max(streamed, ready)
-
-
-__all__ = ["ActionDecoder"]

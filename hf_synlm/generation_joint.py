@@ -377,6 +377,3 @@ class JointDecoder:
         if self.config.output_scores:
             self.scores += (words,)
         return chosen
-
-
-__all__ = ["FinishedSequences", "JointDecoder", "draw_candidate", "keep_best"]

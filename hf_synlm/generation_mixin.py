@@ -256,6 +256,10 @@ class SyntacticGenerationMixin(GenerationMixin):
             "context_sentence_ids": context_sentence_ids,
         }
         kwargs.update({name: value for name, value in given.items() if value is not None})
+        if kwargs.get("cache_implementation") is not None:
+            raise ValueError(
+                f"cache_implementation={kwargs['cache_implementation']!r}: a beam of derivations is the only cache"
+            )
         mask = kwargs.get("attention_mask")
         if isinstance(inputs, Tensor) and mask is not None and mask.shape != inputs.shape:
             raise ValueError(f"attention_mask has shape {tuple(mask.shape)}, inputs {tuple(inputs.shape)}. Align them.")
@@ -467,11 +471,3 @@ def _check_options(config: GenerationConfig, mode_kwargs: dict[str, Any]) -> Non
         raise ValueError(
             f"{', '.join(names)}: not supported with structure_mode='joint'; try structure_mode='marginal'"
         )
-
-
-__all__ = [
-    "SYNTACTIC_GENERATION_DEFAULTS",
-    "SyntacticGenerateBeamOutput",
-    "SyntacticGenerateOutput",
-    "SyntacticGenerationMixin",
-]

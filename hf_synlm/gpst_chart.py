@@ -418,10 +418,8 @@ def best_splits(plan: ChartPlan, split_score_CM: Tensor, word_index_BT: Tensor |
     if word_index_BT is None:
         return split_score_CM.argmax(-1)
     row = plan.context_N[plan.num_leaves :, None]
-    start, end = plan.start_N[plan.num_leaves :, None], plan.end_N[plan.num_leaves :, None]
     split = plan.split_CM.clamp_min(1)
     breaks = word_index_BT[row, split - 1] == word_index_BT[row, split]
-    breaks &= word_index_BT[row, start] != word_index_BT[row, end - 1]
     allowed = split_score_CM.masked_fill(breaks, -torch.inf)
     possible = (allowed > -torch.inf).any(-1, keepdim=True)
     return torch.where(possible, allowed, split_score_CM).argmax(-1)

@@ -445,14 +445,12 @@ class _Combined(NamedTuple):
         numbers: Messages, sorted by receiving cell.
         inputs: Scores and vectors of the messages.
         outputs: Outside vectors and scores of the cells.
-        received: [cells] whether a message arrived.
     """
 
     cells: slice
     numbers: Tensor
     inputs: list[Tensor]
     outputs: tuple[Tensor, Tensor]
-    received: Tensor
 
 
 class _Sent(NamedTuple):
@@ -492,7 +490,7 @@ class _OutsideTables:
         self._write(self.vector_ND[first:last], vector, received[:, None])
         self._write(self.score_N[first:last], score, received)
         self._write(self.log_sum_exp_N[first:last], log_sum_exp, received)
-        return [_Combined(slice(first, last), numbers, inputs, (vector, score), received)] if train else []
+        return [_Combined(slice(first, last), numbers, inputs, (vector, score))] if train else []
 
     @staticmethod
     def _write(rows: Tensor, values: Tensor, where: Tensor) -> None:
@@ -547,7 +545,7 @@ class _Outside(torch.autograd.Function):
         while ctx.saved:
             done = ctx.saved.pop()
             if isinstance(done, _Combined):
-                outgoing = [outside[done.cells] * done.received[:, None], score[done.cells] * done.received]
+                outgoing = [outside[done.cells], score[done.cells]]
                 score_in, vector_in = torch.autograd.grad(done.outputs, done.inputs, outgoing)
                 message_score[done.numbers], message_vector[done.numbers] = score_in, vector_in
                 continue

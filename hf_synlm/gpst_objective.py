@@ -200,6 +200,3 @@ def _parser_loss(score_BP: Tensor, nodes: TreeNodes) -> Tensor:
     largest = score.new_full((len(row),), -torch.inf).scatter_reduce(0, owner, score.detach(), "amax")
     total = torch.zeros_like(largest).index_add(0, owner, (score - largest[owner]).exp())
     return (largest + total.log() - flat[base + split - 1]).mean()
-
-
-__all__ = ["LOSS_PARTS", "GPSTHeads", "NodeSequence", "TreeStructure", "count_items"]

@@ -201,9 +201,9 @@ class GPSTStackMachine:
     ) -> tuple[Tensor | None, Tensor]:
         """Which states [B, R] may take GEN (None = all) and COMP.
 
-        COMP needs two trees. With word edges, GEN is illegal at the end of a word until the top tree covers the word,
-        and COMP must not build a span that crosses a word: the span stays inside the last token's word, or both its
-        edges are word edges.
+        COMP needs two trees. With word edges, GEN is illegal at the end of a word until the top tree covers the word.
+        COMP must not build a span that crosses a word: the span stays inside the last token's word, or both its edges
+        are word edges.
         """
         top = pool.nodes(nodes)
         may_comp = top.depth >= 2
@@ -300,6 +300,3 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     # Large but finite: block-wise kernels must not compute inf - inf.
     lowest = max(torch.finfo(dtype).min, -1e30)
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, lowest)[:, None]
-
-
-__all__ = ["GPSTStackMachine"]

@@ -131,6 +131,3 @@ def _number_runs(sentence_ids: Tensor) -> Tensor:
     """Number the runs of equal sentence ids 1, 2, ...; 0 stays 0. Equal ids that stand apart are two sentences."""
     changed = F.pad(sentence_ids[:, 1:] != sentence_ids[:, :-1], (1, 0), value=False)
     return (changed.long().cumsum(1) + 1) * (sentence_ids != 0)
-
-
-__all__ = ["TokenBatch", "refuse_empty_rows"]

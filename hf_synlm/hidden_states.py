@@ -109,14 +109,3 @@ def state_at_columns(values_BTX: Tensor, mask_BT: Tensor | None, before_BX: Tens
         return values_BTX
     before = torch.zeros_like(values_BTX[:, 0]) if before_BX is None else before_BX.to(values_BTX)
     return after_columns(torch.cat([before[:, None], values_BTX], 1), mask_BT)
-
-
-__all__ = [
-    "HiddenStateChoice",
-    "asked_of_layers",
-    "kept_states",
-    "refuse_layer_outputs",
-    "state_at_columns",
-    "wanted_states",
-    "wants_attentions",
-]

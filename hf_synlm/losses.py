@@ -152,6 +152,3 @@ def _accumulate(total: Tensor | None, gradient: Tensor, hidden: Tensor, dtype: t
     if hidden.dtype == dtype and hidden.is_cuda:
         return total.addmm_(gradient.t(), hidden)
     return total.add_(weight_gradient(gradient, hidden))
-
-
-__all__ = ["check_shares", "share_of", "to_shares"]

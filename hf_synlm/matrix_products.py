@@ -140,13 +140,3 @@ def uses_onednn(weight: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return False
     return _HAS_ONEDNN and weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() > 0
-
-
-__all__ = [
-    "OneDNNLinear",
-    "linear",
-    "linear_map",
-    "uses_onednn",
-    "weight_gradient",
-    "without_autocast",
-]

@@ -527,9 +527,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         check_shares(loss_shares, LOSS_PARTS)
         if shift_labels is not None:
             labels = F.pad(shift_labels[:, :-1], (1, 0), value=-100)
-        if labels is not None:
-            check_labels(self.config, labels, input_ids)
-        elif merge_order is None and spans is None and not output_chart:
+        if labels is None and merge_order is None and spans is None and not output_chart:
             if sentence_ids is not None:
                 raise ValueError(
                     "sentence_ids without labels: next-token logits read one running text and cannot know where its "
@@ -544,17 +542,24 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
                 "past_key_values, use_cache and logits_to_keep go with next-token logits; leave them out together with "
                 "labels, spans, merge_order or output_chart."
             )
+        trees = {"sentence_ids": sentence_ids, "word_ends": word_ends, "merge_order": merge_order, "spans": spans}
+        return self._objective(
+            input_ids, attention_mask, labels, loss_shares, output_chart=output_chart, **trees, **asked
+        )
+
+    def _objective(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        labels: Tensor | None,
+        loss_shares: Mapping[str, float] | None,
+        **options: Any,
+    ) -> SyntacticLMOutput:
+        """One pass over induced or given trees: the training objective, or without labels their probabilities."""
+        if labels is not None:
+            check_labels(self.config, labels, input_ids)
         output = self.model(
-            input_ids,
-            attention_mask=attention_mask,
-            sentence_ids=sentence_ids,
-            word_ends=word_ends,
-            merge_order=merge_order,
-            spans=spans,
-            output_chart=output_chart,
-            output_outside=labels is not None,
-            return_dict=True,
-            **asked,
+            input_ids, attention_mask=attention_mask, output_outside=labels is not None, return_dict=True, **options
         )
         result = SyntacticLMOutput(
             spans=output.spans, chart=output.chart, hidden_states=output.hidden_states, attentions=output.attentions

@@ -165,6 +165,3 @@ def _check(wrapper: Any, layer: Any) -> None:
                 f"Adapter {adapter!r} of a layer ({kind}) has {', '.join(more)}, but the weight of this layer is read "
                 "directly, as a sum of weights. Leave this option out, or the layer out of target_modules."
             )
-
-
-__all__ = ["NoOffloading", "evaluation_mode", "is_adapted", "refuse_adapters", "unwrapped", "weight_of"]

@@ -184,7 +184,7 @@ class ParseOutput(ModelOutput):
         if not 0 <= sentence < len(self.spans) or not 0 <= hypothesis < len(self.spans[sentence]):
             held = [len(hypotheses) for hypotheses in self.spans]
             raise ValueError(
-                f"Sentence {sentence} has no hypothesis {hypothesis}; hypotheses of each sentence: {held}."
+                f"No hypothesis {hypothesis} of sentence {sentence}; the sentences have {held} hypotheses."
             )
         offset, length = self.offsets[sentence], self.lengths[sentence]
         spans = [(i - offset, j - offset) for i, j in self.spans[sentence][hypothesis]]
@@ -224,6 +224,3 @@ class ParseOutput(ModelOutput):
         names = ("sentence", "hypothesis", "log-probability (nats)", "tree over columns")
         head = "".join(f"<th>{name}</th>" for name in names)
         return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
-
-
-__all__ = ["InFieldOrder", "ParseOutput", "SyntacticClassifierOutput", "SyntacticLMOutput", "SyntacticModelOutput"]

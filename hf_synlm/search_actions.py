@@ -122,6 +122,3 @@ def read_by_actions(search: WordBeamSearch, state: SearchState, tokens: Tensor, 
         chosen = Expansions(scores, origin, index // count.shape[1], next_token.gather(1, origin))
         state = take_actions(search, state, chosen, active)
     return state
-
-
-__all__ = ["STAY", "Expansions", "gumbel", "read_by_actions", "take_actions"]

@@ -516,14 +516,3 @@ def _extend_edges(
     shift = begins[:, :1].long()
     index = (torch.arange(ends.shape[1], device=ends.device) + shift).clamp(max=ends.shape[1] - 1)
     state.edges = state.edges.extended(ends.gather(1, index), state.num_tokens)
-
-
-__all__ = [
-    "AlignedText",
-    "check_length",
-    "checked_mask",
-    "marginal_logits",
-    "parse_with_search",
-    "read_text",
-    "start_state",
-]

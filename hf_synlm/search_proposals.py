@@ -134,6 +134,3 @@ def draw_index(scores: Tensor) -> Tensor:
     """Draw an index per row [B, 1] with probability proportional to exp(scores [B, M]); any one if all are -inf."""
     scores = scores.masked_fill((scores == NEG_INF).all(1, keepdim=True), 0.0)
     return torch.multinomial(scores.softmax(1), 1)
-
-
-__all__ = ["NEGLIGIBLE", "Process", "draw_index", "draw_word", "propose_words"]

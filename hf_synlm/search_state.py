@@ -379,18 +379,3 @@ class SyntacticCache(Cache):
         raise ValueError(
             f"crop({tokens_to_remove}): a beam cannot go back to words that it has read; start a new cache"
         )
-
-
-__all__ = [
-    "NEG_INF",
-    "Block",
-    "BlockTable",
-    "Candidates",
-    "SearchState",
-    "StackMachine",
-    "SyntacticCache",
-    "WordDecoder",
-    "WordEdges",
-    "WordSearch",
-    "keep_frozen",
-]

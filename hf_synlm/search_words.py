@@ -541,6 +541,3 @@ def _level_counts(chain: Tensor, max_depth: int, first: int = 1) -> Tensor:
     """Largest number of rows per sentence that reach level `first`, .., `max_depth`, from bounds [B, R]."""
     levels = torch.arange(first, max(max_depth, first) + 1, device=chain.device)
     return (chain[..., None] >= levels).sum(1).amax(0)
-
-
-__all__ = ["WordBeamSearch", "append_own", "chain_history"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_synlm import GPSTForCausalLM
 from tests.reference import exhaustive_search as reference
@@ -14,8 +14,6 @@ from tests.reference import exhaustive_search as reference
 # Two of these are fixtures: pytest finds them by their names in this module, and arguments of tests repeat the names.
 from tests.test_generation_gpst import (
     EOS,
-    ListStreamer,
-    StopAfter,
     actions_of,
     chi_square,
     ending_model,  # noqa: F401
@@ -244,39 +242,6 @@ def test_stock_options_apply(model: GPSTForCausalLM, options: dict) -> None:  # 
     assert all(reference.stack_depth(actions_of(ended, row)) == 1 for row in range(2))
 
 
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"do_sample": True, "top_k": 0}])
-def test_stopping_criteria(model: GPSTForCausalLM, options: dict) -> None:  # noqa: F811
-    """A row stops at its word, its tree is closed, and the rest is padding."""
-    plain = generate_by_actions(model, [[9, 12]], max_new_tokens=8, **options)
-    word = int(plain.sequences[0, 4])
-    output = generate_by_actions(
-        model,
-        [[9, 12], [8, 30]],
-        max_new_tokens=8,
-        stopping_criteria=StoppingCriteriaList([StopAfter(word)]),
-        **options,
-    )
-    for row, sequence in enumerate(output.sequences.tolist()):
-        new = sequence[2:]
-        length = new.index(word) + 1 if word in new else 8
-        assert set(new[length:]) <= {0}
-        actions = actions_of(output, row)
-        assert actions.count(0) == 2 + length and reference.stack_depth(actions) == 1
-
-
-@pytest.mark.parametrize("options", [{}, {"do_sample": True}])
-def test_streamer_gets_prompt_and_words(ending_model: GPSTForCausalLM, options: dict) -> None:  # noqa: F811
-    """Columns come when all rows have reached them; with beams a streamer is refused as in transformers."""
-    streamer = ListStreamer()
-    output = generate_by_actions(
-        ending_model, [[9, 12], [8, 30]], streamer=streamer, eos_token_id=EOS, max_new_tokens=7, **options
-    )
-    assert streamer.ended and streamer.values[0].tolist() == [[9, 12], [8, 30]]
-    assert torch.equal(torch.stack(streamer.values[1:], 1), output.sequences[:, 2:])
-    with pytest.raises(ValueError, match="streamer"):
-        generate_by_actions(ending_model, [[9]], streamer=ListStreamer(), num_beams=2)
-
-
 # ------------------------------------------------------------------------------------------------------------- sampling
 def test_sampling_follows_the_actions_one_by_one(model: GPSTForCausalLM) -> None:  # noqa: F811
     """Derivations and words of ancestral sampling have their exact renormalized probabilities."""
@@ -334,19 +299,6 @@ def test_beam_sampling_draws_without_replacement(model: GPSTForCausalLM) -> None
     statistic, freedom = chi_square(counts, expected)
     assert statistic < freedom + 4 * math.sqrt(2 * freedom)
     assert (output.sequences_scores.view(-1, 2).diff() <= 0).all()
-
-
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_sampling_repeats_under_a_seed(model: GPSTForCausalLM, num_beams: int) -> None:  # noqa: F811
-    """The same seed gives the same words and trees, another seed others."""
-    results = []
-    for seed in (5, 5, 6):
-        torch.manual_seed(seed)
-        output = generate_by_actions(
-            model, [[9, 12], [8, 7]], do_sample=True, top_k=0, num_beams=num_beams, max_new_tokens=12
-        )
-        results.append((output.sequences.tolist(), output.actions.tolist()))
-    assert results[0] == results[1] != results[2]
 
 
 # -------------------------------------------------------------------------------------------------------------- options

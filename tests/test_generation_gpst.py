@@ -271,13 +271,15 @@ def test_warpers_act_on_words(model: GPSTForCausalLM, options: dict) -> None:
     assert (output.sequences[:, -1] == best).all()
 
 
+@pytest.mark.parametrize("synchronous", [True, False])
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_sampling_repeats_under_a_seed(model: GPSTForCausalLM, num_beams: int) -> None:
+def test_sampling_repeats_under_a_seed(model: GPSTForCausalLM, num_beams: int, synchronous: bool) -> None:
     """The same seed gives the same words and trees, another seed others."""
     results = []
+    options = {"do_sample": True, "top_k": 0, "num_beams": num_beams, "synchronous": synchronous}
     for seed in (5, 5, 6):
         torch.manual_seed(seed)
-        output = generate(model, [[9, 12], [8, 7]], do_sample=True, top_k=0, num_beams=num_beams, max_new_tokens=12)
+        output = generate(model, [[9, 12], [8, 7]], max_new_tokens=12, **options)
         results.append((output.sequences.tolist(), output.actions.tolist()))
     assert results[0] == results[1] != results[2]
 
@@ -364,9 +366,11 @@ class StopAfter(StoppingCriteria):
         return input_ids[:, -1] == self.word
 
 
+@pytest.mark.parametrize("synchronous", [True, False])
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"do_sample": True, "top_k": 0}])
-def test_stopping_criteria(model: GPSTForCausalLM, options: dict) -> None:
+def test_stopping_criteria(model: GPSTForCausalLM, options: dict, synchronous: bool) -> None:
     """A row stops at its word, its tree is closed, and the rest is padding."""
+    options = {**options, "synchronous": synchronous}
     plain = generate(model, [[9, 12]], max_new_tokens=8, **options)
     word = int(plain.sequences[0, 4])
     torch.manual_seed(0)
@@ -376,7 +380,7 @@ def test_stopping_criteria(model: GPSTForCausalLM, options: dict) -> None:
     )  # fmt: skip
     for row, sequence in enumerate(output.sequences.tolist()):
         new = sequence[2:]
-        length = new.index(word) + 1 if word in new else len(new)
+        length = new.index(word) + 1 if word in new else 8
         assert set(new[length:]) <= {0}
         actions = actions_of(output, row)
         assert actions.count(0) == 2 + length and reference.stack_depth(actions) == 1
@@ -397,7 +401,11 @@ class ListStreamer(BaseStreamer):
         self.ended = True
 
 
-@pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"structure_mode": "marginal"}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"do_sample": True}, {"structure_mode": "marginal"}]
+    + [{"synchronous": False}, {"synchronous": False, "do_sample": True}],
+)
 def test_streamer_gets_prompt_and_words(ending_model: GPSTForCausalLM, options: dict) -> None:
     """First the prompt, then word by word, then the end; with beams it is refused as in transformers."""
     streamer = ListStreamer()

@@ -8,8 +8,9 @@ import torch
 from hf_synlm.configuration_gpst import GPSTConfig
 from hf_synlm.gpst_chart import plan_chart
 from hf_synlm.gpst_composition import GPSTComposition, GPSTDecomposition
-from hf_synlm.gpst_inside_outside import inside, outside
+from hf_synlm.gpst_inside_outside import _split_weights, inside, outside
 from tests.reference.inside_outside import naive_inside, naive_outside, replay_chart
+from tests.test_modeling_gpst import tiny
 
 CONFIG = {
     "composition_size": 8,
@@ -117,3 +118,21 @@ def test_dropout_changes_training_only():
     assert not torch.allclose(still, noisy.vector_ND)
     noisy.language_vector_ND.sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in composition.parameters() if p.grad is not None)
+
+
+def test_hard_weights_choose_the_best_split():
+    """One-hot in the forward pass, gradients of the softmax."""
+    score = torch.tensor([[0.5, 2.0, 1.0]], requires_grad=True)
+    weight = _split_weights(score, {"hard": True, "temperature": 1.0})
+    torch.testing.assert_close(weight, torch.tensor([[0.0, 1.0, 0.0]]))
+    (gradient,) = torch.autograd.grad(weight[0, 1], score)
+    (expected,) = torch.autograd.grad(score.softmax(-1)[0, 1], score)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_a_second_backward_is_refused():
+    model = tiny().train()
+    output = model(torch.tensor([[7, 8, 9, 10]]), labels=torch.tensor([[7, 8, 9, 10]]))
+    output.loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="backward ran through this chart already"):
+        output.loss.backward()

@@ -38,11 +38,11 @@ SEARCH = "actions generation_actions generation_joint generation_mixin "
 SEARCH += "search_actions search_parsing search_proposals search_stack search_state search_words "
 RECURRENT = "actions recurrent_cache recurrent_language_model recurrent_sentences "
 SHIPPED = {
-    "gpst": (MODULES + SEARCH, 7700),
-    "rnng": (MODULES + SEARCH, 8400),
+    "gpst": (MODULES + SEARCH, 7850),
+    "rnng": (MODULES + SEARCH, 8450),
     "on_lstm": (MODULES + RECURRENT + "recurrent_dropout syntactic_distance", 3800),
     "prpn": (MODULES + RECURRENT + "recurrent_dropout syntactic_distance", 4500),
-    "palm": (MODULES + RECURRENT + "recurrent_dropout recurrent_lstm", 3610),
+    "palm": (MODULES + RECURRENT + "recurrent_dropout recurrent_lstm", 3600),
     "lstm": (MODULES + RECURRENT + "recurrent_lstm", 3200),
 }
 

@@ -15,8 +15,9 @@ from hf_synlm import (
     PaLMForCausalLM,
     PRPNConfig,
     PRPNForCausalLM,
+    losses,
 )
-from hf_synlm.losses import to_shares
+from hf_synlm.losses import linear_cross_entropy, to_shares
 from tests import test_modeling_rnng as rnng
 from tests.test_modeling_gpst import NO_DROPOUT, ids_of, tiny
 
@@ -151,3 +152,20 @@ def test_unknown_parts_are_refused(name: str) -> None:
     model, batch = MODELS[name]()
     with pytest.raises(ValueError, match="the loss has no part 'words'"):
         model(**batch, loss_shares={"words": 0.5})
+
+
+@pytest.mark.parametrize("rows_per_chunk", [3, 100])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_linear_cross_entropy(monkeypatch: pytest.MonkeyPatch, rows_per_chunk: int, with_bias: bool) -> None:
+    """Values and gradients equal those of all logits at once, in one chunk and in several."""
+    monkeypatch.setattr(losses, "_CHUNK_ELEMENTS", 11 * rows_per_chunk)
+    hidden, weight, bias = (torch.randn(*shape).double().requires_grad_() for shape in ((8, 5), (11, 5), (11,)))
+    target, coefficient = torch.randint(11, (8,)), torch.rand(8).double()
+    inputs = [hidden, weight, bias] if with_bias else [hidden, weight]
+    loss, loss_R = linear_cross_entropy(hidden, weight, target, coefficient, bias if with_bias else None)
+    logits = torch.nn.functional.linear(*inputs)
+    expected_R = torch.nn.functional.cross_entropy(logits, target, reduction="none")
+    torch.testing.assert_close(loss_R, expected_R)
+    torch.testing.assert_close(loss, (expected_R * coefficient).sum())
+    expected = torch.autograd.grad((expected_R * coefficient).sum() * 0.5, inputs)
+    torch.testing.assert_close(torch.autograd.grad(loss * 0.5, inputs), expected)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from hf_synlm.module_tools import NoOffloading
 from tests.test_hidden_states import batch, build
 
 every_architecture = pytest.mark.parametrize("name", ["gpst", "rnng", "on_lstm", "prpn", "palm", "lstm"])
@@ -31,3 +34,24 @@ def test_offloading_is_an_error(name, kind, tmp_path):
     options = {"device_map": "auto", "max_memory": {"cpu": size // 2}, "offload_folder": tmp_path / "offload"}
     with pytest.raises(ValueError, match=f"{type(model).__name__} on .*'disk'.*cannot be offloaded.*one device"):
         type(model).from_pretrained(tmp_path / "model", **options)
+
+
+@pytest.mark.parametrize(
+    ("places", "is_refused"), [(["cpu", 0], True), (["disk"], True), (["cpu"], False), ([0, 1], False)]
+)
+def test_places_that_mean_offloading(places, is_refused):
+    """The CPU beside a GPU, or the disk; without a GPU these maps cannot be loaded."""
+
+    class Loader:
+        @classmethod
+        def from_pretrained(cls):
+            return SimpleNamespace(hf_device_map=dict(enumerate(places)))
+
+    class Model(NoOffloading, Loader):
+        pass
+
+    if is_refused:
+        with pytest.raises(ValueError, match="cannot be offloaded"):
+            Model.from_pretrained()
+    else:
+        assert Model.from_pretrained().hf_device_map
