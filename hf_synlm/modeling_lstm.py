@@ -34,6 +34,7 @@ from .hidden_states import (
     wanted_states,
 )
 from .losses import check_shares, linear_cross_entropy, share_of
+from .matrix_products import without_autocast
 from .module_tools import is_adapted, weight_of
 from .outputs import InFieldOrder, SyntacticLMOutput
 from .recurrent_cache import RecurrentCache, check_cache, segment_mask, store_state
@@ -143,7 +144,9 @@ class LSTMModel(LSTMPreTrainedModel):
         if wanted or is_adapted(self.lstm):  # `nn.LSTM` does not see what adapters change
             outputs, final = self._read_by_layer(ids, count_B + begins, state)
         else:
-            outputs, final = self._read(ids, count_B + begins, state, keep_state)
+            # In the type of the weights, as in `lstm_layer`.
+            with without_autocast(ids.device.type):
+                outputs, final = self._read(ids, count_B + begins, state, keep_state)
         if state is not None:
             before = [torch.zeros_like(outputs[0][:, 0]), *state[0]][-len(outputs) :]
             outputs = [torch.cat([x[:, None].to(y.dtype), y], 1) for x, y in zip(before, outputs, strict=True)]

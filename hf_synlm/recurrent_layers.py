@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from .matrix_products import without_autocast
+
 
 def lstm_layer(
     inputs_BTI: Tensor, state: tuple[Tensor, Tensor], weights: Sequence[Tensor], lengths_B: Tensor | None = None
@@ -30,8 +32,19 @@ def lstm_layer(
     Returns:
         Outputs [B, T, H], and the state (h, c), each [B, H], after the last input of each row.
 
+    Under autocast the layer runs in the type of its weights: PyTorch's bfloat16 LSTM needs a CPU with AVX-512, and on a
+    GPU autocast would run it in float16, where small gradients become 0.
+
     Cost: T steps of one cell for all rows.
     """
+    with without_autocast(inputs_BTI.device.type):
+        return _run_lstm(inputs_BTI.to(weights[0].dtype), state, weights, lengths_B)
+
+
+def _run_lstm(
+    inputs_BTI: Tensor, state: tuple[Tensor, Tensor], weights: Sequence[Tensor], lengths_B: Tensor | None
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """`lstm_layer`, in the type of its inputs."""
     options = (True, 1, 0.0, torch.is_grad_enabled(), False)  # biases, layers, dropout, train, bidirectional
     old = tuple(tensor[None].to(inputs_BTI) for tensor in state)
     if lengths_B is None or inputs_BTI.shape[1] == 1:
