@@ -13,6 +13,7 @@ import io
 import json
 import re
 import shlex
+import tempfile
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -105,7 +106,12 @@ def check_options(words: list[str]) -> None:
     command: Any = typer.main.get_command(app)
     while hasattr(command, "commands"):
         command, words = command.commands[words[0]], words[1:]
-    command.make_context(command.name, list(words))
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        # Inputs must exist. Longer names first: a file makes the folders that it lies in.
+        for file in (Path(word) for word in sorted(words, key=len, reverse=True) if not word.startswith(("-", "/"))):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+        command.make_context(command.name, list(words))
 
 
 def make_inputs(folder: Path) -> None:

@@ -35,6 +35,7 @@ from hf_synlm import (
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.hub import export
 from hf_synlm.hub.card import fill_card
+from hf_synlm.hub.checkpoint import pickled_files
 from hf_synlm.hub.export import check_complete, export_model, push_to_hub
 from hf_synlm.hub.verify import PACKAGE, main, verify_export
 
@@ -98,11 +99,6 @@ def run_without_package(code: str, *arguments: str, cache: Path) -> str:
 
 
 class TestExport:
-    def test_same_without_the_package(self, exported: Path):
-        report = verify_export(exported)
-        assert report.passed, report.table()
-        assert {check.name for check in report.checks} == ALL_CHECKS
-
     @pytest.mark.parametrize("model_class", [GPSTModel, GPSTForSequenceClassification])
     def test_every_class_exports_all_auto_classes(self, model_class, tiny_gpst_config, tokenizer, tmp_path: Path):
         folder = export_model(model_class(tiny_gpst_config), tokenizer, tmp_path / "part")
@@ -110,8 +106,10 @@ class TestExport:
         report = verify_export(folder)
         assert report.passed, report.table()
 
-    @pytest.mark.parametrize("system", ["top_down", "in_order"])
-    @pytest.mark.parametrize("model_class", [RNNGForCausalLM, RNNGForSequenceClassification])
+    @pytest.mark.parametrize(
+        ("model_class", "system"),
+        [(RNNGForCausalLM, "top_down"), (RNNGForSequenceClassification, "in_order")],
+    )
     def test_rnng_is_the_same_without_the_package(self, model_class, system, tiny_rnng_config, tmp_path):
         tiny_rnng_config.transition_system = system
         tiny_rnng_config.composition = "lstm" if system == "top_down" else "attention"
@@ -122,28 +120,19 @@ class TestExport:
         assert report.passed, report.table()
         assert {check.name for check in report.checks} == ALL_CHECKS
         files = {file.name for file in folder.glob("*.py")}
-        assert {
-            "modeling_rnng.py",
-            "rnng_fast_track.py",
-            "search_stack.py",
-        } <= files and "modeling_gpst.py" not in files
+        assert {"modeling_rnng.py", "search_stack.py"} <= files and "modeling_gpst.py" not in files
 
-    def test_code_is_byte_identical_to_the_package(self, exported: Path):
+    def test_code_and_weights_are_those_of_the_model(self, exported: Path, model: GPSTForCausalLM):
         files = {file.name for file in exported.glob("*.py")}
         assert {"modeling_gpst.py", "configuration_gpst.py", "trees.py", "actions.py", "gpst_chart.py"} <= files
-        for name in files:
-            assert (exported / name).read_bytes() == (PACKAGE / name).read_bytes(), name
-
-    def test_weights_are_safetensors_only(self, exported: Path, model: GPSTForCausalLM):
-        assert not [file.name for file in exported.iterdir() if file.suffix in {".bin", ".pt", ".pth", ".pkl"}]
+        assert all((exported / name).read_bytes() == (PACKAGE / name).read_bytes() for name in files)
+        assert not pickled_files(exported)
         with safe_open(exported / "model.safetensors", "pt") as weights:
             assert weights.metadata()["format"] == "pt"
             saved = {name: weights.get_tensor(name) for name in weights.keys()}  # noqa: SIM118
         own = model.state_dict()
         assert set(saved) <= set(own)
         assert all(torch.equal(tensor, own[name]) for name, tensor in saved.items())
-
-    def test_nothing_but_the_folder_is_left(self, exported: Path):
         assert [path.name for path in exported.parent.iterdir()] == [exported.name]
 
     def test_state_dict_is_used(self, model, tokenizer, tmp_path: Path):
@@ -152,32 +141,22 @@ class TestExport:
         loaded = GPSTForCausalLM.from_pretrained(folder)
         assert all(torch.equal(loaded.state_dict()[name], value) for name, value in other.state_dict().items())
 
-    def test_existing_folder_is_an_error(self, exported: Path, model, tokenizer):
+    def test_existing_folder_is_an_error_without_overwrite(self, exported: Path, model, tokenizer):
         before = {file.name: file.read_bytes() for file in exported.iterdir()}
         with pytest.raises(ValueError, match="exists.*overwrite"):
             export_model(model, tokenizer, exported)
         assert {file.name: file.read_bytes() for file in exported.iterdir()} == before
-
-    def test_file_in_the_way_is_an_error(self, model, tokenizer, tmp_path: Path):
-        (tmp_path / "taken").write_text("something else")
-        with pytest.raises(ValueError, match="is a file"):
-            export_model(model, tokenizer, tmp_path / "taken", overwrite=True)
-
-    def test_overwrite_replaces_all_of_it(self, exported: Path, model, tokenizer):
         (exported / "stale.txt").write_text("from before")
-        export_model(model, tokenizer, exported, card="# New\n", overwrite=True)
-        assert not (exported / "stale.txt").exists()
-        assert (exported / "README.md").read_text() == "# New\n"
-        assert [path.name for path in exported.parent.iterdir()] == [exported.name]
-
-    def test_links_stay_and_pipes_are_refused(self, exported: Path, model, tokenizer):
         (link := exported.with_name("link")).symlink_to(exported)
         assert export_model(model, tokenizer, link, card="# New\n", overwrite=True) == link
         assert link.is_symlink() and (exported / "README.md").read_text() == "# New\n"
+        assert not (exported / "stale.txt").exists()
         os.mkfifo(exported.with_name("pipe"))
-        with pytest.raises(ValueError, match="is a file"):
-            export_model(model, tokenizer, exported.with_name("pipe"), overwrite=True)
-        assert sorted(path.name for path in exported.parent.iterdir()) == sorted([exported.name, "link", "pipe"])
+        exported.with_name("file").write_text("something else")
+        for name in ("pipe", "file"):
+            with pytest.raises(ValueError, match="is a file"):
+                export_model(model, tokenizer, exported.with_name(name), overwrite=True)
+        assert sorted(path.name for path in exported.parent.iterdir()) == ["file", exported.name, "link", "pipe"]
 
     @pytest.mark.parametrize("step", ["model", "tokenizer", "check"])
     @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -289,22 +268,17 @@ class TestVerify:
         assert "modeling_gpst.py" in lines[0]
         assert main([str(exported), "--max_new_tokens", "2", "--tolerance", "0.01"]) == 0
 
-    def test_code_that_needs_the_package_is_found(self, exported: Path):
+    def test_pickles_and_code_that_needs_the_package_are_found(self, exported: Path):
         file = exported / "trees.py"
         file.write_text(file.read_text() + "\nimport hf_synlm\n")
-        failed = {check.name: check.detail for check in verify_export(exported).checks if not check.passed}
-        assert "AutoModelForCausalLM" in failed
-        assert "hf_synlm" in failed["AutoModelForCausalLM"]
-
-    def test_pickled_weights_are_found(self, exported: Path):
         torch.save({}, exported / "pytorch_model.bin")
-        failed = [check for check in verify_export(exported).checks if not check.passed]
-        assert [check.name for check in failed] == ["files"]
-        assert "pytorch_model.bin" in failed[0].detail
+        failed = {check.name: check.detail for check in verify_export(exported).checks if not check.passed}
+        assert "pytorch_model.bin" in failed["files"] and "hf_synlm" in failed["AutoModelForCausalLM"]
 
-    def test_unusable_folders(self, exported: Path, tmp_path: Path):
-        with pytest.raises(ValueError, match="There is no folder"):
-            verify_export(tmp_path / "nowhere")
+    def test_unusable_folders(self, exported: Path, tmp_path: Path, capsys):
+        with pytest.raises(SystemExit) as exit_info:
+            main([str(tmp_path / "nowhere")])
+        assert exit_info.value.code == 2 and "There is no folder" in capsys.readouterr().err
         (tmp_path / "empty").mkdir()
         with pytest.raises(ValueError, match="has no config.json"):
             verify_export(tmp_path / "empty")
@@ -315,12 +289,6 @@ class TestVerify:
         (exported / "config.json").write_text(json.dumps({**config, "auto_map": None}))
         with pytest.raises(ValueError, match="has no auto_map"):
             verify_export(exported)
-
-    def test_unusable_folder_on_the_command_line(self, tmp_path: Path, capsys):
-        with pytest.raises(SystemExit) as exit_info:
-            main([str(tmp_path / "nowhere")])
-        assert exit_info.value.code == 2
-        assert "There is no folder" in capsys.readouterr().err
 
 
 class TestCard:
@@ -335,35 +303,24 @@ class TestCard:
         "command": "python -m hf_synlm.evaluation perplexity --model org/gpst-tiny",
     }
 
-    def test_front_matter(self, tiny_gpst_config: GPSTConfig):
-        facts = {"repo_id": "org/gpst-tiny", "datasets": ["org/sotu"], "license": "cc0-1.0", "results": [self.RESULT]}
-        data = ModelCard(fill_card(tiny_gpst_config, facts)).data
-        assert (data.license, data.language, data.library_name) == ("cc0-1.0", "en", "transformers")
-        assert data.pipeline_tag == "text-generation"
-        assert {"custom_code", "hf_synlm", "gpst", "syntactic-language-model"} <= set(data.tags)
-        assert data.datasets == ["org/sotu"]
-        assert data.metrics == ["perplexity"]
-        assert data.eval_results[0].metric_name == "perplexity (beam 20, beam marginal)"
-
     def test_every_place_is_filled(self, tiny_gpst_config: GPSTConfig):
-        facts = {
-            "repo_id": "org/gpst-tiny",
+        stated = {
             "training_data": "Speeches.",
             "training_procedure": "Two minutes on a laptop.",
             "limits": "- Knows presidents only.",
-            "results": [self.RESULT],
         }
-        text = fill_card(tiny_gpst_config, facts)
+        facts = {"repo_id": "org/gpst-tiny", "datasets": ["org/sotu"], "license": "cc0-1.0", "results": [self.RESULT]}
+        text = fill_card(tiny_gpst_config, {**facts, **stated})
+        data = ModelCard(text).data
+        assert (data.license, data.language, data.library_name) == ("cc0-1.0", "en", "transformers")
+        assert data.pipeline_tag == "text-generation" and data.datasets == ["org/sotu"]
+        assert {"custom_code", "hf_synlm", "gpst", "syntactic-language-model"} <= set(data.tags)
+        assert data.metrics == ["perplexity"]
+        assert data.eval_results[0].metric_name == "perplexity (beam 20, beam marginal)"
         assert "{{" not in text
-        for part in (
-            "Speeches.",
-            "Two minutes on a laptop.",
-            "- Knows presidents only.",
-            "| 123.5 | 20 | beam marginal |",
-        ):
+        for part in (*stated.values(), "| 123.5 | 20 | beam marginal |", self.RESULT["command"]):
             assert part in text
         assert text.count('from_pretrained("org/gpst-tiny", trust_remote_code=True)') == 2
-        assert self.RESULT["command"] in text
 
     def test_a_number_needs_its_beam(self, tiny_gpst_config: GPSTConfig):
         result = {key: value for key, value in self.RESULT.items() if key != "num_beams"}

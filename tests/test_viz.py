@@ -42,19 +42,7 @@ from hf_synlm.viz import (
 from hf_synlm.viz.layout import build_nodes, display_width, place_nodes
 
 CAT = ("the cat sat down".split(), [(0, 2), (3, 4), (2, 4), (0, 4)], ["NP", "PRT", "VP", "S"])
-NASTY = [
-    "<b>&amp;",
-    '"q"',
-    "it's",
-    "]]>",
-    "שלום!",
-    "猫",
-    "na\u0308ive",
-    "a\x00\ud800\uffffb",
-    "{x_1}$%#~^\\",
-    "--",
-    "\u202e",
-]
+NASTY = '<b>&amp; "q" it\'s ]]> שלום! 猫 na\u0308ive a\x00\ud800\uffffb {x_1}$%#~^\\ -- \u202e'.split()
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -148,21 +136,8 @@ def test_trees_that_cannot_be_drawn():
 # --------------------------------------------------------------------------------------------------------------- SVG
 def test_svg_says_what_the_tree_says():
     svg = tree_to_svg(*CAT, surprisals=[4.0, 2.0, math.inf, -1.0])
-    assert texts(svg) == [
-        "S",
-        "NP",
-        "the",
-        "cat",
-        "VP",
-        "sat",
-        "PRT",
-        "down",
-        "4.0",
-        "2.0",
-        "∞",
-        "-1.0",
-        "surprisal (bits)",
-    ]
+    words = "S NP the cat VP sat PRT down 4.0 2.0 ∞ -1.0".split()
+    assert texts(svg) == [*words, "surprisal (bits)"]
     heights = [float(bar.get("height")) for bar in ElementTree.fromstring(svg).iter(f"{SVG}rect")]
     assert heights == [60, 30, 60, 0]
     # Words stand on one line from left to right, and S above its children.

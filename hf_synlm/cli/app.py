@@ -56,11 +56,11 @@ app.add_typer(evaluations, name="evaluate")
 def _add(group: typer.Typer, *commands: Callable[..., None]) -> None:
     """Add commands by the names of their functions; the examples of a docstring go to the end of the help."""
     for command in commands:
-        text, _, examples = (inspect.getdoc(command) or "").partition("\n\nExample")
+        text, _, examples = options.without_options(inspect.getdoc(command) or "").partition("\n\nExample")
         lines = [line.strip() for line in examples.removeprefix("s").removeprefix(":").strip().splitlines()]
         epilog = "\n\n".join(f"Example: {line}" for line in lines)
         add = group.command(command.__name__, help=text, epilog=f"{epilog}\n\n{EXIT_CODES}")
-        add(options.with_groups(command))
+        add(options.as_typer_command(command))
 
 
 _add(app, trees.parse, trees.surprisal, trees.generate, trees.draw)

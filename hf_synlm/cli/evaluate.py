@@ -22,45 +22,34 @@ from hf_synlm.evaluation.text_items import read_items, read_treebank_items
 from hf_synlm.evaluation.treebank_parsing import Treebank, load_treebank, parse_sentences, report_evalb, report_parsing
 from hf_synlm.viz import bars_to_svg
 
-EndOfSentence = Annotated[
-    bool, typer.Option("--end-of-sentence", help="Count the end of the sentences in their probability.")
-]
-Results = Annotated[
-    list[Path],
-    typer.Argument(help="JSON files of one evaluation, for several models or seeds.", **options.INPUT_FILE),
-]
+Results = Annotated[list[Path], typer.Argument(**options.INPUT_FILE)]
+Folder = Annotated[Path, typer.Argument(exists=True)]
 
 
 # ------------------------------------------------------------------------------------------------------- parsing
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CountingOptions:
-    """What counts in the score."""
+    """What counts in the score.
 
-    convention: Annotated[
-        str,
-        typer.Option(help=f"What counts: {', '.join(CONVENTIONS)}; or evalb, brackets as the program EVALB counts."),
-    ] = "gpst"
-    punctuation: Annotated[
-        Literal["remove", "ignore", "keep"] | None,
-        typer.Option(
-            help="remove it before parsing (default); ignore: parse it, but do not score it; keep it (default of "
-            "evalb)."
-        ),
-    ] = None
-    punctuation_by: Annotated[
-        Literal["tag", "form"], typer.Option(help="Recognize punctuation by its tag, or by its form.")
-    ] = "tag"
-    max_length: Annotated[
-        int | None, typer.Option(min=1, help="Parse and score only sentences of at most this many words.")
-    ] = None
-    min_length: Annotated[
-        int | None, typer.Option(min=1, help="Parse and score only sentences of at least this many words.")
-    ] = None
-    parameters: Annotated[
-        Path | None,
-        typer.Option("--prm", help="Parameter file of EVALB; default: as in COLLINS.prm.", **options.INPUT_FILE),
-    ] = None
-    unlabeled: Annotated[bool, typer.Option("--unlabeled", help="evalb: compare brackets without labels.")] = False
+    Attributes:
+        convention: What counts: gpst, prpn, on-lstm, compound-pcfg, compound-pcfg-corpus, palm; or evalb, brackets as
+            the program EVALB counts.
+        punctuation: remove it before parsing (default); ignore: parse it, but do not score it; keep it (default of
+            evalb).
+        punctuation_by: Recognize punctuation by its tag, or by its form.
+        max_length: Parse and score only sentences of at most this many words.
+        min_length: Parse and score only sentences of at least this many words.
+        parameters: Parameter file of EVALB; default: as in COLLINS.prm.
+        unlabeled: evalb: compare brackets without labels.
+    """
+
+    convention: str = "gpst"
+    punctuation: Literal["remove", "ignore", "keep"] | None = None
+    punctuation_by: Literal["tag", "form"] = "tag"
+    max_length: options.OptionalPositive = None
+    min_length: options.OptionalPositive = None
+    parameters: Annotated[Path | None, typer.Option("--prm", **options.INPUT_FILE)] = None
+    unlabeled: bool = False
 
     def rule(self) -> ParsingConvention | EvalbParameters:
         """The convention.
@@ -103,26 +92,26 @@ class CountingOptions:
 
 
 def parsing(
-    treebank: Annotated[Path, typer.Option(help="Gold trees in the format of the Penn Treebank.")],
+    treebank: Path,
     counting: CountingOptions,
     parsing: options.Parsing,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Folder of the model that parses, or its name on the Hub.", rich_help_panel="Model"),
-    ] = None,
-    trees: Annotated[
-        list[Path] | None,
-        typer.Option(help="Score the trees in this file instead, one line per gold sentence; repeat for several runs."),
-    ] = None,
-    tree_style: options.TreeStyleOption = "unlabeled",
-    limit: Annotated[int | None, typer.Option(min=1, help="Take only the first sentences, at most this many.")] = None,
+    model: str | None = None,
+    trees: list[Path] | None = None,
+    tree_style: options.TreeStyle = "unlabeled",
+    limit: options.OptionalPositive = None,
     out: options.Output = None,
-    overwrite: options.Overwrite = False,
+    overwrite: bool = False,
 ) -> None:
     """F1 of trees against a treebank, by a named convention, next to the trees that need no model.
 
     Also recall by label, width and height, depth and branching of the trees, and the agreement of several runs
     (several --trees). All numbers in percent.
+
+    Options:
+        treebank: Gold trees in the format of the Penn Treebank.
+        model: Folder of the model that parses, or its name on the Hub.
+        trees: Score the trees in this file instead, one line per gold sentence; repeat for several runs.
+        limit: Take only the first sentences, at most this many.
 
     Example: synlm evaluate parsing --treebank wsj23.mrg --model runs/gpst_tiny/model --num-beams 20 --out f1.json
     """
@@ -172,28 +161,24 @@ def _check_unused(parsing: options.Parsing) -> None:
 
 # --------------------------------------------------------------------------------------------- texts and test suites
 def perplexity(
-    texts: options.Texts,
-    model: options.Model,
+    texts: options.PathArgument,
+    model: str,
     scoring: options.Scoring,
     out: options.Output = None,
-    overwrite: options.Overwrite = False,
-    context: options.ContextOption = "sentence",
-    file_format: Annotated[
-        Literal["txt", "tsv", "csv", "jsonl", "treebank"] | None,
-        typer.Option(
-            "--format", help="Format of the input; default: by its name. treebank: the words of bracketed trees."
-        ),
-    ] = None,
-    punctuation: Annotated[
-        Literal["remove", "keep"] | None,
-        typer.Option(help="Of a treebank: keep it (default), or remove it by its tags before scoring."),
-    ] = None,
-    text_column: options.TextColumn = None,
+    overwrite: bool = False,
+    context: options.Context = "sentence",
+    file_format: Annotated[Literal["txt", "tsv", "csv", "jsonl", "treebank"] | None, typer.Option("--format")] = None,
+    punctuation: Literal["remove", "keep"] | None = None,
+    text_column: str | None = None,
 ) -> None:
     """Perplexity over tokens and over words, without and with the ends of sentences.
 
     The result names the estimator, the beam and what the end of a sentence counts: an end token, or for GPST and RNNG
     the actions that complete the tree. Compare models with different tokenizers by word_perplexity.
+
+    Options:
+        file_format: Format of the input; default: by its name. treebank: the words of bracketed trees.
+        punctuation: Of a treebank: keep it (default), or remove it by its tags before scoring.
 
     Example: synlm evaluate perplexity valid.txt --model runs/gpst_tiny/model --estimator stepwise --out ppl.json
     """
@@ -212,19 +197,21 @@ def perplexity(
 
 
 def syntaxgym(
-    suites: Annotated[
-        Path, typer.Argument(help="Folder of suites in SyntaxGym's JSON format, or one suite.", exists=True)
-    ],
-    model: options.Model,
+    suites: Folder,
+    model: str,
     scoring: options.Scoring,
     out: options.Output = None,
-    overwrite: options.Overwrite = False,
-    suite: Annotated[list[str] | None, typer.Option(help="Take only this suite; repeat for several.")] = None,
+    overwrite: bool = False,
+    suite: list[str] | None = None,
 ) -> None:
     """Accuracy on SyntaxGym's test suites: per suite, per circuit, and the means that papers report.
 
     mean_31_suites averages the suites of Hu et al. 2020, mean_6_circuits their circuits (what most papers call SG
     score). Suites are not part of this package: get them from cpllab/syntactic-generalization.
+
+    Options:
+        suites: Folder of suites in SyntaxGym's JSON format, or one suite.
+        suite: Take only this suite; repeat for several.
 
     Example: synlm evaluate syntaxgym test_suites/json --model runs/gpst_tiny/model --num-beams 300 --out sg.json
     """
@@ -236,18 +223,24 @@ def syntaxgym(
 
 
 def blimp(
-    paradigms: Annotated[Path, typer.Argument(help="Folder of BLiMP's 67 .jsonl files, or one of them.", exists=True)],
-    model: options.Model,
+    paradigms: Folder,
+    model: str,
     scoring: options.Scoring,
     out: options.Output = None,
-    overwrite: options.Overwrite = False,
-    paradigm: Annotated[list[str] | None, typer.Option(help="Take only this paradigm; repeat for several.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Take the first pairs of each paradigm, at most N.")] = None,
-    end_of_sentence: EndOfSentence = False,
+    overwrite: bool = False,
+    paradigm: list[str] | None = None,
+    limit: options.OptionalPositive = None,
+    end_of_sentence: bool = False,
 ) -> None:
     """Accuracy on BLiMP's minimal pairs: per paradigm, per phenomenon, and mean over the paradigms.
 
     The data are not part of this package: get them from alexwarstadt/blimp (CC BY 4.0).
+
+    Options:
+        paradigms: Folder of BLiMP's 67 .jsonl files, or one of them.
+        paradigm: Take only this paradigm; repeat for several.
+        limit: Take only the first pairs of each paradigm, at most this many.
+        end_of_sentence: Count the end of the sentences in their probability.
 
     Example: synlm evaluate blimp blimp/data --model runs/gpst_tiny/model --limit 100 --out blimp.json
     """
@@ -258,20 +251,28 @@ def blimp(
 
 
 def pairs(
-    pairs: Annotated[Path, typer.Argument(help="Table of minimal pairs: .tsv, .csv or .jsonl.")],
-    model: options.Model,
+    pairs: options.PathArgument,
+    model: str,
     scoring: options.Scoring,
     out: options.Output = None,
-    overwrite: options.Overwrite = False,
-    good_column: Annotated[str, typer.Option(help="Column of the better sentences.")] = "sentence_good",
-    bad_column: Annotated[str, typer.Option(help="Column of the other sentences.")] = "sentence_bad",
-    group_column: Annotated[str | None, typer.Option(help="Column that groups the pairs; one score per group.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Take the first pairs of each group, at most N.")] = None,
-    end_of_sentence: EndOfSentence = False,
+    overwrite: bool = False,
+    good_column: str = "sentence_good",
+    bad_column: str = "sentence_bad",
+    group_column: str | None = None,
+    limit: options.OptionalPositive = None,
+    end_of_sentence: bool = False,
 ) -> None:
     """Share of minimal pairs of which a model finds the better sentence more probable.
 
     For example the templates of Marvin and Linzen 2018, or your own stimuli.
+
+    Options:
+        pairs: Table of minimal pairs: .tsv, .csv or .jsonl.
+        good_column: Column of the better sentences.
+        bad_column: Column of the other sentences.
+        group_column: Column that groups the pairs; one score per group.
+        limit: Take only the first pairs of each group, at most this many.
+        end_of_sentence: Count the end of the sentences in their probability.
 
     Example: synlm evaluate pairs agreement.tsv --model runs/rnng_tiny/model --group-column construction
     """
@@ -284,11 +285,14 @@ def pairs(
 
 
 # ------------------------------------------------------------------------------------------------- several results
-def summary(results: Results, out: options.Output = None, overwrite: options.Overwrite = False) -> None:
+def summary(results: Results, out: options.Output = None, overwrite: bool = False) -> None:
     """Mean and standard deviation of results over seeds.
 
     Results of different tasks, options or data, or of models of different architecture, size or precision are refused:
     their mean would mix conventions.
+
+    Options:
+        results: JSON files of one evaluation, for example one per seed.
 
     Example: synlm evaluate summary sg.seed0.json sg.seed1.json sg.seed2.json --out sg.json
     """
@@ -310,24 +314,20 @@ def _check_picture(out: Path, overwrite: bool) -> None:
 
 def plot(
     results: Results,
-    out: Annotated[Path, typer.Option("--out", help="SVG file to write."), options.Writes(_check_picture)],
-    overwrite: options.Overwrite = False,
-    label: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Name of a file in the picture; repeat for each file in order. Files with the same name are runs of "
-            "one model, drawn as mean with standard deviation. Default: names of the files, or of their folders."
-        ),
-    ] = None,
-    score: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Score to draw, or the beginning of its name, such as 'suite '; repeat for several. Default: means "
-            "and the circuits or phenomena; for parsing the F1s; for perplexity the one over words."
-        ),
-    ] = None,
+    out: Annotated[Path, options.Writes(_check_picture)],
+    overwrite: bool = False,
+    label: list[str] | None = None,
+    score: list[str] | None = None,
 ) -> None:
     """Draw the scores of one or several results as bars.
+
+    Options:
+        results: JSON files of one evaluation, for several models or seeds.
+        out: SVG file to write.
+        label: Name of a file in the picture; repeat for each file in order. Files with the same name are runs of one
+            model, drawn as mean with standard deviation. Default: names of the files, or of their folders.
+        score: Score to draw, or the beginning of its name, such as 'suite '; repeat for several. Default: means and the
+            circuits or phenomena; for parsing the F1s; for perplexity the one over words.
 
     Example: synlm evaluate plot sg.gpst.json sg.rnng.json --out sg.svg --score 'circuit '
     """

@@ -17,43 +17,30 @@ from hf_synlm.hub.export import check_target, export_model, push_to_hub
 from hf_synlm.hub.info import describe_model, files_table, info_table, shipped_files
 from hf_synlm.hub.verify import encode_texts, verify_export
 
-ModelName = Annotated[str, typer.Argument(help="Folder of a model, or its name on the Hub.")]
-OutFolder = Annotated[
-    Path,
-    typer.Option("--out", help="Folder to write."),
-    options.Writes(check_target, replaces_folder=True),
-]
-ReportFormat = Annotated[Literal["table", "json"], typer.Option("--format", help="How to print the result.")]
+ModelName = Annotated[str, typer.Argument()]
+OutFolder = Annotated[Path, options.Writes(check_target, replaces_folder=True)]
+ReportFormat = Annotated[Literal["table", "json"], typer.Option("--format")]
 
 
 def convert(
-    architecture: Annotated[
-        Literal["gpst", "on_lstm", "palm", "prpn", "rnng"], typer.Argument(help="Architecture of the checkpoint.")
-    ],
-    weights: Annotated[
-        Path,
-        typer.Option(help="The authors' checkpoint: safetensors, or a file of plain tensors.", **options.INPUT_FILE),
-    ],
-    config: Annotated[
-        list[Path],
-        typer.Option(
-            help="The authors' configuration in JSON; for gpst twice: first r2d2_config, then gpt_config.",
-            **options.INPUT_FILE,
-        ),
-    ],
+    architecture: Annotated[Literal["gpst", "on_lstm", "palm", "prpn", "rnng"], typer.Argument()],
+    weights: Annotated[Path, typer.Option(**options.INPUT_FILE)],
+    config: Annotated[list[Path], typer.Option(**options.INPUT_FILE)],
     out: OutFolder,
-    overwrite: options.Overwrite = False,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder or Hub name of the checkpoint's tokenizer; default: what the configuration describes."
-        ),
-    ] = None,
+    overwrite: bool = False,
+    tokenizer: str | None = None,
 ) -> None:
     """Convert a checkpoint of the authors' code into a self-contained repository.
 
     The conversion accounts for every tensor, or it stops and names the tensors that are left. Pickles with more than
     tensors are refused, because they can run code; the message says how to take the tensors out.
+
+    Options:
+        architecture: Architecture of the checkpoint.
+        weights: The authors' checkpoint: safetensors, or a file of plain tensors.
+        config: The authors' configuration in JSON; for gpst twice: first r2d2_config, then gpt_config.
+        out: Folder to write.
+        tokenizer: Folder or Hub name of the checkpoint's tokenizer; default: what the configuration describes.
 
     Examples:
         synlm convert gpst --weights model.bin --config r2d2.json --config gpt.json --tokenizer gpst-vocab --out gpst
@@ -65,18 +52,19 @@ def convert(
 
 
 def info(
-    model: Annotated[str | None, typer.Argument(help="Folder of a model, or its name on the Hub.")] = None,
-    files: Annotated[
-        Literal["gpst", "rnng", "on_lstm", "prpn", "palm", "lstm"] | None,
-        typer.Option("--files", help="List the files of code that ship with every model of this architecture."),
-    ] = None,
+    model: Annotated[str | None, typer.Argument()] = None,
+    files: Literal["gpst", "rnng", "on_lstm", "prpn", "palm", "lstm"] | None = None,
     style: ReportFormat = "table",
-    revision: options.Revision = None,
+    revision: str | None = None,
 ) -> None:
     """Show what a model is: architecture, size, tokens, Auto classes, whether it is complete, and what its card says.
 
     The command reads files and runs no code, so it is safe for models of unknown origin. The weights of a model on the
     Hub are not downloaded.
+
+    Options:
+        files: List instead the files of code that ship with every model of this architecture.
+        style: How to print the result.
 
     Examples:
         synlm info runs/gpst_tiny/model
@@ -98,30 +86,23 @@ def info(
 def export(
     model: ModelName,
     out: OutFolder,
-    overwrite: options.Overwrite = False,
-    facts: Annotated[
-        Path | None,
-        typer.Option(
-            help="YAML or JSON file of what the card states: repo_id, license, language, datasets, training_data, "
-            "training_procedure, limits, results, task, ...",
-            **options.INPUT_FILE,
-        ),
-    ] = None,
-    results: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="JSON file of `synlm evaluate`, whose number the card states; repeat for several.",
-            **options.INPUT_FILE,
-        ),
-    ] = None,
-    revision: options.Revision = None,
-    trust_remote_code: options.TrustRemoteCode = False,
+    overwrite: bool = False,
+    facts: options.InputFile = None,
+    results: options.InputFiles = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
     dtype: options.DType = "auto",
 ) -> None:
     """Write a self-contained repository: code, weights in safetensors, tokenizer, generation options, card.
 
     A language model stays a language model, and a classifier a classifier. The code is that of the installed hf_synlm,
     also for a fine-tuned copy of a model from the Hub. The folder appears when it is complete.
+
+    Options:
+        out: Folder to write.
+        facts: YAML or JSON file of what the card states: repo_id, license, language, datasets, training_data,
+            training_procedure, limits, results, task, ...
+        results: JSON file of `synlm evaluate`, whose number the card states; repeat for several.
 
     Examples:
         synlm export model_cards/gpst-tiny --out gpst-tiny --facts model_cards/gpst-tiny/card.yaml
@@ -155,20 +136,25 @@ def _read_facts(path: Path | None) -> dict[str, Any]:
 
 def verify(
     model: ModelName,
-    text: Annotated[list[str] | None, typer.Option(help="Text to tokenize, parse and continue; repeatable.")] = None,
-    num_beams: Annotated[int | None, typer.Option(min=1, help="Beam of the parser; default: the model's.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of the greedy continuation.")] = 8,
-    tolerance: Annotated[
-        float, typer.Option(min=0.0, help="Largest difference of a number that passes; trees and tokens must be equal.")
-    ] = 0.0,
+    text: list[str] | None = None,
+    num_beams: options.OptionalPositive = None,
+    max_new_tokens: options.Positive = 8,
+    tolerance: Annotated[float, typer.Option(min=0.0)] = 0.0,
     style: ReportFormat = "table",
-    revision: options.Revision = None,
-    trust_remote_code: options.TrustRemoteCode = False,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
 ) -> None:
     """Load a model here and in a clean process where `import hf_synlm` fails, and compare what the two compute.
 
     Configuration, tokenizer, logits, parses and generated text with its trees must agree. The command runs the code of
     the folder, so a model on the Hub needs --trust-remote-code. Exit code 1 if something differs.
+
+    Options:
+        text: Text to tokenize, parse and continue; repeatable.
+        num_beams: Beam of the parser; default: the model's.
+        max_new_tokens: Length of the greedy continuation.
+        tolerance: Largest difference of a number that passes; trees and tokens must be equal.
+        style: How to print the result.
 
     Examples:
         synlm verify gpst-tiny
@@ -202,12 +188,12 @@ def _print_report(folder: Path, style: str = "table", **choices: Any) -> bool:
 
 
 def push(
-    folder: Annotated[Path, typer.Argument(help="What `synlm export` or a training script wrote.")],
-    repo_id: Annotated[str, typer.Argument(help="Name on the Hub, OWNER/NAME; made if it does not exist.")],
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    revision: Annotated[str | None, typer.Option(help="Branch, made if it does not exist; default: main.")] = None,
-    message: Annotated[str, typer.Option(help="Message of the commit.")] = "Upload model",
-    check: Annotated[bool, typer.Option("--verify/--no-verify", help="First do what `synlm verify` does.")] = True,
+    folder: options.PathArgument,
+    repo_id: Annotated[str, typer.Argument()],
+    private: bool = False,
+    revision: str | None = None,
+    message: str = "Upload model",
+    check: Annotated[bool, typer.Option("--verify/--no-verify")] = True,
 ) -> None:
     """Upload a folder as one commit: all of it arrives, or nothing.
 
@@ -215,6 +201,14 @@ def push(
     left out, pickles are refused. The token is that of `hf auth login` or of the environment variable HF_TOKEN; there
     is no option for it, because other users can see the words of a command. Prints the hash of the commit, for
     `revision=`.
+
+    Options:
+        folder: What `synlm export` or a training script wrote.
+        repo_id: Name on the Hub, OWNER/NAME; made if it does not exist.
+        private: Make a new repository private.
+        revision: Branch, made if it does not exist; default: main.
+        message: Message of the commit.
+        check: First do what `synlm verify` does.
 
     Examples:
         synlm push gpst-tiny your-name/gpst-tiny --private

@@ -1,80 +1,48 @@
 """Options that several commands share, the checks of `--out`, and the model that options describe.
 
-Options that belong together are the fields of a dataclass, such as `Loading` or `Scoring`. A command takes the
-dataclass as one parameter, and `with_groups` shows typer its fields instead.
+A command is a function whose docstring describes its options under `Options:`. Options that belong together are the
+fields of a dataclass, such as `Loading` or `Scoring`, which describes them under `Attributes:`; a command takes the
+dataclass as one parameter. `as_typer_command` turns such a function into what typer expects.
 """
 
+import copy
 import dataclasses
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
+from typer.models import ArgumentInfo, OptionInfo
 
 from hf_synlm.data.files import check_output
 from hf_synlm.evaluation.results import EvaluationResult, check_report
 from hf_synlm.evaluation.scoring import TextScorer
 from hf_synlm.hub.checkpoint import TOKENIZER_FILES
 
-_MODEL, _BEAM, _COMPUTE = "Model", "Estimator and beam", "Computation"
-# Checks of typer: an input is a file that can be read. They do not accept "-" for standard input, so texts and trees go
-# without them: a missing file is an OSError, which `app` reports.
-INPUT_FILE: dict[str, Any] = {"exists": True, "dir_okay": False}
-
-Model = Annotated[
-    str, typer.Option("--model", help="Folder of a model, or its name on the Hub.", rich_help_panel=_MODEL)
-]
-Revision = Annotated[
-    str | None, typer.Option(help="Branch, tag or commit of a model on the Hub.", rich_help_panel=_MODEL)
-]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=_MODEL)
-]
-GGUFFile = Annotated[str | None, typer.Option(help="Name of a GGUF file in the folder.", rich_help_panel=_MODEL)]
-BeginToken = Annotated[
-    str | None,
-    typer.Option(
-        help="Token before the first word; default: the model's begin token. A chat model may need the one of its "
-        "pretraining, such as '<|endoftext|>'.",
-        rich_help_panel=_MODEL,
-    ),
-]
-EstimatorOption = Annotated[
-    Literal["exact", "beam_marginal", "stepwise"] | None,
-    typer.Option(
-        "--estimator",
-        help="GPST and RNNG: beam_marginal (default; ratio of prefix probabilities over the beam, as in the papers) or "
-        "stepwise (normalized next-token distribution, what minicons and lm-eval see). Other models: exact.",
-        rich_help_panel=_BEAM,
-    ),
-]
-NumBeams = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Derivations kept after a word (GPST, RNNG); default: the model's own.", rich_help_panel=_BEAM
-    ),
-]
-ActionBeamSize = Annotated[
-    int | None, typer.Option(min=1, help="Derivations kept after an action (RNNG).", rich_help_panel=_BEAM)
-]
-FastTrackSize = Annotated[
-    int | None,
-    typer.Option(min=0, help="Derivations that fast-track moves on to the next word (RNNG).", rich_help_panel=_BEAM),
-]
-Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.", rich_help_panel=_COMPUTE)
-]
-DType = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16"],
-    typer.Option("--dtype", help="Type of the weights; auto = as saved.", rich_help_panel=_COMPUTE),
-]
-BatchSize = Annotated[int, typer.Option(min=1, help="Maximum number of sentences per batch.", rich_help_panel=_COMPUTE)]
-Seed = Annotated[int, typer.Option(help="Random seed; scoring itself is not random.", rich_help_panel=_COMPUTE)]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
+# Headings of the help, by option.
+_PANELS = {
+    "Model": "model revision trust_remote_code gguf_file begin_token",
+    "Estimator and beam": "estimator num_beams action_beam_size fast_track_size method parse_option structure_mode",
+    "Sampling": "sample temperature top_k top_p",
+    "Computation": "device dtype batch_size seed",
+}
+# Descriptions of options that several commands take; those of the groups below count as well.
+_SHARED = {
+    "model": "Folder of a model, or its name on the Hub.",
+    "out": "JSON file (.json) with all that repeats the result; a Markdown table lies beside it.",
+    "overwrite": "Replace the output if it exists.",
+    "texts": "Text (one sentence per line), or a .tsv, .csv or .jsonl table; - reads standard input.",
+    "context": "Read each sentence alone, or after the earlier sentences of its document.",
+    "file_format": "Format of the input; default: by its name.",
+    "text_column": "Column of the texts in a table; default: sentence.",
+    "tree_style": "Trees in a file: ((the cat) sleeps), (S (NP the cat) (VP sleeps)), or with a tag for each word. "
+    "JSON lines do not need it.",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,45 +60,20 @@ class Writes:
     replaces_folder: bool = False
 
 
-Output = Annotated[
-    Path | None,
-    typer.Option("--out", help="JSON file (.json) with all that repeats the result; a Markdown table lies beside it."),
-    Writes(check_report, beside=lambda path: path.with_suffix(".md")),
-]
-
-ParseMethod = Annotated[
-    str | None,
-    typer.Option("--method", help="How the model parses, e.g. search or inside (GPST).", rich_help_panel=_BEAM),
-]
-ParseOptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--parse-option",
-        help="NAME=VALUE for the model's parse(), e.g. decoder=biased or layer=1 (ON-LSTM); repeat for several.",
-        rich_help_panel=_BEAM,
-    ),
-]
-TreeStyleOption = Annotated[
-    Literal["unlabeled", "labeled", "treebank"],
-    typer.Option(
-        "--tree-style",
-        help="Trees in a file: ((the cat) sleeps), (S (NP the cat) (VP sleeps)), or with a tag for each word. JSON "
-        "lines do not need it.",
-    ),
-]
-Texts = Annotated[
-    Path,
-    typer.Argument(help="Text (one sentence per line), or a .tsv, .csv or .jsonl table; - reads standard input."),
-]
-ContextOption = Annotated[
-    Literal["sentence", "document"],
-    typer.Option("--context", help="Read each sentence alone, or after the earlier sentences of its document."),
-]
-FileFormat = Annotated[
-    Literal["txt", "tsv", "csv", "jsonl"] | None,
-    typer.Option("--format", help="Format of the input; default: by its name."),
-]
-TextColumn = Annotated[str | None, typer.Option(help="Column of the texts in a table; default: sentence.")]
+# Checks of typer: an input is a file that can be read. They do not accept "-" for standard input, so texts and trees go
+# without them: a missing file is an OSError, which `app` reports.
+INPUT_FILE: dict[str, Any] = {"exists": True, "dir_okay": False}
+InputFile = Annotated[Path | None, typer.Option(**INPUT_FILE)]
+InputFiles = Annotated[list[Path] | None, typer.Option(**INPUT_FILE)]
+PathArgument = Annotated[Path, typer.Argument()]
+Positive = Annotated[int, typer.Option(min=1)]
+OptionalPositive = Annotated[int | None, typer.Option(min=1)]
+FastTrackSize = Annotated[int | None, typer.Option(min=0)]
+Output = Annotated[Path | None, Writes(check_report, beside=lambda path: path.with_suffix(".md"))]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+TreeStyle = Literal["unlabeled", "labeled", "treebank"]
+Context = Literal["sentence", "document"]
+FileFormat = Annotated[Literal["txt", "tsv", "csv", "jsonl"] | None, typer.Option("--format")]
 
 
 def parse_options(more: Sequence[str] | None, flag: str = "--parse-option", /, **named: Any) -> dict[str, Any]:
@@ -162,14 +105,23 @@ def parse_options(more: Sequence[str] | None, flag: str = "--parse-option", /, *
 # --------------------------------------------------------------------------------------------- groups of options
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loading:
-    """Which version of a model computes, and on which device."""
+    """Which version of a model computes, and on which device.
 
-    revision: Revision = None
-    trust_remote_code: TrustRemoteCode = False
-    device: Device = None
+    Attributes:
+        revision: Branch, tag or commit of a model on the Hub.
+        trust_remote_code: Run code that comes with the model.
+        device: cpu, cuda, cuda:1, ...; default: a GPU if there is one.
+        dtype: Type of the weights; auto = as saved.
+        batch_size: Maximum number of sentences per batch.
+        seed: Random seed; scoring itself is not random.
+    """
+
+    revision: str | None = None
+    trust_remote_code: bool = False
+    device: str | None = None
     dtype: DType = "auto"
-    batch_size: BatchSize = 16
-    seed: Seed = 0
+    batch_size: Positive = 16
+    seed: int = 0
 
     def scorer(self, model: str, **more: Any) -> TextScorer:
         """Load a model with the options of this group.
@@ -190,28 +142,47 @@ class Loading:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Searching(Loading):
-    """The beam of a model that searches."""
+    """The beam of a model that searches.
 
-    num_beams: NumBeams = None
-    action_beam_size: ActionBeamSize = None
+    Attributes:
+        num_beams: Derivations kept after a word (GPST, RNNG); default: the model's own.
+        action_beam_size: Derivations kept after an action (RNNG).
+        fast_track_size: Derivations that fast-track moves on to the next word (RNNG).
+    """
+
+    num_beams: OptionalPositive = None
+    action_beam_size: OptionalPositive = None
     fast_track_size: FastTrackSize = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scoring(Searching):
-    """How a model scores text."""
+    """How a model scores text.
 
-    gguf_file: GGUFFile = None
-    begin_token: BeginToken = None
-    estimator: EstimatorOption = None
+    Attributes:
+        gguf_file: Name of a GGUF file in the folder.
+        begin_token: Token before the first word; default: the model's begin token. A chat model may need the one of its
+            pretraining, such as '<|endoftext|>'.
+        estimator: GPST and RNNG: beam_marginal (default; ratio of prefix probabilities over the beam, as in the papers)
+            or stepwise (normalized next-token distribution, what minicons and lm-eval see). Other models: exact.
+    """
+
+    gguf_file: str | None = None
+    begin_token: str | None = None
+    estimator: Literal["exact", "beam_marginal", "stepwise"] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parsing(Searching):
-    """How a model parses."""
+    """How a model parses.
 
-    method: ParseMethod = None
-    parse_option: ParseOptions = None
+    Attributes:
+        method: How the model parses, e.g. search or inside (GPST).
+        parse_option: NAME=VALUE for the model's parse(), e.g. decoder=biased or layer=1 (ON-LSTM); repeat for several.
+    """
+
+    method: str | None = None
+    parse_option: list[str] | None = None
 
     def chosen(self, **more: Any) -> dict[str, Any]:
         """The options of `parse` that were given, and those of `more` that are not None."""
@@ -219,32 +190,40 @@ class Parsing(Searching):
         return parse_options(self.parse_option, method=self.method, **beams, **more)
 
 
-def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+# ---------------------------------------------------------------------------------------------- commands for typer
+_SECTION = re.compile(r"^(?:Options|Attributes):\n((?: .*\n?|\n)*)", re.M)
+_ENTRY = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.M)
+
+
+def without_options(text: str) -> str:
+    """A docstring without the section that describes options."""
+    return _SECTION.sub("", text)
+
+
+def as_typer_command(command: Callable[..., None]) -> Callable[..., None]:
     """Show typer a command with the options of its groups, and check `--out` before the command runs.
 
     Args:
-        command: a function; parameters whose type is a dataclass are groups.
+        command: a function; parameters whose type is a dataclass are groups. Docstrings describe the options.
 
     Returns:
         A function of all options, which calls the command with the groups.
     """
-    hints = get_type_hints(command)
+    hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
+    texts = {**_descriptions(Loading), **_descriptions(Searching), **_descriptions(Scoring), **_SHARED}
+    texts |= _descriptions(command)
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         if parameter.name not in groups:
-            parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
+            parameters.append(_for_typer(parameter.name, hints[parameter.name], parameter.default, texts))
             continue
-        types = get_type_hints(groups[parameter.name], include_extras=True)
-        for field in dataclasses.fields(groups[parameter.name]):
-            default = parameter.empty if field.default is dataclasses.MISSING else field.default
-            parameters.append(
-                parameter.replace(
-                    name=field.name, kind=parameter.KEYWORD_ONLY, default=default, annotation=types[field.name]
-                )
-            )
-    of_out = get_args(get_type_hints(command, include_extras=True).get("out"))
-    writes = next((extra for extra in of_out if isinstance(extra, Writes)), None)
+        kind = groups[parameter.name]
+        types, of_group = get_type_hints(kind, include_extras=True), dict(texts)
+        for base in reversed(kind.__mro__):
+            of_group |= _descriptions(base)
+        parameters += [_for_typer(f.name, types[f.name], f.default, of_group) for f in dataclasses.fields(kind)]
+    writes = next((extra for extra in get_args(hints.get("out")) if isinstance(extra, Writes)), None)
 
     @wraps(command)
     def run(**given: Any) -> None:
@@ -261,6 +240,31 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     del run.__wrapped__  # or typer reads the annotations of the command itself
     return run
+
+
+def _descriptions(described: Any) -> dict[str, str]:
+    """What a docstring says about options, by name."""
+    section = _SECTION.search(inspect.cleandoc(described.__doc__ or "") + "\n")
+    return {name: " ".join(text.split()) for name, text in _ENTRY.findall(section[1])} if section else {}
+
+
+def _for_typer(name: str, annotation: Any, default: Any, texts: Mapping[str, str]) -> inspect.Parameter:
+    """A parameter with the flag, the description and the heading of its option."""
+    kind, *extras = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    settings = next((copy.copy(extra) for extra in extras if isinstance(extra, OptionInfo | ArgumentInfo)), None)
+    settings = settings or typer.Option()
+    settings.help = texts[name]
+    if isinstance(settings, OptionInfo):
+        settings.rich_help_panel = next((title for title, names in _PANELS.items() if name in names.split()), None)
+        if default is False and not settings.param_decls:  # no --no-NAME
+            settings.param_decls = (f"--{name.replace('_', '-')}",)
+    required = default in (inspect.Parameter.empty, dataclasses.MISSING)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if required else default,
+        annotation=Annotated[kind, settings],
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- checks of --out

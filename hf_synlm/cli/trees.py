@@ -29,42 +29,32 @@ from hf_synlm.evaluation.text_items import read_items
 from hf_synlm.evaluation.treebank_parsing import parse_sentences
 from hf_synlm.viz import SentenceView, sentences_to_page
 
-_SEARCH, _CHOICE = "Estimator and beam", "Sampling"
 Format: TypeAlias = Literal["brackets", "json", "text", "upright", "latex", "svg", "html"]
-FormatOption = Annotated[
-    Format,
-    typer.Option(
-        "--format",
-        help="brackets and json: one line per sentence (json: all trees, log-probabilities); text, upright: drawings; "
-        "latex: for the package forest; svg: a file per sentence; html: one page with all trees and surprisals.",
-    ),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", help="File to write (svg of several sentences: folder); default: print."),
-    options.Writes(lambda out, overwrite: None),  # the files depend on the sentences, see `_check_drawings`
-]
+FormatOption = Annotated[Format, typer.Option("--format")]
+# The files depend on the sentences, see `_check_drawings`.
+Out = Annotated[Path | None, options.Writes(lambda out, overwrite: None)]
 
 
 def parse(
-    texts: Annotated[Path, typer.Argument(help="Text, one sentence per line; - reads standard input.")],
-    model: options.Model,
+    texts: options.PathArgument,
+    model: str,
     parsing: options.Parsing,
     style: FormatOption = "brackets",
     out: Out = None,
-    overwrite: options.Overwrite = False,
-    num_trees: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Trees per sentence (json, html) of a model with a beam. Trees that are equal over words count once.",
-        ),
-    ] = 1,
+    overwrite: bool = False,
+    num_trees: options.Positive = 1,
 ) -> None:
     """Parse sentences: trees as brackets, JSON, drawings, LaTeX, SVG or a page of HTML.
 
     White space separates words; the pieces of a word stay together. A blank line stays blank, and so does a sentence
     without a tree. Surprisals, in the pictures, are of prefixes, trees summed out.
+
+    Options:
+        texts: Text, one sentence per line; - reads standard input.
+        style: brackets and json: one line per sentence (json: all trees, log-probabilities); text, upright: drawings;
+            latex: for the package forest; svg: a file per sentence; html: one page with all trees and surprisals.
+        out: File to write (svg of several sentences: folder); default: print.
+        num_trees: Trees per sentence (json, html) of a model with a beam. Trees that are equal over words count once.
 
     Example: synlm parse in.txt --model runs/gpst_tiny/model --num-beams 20 --num-trees 5 --format html --out trees.html
     """
@@ -96,18 +86,19 @@ def parse(
 
 
 def draw(
-    trees: Annotated[
-        Path,
-        typer.Argument(
-            help="One tree per line, or the JSON lines of `synlm parse --format json`; - reads standard input."
-        ),
-    ],
-    tree_style: options.TreeStyleOption = "unlabeled",
+    trees: options.PathArgument,
+    tree_style: options.TreeStyle = "unlabeled",
     style: FormatOption = "text",
     out: Out = None,
-    overwrite: options.Overwrite = False,
+    overwrite: bool = False,
 ) -> None:
     """Draw the trees of a file, from any program; no model is needed.
+
+    Options:
+        trees: One tree per line, or the JSON lines of `synlm parse --format json`; - reads standard input.
+        style: brackets and json: one line per sentence; text, upright: drawings; latex: for the package forest; svg: a
+            file per sentence; html: one page with all trees and surprisals.
+        out: File to write (svg of several sentences: folder); default: print.
 
     Example: synlm draw trees.txt --tree-style treebank --format svg --out pictures
     """
@@ -176,41 +167,34 @@ def _print_or_write(text: str, out: Path | None) -> None:
 # ------------------------------------------------------------------------------------------------------- generate
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChoosingOptions:
-    """How `generate` chooses words."""
+    """How `generate` chooses words.
 
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of a continuation.")] = 20
-    num_sequences: Annotated[int, typer.Option(min=1, help="Texts per prompt.")] = 1
-    num_beams: Annotated[
-        int | None, typer.Option(min=1, help="Beam of the search; default: greedy.", rich_help_panel=_SEARCH)
-    ] = None
-    action_beam_size: options.ActionBeamSize = None
+    Attributes:
+        max_new_tokens: Maximum length of a continuation.
+        num_sequences: Texts per prompt.
+        num_beams: Beam of the search; default: greedy.
+        action_beam_size: Derivations kept after an action (RNNG).
+        fast_track_size: Derivations that fast-track moves on to the next word (RNNG).
+        structure_mode: GPST, RNNG: joint (default) searches tree and words together; marginal sums the trees out and
+            gives no tree.
+        sample: Sample words instead of taking the best.
+        temperature: Below 1 sharpens the distribution.
+        top_k: Sample from the top k tokens; 0 = all tokens.
+        top_p: Sample from the top tokens of total mass p.
+        generate_option: NAME=VALUE for the model's generate(), e.g. repetition_penalty=1.2; repeat for several.
+    """
+
+    max_new_tokens: options.Positive = 20
+    num_sequences: options.Positive = 1
+    num_beams: options.OptionalPositive = None
+    action_beam_size: options.OptionalPositive = None
     fast_track_size: options.FastTrackSize = None
-    structure_mode: Annotated[
-        Literal["joint", "marginal"] | None,
-        typer.Option(
-            help="GPST, RNNG: joint (default) searches tree and words together; marginal sums the trees out and gives "
-            "no tree.",
-            rich_help_panel=_SEARCH,
-        ),
-    ] = None
-    sample: Annotated[
-        bool, typer.Option("--sample", help="Sample words instead of taking the best.", rich_help_panel=_CHOICE)
-    ] = False
-    temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="Below 1 sharpens the distribution.", rich_help_panel=_CHOICE)
-    ] = None
-    top_k: Annotated[
-        int | None,
-        typer.Option(min=0, help="Sample from the top k tokens; 0 = all tokens.", rich_help_panel=_CHOICE),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, help="Sample from the top tokens of total mass p.", rich_help_panel=_CHOICE),
-    ] = None
-    generate_option: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=VALUE for the model's generate(), e.g. repetition_penalty=1.2; repeat for several."),
-    ] = None
+    structure_mode: Literal["joint", "marginal"] | None = None
+    sample: bool = False
+    temperature: Annotated[float | None, typer.Option(min=0.0)] = None
+    top_k: Annotated[int | None, typer.Option(min=0)] = None
+    top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0)] = None
+    generate_option: list[str] | None = None
 
     def chosen(self) -> dict[str, Any]:
         """The options of `generate`.
@@ -239,33 +223,28 @@ class ChoosingOptions:
 
 
 def generate(
-    prompts: Annotated[
-        Path | None,
-        typer.Argument(
-            help="Prompts, one per line; - reads standard input. Default: begin new texts, or see --prompt."
-        ),
-    ] = None,
+    prompts: Annotated[Path | None, typer.Argument()] = None,
     *,
-    model: options.Model,
-    prompt: Annotated[list[str] | None, typer.Option(help="A prompt; repeat for several.")] = None,
-    style: Annotated[
-        Literal["text", "table", "tree", "brackets", "json"],
-        typer.Option(
-            "--format",
-            help="text: a line per text; table: with its score and tree; tree: with a drawing; brackets: its tree, one "
-            "line per text; json: everything, one line per text.",
-        ),
-    ] = "text",
-    out: Annotated[Path | None, typer.Option("--out", help="File to write; default: print."), options.Writes()] = None,
-    overwrite: options.Overwrite = False,
+    model: str,
+    prompt: list[str] | None = None,
+    style: Annotated[Literal["text", "table", "tree", "brackets", "json"], typer.Option("--format")] = "text",
+    out: Annotated[Path | None, options.Writes()] = None,
+    overwrite: bool = False,
     choosing: ChoosingOptions,
     loading: options.Loading,
-    gguf_file: options.GGUFFile = None,
+    gguf_file: str | None = None,
 ) -> None:
     """Continue prompts. Models of this library also give the tree of the whole text.
 
     Trees are over tokens, as the model composes them. The score of a text is the log-probability in nats that the
     search sums up; beam search without --sample divides it by the number of new tokens (length_penalty).
+
+    Options:
+        prompts: Prompts, one per line; - reads standard input. Default: begin new texts, or see --prompt.
+        prompt: A prompt; repeat for several.
+        style: text: a line per text; table: with its score and tree; tree: with a drawing; brackets: its tree, one
+            line per text; json: everything, one line per text.
+        out: File to write; default: print.
 
     Examples:
         synlm generate --model runs/gpst_tiny/model --prompt "The state of our Union" --num-beams 5 --format tree
@@ -327,45 +306,34 @@ def _check_table(out: Path, overwrite: bool) -> None:
 
 
 def surprisal(
-    texts: options.Texts,
-    model: options.Model,
+    texts: options.PathArgument,
+    model: str,
     scoring: options.Scoring,
-    out: Annotated[
-        Path,
-        typer.Option("--out", help="TSV file to write; OUT.meta.json describes it."),
-        options.Writes(_check_table, beside=_meta),
-    ],
-    overwrite: options.Overwrite = False,
-    unit: Annotated[
-        Literal["bits", "nats"], typer.Option(help="Unit of surprisal, which is part of the column's name.")
-    ] = "bits",
-    context: options.ContextOption = "sentence",
-    word_correction: Annotated[
-        bool,
-        typer.Option(
-            "--word-correction",
-            help="Probability of words instead of tokens: count the space that ends a word to this word, not to the "
-            "next one. Has no effect if tokens do not mark the beginning of words; OUT.meta.json says so.",
-        ),
-    ] = False,
-    lmzoo: Annotated[
-        bool, typer.Option("--lmzoo", help="Write the columns of lm-zoo instead, one row per token, in bits.")
-    ] = False,
-    first_word: Annotated[
-        bool, typer.Option(help="Score the first word, after a begin token; otherwise it has no value.")
-    ] = True,
+    out: Annotated[Path, options.Writes(_check_table, beside=_meta)],
+    overwrite: bool = False,
+    unit: Literal["bits", "nats"] = "bits",
+    context: options.Context = "sentence",
+    word_correction: bool = False,
+    lmzoo: bool = False,
+    first_word: bool = True,
     file_format: options.FileFormat = None,
-    text_column: options.TextColumn = None,
-    item_column: Annotated[
-        str | None,
-        typer.Option(help="Column of the items' ids in a table; default: item, or the number of the row."),
-    ] = None,
+    text_column: str | None = None,
+    item_column: str | None = None,
 ) -> None:
     """Surprisal of every word of a text, one row per word of the input.
 
     White space separates words; attached punctuation belongs to its word. Columns: item, sentence_id, word_id, word,
     n_tokens, oov, surprisal_bits, its lexical and structural part (GPST, RNNG), cum_logprob_nats, beam_entropy_bits,
     n_actions, stack_depth, char_start, char_end. A field is empty if the model does not have this measure.
+
+    Options:
+        out: TSV file to write; OUT.meta.json describes it.
+        unit: Unit of surprisal, which is part of the column's name.
+        word_correction: Probability of words instead of tokens: count the space that ends a word to this word, not to
+            the next one. Has no effect if tokens do not mark the beginning of words; OUT.meta.json says so.
+        lmzoo: Write the columns of lm-zoo instead, one row per token, in bits.
+        first_word: Score the first word, after a begin token; otherwise it has no value.
+        item_column: Column of the items' ids in a table; default: item, or the number of the row.
 
     Example: synlm surprisal stories.txt --model runs/rnng_tiny/model --out surprisals.tsv --num-beams 100
     """

@@ -86,9 +86,9 @@ def convert_gpst(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     head, embedding = (renamed.get(name) for name in ("lm_head.weight", "model.embed_tokens.weight"))
     if head is not None and embedding is not None and not head.equal(embedding):
         raise ValueError("classifier.weight differs from embeddings.weight; GPST ties them. Is the file damaged?")
-    if head is not None or embedding is not None:
-        tied = embedding if head is None else head
-        renamed["lm_head.weight"] = renamed["model.embed_tokens.weight"] = tied
+    for tied in (head, embedding):
+        if tied is not None:
+            renamed["lm_head.weight"] = renamed["model.embed_tokens.weight"] = tied
     model = GPSTForCausalLM(config)
     fill_model(model, renamed)
     model.tie_weights()

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import EvalResult, ModelCardData
 from transformers import PreTrainedConfig
 
@@ -16,76 +17,8 @@ _SECTION = re.compile(
 TASKS = ("text-generation", "text-classification")
 TAGS = ("custom_code", "hf_synlm", "syntactic-language-model")
 
-PAPERS: dict[str, dict[str, str]] = {
-    "gpst": {
-        "architecture": "GPST (generative pretrained structured transformer)",
-        "summary": (
-            "It reads and writes sentences together with a binary parse tree: after every token it may compose the two "
-            "topmost constituents of a stack. The trees are learned from raw text; no treebank is used."
-        ),
-        "citation": (
-            "Xiang Hu, Pengyu Ji, Qingyang Zhu, Wei Wu, Kewei Tu. Generative Pretrained Structured Transformers: "
-            "Unsupervised Syntactic Language Models at Scale. ACL 2024."
-        ),
-    },
-    "rnng": {
-        "architecture": "RNNG (recurrent neural network grammar)",
-        "summary": (
-            "It reads and writes sentences together with a labeled constituency tree: a stack LSTM opens constituents, "
-            "generates words, and composes finished constituents into one vector. It is trained on a treebank."
-        ),
-        "citation": (
-            "Hiroshi Noji, Yohei Oseki. Effective Batching for Recurrent Neural Network Grammars. Findings of ACL 2021."
-        ),
-    },
-    "on_lstm": {
-        "architecture": "ON-LSTM (ordered neurons long short-term memory)",
-        "summary": (
-            "It reads words from left to right, and its cells forget in a fixed order: how much is forgotten before a "
-            "word tells how high the tree of the sentence splits there. The trees are induced from raw text, or, in "
-            "ONLSTM-SYD, learned from a treebank by a second set of such distances."
-        ),
-        "citation": (
-            "Yikang Shen, Shawn Tan, Alessandro Sordoni, Aaron Courville. Ordered Neurons: Integrating Tree Structures "
-            "into Recurrent Neural Networks. ICLR 2019. Wenyu Du, Zhouhan Lin, Yikang Shen, Timothy J. O'Donnell, "
-            "Yoshua Bengio, Yue Zhang. Exploiting Syntactic Structure for Better Language Modeling: A Syntactic "
-            "Distance Approach. ACL 2020."
-        ),
-    },
-    "prpn": {
-        "architecture": "PRPN (parsing-reading-predict network)",
-        "summary": (
-            "It reads words from left to right and attends to those words before that belong to the same constituent: "
-            "a parsing network computes a syntactic distance for every gap between words, which is the tree, too. The "
-            "trees are induced from raw text, or, in PRPN-SYD, also learned from a treebank."
-        ),
-        "citation": (
-            "Yikang Shen, Zhouhan Lin, Chin-Wei Huang, Aaron Courville. Neural Language Modeling by Jointly Learning "
-            "Syntax and Lexicon. ICLR 2018."
-        ),
-    },
-    "palm": {
-        "architecture": "PaLM (parsing and language model)",
-        "summary": (
-            "It reads words from left to right with an AWD-LSTM and attends to the spans that end before each word: "
-            "the attention is the tree of the sentence. It is trained on raw text, or together with a treebank. "
-            "Without the attention it is the AWD-LSTM."
-        ),
-        "citation": (
-            "Hao Peng, Roy Schwartz, Noah A. Smith. PaLM: A Hybrid Parser and Language Model. EMNLP-IJCNLP 2019."
-        ),
-    },
-    "lstm_lm": {
-        "architecture": "LSTM (long short-term memory)",
-        "summary": (
-            "It reads and writes words from left to right and knows nothing of trees: a baseline for syntactic "
-            "language models, with the word embedding, the recurrent layers and the output layer of an RNNG."
-        ),
-        "citation": (
-            "Hiroshi Noji, Yohei Oseki. Effective Batching for Recurrent Neural Network Grammars. Findings of ACL 2021."
-        ),
-    },
-}
+# By model_type: name of the architecture, what it does, and its papers.
+PAPERS: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_name("papers.yaml").read_text(encoding="utf-8"))
 # Numbers that depend on how the sum over trees was approximated.
 ESTIMATED_METRICS = {"perplexity", "surprisal", "log_likelihood", "accuracy", "f1"}
 REQUIRED_RESULT_KEYS = ("task", "dataset", "split", "metric", "value")

@@ -158,8 +158,9 @@ def _edges(nodes: Sequence[Node], base_lines: Mapping[int, float]) -> str:
 def _text(node: Node, y: float) -> str:
     if not node.label:
         return ""
-    weight = {} if node.is_word else {"font_weight": "bold", "font_size": FONT_SIZE - 1}
-    return text_element(node.label, node.column, y, **weight)
+    if node.is_word:
+        return text_element(node.label, node.column, y)
+    return text_element(node.label, node.column, y, font_weight="bold", font_size=FONT_SIZE - 1)
 
 
 def _bars(columns: Sequence[float], values: Sequence[float], numbers: Sequence[str], y: float) -> str:
