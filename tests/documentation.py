@@ -102,7 +102,10 @@ def _check_words(words: list[str], line: str) -> None:
 
 
 def check_options(words: list[str]) -> None:
-    """Parse the words of a command of synlm without running it; an unknown option or value raises."""
+    """Parse the words of a command of synlm without running it; an unknown option or value raises.
+
+    Files of the examples need not exist.
+    """
     command: Any = typer.main.get_command(app)
     while hasattr(command, "commands"):
         command, words = command.commands[words[0]], words[1:]

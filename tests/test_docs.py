@@ -20,18 +20,12 @@ def name(page: Path) -> str:
     return page.relative_to(DOCS).as_posix()
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("docs")
-    make_inputs(folder)
-    return folder
-
-
 @pytest.mark.parametrize("page", WITH_CODE, ids=name)
 def test_code_of_a_page_runs(
-    page: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.chdir(inputs)
+    make_inputs(tmp_path)
+    monkeypatch.chdir(tmp_path)
     run_page(page)
     printed = capsys.readouterr().out
     code = "".join(block["code"] for block in blocks(page, "python"))
