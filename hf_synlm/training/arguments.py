@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType
@@ -131,11 +131,16 @@ class TrainingArguments:
         self.max_train_steps = min(given, default=DEFAULT_STEPS)
 
     @property
+    def num_steps(self) -> int:
+        """Steps of the whole run, once `limit_steps` has settled `max_train_steps`."""
+        return cast(int, self.max_train_steps)
+
+    @property
     def warmup_steps(self) -> int:
         """Steps of the warm-up."""
         if self.num_warmup_steps is not None:
             return self.num_warmup_steps
-        return round(self.warmup_ratio * self.max_train_steps)
+        return round(self.warmup_ratio * self.num_steps)
 
 
 @dataclass

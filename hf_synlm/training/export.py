@@ -112,8 +112,9 @@ def push_final_model(run: Run) -> None:
         return
     folder, repo_id, token = run.output_dir / "model", run.arguments.hub_model_id, run.arguments.hub_token
     try:
-        if run.model.config.model_type in PAPERS:
-            push_to_hub(folder, repo_id, token=token)
+        config: Any = run.model.config
+        if config.model_type in PAPERS:
+            push_to_hub(folder, str(repo_id), token=token)
         else:
             HfApi(token=token).upload_folder(repo_id=repo_id, folder_path=str(folder))
     except Exception as error:  # many types; none may hide that the run is finished

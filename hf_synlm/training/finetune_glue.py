@@ -134,8 +134,8 @@ def read_tables(accelerator: Accelerator, data: GlueArguments) -> tuple[TextTask
     Raises:
         ValueError: for files, columns, texts or labels that cannot be used.
     """
-    task = None if data.task_name is None else glue_task(data.task_name)
-    splits = (("validation", "validation"),) if task is None else task.validation_splits
+    named = None if data.task_name is None else glue_task(data.task_name)
+    splits = (("validation", "validation"),) if named is None else named.validation_splits
     name = data.dataset_name or GLUE_DATASET
     config = data.dataset_config_name or (data.task_name if data.dataset_name is None else None)
     files = (data.train_file, data.validation_file, data.validation_mismatched_file)
@@ -143,11 +143,11 @@ def read_tables(accelerator: Accelerator, data: GlueArguments) -> tuple[TextTask
     wanted = list(zip((("training", "train"), *splits), files, limits, strict=False))
     with accelerator.main_process_first():
         tables = [load_table(file, (name, config, split), limit) for (_, split), file, limit in wanted]
+    task = named or infer_task(tables[0], f"training data ({data.train_file or name_split(name, config, 'train')})")
     parts = {}
     for ((part, split), file, _), table in zip(wanted, tables, strict=True):
         place = file or name_split(name, config, split)
         source = f"{part} data ({place})"
-        task = infer_task(table, source) if task is None else task
         parts[part] = Part(place, table, read_labels(task, table, source))
         for column in task.text_columns:
             check_texts(table, column, source)

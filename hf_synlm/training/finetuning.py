@@ -335,7 +335,7 @@ def map_rows(
     with tqdm(total=len(order), desc=description, disable=not accelerator.is_main_process, dynamic_ncols=True) as bar:
         for rows in batches[accelerator.process_index :: accelerator.num_processes]:
             results += zip(rows, work(rows), strict=True)
-            bar.update(min(len(rows) * accelerator.num_processes, bar.total - bar.n))
+            bar.update(min(len(rows) * accelerator.num_processes, len(order) - bar.n))
     by_row = dict(gather_object(results))
     return [by_row[row] for row in range(len(lengths))]
 

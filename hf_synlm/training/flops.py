@@ -12,6 +12,7 @@ for the other sizes.
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from hf_synlm import GPSTConfig, RNNGConfig
 from hf_synlm.gpst_chart import plan_chart
@@ -110,7 +111,7 @@ def rnng_flops_per_token(config: RNNGConfig, actions_per_token: float) -> float:
     return 6 * (stack + heads + composition)
 
 
-def recurrent_flops_per_token(model: nn.Module) -> float:
+def recurrent_flops_per_token(model: PreTrainedModel) -> float:
     """FLOPs of training per token of a network that uses every weight matrix once per token: 6 N (Kaplan et al. 2020).
 
     Embeddings are looked up and do not count; the output layer counts. For LSTM, ON-LSTM, PRPN and PaLM. Products of

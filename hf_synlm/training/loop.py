@@ -105,10 +105,11 @@ class LossMeter:
         if self.batches is None:
             return [None] * len(own)
         accumulation = self.run.arguments.gradient_accumulation_steps
+        sampler: Any = self.batches.batch_sampler
         found = []
         for row in own:
             number = (row["step"] - 1 - self.begin_step) * accumulation + row["micro_step"]
-            found.append(next(itertools.islice(iter(self.batches.batch_sampler), number, None)))
+            found.append(next(itertools.islice(iter(sampler), number, None)))
         return found
 
 
@@ -197,7 +198,7 @@ class TrainingLoop:
         self.meter, self.saved_step = LossMeter(run, batches), run.state.step
         # All steps of the run with the time that is left; less often where it goes to a file.
         self.bar = tqdm(
-            total=arguments.max_train_steps,
+            total=arguments.num_steps,
             initial=run.state.step,
             unit="step",
             dynamic_ncols=True,
@@ -206,7 +207,7 @@ class TrainingLoop:
         )
 
     def _is_interval(self, step: int) -> bool:
-        return is_due(step, self.run.arguments.evaluation_steps, self.run.arguments.max_train_steps)
+        return is_due(step, self.run.arguments.evaluation_steps, self.run.arguments.num_steps)
 
     def train(self) -> dict[str, float]:
         """Train to the last step, or until `best` says stop.
@@ -231,7 +232,7 @@ class TrainingLoop:
                     stopped_early = True
                     run.accelerator.print(f"stopped at step {run.state.step}: no better evaluation for a while")
                     break
-            if not stopped_early and run.state.step < arguments.max_train_steps:
+            if not stopped_early and run.state.step < arguments.num_steps:
                 self._leave(signals)
         if run.state.notes["evaluations"][-1]["step"] != run.state.step:
             run.state.notes["evaluations"].append(self.evaluate(run.model, run.state.step))
@@ -242,11 +243,11 @@ class TrainingLoop:
     def _after_step(self) -> bool:
         """Read, evaluate, generate and save if they are due; whether to stop early."""
         run, arguments, step = self.run, self.run.arguments, self.run.state.step
-        last = arguments.max_train_steps
+        last = arguments.num_steps
         # The last step is saved, too: the final measurements and the export may fail.
         save = is_due(step, arguments.checkpointing_steps, last) or (step == last and arguments.checkpointing_steps > 0)
         evaluate = step < last and self.evaluation_due(step)
-        generate = self.generate is not None and is_due(step, arguments.generation_steps, last)
+        generate = is_due(step, arguments.generation_steps, last)
         # First: if the losses are not finite, the reading names the batch before anything else uses the model.
         if save or evaluate or generate or step % arguments.logging_steps == 0 or step == last:
             self._read()
@@ -255,7 +256,7 @@ class TrainingLoop:
             if evaluate:
                 run.state.notes["evaluations"].append(self.evaluate(run.model, step))
                 stop = self.best is not None and self.best.update(run)
-            if generate:
+            if generate and self.generate is not None:
                 self.generate(run.model, step)
             if save and not stop:  # a run resumed from here would not stop
                 self._save()
@@ -280,7 +281,7 @@ class TrainingLoop:
         best_weights = None if self.best is None else self.best.weights(run)
         keep = run.arguments.checkpoints_total_limit
         folder = save_checkpoint(run.accelerator, run.output_dir, run.state, keep, best_weights)
-        if self.after_checkpoint is not None and run.state.step < run.arguments.max_train_steps:
+        if self.after_checkpoint is not None and run.state.step < run.arguments.num_steps:
             self.after_checkpoint(folder)
 
     def _leave(self, signals: StopSignals) -> None:

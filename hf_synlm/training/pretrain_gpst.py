@@ -171,7 +171,7 @@ def make_config(arguments: GPSTModelArguments, tokenizer: PreTrainedTokenizerBas
     """
     overrides = check_overrides(GPSTConfig, arguments.config_overrides)
     config = GPSTConfig.from_preset(
-        arguments.model_preset,
+        str(arguments.model_preset),
         **{**special_token_ids(tokenizer), "document_end_token": arguments.document_end_token, **overrides},
     )
     if context_length > config.max_position_embeddings:
@@ -359,16 +359,17 @@ class GPSTRecipe(Recipe):
         self.accelerator.print(f"step {step}: validation text: {text}")
         if self.treebank is not None:
             plain = self.accelerator.unwrap_model(model)
-            trees = {kind: self._parse(plain, options) for kind, options in self.evaluation.methods().items()}
+            methods = self.evaluation.methods()
+            trees = {kind: self._parse(plain, self.treebank, options) for kind, options in methods.items()}
             scores = {kind: score_trees(found, self.treebank) for kind, found in trees.items()}
             self.accelerator.print(score_table({**scores, **self.baselines}, self.treebank))
             result["trees"] = score_numbers({**scores, **self.baselines})
         self.accelerator.log(_flat(result), step=step)
         return result
 
-    def _parse(self, model: PreTrainedModel, options: dict[str, Any]) -> list[list[Span]]:
+    def _parse(self, model: PreTrainedModel, treebank: Treebank, options: dict[str, Any]) -> list[list[Span]]:
         """Best trees of the treebank's sentences; every process parses its share and gets all of them."""
-        rank, world, words = self.accelerator.process_index, self.accelerator.num_processes, self.treebank.words
+        rank, world, words = self.accelerator.process_index, self.accelerator.num_processes, treebank.words
         own = parse_words(model, self.tokenizer, words[rank::world], **options)
         every = dict(gather_object(list(zip(range(rank, len(words), world), own, strict=True))))
         return [every[row] for row in range(len(words))]

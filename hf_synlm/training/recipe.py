@@ -145,7 +145,7 @@ class Recipe(ABC):
 
     def evaluation_due(self, step: int) -> bool:
         """Whether to evaluate after a step that is not the last one."""
-        return is_due(step, self.arguments.evaluation_steps, self.arguments.max_train_steps)
+        return is_due(step, self.arguments.evaluation_steps, self.arguments.num_steps)
 
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
         """What is shown and noted of the mean losses of some steps."""
@@ -225,7 +225,7 @@ def run_recipe(recipe_type: type[Recipe], argv: Sequence[str] | None = None) -> 
         RuntimeError: the finished run cannot be pushed to the Hub.
     """
     started = time.monotonic()
-    description = inspect.getdoc(recipe_type).partition("\n")[0]
+    description = (inspect.getdoc(recipe_type) or "").partition("\n")[0]
     parsed = parse_arguments(recipe_type.argument_types, argv, recipe_type.mappings, description)
     *others, arguments = parsed
     accelerator = make_accelerator(arguments)

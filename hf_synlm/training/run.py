@@ -319,5 +319,5 @@ def make_optimizer(
         groups, betas=(arguments.adam_beta1, arguments.adam_beta2), eps=arguments.adam_epsilon
     )
     name = "constant_with_warmup" if arguments.lr_scheduler_type == "constant" else arguments.lr_scheduler_type
-    schedule = get_scheduler(name, optimizer, arguments.warmup_steps, arguments.max_train_steps)
+    schedule = get_scheduler(name, optimizer, arguments.warmup_steps, arguments.num_steps)
     return optimizer, schedule

@@ -191,9 +191,10 @@ def optimizer_steps(
     planner = StepPlanner(accelerator, model)
     accumulation = arguments.gradient_accumulation_steps
     pieces = accumulation * accelerator.num_processes
-    iterator = iter(batches)
+    sampler: Any = batches.batch_sampler
+    consumed, iterator = sampler.consumed_per_micro_step, iter(batches)
     model.train()
-    while state.step < arguments.max_train_steps:
+    while state.step < arguments.num_steps:
         host_batches = list(itertools.islice(iterator, accumulation))
         plan = planner.plan(host_batches, signals.received is not None)
         if plan.stop:
@@ -223,6 +224,6 @@ def optimizer_steps(
                     run.schedule.step()
                 run.optimizer.zero_grad()
         state.step += 1
-        state.consumed += accumulation * batches.batch_sampler.consumed_per_micro_step
+        state.consumed += accumulation * consumed
         yield report
         model.train()

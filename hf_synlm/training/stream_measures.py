@@ -93,7 +93,7 @@ class ParsingArguments:
         Returns:
             The trees.
         """
-        trees = read_trees(paths, self.parsing_preprocessing, split_leaves)
+        trees = read_trees(paths, self.parsing_preprocessing or "none", split_leaves)
         return make_treebank(filter(self._is_short, trees), self.punctuation, max_sentences)
 
     def _is_short(self, sentence: TreebankSentence) -> bool:

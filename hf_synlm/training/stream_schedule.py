@@ -294,8 +294,8 @@ def make_phased_optimizer(
         betas = (arguments.adam_beta1, arguments.adam_beta2)
         first = torch.optim.Adam(parameters, betas=betas, eps=arguments.adam_epsilon, **options)
     averaging = torch.optim.ASGD(parameters, lambd=0.0, t0=0.0, **options)
-    model, *prepared = accelerator.prepare(model, first, averaging)
-    optimizer = PhasedOptimizer(*prepared, phase=phase_after([], schedule, arguments.learning_rate))
+    model, first, averaging = accelerator.prepare(model, first, averaging)
+    optimizer = PhasedOptimizer(first, averaging, phase=phase_after([], schedule, arguments.learning_rate))
     return model, optimizer, PhaseSchedule(optimizer)
 
 
@@ -315,7 +315,7 @@ class EpochControl(BestModel):
     def update(self, run: Run) -> bool:
         """Look at the newest evaluation; every process has to call. Return whether to stop."""
         stop = super().update(run)
-        if run.state.step < run.arguments.max_train_steps and self.optimizer.enter(self.next_phase(run)):
+        if run.state.step < run.arguments.num_steps and self.optimizer.enter(self.next_phase(run)):
             text = f"step {run.state.step}: {self.optimizer.phase.name} begins"
             if self.schedule.schedule == "adam-asgd" and self.optimizer.phase.name == "averaging":
                 text += f", from the weights of step {self.restore(run)}"

@@ -84,7 +84,7 @@ class SummaryArguments:
 
     def describe(self) -> str:
         """One sentence for the model card."""
-        return f"{self.dataset_name or Path(self.train_file).name}, documents with summaries."
+        return f"{self.dataset_name or Path(str(self.train_file)).name}, documents with summaries."
 
 
 # ---------------------------------------------------------------------------------------------- examples

@@ -255,8 +255,8 @@ class RecurrentRecipe(Recipe):
         epochs = self.schedule.num_train_epochs
         self.ends = self._batches()[-1]
         arguments.limit_steps(self.ends.step(epochs - 1) if epochs else None)
-        whole = self.ends.count(arguments.max_train_steps)
-        accelerator.print(f"{arguments.max_train_steps:,} steps, {whole} whole epochs")
+        whole = self.ends.count(arguments.num_steps)
+        accelerator.print(f"{arguments.num_steps:,} steps, {whole} whole epochs")
         held_out, size = (streams.validation, streams.test), arguments.per_device_eval_batch_size
         self.measures = make_measures(accelerator, *held_out, data, self.parsing, model, tokenizer, size)
         return model

@@ -273,7 +273,7 @@ class RNNGRecipe(Recipe):
         self.accelerator.print(f"training trees: {train.describe()}\nvalidation trees: {validation.describe()}")
         epochs, accumulation = self.course.num_train_epochs, arguments.gradient_accumulation_steps
         arguments.limit_steps(steps_of_epochs(self._sampler(), epochs, accumulation) if epochs else None)
-        self.accelerator.print(f"{arguments.max_train_steps:,} steps")
+        self.accelerator.print(f"{arguments.num_steps:,} steps")
         return model
 
     @property

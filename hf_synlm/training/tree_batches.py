@@ -313,7 +313,7 @@ class TreeCollator:
         plan = make_plan(
             [row["actions"] for row in rows],
             transition_system=self.config.transition_system,
-            num_labels=len(self.config.nonterminals),
+            num_labels=len(self.config.nonterminals or ()),
             num_words=[len(row["input_ids"]) for row in rows],
             word_ends=[row["word_ends"] for row in rows],
             by_level=self.config.composition == "lstm",

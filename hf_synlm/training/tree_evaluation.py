@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from tqdm.auto import tqdm
+from transformers import PreTrainedModel
 
 from hf_synlm.data.parsed import word_brackets
 from hf_synlm.evaluation.evalb import EvalbParameters, EvalbScores, labeled_f1
@@ -226,7 +227,7 @@ def search_trees(
 
 
 def _parse_batch(
-    model: nn.Module,
+    model: PreTrainedModel,
     dataset: TreeDataset,
     rows: Sequence[int],
     collate: TreeCollator,
