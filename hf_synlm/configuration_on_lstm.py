@@ -1,4 +1,4 @@
-"""Configuration of ON-LSTM (Shen et al., ICLR 2019) and of its supervised variant ONLSTM-SYD (Du et al., ACL 2020)."""
+"""Configuration of ON-LSTM (Shen et al., ICLR 2019) and of its supervised variant ON-LSTM-SYD (Du et al., ACL 2020)."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ class ONLSTMConfig(SyntacticDistanceConfig):
             is kept on average, so that this number belongs to a trained model as its weights do.
         activation_regularization: weight of the mean square of the output (before its dropout).
         temporal_activation_regularization: weight of the mean square of the difference of neighbouring outputs.
-    Supervised distances (ONLSTM-SYD):
+    Supervised distances (ON-LSTM-SYD):
         supervised_layers: layers whose distances learn from gold trees; None = no supervision.
         syntactic_distance_head: what learns from gold trees: "split" (a second master forget gate on top of the
             first), "shared" (the distances of the language model: one set of trees), or "hidden" (a linear function of

@@ -182,7 +182,8 @@ class InsideChart:
 
     Fields:
         vector_ND: inside vectors; gradients reach the split weights.
-        language_vector_ND: the same values; gradients do not reach the split weights (if they are stopped).
+        language_vector_ND: the same values, for the surrogate; their gradient skips the split weights if it is stopped
+            there (the paper's "grad. stop", see `_Inside.backward`).
         height_N: expected height of the subtree (leaves 0).
         score_N: expected score of the splits (leaves 0).
         split_score_CM: score of every split of every inner cell (no gradient); unused columns are -inf.
@@ -275,7 +276,7 @@ def inside(
         "temperature": temperature,
         "hard": hard,
         "accumulate": accumulate_scores,
-        "two_channels": stop_structure_gradient,
+        "stop_structure_gradient": stop_structure_gradient,
         "normalize": normalize_mixture,
     }
     run = _Run(plan, composition, names, has_bias, train, options)
@@ -338,9 +339,9 @@ class _Inside(torch.autograd.Function):
     def backward(ctx, grad_vector, grad_language, grad_height, grad_score):
         ctx.run.begin_backward()
         run, weights, size = ctx.run, ctx.weights, grad_vector.shape[1]
-        two_channels = run.options["two_channels"]
-        main = grad_vector.clone() if two_channels else grad_vector + grad_language
-        language = grad_language.clone() if two_channels else None
+        stop_gradient = run.options["stop_structure_gradient"]
+        main = grad_vector.clone() if stop_gradient else grad_vector + grad_language
+        language = grad_language.clone() if stop_gradient else None
         height, score = grad_height.clone(), grad_score.clone()
         while ctx.saved:
             cells, children, inputs, outputs = ctx.saved.pop()
@@ -349,7 +350,7 @@ class _Inside(torch.autograd.Function):
                 outputs,
                 inputs,
                 [main[cells], height[cells], score[cells]],
-                retain_graph=two_channels,
+                retain_graph=stop_gradient,
                 allow_unused=True,
             )
             flat = children.flatten()
@@ -357,13 +358,13 @@ class _Inside(torch.autograd.Function):
             height.index_add_(0, flat, height_in.view(-1))
             if score_in is not None:
                 score.index_add_(0, flat, score_in.reshape(-1))
-            if two_channels:
+            if stop_gradient:
                 run.channel["structure"] = False
                 (language_in,) = torch.autograd.grad(outputs[0], inputs[:1], language[cells])
                 language.index_add_(0, flat, language_in.view(-1, size))
             weights.end_level()
         leaf = main[: run.plan.num_leaves]
-        if two_channels:
+        if stop_gradient:
             leaf = leaf + language[: run.plan.num_leaves]
         return None, leaf, *weights.results()
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from .configuration_gpst import GPSTConfig
 from .gpst_chart import ChartPlan, TreeNodes
-from .gpst_tokens import TokenBatch
+from .gpst_tokens import ContextBatch
 from .losses import linear_cross_entropy, share_of
 from .outputs import SyntacticModelOutput
 
@@ -50,7 +50,7 @@ class TreeStructure(NamedTuple):
         height_N: Expected height of the subtree of each cell.
     """
 
-    text: TokenBatch
+    text: ContextBatch
     plan: ChartPlan
     nodes: TreeNodes
     leaf_ids: Tensor
@@ -146,7 +146,7 @@ class GPSTHeads(nn.Module):
         return loss_BA.sum() / (target >= 0).sum(), loss_BA.detach().masked_fill(after_last, 0)
 
 
-def count_items(text: TokenBatch, labels: Tensor) -> dict[str, int]:
+def count_items(text: ContextBatch, labels: Tensor) -> dict[str, int]:
     """Count the items of each part of the objective from the text: a sentence of n tokens has n - 1 inner nodes.
 
     Args:

@@ -12,7 +12,7 @@ from .gpst_chart import TreeNodes
 from .token_batch import attended_tokens
 
 
-class TokenBatch:
+class ContextBatch:
     """A batch of token rows, checked, moved to the left end and without begin tokens."""
 
     def __init__(self, ids: Tensor, sentence_ids: Tensor, word_index: Tensor | None, shift_B: Tensor, moved: bool):
@@ -27,7 +27,7 @@ class TokenBatch:
         attention_mask: Tensor | None,
         sentence_ids: Tensor | None,
         word_ends: Tensor | None,
-    ) -> "TokenBatch":
+    ) -> "ContextBatch":
         """Check the inputs of `forward` and bring them into this form."""
         for name, value in (("sentence_ids", sentence_ids), ("word_ends", word_ends)):
             if value is not None and value.shape != input_ids.shape:

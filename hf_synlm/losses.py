@@ -36,7 +36,7 @@ def to_shares(counts: Mapping[str, int], totals: Mapping[str, int]) -> dict[str,
         ValueError: when the names of the parts differ.
     """
     if counts.keys() != totals.keys():
-        raise ValueError(f"The parts of the piece are {sorted(counts)}, those of the batch {sorted(totals)}.")
+        raise ValueError(f"counts has the parts {sorted(counts)}, totals {sorted(totals)}. Give both the same parts.")
     return {name: count / totals[name] if totals[name] else 0.0 for name, count in counts.items()}
 
 

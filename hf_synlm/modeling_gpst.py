@@ -30,7 +30,7 @@ from .gpst_composition import GPSTComposition, GPSTDecomposition, GPSTParser
 from .gpst_inside_outside import InsideChart, inside, outside
 from .gpst_objective import LOSS_PARTS, GPSTHeads, NodeSequence, TreeStructure, count_items
 from .gpst_stack_machine import GPSTStackMachine
-from .gpst_tokens import TokenBatch, refuse_empty_rows
+from .gpst_tokens import ContextBatch, refuse_empty_rows
 from .hidden_states import (
     HiddenStateChoice,
     asked_of_layers,
@@ -236,7 +236,7 @@ class GPSTModel(GPSTPreTrainedModel):
         """
         wanted = wanted_states(self.config, output_hidden_states, self.config.num_hidden_layers + 1)
         attend = self._check_attentions(output_attentions)
-        text = TokenBatch.read(self.config, input_ids, attention_mask, sentence_ids, word_ends)
+        text = ContextBatch.read(self.config, input_ids, attention_mask, sentence_ids, word_ends)
         scores = self.parser(text.ids, text.sentence_ids)
         plan = self._plan(text, scores, merge_order, spans)
         leaf_ids, leaf_embedding, chart, nodes = self._induce(text, plan, given=spans is not None)
@@ -286,7 +286,7 @@ class GPSTModel(GPSTPreTrainedModel):
 
     @staticmethod
     def _hidden_states(
-        types: Any, tokens: Any, sequence: NodeSequence, text: TokenBatch, wanted: frozenset[int]
+        types: Any, tokens: Any, sequence: NodeSequence, text: ContextBatch, wanted: frozenset[int]
     ) -> tuple[Tensor | None, ...]:
         """Hidden states after each token [B, T, D]: at the slot that predicts the next one."""
         slots = sequence.token_slots[:, 1:]
@@ -316,7 +316,7 @@ class GPSTModel(GPSTPreTrainedModel):
         Raises:
             ValueError: see `forward`.
         """
-        text = TokenBatch.read(self.config, input_ids, attention_mask, None, word_ends)
+        text = ContextBatch.read(self.config, input_ids, attention_mask, None, word_ends)
         scores = self.parser(text.ids, text.sentence_ids)
         if by_merges:
             plan = plan_chart(self._merge_order(scores, text), text.sentence_ids, window_size=1)
@@ -324,7 +324,7 @@ class GPSTModel(GPSTPreTrainedModel):
         return text.list_spans(self._induce(text, self._plan(text, scores, None, None))[3])
 
     def _plan(
-        self, text: TokenBatch, scores: Tensor, merge_order: Tensor | None, spans: list[list[tuple[int, int]]] | None
+        self, text: ContextBatch, scores: Tensor, merge_order: Tensor | None, spans: list[list[tuple[int, int]]] | None
     ) -> ChartPlan:
         """Chart of the given trees, of a given merge order, or of the parser's."""
         if spans is not None:
@@ -341,7 +341,7 @@ class GPSTModel(GPSTPreTrainedModel):
         return plan_chart(order, text.sentence_ids, self.config.window_size).to(scores.device)
 
     def _induce(
-        self, text: TokenBatch, plan: ChartPlan, given: bool = False
+        self, text: ContextBatch, plan: ChartPlan, given: bool = False
     ) -> tuple[Tensor, Tensor, InsideChart, TreeNodes]:
         """Token ids and embeddings of the leaves, the inside chart, and the nodes of the best trees.
 
@@ -363,7 +363,7 @@ class GPSTModel(GPSTPreTrainedModel):
         nodes = induced_trees(plan, best_splits(plan, chart.split_score_CM, text.word_index))
         return leaf_ids, leaf_embedding, chart, nodes
 
-    def _merge_order(self, score_BP: Tensor, text: TokenBatch) -> Tensor:
+    def _merge_order(self, score_BP: Tensor, text: ContextBatch) -> Tensor:
         """Boundaries by ascending score; word-internal ones first, sentence borders and padding last."""
         if self.training and self.config.merge_noise > 0:
             uniform = torch.rand_like(score_BP).clamp_min(torch.finfo(score_BP.dtype).tiny)
@@ -599,7 +599,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         Raises:
             ValueError: see `forward`.
         """
-        return count_items(TokenBatch.read(self.config, input_ids, attention_mask, sentence_ids, None), labels)
+        return count_items(ContextBatch.read(self.config, input_ids, attention_mask, sentence_ids, None), labels)
 
     def _add_given_tree(self, result: SyntacticLMOutput, output: SyntacticModelOutput) -> None:
         """Set the probabilities of the text under the trees of one pass."""
@@ -801,7 +801,7 @@ class GPSTForSequenceClassification(GPSTPreTrainedModel):
         mask = attended_tokens(self.config, input_ids, attention_mask)
         if sentence_ids is None:
             sentence_ids = self.sentence_ids(input_ids, mask)
-        text = TokenBatch.read(self.config, input_ids, None, sentence_ids, None)
+        text = ContextBatch.read(self.config, input_ids, None, sentence_ids, None)
         return {"classification": len(input_ids), **count_items(text, input_ids)}
 
     def sentence_ids(self, input_ids: Tensor, mask: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""ON-LSTM, a language model with ordered neurons (Shen et al., ICLR 2019), and ONLSTM-SYD (Du et al., ACL 2020).
+"""ON-LSTM, a language model with ordered neurons (Shen et al., ICLR 2019), and ON-LSTM-SYD (Du et al., ACL 2020).
 
 A stack of LSTM layers whose cells forget in a fixed order: see `on_lstm_layer`. How much of a cell is forgotten before
-a word is the syntactic distance of the gap before it, and the distances of a sentence define its tree. ONLSTM-SYD has a
-second set of distances in some layer, which learns from gold trees by a ranking loss.
+a word is the syntactic distance of the gap before it, and the distances of a sentence define its tree. ON-LSTM-SYD has
+a second set of distances in some layer, which learns from gold trees by a ranking loss.
 
 Shapes: B sentences, T tokens, L layers, S supervised layers, H hidden size, E embedding size, V vocabulary. Losses are
 in nats.
@@ -183,7 +183,7 @@ class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, Generatio
         return activation_losses(self.config, states, states, output.token_mask)
 
     def supervised_losses(self, input_ids: Tensor, output: RecurrentModelOutput, gold: Any) -> dict[str, WeightedLoss]:
-        """Ranking loss of the supervised distances; see `distance_losses`."""
+        """Loss of ON-LSTM-SYD: ranking loss of the supervised distances; see `distance_losses`."""
         return distance_losses(self.config, input_ids, output.token_mask, output.syd_distances, gold)
 
     @can_return_tuple

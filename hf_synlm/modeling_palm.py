@@ -10,10 +10,10 @@ The scores of the attention define a tree, top down: a constituent is split wher
 the token after it, is highest. Trees are only induced (PaLM-U), or the attention is trained on given spans (PaLM-S).
 Without the attention the model is the AWD-LSTM (`span_attention=False`).
 
-Source: the authors' code (Noahs-ARK/PaLM) where it differs from their paper, as in the equations above; for the rest of
-that `PaLMConfig` has options. As in the paper and not in the code: no token sees later tokens or other rows of a batch;
-the loss of PaLM-S, which the code lacks; the scores of PaLM-RB, ten times those of the code. There the lookup of the
-embedding leaves the last vocabulary row without its gradient, by accident; here it has it.
+Source: where paper and code (Noahs-ARK/PaLM) differ, this follows the code, and `PaLMConfig` has options for most
+differences. It follows the paper in three points: no token sees later tokens or other rows of a batch; the loss of
+PaLM-S, which the code lacks; the scores of PaLM-RB, ten times those of the code. In the code the last row of the
+embedding gets no gradient, by accident; here it does.
 
 Shapes: B sentences, T tokens, K spans, H hidden size, E embedding size, D width of span vectors, V vocabulary. Losses
 are in nats.

@@ -763,7 +763,7 @@ def _score_derivations(
     counted = torch.ones_like(words, dtype=torch.float32)
     if labels is not None:
         if labels.is_floating_point() or bool(((labels[place] != words) & (labels[place] != -100)).any()):
-            raise ValueError("labels must be input_ids, or -100 where the word loss shall not count.")
+            raise ValueError("labels must be input_ids, or -100 to leave a word out of the loss.")
         counted = (labels[place] != -100).float()
     word_total, word_loss = linear_cross_entropy(before, weight_of(model.lm_head), words, counted, model.lm_head.bias)
     joint = action_loss.new_zeros(len(mask)).index_add(0, plan.action_row, -action_loss.detach())

@@ -8,7 +8,7 @@ hypotheses of the beam are compared at the end of a word only, when all of them 
 
 over the K derivations y_k of the beam is a lower bound on the prefix log-probability, tight once K exceeds the number
 of derivations (Stern et al. 2017; for GPST the authors' `R2D2GenFastBeamSearcher`). Where tokens are pieces of words,
-no constituent may cross the end of a word: see `WordEdges`.
+no constituent may cross the end of a word: see `WordEdges` and `legal_actions` of the stack machine.
 
 One word takes few calls of the model. The structural successors of the current states are laid out level by level (a
 *block*: row (c, k) is state k after c structural actions). One pass gives all rows the probabilities of their next
@@ -312,7 +312,7 @@ class WordBeamSearch:
     def select(
         self, block: Block, generated: Tensor, synced: tuple[Tensor, Tensor], first_id: int
     ) -> tuple[tuple[Tensor, Tensor], Tensor, tuple[Tensor, Tensor]]:
-        """Replay the synchronous selection on a block.
+        """Replay the synchronous selection on a block: a word ends when no structural successor is among the best K.
 
         At every level the pool is the best K among the continuations by a word that were selected before, the
         continuations by a word of this level's pending states, and their structural successors; the successors that

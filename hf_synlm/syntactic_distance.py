@@ -207,7 +207,7 @@ def count_pairs(config: Any, input_ids: Tensor, mask_BT: Tensor | None, gold_BT:
     """Number of pairs that the ranking loss of a layer is a mean over.
 
     Args:
-        config: see `distance_loss`.
+        config: see `distance_losses`.
         input_ids: [B, T].
         mask_BT: 1 = token; None = every column.
         gold_BT: gold distances, NaN where there is none; None = none at all.

@@ -128,7 +128,7 @@ def check_label_ids(config: PreTrainedConfig, labels: Tensor) -> None:
         if outside.any():
             raise ValueError(
                 f"Label {labels[outside][0].item()} is outside the vocabulary ({config.vocab_size} ids). "
-                "Use -100 to leave out."
+                "Use -100 to leave a token out of the loss."
             )
 
 

@@ -40,10 +40,10 @@ RECURRENT = "actions recurrent_cache recurrent_language_model recurrent_sentence
 SHIPPED = {
     "gpst": (MODULES + SEARCH, 7850),
     "rnng": (MODULES + SEARCH, 8450),
-    "on_lstm": (MODULES + RECURRENT + "recurrent_dropout syntactic_distance", 3800),
-    "prpn": (MODULES + RECURRENT + "recurrent_dropout syntactic_distance", 4500),
-    "palm": (MODULES + RECURRENT + "recurrent_dropout recurrent_lstm", 3600),
-    "lstm": (MODULES + RECURRENT + "recurrent_lstm", 3200),
+    "on_lstm": (MODULES + RECURRENT + "recurrent_layers syntactic_distance", 3800),
+    "prpn": (MODULES + RECURRENT + "recurrent_layers syntactic_distance", 4500),
+    "palm": (MODULES + RECURRENT + "recurrent_layers", 3600),
+    "lstm": (MODULES + RECURRENT + "recurrent_layers", 3200),
 }
 
 
@@ -105,7 +105,7 @@ def isinstance_checks(file: Path) -> Iterator[tuple[int, set[str]]]:
 
 def test_files_belong_to_architectures_by_their_first_word():
     assert set(SHIPPED) == set(ARCHITECTURES)
-    cases = {"rnng_forest_lstm": "rnng", "on_lstm_layer": "on_lstm", "recurrent_lstm": None, "modeling_lstm": "lstm"}
+    cases = {"rnng_forest_lstm": "rnng", "on_lstm_layer": "on_lstm", "recurrent_layers": None, "modeling_lstm": "lstm"}
     assert {name: architecture(name) for name in cases} == cases
     assert not {name for name in FLAT if (PACKAGE / name).is_dir()}, "a file and a folder of one name"
 

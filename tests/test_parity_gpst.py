@@ -165,9 +165,9 @@ def _compare_states(model, output, io):
 def test_merge_order_and_replay(case):
     model, batch, labels, io, _ = load(case)
     scores = model.model(**batch).parser_scores
-    from hf_synlm.gpst_tokens import TokenBatch
+    from hf_synlm.gpst_tokens import ContextBatch
 
-    text = TokenBatch.read(model.config, batch["input_ids"], None, batch["sentence_ids"], batch["word_ends"])
+    text = ContextBatch.read(model.config, batch["input_ids"], None, batch["sentence_ids"], batch["word_ends"])
     mine = model.model._merge_order(scores.detach(), text)
     joined = (text.sentence_ids[:, 1:] == text.sentence_ids[:, :-1]) & (text.sentence_ids[:, 1:] != 0)
     for row in range(len(mine)):

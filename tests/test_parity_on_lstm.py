@@ -1,4 +1,4 @@
-"""ON-LSTM and ONLSTM-SYD equal the authors' code on the stored cases: values, gradients, dropout, trees; conversion."""
+"""ON-LSTM and ON-LSTM-SYD equal the authors' code on stored cases: values, gradients, dropout, trees; conversion."""
 
 import functools
 import json

@@ -35,7 +35,7 @@ class _Commands(TyperGroup):
             # On a CPU, running out of memory raises a plain RuntimeError.
             if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
                 raise
-            typer.echo("error: out of memory: lower --batch-size, or the widths of the beam", err=True)
+            typer.echo("error: out of memory: lower --batch-size, --num-beams or --action-beam-size", err=True)
             raise typer.Exit(2) from error
 
 

@@ -102,7 +102,7 @@ def export(
         out: Folder to write.
         facts: YAML or JSON file of what the card states: repo_id, license, language, datasets, training_data,
             training_procedure, limits, results, task, ...
-        results: JSON file of `synlm evaluate`, whose number the card states; repeat for several.
+        results: Result file of `synlm evaluate --out` to report on the card; repeat for several.
 
     Examples:
         synlm export model_cards/gpst-tiny --out gpst-tiny --facts model_cards/gpst-tiny/card.yaml

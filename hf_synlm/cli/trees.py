@@ -47,7 +47,8 @@ def parse(
     """Parse sentences: trees as brackets, JSON, drawings, LaTeX, SVG or a page of HTML.
 
     White space separates words; the pieces of a word stay together. A blank line stays blank, and so does a sentence
-    without a tree. Surprisals, in the pictures, are of prefixes, trees summed out.
+    without a tree. Pictures show the surprisal of each word given the words
+    before it, summed over trees.
 
     Options:
         texts: Text, one sentence per line; - reads standard input.

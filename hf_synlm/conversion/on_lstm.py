@@ -1,4 +1,4 @@
-"""The authors' checkpoints of ON-LSTM (Ordered-Neurons) and ONLSTM-SYD (SDLM) -> `ONLSTMForCausalLM`."""
+"""The authors' checkpoints of ON-LSTM (Ordered-Neurons) and ON-LSTM-SYD (SDLM) -> `ONLSTMForCausalLM`."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -219,7 +219,7 @@ def check_model_source(
         )
     folder = Path(name) / subfolder
     if gguf_file is None and not any((folder / file).is_file() for file in (CONFIG_FILE, ADAPTER_FILE)):
-        raise ValueError(f"{str(folder)!r} holds no {CONFIG_FILE}: it is no model. Name the folder that holds one.")
+        raise ValueError(f"{str(folder)!r} is not a model folder: it has no {CONFIG_FILE}. Name a folder that has one.")
 
 
 def check_tokenizer_source(name: str | os.PathLike, subfolder: str = "") -> None:

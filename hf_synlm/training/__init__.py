@@ -11,4 +11,7 @@
     export.py          final model, pushes to the Hub
     configs/           shipped configurations, which `--config NAME` finds
     accelerate/        configurations of `accelerate launch`
+
+Resuming: `output_folder` chooses the checkpoint, `loop.start_or_resume` loads it (`checkpoints`), and the `loader` of
+the recipe continues after `state.consumed`.
 """

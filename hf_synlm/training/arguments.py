@@ -56,7 +56,7 @@ class TrainingArguments:
     )
     torch_compile: bool = HfArg(default=False, help="Compile the Transformer layers of GPST with torch.compile.")
     dataloader_num_workers: int = HfArg(default=0, help="Processes that prepare batches.")
-    logging_steps: int = HfArg(default=10, help="Steps between two readings of the losses.")
+    logging_steps: int = HfArg(default=10, help="Log the losses every this many steps.")
     evaluation_steps: int = HfArg(default=0, help="Steps between evaluations; 0: only before and after training.")
     generation_steps: int = HfArg(
         default=0, help="Steps between samples of generated sentences with their trees; 0 disables."
@@ -82,7 +82,7 @@ class TrainingArguments:
         "checkpoint, and the checkpoint itself as last-checkpoint.",
     )
     hub_model_id: str | None = HfArg(default=None, help="Repository of --push_to_hub.")
-    hub_token: str | None = HfArg(default=None, help="Token of --push_to_hub; default: the login's.")
+    hub_token: str | None = HfArg(default=None, help="Hub token of --push_to_hub; default: the one of `hf auth login`.")
 
     def __post_init__(self):
         """Check the values, so that a wrong one fails before any work is done."""

@@ -62,7 +62,8 @@ class GlueArguments:
         default=None, help="cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte or wnli; default: the task of your files."
     )
     train_file: str | None = HfArg(
-        default=None, help="json(l), csv or parquet file with the columns of the task and `label`; default: the Hub's."
+        default=None,
+        help="json(l), csv or parquet file with the columns of the task and `label`; default: from the Hub.",
     )
     validation_file: str | None = HfArg(default=None, help="The same for validation; MNLI: matched.")
     validation_mismatched_file: str | None = HfArg(default=None, help="The second one of MNLI.")

@@ -57,7 +57,8 @@ class DecodingArguments:
     )
     max_new_tokens: int | None = HfArg(default=None, help="Longest summary in tokens; default: max_target_length.")
     num_validation_summaries: int = HfArg(
-        default=0, help="Summaries generated at every evaluation, whose ROUGE chooses the best model; 0: the loss does."
+        default=0,
+        help="Summaries generated at each evaluation; the best ROUGE selects the model. 0: the lowest loss.",
     )
     use_stemmer: bool = HfArg(default=False, help="ROUGE on stemmed words. The authors do not stem.")
 

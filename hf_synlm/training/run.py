@@ -55,8 +55,8 @@ def make_accelerator(arguments: TrainingArguments) -> Accelerator:
         )
     if parse_flag_from_env("ACCELERATE_USE_FSDP") and accelerator.distributed_type != DistributedType.FSDP:
         raise ValueError(
-            f"The launcher asks for FSDP, and accelerate makes {accelerator.distributed_type} of it: it shards only on "
-            "GPUs and with more than one process. Launch with training/accelerate/ddp.yaml, or on GPUs."
+            f"The launcher asks for FSDP, but accelerate falls back to {accelerator.distributed_type}: FSDP needs GPUs "
+            "and more than one process. Launch with training/accelerate/ddp.yaml, or on GPUs."
         )
     return accelerator
 

@@ -430,8 +430,8 @@ class EpochEnds:
             count = self.num_batches(len(self._batches))
             if count < self.batches_per_step:
                 raise ValueError(
-                    f"An epoch of {count} batches ends inside of a step of {self.batches_per_step}, with others. Use a "
-                    "smaller gradient_accumulation_steps, smaller batches or fewer processes."
+                    f"An epoch has only {count} batches, fewer than the {self.batches_per_step} of an optimizer step. "
+                    "Use a smaller gradient_accumulation_steps, smaller batches or fewer processes."
                 )
             self._batches.append(before + count)
         return -(-self._batches[epoch] // self.batches_per_step)

@@ -42,7 +42,7 @@ class ParsingArguments:
     )
     parsing_convention: str = HfArg(default="on-lstm", help=f"How spans are counted: {', '.join(CONVENTIONS)}.")
     parse_options: str | None = HfArg(
-        default=None, help="Options of the model's parse, such as decoder=biased or layer=1: as config_overrides."
+        default=None, help="Options of `parse`, such as decoder=biased,layer=1; written like --config_overrides."
     )
     parse_sentences: int | None = HfArg(
         default=None, help="Sentences parsed after every epoch, spread evenly; default: all; 0: none."

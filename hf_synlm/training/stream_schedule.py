@@ -36,14 +36,14 @@ class ScheduleArguments:
     )
     schedule: Literal["sgd-asgd", "adam-asgd", "adam-plateau"] = HfArg(
         default="sgd-asgd",
-        help="'sgd-asgd': SGD, then averaged SGD once the validation loss does not fall (AWD-LSTM, ON-LSTM); "
+        help="'sgd-asgd': SGD, then averaged SGD once the validation loss stops falling (AWD-LSTM, ON-LSTM); "
         "'adam-asgd': Adam for averaging_epoch epochs, then averaged SGD from the best weights (PaLM); "
-        "'adam-plateau': Adam, its rate lowered when the validation loss does not fall (PRPN).",
+        "'adam-plateau': Adam, its rate lowered when the validation loss stops falling (PRPN).",
     )
     non_monotone_interval: int = HfArg(
         default=5,
-        help="sgd-asgd: begin to average when the validation loss of an epoch is above the lowest of the "
-        "earlier ones, of which this many newest do not count (non-monotone trigger).",
+        help="sgd-asgd: start averaging when the validation loss of an epoch is above the lowest one from before the "
+        "last N epochs, N being this value (non-monotone trigger).",
     )
     averaging_epoch: int = HfArg(default=40, help="adam-asgd: epochs with Adam.")
     averaging_learning_rate: float | None = HfArg(
