@@ -122,7 +122,7 @@ def test_generate_options(saved: Path, capsys):
     assert "not used by the model: ['typo']" in fail(capsys, *gpt2, "--generate-option", "typo=1")
     assert "leave one of the two out" in fail(capsys, *gpt2, __file__)
     assert "is a folder or a device" in fail(capsys, *gpt2, "--out", saved)
-    assert "holds no config.json" in fail(capsys, *common, "--model", saved)
+    assert "it has no config.json" in fail(capsys, *common, "--model", saved)
 
 
 @pytest.mark.parametrize("name", ["gpst", "gpt2"])

@@ -208,7 +208,7 @@ class TestNames:
 
     @pytest.mark.parametrize("name", ["./no", "../no", ".", "/no", "/no/no/x", "~/no", "a/b/c", "cards/"])
     def test_folders_that_are_none(self, name: str, capsys):
-        message = "there is no folder" if not Path(name).is_dir() else "holds no config.json: it is no model"
+        message = "there is no folder" if not Path(name).is_dir() else "is not a model folder: it has no config.json"
         for load in (load_pretrained, saved_auto_class, describe_model, check_model_source):
             with pytest.raises(ValueError, match=message):
                 load(name)
