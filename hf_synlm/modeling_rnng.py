@@ -474,8 +474,9 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         wanted: frozenset[int],
     ) -> SyntacticLMOutput:
         """Log-probabilities of the actions and words of given derivations: teacher forcing, one product per head."""
-        if labels is not None and labels.shape != input_ids.shape:
-            raise ValueError(f"labels has shape {tuple(labels.shape)}, input_ids {tuple(input_ids.shape)}.")
+        for name, value in (("labels", labels), ("word_ends", word_ends)):
+            if value is not None and value.shape != input_ids.shape:
+                raise ValueError(f"{name} has shape {tuple(value.shape)}, input_ids {tuple(input_ids.shape)}.")
         mask = attended_tokens(self.config, input_ids, attention_mask)
         if plan is None:
             word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends

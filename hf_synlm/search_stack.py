@@ -51,6 +51,12 @@ class SlotLayer(DynamicLayer):
     `keys` and `values` [B, H, N, D / H] are views of the filled part, so that an update copies only the new slots.
     """
 
+    is_croppable = False
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refuse: a slot is an action, not a token."""
+        raise ValueError(f"crop({tokens_to_remove}): the slots of a syntactic cache are actions, not tokens")
+
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Set up storage from the shape [B, H, R, D / H] of the first keys."""
         self.dtype, self.device = key_states.dtype, key_states.device

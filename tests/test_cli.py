@@ -252,7 +252,7 @@ def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
         (["evaluate", "perplexity", "."], "Is a directory: '.'"),
         (["evaluate", "summary", "missing.json"], "'missing.json' does not exist"),
         (["evaluate", "pairs", "texts.txt"], "save them as one of these"),
-        (["surprisal", "texts.jsonl.gz"], "texts.jsonl.gz is compressed: unpack it first"),
+        (["surprisal", "texts.jsonl.gz"], "can be read: unpack it first"),
         (["surprisal", "texts.txt", "--lmzoo", "--unit", "nats"], "lm-zoo are in bits"),
         (["surprisal", "texts.txt", "--out", "."], ". is a folder or a device"),
         (["surprisal", "texts.txt", "--out", "./texts.txt", "--overwrite"], "would overwrite an input"),
@@ -301,6 +301,16 @@ def test_inputs_are_never_overwritten(texts, tmp_path, capsys):
     convert = ("convert", "rnng", "--weights", folder / "model.safetensors", "--config", folder / "config.json")
     for command in (("export", folder), convert):
         assert refused in outcome(*command, "--out", folder)
+    weights, config = ((tmp_path / name).resolve() for name in ("weights.pt", "config.json"))
+    for file in (weights, config):
+        file.write_text("{}")
+    convert = ("convert", "rnng", "--weights", weights, "--config", config)
+    (tokenizer := tmp_path / "tokenizer" / "inner").mkdir(parents=True)
+    for out in (tokenizer, tokenizer.parent):
+        assert refused in outcome(*convert, "--tokenizer", tokenizer, "--out", out)
+    (other := tmp_path / "other").mkdir()
+    (other / "thesis.txt").write_text("years of work")
+    assert "is not the folder of a model" in outcome(*convert, "--out", other)
     assert refused not in outcome("generate", "--prompt", "We", "--model", folder, "--out", folder / "texts.txt")
     # A table may lie beside a text of the same name.
     notes = meta.rename(tmp_path / "out.json.md")
@@ -310,6 +320,9 @@ def test_inputs_are_never_overwritten(texts, tmp_path, capsys):
     (suites / "number.json").write_text(json.dumps(suite_data()))
     syntaxgym = ("evaluate", "syntaxgym", suites, *model, "--out")
     assert "would be read as one" in outcome(*syntaxgym, suites / "new.json")
+    (linked := tmp_path / "linked").mkdir()
+    (linked / "number.json").symlink_to(suites / "number.json")
+    assert refused in outcome("evaluate", "syntaxgym", linked, *model, "--out", suites / "number.json")
     assert "no folder 'missing" in outcome(*syntaxgym, tmp_path / "new.json")
 
 

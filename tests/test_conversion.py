@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_synlm import GPSTForCausalLM
 from hf_synlm.conversion import TOKENIZERS, convert_state_dict
 from hf_synlm.conversion.__main__ import main
-from hf_synlm.conversion.files import read_state_dict
+from hf_synlm.conversion.files import convert_files, read_state_dict
 from hf_synlm.conversion.rename import rename_state_dict
 from hf_synlm.conversion.rnng import EXTRACTION
 
@@ -204,7 +204,7 @@ def test_the_vocabulary_of_rnng_becomes_a_tokenizer():
     with pytest.raises(ValueError, match="unkmethod is 'odd'"):
         TOKENIZERS["rnng"]({**config, "unkmethod": "odd"})
     for bad in (["<unk>", "<pad>"], ["<pad>", "a"], ["<pad>", "<unk>", "a", "a"]):
-        with pytest.raises(ValueError, match="tokens of the vocabulary"):
+        with pytest.raises(ValueError, match="tokens must differ, begin with <pad>"):
             TOKENIZERS["rnng"]({"vocabulary": bad})
 
 
@@ -288,6 +288,8 @@ def test_command_line_of_rnng(rnng_checkpoint, tmp_path):
     ids = load_file(RNNG_GOLDENS / "io_attn_random_L2" / "io.safetensors")["token_ids"]
     expected = convert_state_dict("rnng", state, meta["config"]).parse(ids)
     assert torch.equal(loaded.parse(ids).log_probs, expected.log_probs)
+    with pytest.raises(ValueError, match="which would be lost"):  # the folder of what is read is not replaced
+        convert_files("rnng", tmp_path / "weights.pt", [tmp_path / "config.json"], tmp_path, overwrite=True)
 
 
 class Vocabulary:

@@ -194,3 +194,27 @@ def test_a_refused_start_does_not_stand_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "step_3" / checkpoints.STATE_FILE).write_text("{}")
     with prepare(tmp_path) as checkpoint:
         assert checkpoint == tmp_path / "step_3" and (tmp_path / folders.TOKENIZER_FOLDER).is_dir()
+
+
+def test_only_runs_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = finished_run(tmp_path / "run")
+    (tmp_path / "run" / ".git").mkdir()
+    with (
+        pytest.raises(ValueError, match="would delete the repository"),
+        prepare(tmp_path / "run", overwrite_output_dir=True),
+    ):
+        pass
+    (tmp_path / "run" / ".git").rmdir()
+    monkeypatch.chdir(tmp_path / "run" / "model")
+    for folder in (tmp_path / "run", Path("..")):
+        message = "would delete .*, which contains the current folder .*model'. Choose a folder for runs only"
+        with pytest.raises(ValueError, match=message), prepare(folder, overwrite_output_dir=True):
+            pass
+    assert files(tmp_path / "run") == before
+    foreign = tmp_path / "foreign"
+    (foreign / "step_1").mkdir(parents=True)
+    (foreign / "step_1" / checkpoints.STATE_FILE).write_text("{}")
+    (foreign / "thesis.txt").write_text("years of work")
+    with pytest.raises(ValueError, match="does not hold a run"), prepare(foreign, overwrite_output_dir=True):
+        pass
+    assert (foreign / "thesis.txt").exists()

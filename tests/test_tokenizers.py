@@ -174,7 +174,7 @@ def test_known_words_make_the_round_trip(sample):
     ("sentences", "options", "message"),
     [
         ([], {}, "there are no words"),
-        ([["a b"]], {}, "the word 'a b' is empty, or holds white space"),
+        ([["a b"]], {}, "the word 'a b' is empty, or contains white space"),
         ([["a", ""]], {}, "the word '' is empty"),
         ([["\U0010ff00"]], {}, "characters U\\+10FF00 to U\\+10FF04"),
         ([["a"]], {"min_count": 0}, "min_count is 0"),

@@ -15,8 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from hf_synlm import __version__
-from hf_synlm.cli import evaluate, hub, options, trees
-from hf_synlm.training.command import app as training
+from hf_synlm.cli import evaluate, hub, options, train, trees
 
 
 class _Commands(TyperGroup):
@@ -35,7 +34,7 @@ class _Commands(TyperGroup):
             # On a CPU, running out of memory raises a plain RuntimeError.
             if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
                 raise
-            typer.echo("error: out of memory: lower --batch-size, --num-beams or --action-beam-size", err=True)
+            typer.echo("error: out of memory: lower the batch size or the widths of the beam", err=True)
             raise typer.Exit(2) from error
 
 
@@ -67,7 +66,7 @@ _add(app, trees.parse, trees.surprisal, trees.generate, trees.draw)
 _add(app, hub.convert, hub.info, hub.export, hub.verify, hub.push)
 _add(evaluations, evaluate.parsing, evaluate.perplexity, evaluate.syntaxgym, evaluate.blimp, evaluate.pairs)
 _add(evaluations, evaluate.summary, evaluate.plot)
-app.add_typer(training, name="train")
+app.add_typer(train.app, name="train")
 
 
 def _print_version(value: bool) -> None:

@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import inspect
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -297,7 +298,11 @@ def _input_files(given: Mapping[str, Any]) -> set[Path]:
     values = [value for name, value in given.items() if name != "out"]
     listed = [value if isinstance(value, list) else [value] for value in values]
     inputs = {path.resolve() for paths in listed for path in paths if isinstance(path, Path)}
-    if isinstance(given.get("model"), str):  # a folder, or a name on the Hub
+    # A folder with items (suites, pairs) stands for its files, wherever links lead.
+    inputs |= {file.resolve() for path in inputs if path.is_dir() for file in path.glob("*.json*")}
+    # A folder, or a name on the Hub.
+    inputs |= {Path(given[name]).resolve() for name in ("model", "tokenizer") if os.path.isdir(given.get(name) or "")}
+    if isinstance(given.get("model"), str):
         inputs |= {file.resolve() for pattern in _OF_MODELS for file in Path(given["model"]).glob(pattern)}
     return inputs
 

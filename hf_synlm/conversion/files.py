@@ -107,7 +107,7 @@ def convert_files(
         ValueError: the folder exists, a file is missing or of another kind, or a tensor or a value is not accounted
             for. Nothing is written then.
     """
-    check_target(output_dir, overwrite)
+    check_target(output_dir, overwrite, [weights, *configs])
     if arch != "gpst" and len(configs) > 1:
         raise ValueError(f"{len(configs)} configuration files were given; {arch} takes one.")
     config = read_config(configs)

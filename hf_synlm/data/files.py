@@ -8,6 +8,7 @@ asked to overwrite it (`check_output`), and the old one stays until the new one 
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from hf_synlm.data.text import PathLike
 
 PARTIAL_SUFFIX = ".partial"
+_OLD_SUFFIX = f".old{PARTIAL_SUFFIX}"
 
 
 def write_bytes(path: PathLike, data: bytes) -> None:
@@ -86,18 +88,20 @@ def read_json(path: PathLike, remedy: str) -> dict[str, Any]:
 
 
 @contextmanager
-def folder_writer(folder: PathLike) -> Iterator[Path]:
+def folder_writer(folder: PathLike, mark: str = "") -> Iterator[Path]:
     """Fill a folder under a temporary name, and give it its name when the block ends without an exception.
 
     Args:
         folder: its final name; an older folder of that name is replaced when the new one is complete. A symlink to a
             folder stays one.
+        mark: part of the temporary name; by default a temporary folder that a killed process left is replaced.
 
     Yields:
         The empty temporary folder, beside the final one.
     """
     target = Path(os.path.realpath(folder))
-    partial = target.with_name(target.name + PARTIAL_SUFFIX)
+    partial = target.with_name(f"{target.name}{mark}{PARTIAL_SUFFIX}")
+    _restore(target)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
@@ -123,7 +127,8 @@ def publish_folder(partial: Path, folder: Path) -> None:
     if not folder.exists():
         os.replace(partial, folder)
         return
-    old = _doomed(folder)
+    old = _old(folder)
+    shutil.rmtree(old, ignore_errors=True)
     os.replace(folder, old)
     try:
         os.replace(partial, folder)
@@ -142,6 +147,8 @@ def remove_folder(folder: Path) -> None:
 
 def remove_partial(folder: Path) -> None:
     """Delete what interrupted programs have left half-written or half-deleted in a folder."""
+    for path in folder.glob(f"*{_OLD_SUFFIX}"):
+        _restore(path.with_name(path.name.removesuffix(_OLD_SUFFIX)))
     for path in folder.glob(f"*{PARTIAL_SUFFIX}"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -165,9 +172,24 @@ def check_output(path: PathLike, overwrite: bool = False) -> Path:
     if path.exists() and not overwrite:
         raise ValueError(f"{path} exists. Choose another name, or pass --overwrite to replace it.")
     folder = next(parent for parent in Path(os.path.realpath(path)).parents if parent.exists())
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise ValueError(f"{path} cannot be written: no files can be made in {folder}. Choose another folder.")
+    try:  # permissions do not tell everything: the user may be root, the file system read-only
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be written: no files can be made in {folder} ({error.strerror}). Choose another folder."
+        ) from error
     return path
+
+
+def _old(folder: Path) -> Path:
+    """Where a folder waits until the one that replaces it has its name."""
+    return folder.with_name(f"{folder.name}{_OLD_SUFFIX}")
+
+
+def _restore(folder: Path) -> None:
+    """Put a folder back whose replacement was interrupted between the two renames."""
+    if _old(folder).exists() and not folder.exists():
+        os.replace(_old(folder), folder)
 
 
 def _doomed(folder: Path) -> Path:

@@ -117,6 +117,8 @@ def score_words(
         for k in group:
             results[k] = _slice(whole, text, first, first + len(split[k])) if len(group) > 1 else whole
             first += len(split[k])
+            if [word.text for word in results[k].words] != items[k].text.split():
+                raise RuntimeError(f"The words of item {items[k].item!r} were lost. Please report this.")
     return [results[k] for k in range(len(items))]
 
 

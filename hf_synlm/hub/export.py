@@ -5,7 +5,8 @@ A folder appears under its name when all of it is written. An interrupted export
 
 import os
 import re
-from collections.abc import Mapping
+import secrets
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def export_model(
         _check_tokenizer(model, tokenizer)
     text = fill_card(model.config, {"repo_id": output_dir.name}) if card is None else card
 
-    with folder_writer(output_dir) as folder:
+    with folder_writer(output_dir, mark=f".{secrets.token_hex(4)}") as folder:
         model.save_pretrained(folder, **({} if state_dict is None else {"state_dict": dict(state_dict)}))
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
@@ -202,21 +203,31 @@ def code_files(folder: Path, reference: str) -> set[Path]:
     return files
 
 
-def check_target(output_dir: str | os.PathLike, overwrite: bool = False) -> None:
+def check_target(
+    output_dir: str | os.PathLike, overwrite: bool = False, inputs: Sequence[str | os.PathLike] = ()
+) -> None:
     """Check, before anything is computed, that `export_model` can make a folder.
 
     Args:
         output_dir: the folder.
-        overwrite: whether an existing folder may be replaced.
+        overwrite: whether an existing folder may be replaced. Only a folder with a model is.
+        inputs: files and folders that are read; they must not lie in the folder.
 
     Raises:
-        ValueError: it exists and is not to be replaced, or is no folder.
+        ValueError: it exists and is not to be replaced, is not a folder, or holds something else than a model, an
+            input, the home folder or the current folder.
     """
     path = Path(output_dir)
     if path.exists() and not path.is_dir():
         raise ValueError(f"{str(path)!r} is a file. Choose another name for the folder.")
     if path.exists() and not overwrite:
         raise ValueError(f"{str(path)!r} exists. Choose another folder, or pass overwrite (--overwrite) to replace it.")
+    if path.exists() and any(path.iterdir()):
+        if not (path / "config.json").is_file():
+            raise ValueError(f"{str(path)!r} is not the folder of a model (no config.json). Choose another one.")
+        for kept in (Path.home(), Path.cwd(), *map(Path, inputs)):
+            if path.resolve() in (kept.resolve(), *kept.resolve().parents):
+                raise ValueError(f"{str(path)!r} contains {str(kept)!r}, which would be lost. Choose another folder.")
 
 
 def _check_code(model: Any) -> None:

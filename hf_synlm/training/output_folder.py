@@ -63,8 +63,9 @@ def output_folder(accelerator: Accelerator, arguments: TrainingArguments, *other
     """
     output_dir, is_main = Path(arguments.output_dir), accelerator.is_main_process
     replaces = arguments.overwrite_output_dir and not arguments.resume_from_checkpoint
-    _check_content(output_dir)
+    _check_content(output_dir, replaces)
     if replaces:
+        _check_replaceable(output_dir)
         _check_inputs(output_dir, arguments, *others)
     if is_main:
         _lock(output_dir)
@@ -200,10 +201,25 @@ def _in_use(output_dir: Path) -> bool:
     return any(not item.name.endswith(PARTIAL_SUFFIX) for item in _content(output_dir))
 
 
-def _check_content(output_dir: Path) -> None:
+def _check_replaceable(output_dir: Path) -> None:
+    """Refuse to delete more than a run."""
+    for what, folder in (("home", Path.home().resolve()), ("current", Path.cwd())):
+        if output_dir.resolve() in (folder, *folder.parents):
+            raise ValueError(
+                f"--overwrite_output_dir would delete {str(output_dir)!r}, which contains the {what} folder "
+                f"{str(folder)!r}. Choose a folder for runs only."
+            )
+    if (output_dir / ".git").exists():
+        raise ValueError(
+            f"--overwrite_output_dir would delete the repository {str(output_dir)!r}. Choose another folder."
+        )
+
+
+def _check_content(output_dir: Path, replaces: bool) -> None:
     """Refuse a folder with foreign content: it might be lost, now or when the run is replaced."""
-    signs = (ARGUMENTS_FILE, REPLACED_FOLDER, MOVING_FOLDER)
-    is_run = any((output_dir / name).exists() for name in signs) or bool(list_checkpoints(output_dir))
+    is_run = any((output_dir / name).exists() for name in (ARGUMENTS_FILE, REPLACED_FOLDER, MOVING_FOLDER))
+    # A checkpoint may have been copied there alone, to be resumed.
+    is_run = is_run or (not replaces and bool(list_checkpoints(output_dir)))
     if _in_use(output_dir) and not is_run:
         found = ", ".join(sorted(item.name for item in _content(output_dir))[:5])
         raise ValueError(
@@ -231,8 +247,8 @@ def _find_start(output_dir: Path, wanted: str | None) -> Path | None:
     is_finished = (output_dir / RESULTS_FILE).is_file()
     if wanted is None and is_finished:
         raise ValueError(
-            f"Output folder {str(output_dir)!r} holds a finished run. Choose another --output_dir, or replace the "
-            "run by this one with --overwrite_output_dir."
+            f"Output folder {str(output_dir)!r} holds a finished run. Choose another --output_dir, repeat what follows "
+            "the training with --resume_from_checkpoint latest, or replace the run with --overwrite_output_dir."
         )
     checkpoint = find_checkpoint(output_dir, wanted or "latest")
     if checkpoint is None:
