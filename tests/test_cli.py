@@ -362,7 +362,7 @@ def test_a_lack_of_memory_is_one_line_and_other_mistakes_keep_their_traceback(mo
     ):
         monkeypatch.setattr("hf_synlm.cli.evaluate.evaluate_perplexity", Mock(side_effect=error))
         assert main(command) == 2
-        assert "out of memory: lower --batch-size" in capsys.readouterr().err
+        assert "out of memory: lower the batch size" in capsys.readouterr().err
     monkeypatch.setattr("hf_synlm.cli.evaluate.evaluate_perplexity", Mock(side_effect=RuntimeError("shapes")))
     with pytest.raises(RuntimeError, match="shapes"):
         main(command)

@@ -179,7 +179,7 @@ class TestExport:
         replace = os.replace
 
         def fail_last(source: str | Path, target: str | Path) -> None:
-            if Path(target) == exported and not Path(source).name.endswith(".deleted.partial"):
+            if Path(target) == exported and not Path(source).name.endswith(".old.partial"):
                 raise OSError("interrupted")
             replace(source, target)
 

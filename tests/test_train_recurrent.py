@@ -242,7 +242,7 @@ def test_segments_depend_on_seed_and_number_only() -> None:
 def test_no_step_holds_the_ends_of_several_epochs() -> None:
     ends = stream_batches.EpochEnds([4, 5, 3, 9].__getitem__, 4)
     assert [ends.step(0), ends.step(1), ends.count(1), ends.count(2)] == [1, 3, 1, 1]
-    with pytest.raises(ValueError, match="An epoch of 3 batches ends inside of a step of 4"):
+    with pytest.raises(ValueError, match="An epoch has only 3 batches, fewer than the 4 of an optimizer step"):
         ends.count(4)
 
 
@@ -585,7 +585,7 @@ def test_bad_values_are_refused_before_work(flags: tuple[str, ...], message: str
         ("palm", ("--config_overrides", "span_attention=false"), "is 'palm'.*Choose .* 'awd_lstm' without"),
         ("awd_lstm", ("--parse_options", "method=attention"), "AWD-LSTM has no trees"),
         ("awd_lstm", ("--final_report",), "final_report is True, but AWD-LSTM has no trees"),
-        ("prpn", ("--batching", "sentences", "--gradient_accumulation_steps", "99"), "ends inside of a step of 99"),
+        ("prpn", ("--batching", "sentences", "--gradient_accumulation_steps", "99"), "fewer than the 99 of an optimizer step"),
         # Otherwise, these would show after the training.
         ("palm", ("--parse_options", "decoder=biased"), "parse does not take 'decoder'. Choose among method"),
         ("on_lstm", ("--parse_options", "decoder=foo"), "decoder"),
