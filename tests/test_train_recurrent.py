@@ -585,7 +585,7 @@ def test_bad_values_are_refused_before_work(flags: tuple[str, ...], message: str
         ("palm", ("--config_overrides", "span_attention=false"), "is 'palm'.*Choose .* 'awd_lstm' without"),
         ("awd_lstm", ("--parse_options", "method=attention"), "AWD-LSTM has no trees"),
         ("awd_lstm", ("--final_report",), "final_report is True, but AWD-LSTM has no trees"),
-        ("prpn", ("--batching", "sentences", "--gradient_accumulation_steps", "99"), "fewer than the 99 of an optimizer step"),
+        ("prpn", ("--batching", "sentences", "--gradient_accumulation_steps", "99"), "fewer than the 99"),
         # Otherwise, these would show after the training.
         ("palm", ("--parse_options", "decoder=biased"), "parse does not take 'decoder'. Choose among method"),
         ("on_lstm", ("--parse_options", "decoder=foo"), "decoder"),

@@ -12,9 +12,8 @@ from hf_synlm.evaluation.treebank_parsing import load_treebank
 
 FORMATS = ("txt", "tsv", "csv", "jsonl")
 # Endings of files that are neither plain text nor one of `FORMATS`, with what to do about them.
-_COMPRESSED = dict.fromkeys(("gz", "bz2", "xz", "zst", "zip", "7z", "rar", "tar", "tgz"), "unpack it first")
 _REMEDIES = {
-    **_COMPRESSED,
+    **dict.fromkeys(("gz", "bz2", "xz", "zst", "zip", "7z", "rar", "tar", "tgz"), "unpack it first"),
     **dict.fromkeys(("xls", "xlsx", "ods", "parquet", "feather", "arrow", "pkl"), "save it as .csv or .tsv"),
     **dict.fromkeys(("rds", "rda", "sav", "dta"), "save it as .csv or .tsv"),
     **dict.fromkeys(("pdf", "doc", "docx", "odt", "rtf"), "save its text as .txt"),
@@ -52,9 +51,9 @@ def file_format(path: PathLike, given: str | None = None) -> str:
     """
     if given is not None and given not in FORMATS:
         raise ValueError(f"format {given!r} is unknown: choose one of {', '.join(FORMATS)}")
-    suffix = Path(path).suffix.lower().removeprefix(".")
-    if given is not None and suffix not in _COMPRESSED:
+    if given is not None:
         return given
+    suffix = Path(path).suffix.lower().removeprefix(".")
     if suffix in _REMEDIES:
         raise ValueError(f"{path} is not a text file or table that can be read: {_REMEDIES[suffix]}")
     return suffix if suffix in FORMATS else "txt"
