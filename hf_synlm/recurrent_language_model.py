@@ -561,6 +561,7 @@ class RecurrentSequenceClassifier:
     post_init: Callable[[], None]
 
     def __init__(self, config: Any) -> None:
+        # The next class is the base class of an architecture, which a model names after this mixin.
         super().__init__(config)  # type: ignore[call-arg]
         self.num_labels = config.num_labels
         self.model = self.network_class(config)

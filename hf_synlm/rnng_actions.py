@@ -10,7 +10,7 @@ A, in costs, is the length of an action sequence.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from .trees import Span, validate_spans
 
@@ -99,7 +99,7 @@ class TransitionSystem:
         num_labels: number Y of labels.
     """
 
-    name: Literal["top_down", "in_order"]
+    name: str
     num_labels: int
 
     def __post_init__(self) -> None:

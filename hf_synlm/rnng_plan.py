@@ -332,7 +332,7 @@ def make_plan(
     Cost: O(actions) Python steps, about 2 microseconds each; run it in the data loader.
     Source: the authors' `fixed_stack_models.py` keeps a stack tensor instead and runs one action at a time.
     """
-    system = TransitionSystem(transition_system, num_labels)  # type: ignore[arg-type]
+    system = TransitionSystem(transition_system, num_labels)
     record = _simulate(actions, system, num_words, word_ends, run_last)
     return _by_level(record) if by_level else _by_step(record)
 

@@ -356,6 +356,19 @@ def brackets_to_tree(text: str) -> tuple[Tree, list[str]]:
     return tree, words
 
 
+def check_length(num_tokens: int) -> None:
+    """Check that a tree over this number of tokens exists.
+
+    Args:
+        num_tokens: length of the sentence in tokens.
+
+    Raises:
+        ValueError: it is less than 1.
+    """
+    if num_tokens < 1:
+        raise ValueError(f"num_tokens is {num_tokens}: a tree needs at least one token")
+
+
 def right_branching(num_tokens: int) -> list[Span]:
     """Return the spans of the right-branching binary tree: (n - 2, n), ..., (1, n), (0, n).
 
@@ -368,8 +381,7 @@ def right_branching(num_tokens: int) -> list[Span]:
     Raises:
         ValueError: `num_tokens` is less than 1.
     """
-    if num_tokens < 1:
-        raise ValueError(f"num_tokens is {num_tokens}: a tree needs at least one token")
+    check_length(num_tokens)
     return [(start, num_tokens) for start in range(num_tokens - 2, -1, -1)]
 
 

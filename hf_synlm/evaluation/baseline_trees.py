@@ -5,7 +5,7 @@ Right-branching trees are in `hf_synlm.trees`, because PaLM uses them too.
 
 import random
 
-from hf_synlm.trees import Span
+from hf_synlm.trees import Span, check_length
 
 
 def left_branching(num_tokens: int) -> list[Span]:
@@ -20,7 +20,7 @@ def left_branching(num_tokens: int) -> list[Span]:
     Raises:
         ValueError: `num_tokens` is less than 1.
     """
-    _check_length(num_tokens)
+    check_length(num_tokens)
     return [(0, end) for end in range(2, num_tokens + 1)]
 
 
@@ -36,7 +36,7 @@ def balanced(num_tokens: int) -> list[Span]:
     Raises:
         ValueError: `num_tokens` is less than 1.
     """
-    _check_length(num_tokens)
+    check_length(num_tokens)
     # Parent, right, left is post-order backwards.
     spans: list[Span] = []
     agenda: list[Span] = [(0, num_tokens)]
@@ -68,7 +68,7 @@ def random_tree(num_tokens: int, generator: random.Random) -> list[Span]:
 
     Cost: O(n).
     """
-    _check_length(num_tokens)
+    check_length(num_tokens)
     # A slot is None for a leaf, else the slots of its two children. A node that gets a new sibling moves to a new slot
     # and leaves its old slot to the new parent, so other parents stay as they are.
     children: list[tuple[int, int] | None] = [None]
@@ -90,9 +90,3 @@ def random_tree(num_tokens: int, generator: random.Random) -> list[Span]:
         else:
             agenda.extend(((slot, next_token), (pair[1], None), (pair[0], None)))
     return spans
-
-
-def _check_length(num_tokens: int) -> None:
-    """Raise ValueError unless a tree over this number of tokens exists."""
-    if num_tokens < 1:
-        raise ValueError(f"num_tokens is {num_tokens}: a tree needs at least one token")

@@ -452,13 +452,8 @@ def _flat_scores(evaluation: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Run the program.
-
-    Args:
-        argv: command line without the program name; default: the process's.
-    """
-    run_recipe(GlueRecipe, argv)
+main = partial(run_recipe, GlueRecipe)
+"""Run the program with a command line (default: the process's)."""
 
 
 if __name__ == "__main__":

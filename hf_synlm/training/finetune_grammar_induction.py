@@ -12,6 +12,7 @@ Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024), se
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -276,13 +277,8 @@ class InductionRecipe(FineTuning):
         )
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Run the program.
-
-    Args:
-        argv: command line without the program name; default: the process's.
-    """
-    run_recipe(InductionRecipe, argv)
+main = partial(run_recipe, InductionRecipe)
+"""Run the program with a command line (default: the process's)."""
 
 
 if __name__ == "__main__":

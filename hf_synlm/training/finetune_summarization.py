@@ -223,13 +223,8 @@ class SummarizationRecipe(FineTuning):
         )
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Run the program.
-
-    Args:
-        argv: command line without the program name; default: the process's.
-    """
-    run_recipe(SummarizationRecipe, argv)
+main = partial(run_recipe, SummarizationRecipe)
+"""Run the program with a command line (default: the process's)."""
 
 
 if __name__ == "__main__":

@@ -415,13 +415,8 @@ class GPSTRecipe(Recipe):
         return line
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Run the program.
-
-    Args:
-        argv: command line without the program name; default: the process's.
-    """
-    run_recipe(GPSTRecipe, argv)
+main = partial(run_recipe, GPSTRecipe)
+"""Run the program with a command line (default: the process's)."""
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -49,6 +50,17 @@ from hf_synlm.viz import SentenceView
 # Of generated samples.
 NUM_SENTENCES = 3
 NEW_TOKENS = 20
+
+DataT = TypeVar("DataT")
+
+
+@dataclass
+class Splits(Generic[DataT]):
+    """Encoded data; `test` may be missing."""
+
+    train: DataT
+    validation: DataT
+    test: DataT | None
 
 
 class Recipe(ABC):

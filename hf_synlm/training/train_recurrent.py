@@ -10,6 +10,7 @@ is the one with the best validation likelihood. Papers: Shen et al. (ICLR 2019),
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from hf_synlm.evaluation.treebank_parsing import score_numbers, score_table
 from hf_synlm.training.arguments import ModelArguments, check_overrides
 from hf_synlm.training.final_report import report_saved_model
 from hf_synlm.training.flops import recurrent_flops_per_token
-from hf_synlm.training.recipe import Recipe, kept_evaluation, run_recipe
+from hf_synlm.training.recipe import Recipe, Splits, kept_evaluation, run_recipe
 from hf_synlm.training.run import Run, load_pretrained
 from hf_synlm.training.samplers import PaddedBatchSampler, make_loader
 from hf_synlm.training.stream_batches import (
@@ -164,18 +165,9 @@ def gold_structure(config: PreTrainedConfig, tree_supervision: bool) -> str | No
 
 
 # ---------------------------------------------------------------------------------------------- data
-@dataclass
-class Data:
-    """Encoded text; `test` may be missing."""
-
-    train: TokenStream
-    validation: TokenStream
-    test: TokenStream | None
-
-
 def load_data(
     accelerator: Accelerator, model_arguments: RecurrentModelArguments, data: StreamDataArguments, output_dir: Path
-) -> tuple[Data, PreTrainedTokenizerBase, PreTrainedModel]:
+) -> tuple[Splits[TokenStream], PreTrainedTokenizerBase, PreTrainedModel]:
     """Make or load tokenizer and model, and encode the text for them.
 
     Args:
@@ -195,7 +187,7 @@ def load_data(
     model = make_model(model_arguments, tokenizer)
     gold = gold_structure(model.config, data.tree_supervision)
     limit = data.max_sentence_words
-    parts = Data(
+    parts = Splits(
         train=load_stream(data, data.train_files, tokenizer, gold, limit),
         validation=load_stream(data, data.validation_files, tokenizer, None, limit),
         test=load_stream(data, data.test_files, tokenizer, None, limit) if data.test_files else None,
@@ -215,7 +207,7 @@ class RecurrentRecipe(Recipe):
         RecurrentTrainingArguments,
     )
     mappings = ("config_overrides", "parse_options")
-    streams: Data
+    streams: Splits[TokenStream]
     measures: Measures
     objective: StreamObjective
     control: EpochControl
@@ -378,13 +370,8 @@ def score_final_trees(run: Run, scorer: TreeScorer) -> dict[str, Any]:
     return {"convention": scores["model"].convention, "punctuation": scorer.treebank.convention, **numbers}
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Run the program.
-
-    Args:
-        argv: command line without the program name; default: the process's.
-    """
-    run_recipe(RecurrentRecipe, argv)
+main = partial(run_recipe, RecurrentRecipe)
+"""Run the program with a command line (default: the process's)."""
 
 
 if __name__ == "__main__":

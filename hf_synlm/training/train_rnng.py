@@ -9,6 +9,7 @@ likelihood. Paper: Noji and Oseki, "Effective Batching for Recurrent Neural Netw
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from hf_synlm.training.arguments import ModelArguments, TrainingArguments, check
 from hf_synlm.training.checkpoints import BestModel
 from hf_synlm.training.final_report import load_report_treebanks, report_saved_model
 from hf_synlm.training.flops import recurrent_flops_per_token, rnng_flops_per_token
-from hf_synlm.training.recipe import Recipe, kept_evaluation, run_recipe
+from hf_synlm.training.recipe import Recipe, Splits, kept_evaluation, run_recipe
 from hf_synlm.training.run import Run, load_pretrained
 from hf_synlm.training.samplers import PaddedBatchSampler, make_loader
 from hf_synlm.training.tree_batches import (
@@ -174,18 +175,9 @@ def make_model(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 # ---------------------------------------------------------------------------------------------- the run
-@dataclass
-class Data:
-    """Encoded trees; `test` may be missing."""
-
-    train: TreeDataset
-    validation: TreeDataset
-    test: TreeDataset | None
-
-
 def load_data(
     accelerator: Accelerator, model_arguments: RNNGModelArguments, data: TreeDataArguments, output_dir: Path
-) -> tuple[Data, PreTrainedTokenizerBase, PreTrainedModel]:
+) -> tuple[Splits[TreeDataset], PreTrainedTokenizerBase, PreTrainedModel]:
     """Read the trees, make or load tokenizer and model, and encode the trees for them.
 
     Args:
@@ -220,7 +212,7 @@ def load_data(
         )
         for part in trees
     ]  # fmt: skip
-    return Data(encoded[0], encoded[1], encoded[2] if len(encoded) > 2 else None), tokenizer, model
+    return Splits(encoded[0], encoded[1], encoded[2] if len(encoded) > 2 else None), tokenizer, model
 
 
 def steps_of_epochs(sampler: PaddedBatchSampler, num_epochs: int, accumulation: int) -> int:
@@ -242,7 +234,7 @@ class RNNGRecipe(Recipe):
 
     program = "train_rnng"
     argument_types = (RNNGModelArguments, TreeDataArguments, CourseArguments, TrainingArguments)
-    trees: Data
+    trees: Splits[TreeDataset]
     collate: TreeCollator
     objective: Objective
 
@@ -404,13 +396,8 @@ class RNNGRecipe(Recipe):
         return line
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Run the program.
-
-    Args:
-        argv: command line without the program name; default: the process's.
-    """
-    run_recipe(RNNGRecipe, argv)
+main = partial(run_recipe, RNNGRecipe)
+"""Run the program with a command line (default: the process's)."""
 
 
 if __name__ == "__main__":

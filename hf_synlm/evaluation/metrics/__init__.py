@@ -4,6 +4,7 @@ Each folder is the content of a Space on the Hub: the module, its card, a demo, 
 disk without a network.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ NAMES = ("labeled_parsing_f1", "surprisal", "syntaxgym", "unlabeled_parsing_f1")
 class ListInputs:
     """Mixin of the modules, whose inputs are lists of texts."""
 
+    _compute: Callable[..., Any]
+
     def _text_info(self, description: str | None, citation: str, *inputs: str, **more: Any) -> Any:
         """The `evaluate.MetricInfo` of a module, documented by its `_compute`."""
         import datasets
@@ -21,7 +24,7 @@ class ListInputs:
         return evaluate.MetricInfo(
             description=description,
             citation=citation,
-            inputs_description=self._compute.__doc__,  # type: ignore[attr-defined]  # of the module
+            inputs_description=self._compute.__doc__,
             features=datasets.Features({name: datasets.Value("string") for name in inputs}),
             **more,
         )
