@@ -127,6 +127,18 @@ def saved_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def warm_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `verify_export` fork its process without hf_synlm from one that has imported torch."""
+    import subprocess
+    from types import SimpleNamespace
+
+    from hf_synlm.hub import probe
+    from tests import warm_python
+
+    monkeypatch.setattr(probe, "subprocess", SimpleNamespace(**{**vars(subprocess), "run": warm_python.run}))
+
+
+@pytest.fixture
 def tiny_gpst_config() -> Any:
     """A GPST of a few thousand parameters with every part present."""
     from hf_synlm import GPSTConfig

@@ -90,6 +90,7 @@ def closure(*names: str) -> set[str]:
     return found
 
 
+@cache
 def classes(file: Path) -> set[str]:
     return {node.name for node in ast.walk(parse(file)) if isinstance(node, ast.ClassDef)}
 
