@@ -26,7 +26,7 @@ from typing import Any
 
 SLOW = (
     "torch torch._dynamo torch.distributed.tensor torch.utils._pytree scipy.optimize scipy.stats numpy PIL.Image "
-    "jinja2 tokenizers safetensors.torch regex yaml httpx httpx2 dill psutil sympy tqdm.auto"
+    "jinja2 tokenizers safetensors.torch regex yaml httpx httpx2 dill psutil sympy tqdm.auto typer rich pyarrow.parquet"
 ).split()
 
 
@@ -43,9 +43,10 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
     timeout: float | None = None,
+    check: bool = False,
     **streams: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """`subprocess.run` for `python [-I] FILE ...` and `python [-I] -c CODE ...`; captures output as text."""
+    """`subprocess.run` for `python [-I] FILE`, `-m MODULE` or `-c CODE`, and arguments; captures output as text."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / name for name in ("stdout", "stderr")]
         request = {
@@ -61,6 +62,8 @@ def run(
         out, err = (file.read_text(encoding="utf-8", errors="replace") for file in files)
     if status is None:
         raise subprocess.TimeoutExpired(command, timeout, out, err)
+    if check:
+        assert status == 0, err
     return subprocess.CompletedProcess(command, status, out, err)
 
 
@@ -78,11 +81,14 @@ def run_child(request: dict[str, Any]) -> None:
         words = request["words"][isolated:]
         if not isolated:
             paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-            sys.path[:0] = ["", *paths] if words[0] == "-c" else [str(Path(words[0]).parent), *paths]
+            sys.path[:0] = ["" if words[0] in ("-c", "-m") else str(Path(words[0]).parent), *paths]
         if words[0] == "-c":
             sys.argv = ["-c", *words[2:]]
             main = sys.modules["__main__"] = types.ModuleType("__main__")
             exec(compile(words[1], "<string>", "exec"), main.__dict__)
+        elif words[0] == "-m":
+            sys.argv = words[1:]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = words
             runpy.run_path(words[0], run_name="__main__")
