@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import socket
@@ -35,6 +36,13 @@ settings.load_profile("hf_synlm")
 # torch remembers at its first use which functions a device as context reaches; `poisoned_empty` replaces some of them.
 with torch.device("meta"):
     torch.empty(1)
+
+if not torch.cuda.is_available():
+    # Without a device, torch stores the call stack of every seed for later: this takes longer than many tests.
+    torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = lambda seed: None
+
+# Where log records are captured, torch.compile writes down every node of every graph.
+logging.getLogger("torch.__trace").disabled = True
 
 LOOPBACK = ("127.", "::1", "localhost", "0.0.0.0")
 POISONS: dict[torch.dtype, float] = {
@@ -143,6 +151,18 @@ def saved_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for part in model_and_tokenizer("gpt2"):
         part.save_pretrained(folder / "gpt2")
     return folder
+
+
+@pytest.fixture
+def warm_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `verify_export` fork its process without hf_synlm from one that has imported torch."""
+    import subprocess
+    from types import SimpleNamespace
+
+    from hf_synlm.hub import probe
+    from tests import warm_python
+
+    monkeypatch.setattr(probe, "subprocess", SimpleNamespace(**{**vars(subprocess), "run": warm_python.run}))
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import os
 import shlex
 import shutil
 import stat
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -27,6 +26,7 @@ from hf_synlm.evaluation.blimp import evaluate_pairs, read_pairs
 from hf_synlm.evaluation.perplexity import evaluate_perplexity
 from hf_synlm.evaluation.surprisal import columns, score_words
 from hf_synlm.evaluation.text_items import TextItem, read_items
+from tests import warm_python
 from tests.commands import fail, run
 from tests.scoring_models import SENTENCES, scorer_of
 from tests.test_blimp import write_blimp
@@ -380,9 +380,7 @@ def test_help_and_version(capsys):
 
 
 def test_module_and_script_are_the_command():
-    run = subprocess.run(
-        [sys.executable, "-m", "hf_synlm.cli", "evaluate", "pairs"], capture_output=True, text=True, check=False
-    )
+    run = warm_python.run([sys.executable, "-m", "hf_synlm.cli", "evaluate", "pairs"])
     assert run.returncode == 2 and "Usage: synlm evaluate pairs" in run.stderr
     scripts = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
     module, name = scripts["project"]["scripts"]["synlm"].split(":")

@@ -126,6 +126,7 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", **special)
 
 
+@pytest.mark.usefixtures("warm_probe")
 @pytest.mark.parametrize("model_class", [LSTMForCausalLM, LSTMModel])
 def test_hub_round_trip(model_class, tokenizer, tmp_path):
     folder = export_model(tiny(model_class), tokenizer, tmp_path / "lstm-tiny")

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from hf_synlm import GPSTForCausalLM, search_words
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.search_parsing import marginal_logits, parse_with_search
-from hf_synlm.search_state import SyntacticCache
+from hf_synlm.search_state import Block, SyntacticCache
 from tests.reference import exhaustive_search as reference
 
 GOLDENS = Path(__file__).parent / "goldens" / "gpst"
@@ -144,6 +145,20 @@ def test_wide_beam_is_exact(tiny_gpst_config: Any, surrogate: bool) -> None:
         for count in range(1, 6)
     ]
     assert output.token_log_probs[0].cumsum(0).tolist() == pytest.approx(prefixes, abs=1e-4)
+
+
+def test_what_the_beam_drops_is_no_longer_pending() -> None:
+    """Two states of two levels: the beam of two holds the word and the structural action of the second state."""
+    log_probs = torch.tensor([[[-9.0, -9.0], [-1.0, -1.0], [-1.0, -1.0], [-1.0, -1.0]]])
+    none = torch.zeros(1, 4, dtype=torch.long)
+    scores = torch.tensor([[0.0, 0.0, -9.0, -1.0]])
+    block = Block(none, scores, log_probs, none[..., None], none, bounds=[(0, 2), (2, 4)])
+    synced = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.long)
+    search = SimpleNamespace(num_beams=2)
+    words = (scores + log_probs[..., 0])[..., None]
+    (kept, ids), pending, _ = search_words.WordBeamSearch.select(search, block, words, synced, 0)
+    assert pending.tolist() == [[True, True, False, True]]
+    assert kept[kept > -math.inf].tolist() == [-1.0, -2.0] and set(ids[kept > -math.inf].tolist()) == {1, 3}
 
 
 @pytest.mark.parametrize("gen_bias", [0.0, 4.0, 9.0])
