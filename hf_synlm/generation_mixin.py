@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation import GenerationMixin, SynthIDTextWatermarkingConfig, SynthIDTextWatermarkLogitsProcessor
+from transformers.generation import SynthIDTextWatermarkingConfig, SynthIDTextWatermarkLogitsProcessor
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
 from .generation_actions import ActionDecoder
 from .generation_joint import JointDecoder
+from .generation_words import WordGenerationMixin
 from .outputs import SyntacticLMOutput
 from .search_parsing import check_length, checked_mask, marginal_logits
 from .search_state import SyntacticCache, WordDecoder
@@ -84,7 +85,7 @@ class SyntacticGenerateBeamOutput(GenerateBeamDecoderOnlyOutput):
 
 
 # --------------------------------------------------------------------------------------------------------- the mixin
-class SyntacticGenerationMixin(GenerationMixin):
+class SyntacticGenerationMixin(WordGenerationMixin):
     """`generate`, the marginal `forward` and the search of a syntactic language model.
 
     The class that inherits it sets `stack_machine_class` (see `search_words`), and its config has
@@ -421,15 +422,6 @@ class SyntacticGenerationMixin(GenerationMixin):
             spans=[row[0] for row in spans],
             labels=None if labels is None else [row[0] for row in labels],
         )
-
-    def generate_batch(self, *args: Any, **kwargs: Any) -> None:
-        """Continuous batching is not possible: a beam of derivations has no place in a paged cache."""
-        # The inherited method would run and return wrong text.
-        raise NotImplementedError("generate_batch: use generate with a padded batch; the search has no paged cache")
-
-    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> None:
-        """Continuous batching is not possible; see `generate_batch`."""
-        self.generate_batch()
 
 
 def _check_options(config: GenerationConfig, mode_kwargs: dict[str, Any]) -> None:

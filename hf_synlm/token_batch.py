@@ -88,12 +88,19 @@ def check_tokens(config: PreTrainedConfig, input_ids: Tensor, attention_mask: Te
 
 def _check_shapes(input_ids: Tensor, attention_mask: Tensor | None) -> None:
     integers = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
-    if input_ids.dim() != 2 or input_ids.dtype not in integers or input_ids.numel() == 0:
+    # A tokenizer makes an empty tensor of floats of an empty text, so this comes first.
+    check_columns("input_ids", input_ids, attention_mask)
+    if input_ids.dim() != 2 or input_ids.dtype not in integers:
         raise ValueError(f"input_ids must be integers [batch, tokens], not {input_ids.dtype} {tuple(input_ids.shape)}.")
-    if attention_mask is not None and attention_mask.shape != input_ids.shape:
-        raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)}. Align them."
-        )
+
+
+def check_columns(name: str, values_BT: Tensor, attention_mask: Tensor | None) -> None:
+    """Raise ValueError if an input, called `name` in the message, is empty or does not fit its mask."""
+    shape = tuple(values_BT.shape)
+    if values_BT.numel() == 0:
+        raise ValueError(f"{name} of shape {shape} hold no token. Leave empty texts out, or give the begin token.")
+    if attention_mask is not None and attention_mask.shape != values_BT.shape:
+        raise ValueError(f"attention_mask has shape {tuple(attention_mask.shape)}, {name} {shape}. Align them.")
 
 
 def check_labels(config: PreTrainedConfig, labels: Tensor, input_ids: Tensor) -> None:

@@ -146,7 +146,10 @@ def test_labels_choose_what_counts(name):
     output = model(ids, labels=labels)
     torch.testing.assert_close(output.loss, -log_probs[4:].mean())
     torch.testing.assert_close(output.joint_log_prob, log_probs[4:].sum()[None].detach())
-    assert output.logits is None and not any(value.requires_grad for value in output.losses.values())
+    assert torch.equal(output.logits[0, torch.arange(7), ids[0, 1:]], log_probs)
+    assert not any(value.requires_grad for value in output.losses.values())
+    assert model.train()(ids, labels=labels).logits is None  # the largest tensor of all
+    model.eval()
     shifted = torch.cat([ids[:, 1:], torch.tensor([[5]])], 1)
     last = model(ids).logits[0, -1, 5]
     torch.testing.assert_close(model(ids, shift_labels=shifted).loss, -torch.cat([log_probs, last[None]]).mean())
@@ -522,7 +525,7 @@ class TestGenerate:
             output = make_model(name).generate(
                 ids_of(4)[0], max_new_tokens=3, eos_token_id=None, return_dict_in_generate=True
             )
-            assert output.sequences.shape == (1, 7) and not hasattr(output, "spans")
+            assert output.sequences.shape == (1, 7) and output.spans is None
 
 
 # ----------------------------------------------------------------------------------------------- saving and resizing
@@ -657,7 +660,7 @@ SEVENS = torch.full((1, 4), 7)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "integers"),
+        ({"input_ids": torch.zeros(1, 0)}, "hold no token"),
         ({"input_ids": torch.rand(2, 3)}, "integers"),
         ({"input_ids": torch.tensor([[7, 99]])}, "99"),
         ({"input_ids": SEVENS, "attention_mask": torch.ones(1, 5)}, "attention_mask"),
@@ -679,7 +682,7 @@ def test_bad_configurations_are_named(name):
     config_class = model_class(name).config_class
     rate = dropouts(name)[0]
     for fields, message in (
-        ({"hidden_size": 0}, "hidden_size must be at least 1"),
+        ({"num_layers": 0}, "num_layers must be at least 1"),
         ({rate: 1.0}, rf"{rate} must be in \[0, 1\)"),
         ({"pad_token_id": 30}, "pad_token_id 30 is outside"),
         ({"eos_token_id": -1}, "eos_token_id -1 is outside"),
