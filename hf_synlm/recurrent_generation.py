@@ -18,37 +18,43 @@ from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, Generat
 
 from .actions import PAD_ACTION
 from .generation_words import WordGenerationMixin, word_ends_of
+from .outputs import GeneratedTrees
 from .recurrent_sentences import frame_sentences
 from .token_batch import check_labels
 from .trees import Span
 
 
 @dataclass
-class RecurrentGenerateOutput(GenerateDecoderOnlyOutput):
+class RecurrentGenerateOutput(GeneratedTrees, GenerateDecoderOnlyOutput):
     """Result of greedy search and sampling, with the trees of the sequences.
 
     Fields, besides those of the stock output:
         actions: [B, A] GEN (0) and COMP (1), -1 = padding.
         spans: per sequence the inner nodes `(i, j)` in columns of `sequences` (left padding included), post-order.
             Begin token and end token belong to no node.
+        offsets, lengths: per sequence the column of the first token of the tree, and its number of tokens.
     """
 
     actions: Tensor | None = None
     spans: list[list[Span]] | None = None
+    offsets: list[int] | None = None
+    lengths: list[int] | None = None
 
 
 @dataclass
-class RecurrentGenerateBeamOutput(GenerateBeamDecoderOnlyOutput):
+class RecurrentGenerateBeamOutput(GeneratedTrees, GenerateBeamDecoderOnlyOutput):
     """Result of beam search, with the trees of the sequences.
 
     Fields, besides those of the stock output:
         sequences_scores: [B], always there: the sum of the scores of the new words, divided by their number to the
             power of length_penalty. Without processors a score is log p(word | words before), in nats.
-        actions, spans: as in `RecurrentGenerateOutput`.
+        actions, spans, offsets, lengths: as in `RecurrentGenerateOutput`.
     """
 
     actions: Tensor | None = None
     spans: list[list[Span]] | None = None
+    offsets: list[int] | None = None
+    lengths: list[int] | None = None
 
 
 class RecurrentGenerationMixin(WordGenerationMixin):
@@ -134,7 +140,7 @@ class RecurrentGenerationMixin(WordGenerationMixin):
     def _trees(
         self, sequences: Tensor, prompts: Tensor, mask: Tensor | None, config: Any, tokenizer: Any
     ) -> dict[str, Any]:
-        """Actions and spans of sequences; `prompts` [P, N] hold each prompt num_beams or num_return_sequences times."""
+        """Trees of sequences, as fields of the output; `prompts` [P, N] hold each prompt num_beams or num_return_sequences times."""
         count, width = len(sequences), prompts.shape[1]
         mask = torch.ones_like(prompts) if mask is None else mask
         row = torch.arange(count, device=prompts.device) // config.num_return_sequences
@@ -155,7 +161,8 @@ class RecurrentGenerationMixin(WordGenerationMixin):
             actions[words] = parsed.actions[:, 0]
             for place, trees in zip(words.tolist(), parsed.spans, strict=True):
                 spans[place] = trees[0]
-        return {"actions": actions, "spans": spans}
+        places = {"offsets": framed.first_B.tolist(), "lengths": framed.count_B.tolist()}
+        return {"actions": actions, "spans": spans, **places}
 
     # ------------------------------------------------------------------------------------------- next-token scores
     def _given_labels(
