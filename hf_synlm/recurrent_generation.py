@@ -140,7 +140,7 @@ class RecurrentGenerationMixin(WordGenerationMixin):
     def _trees(
         self, sequences: Tensor, prompts: Tensor, mask: Tensor | None, config: Any, tokenizer: Any
     ) -> dict[str, Any]:
-        """Trees of sequences, as fields of the output; `prompts` [P, N] hold each prompt num_beams or num_return_sequences times."""
+        """Fields of the output; `prompts` [P, N] hold each prompt num_beams or num_return_sequences times."""
         count, width = len(sequences), prompts.shape[1]
         mask = torch.ones_like(prompts) if mask is None else mask
         row = torch.arange(count, device=prompts.device) // config.num_return_sequences

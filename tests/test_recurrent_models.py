@@ -1,14 +1,13 @@
 """What all recurrent language models promise: padding, labels, cache, generation, saving, types, bad input, tools."""
 
 import copy
-import importlib
 import math
 import pickle
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -18,9 +17,6 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
     TextIteratorStreamer,
-    Trainer,
-    TrainingArguments,
-    pipeline,
 )
 
 from tests.recurrent_models import (
@@ -29,7 +25,6 @@ from tests.recurrent_models import (
     MODELS,
     PADDING,
     WITH_TREES,
-    WORDS,
     dropouts,
     gradients,
     ids_of,
@@ -40,7 +35,6 @@ from tests.recurrent_models import (
     without_penalties,
 )
 
-SENTENCES = ["the keys to the cabinet are on the table", "fruit flies like a banana", "flies like the table"]
 every_model = pytest.mark.parametrize("name", list(MODELS))
 every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 sides = pytest.mark.parametrize("left", [False, True])
@@ -743,75 +737,3 @@ def test_supervision_without_end_token(name):
         losses["syntactic_distance"],
         make_model(name)(ids, labels=ids, distances=distances).losses["syntactic_distance"],
     )
-
-
-# ------------------------------------------------------------------------------------------------------------- tools
-@pytest.fixture(scope="module")
-def tokenizer():
-    words = sorted({word for sentence in SENTENCES for word in sentence.split()})
-    assert len(words) < len(WORDS)
-    vocabulary = {word: index for index, word in enumerate(["</s>", "<unk>", *words])} | {"<pad>": PADDING}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="<unk>", bos_token="</s>", eos_token="</s>", pad_token="<pad>"
-    )
-
-
-def own_scores(model, tokenizer):
-    """Log-probability of each sentence after the beginning."""
-    scores = []
-    for sentence in SENTENCES:
-        ids = torch.tensor([[BOUNDARY, *tokenizer(sentence)["input_ids"]]])
-        scores.append(model(ids, labels=ids).joint_log_prob.item())
-    return scores
-
-
-@every_architecture
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_lm_eval_gives_the_own_log_probabilities(name, tokenizer, batch_size):
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
-
-    model = make_model(name)
-    expected = pytest.approx(own_scores(model, tokenizer), abs=1e-4)
-    lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
-    requests = [Instance("loglikelihood", {}, ("", sentence), x) for x, sentence in enumerate(SENTENCES)]
-    assert [score for score, _ in lm.loglikelihood(requests)] == expected
-    rolling = [Instance("loglikelihood_rolling", {}, (sentence,), x) for x, sentence in enumerate(SENTENCES)]
-    assert lm.loglikelihood_rolling(rolling) == expected
-
-
-@every_architecture
-def test_minicons_gives_the_own_log_probabilities(name, tokenizer):
-    model = make_model(name)
-    scorer = importlib.import_module("minicons.scorer").IncrementalLMScorer(model, "cpu", tokenizer=tokenizer)
-    scores = scorer.sequence_score(SENTENCES, reduction=lambda x: x.sum(0).item(), bos_token=True)
-    assert scores == pytest.approx(own_scores(model, tokenizer), abs=1e-4)
-    if name in WITH_TREES:
-        for sentence, score in zip(SENTENCES, scores, strict=True):
-            parsed = model.parse(torch.tensor([tokenizer(sentence)["input_ids"]]))
-            assert parsed.token_log_probs.sum().item() == pytest.approx(score, abs=1e-4)
-
-
-@every_architecture
-def test_pipeline_and_trainer(name, tokenizer, tmp_path):
-    model = make_model(name, rates=0.0)
-    rows = [[BOUNDARY, *tokenizer(sentence)["input_ids"], BOUNDARY] for sentence in SENTENCES]
-
-    def collate(batch):
-        padded = tokenizer.pad({"input_ids": [row["input_ids"] for row in batch]}, return_tensors="pt")
-        return padded | {"labels": padded["input_ids"].masked_fill(padded["attention_mask"] == 0, -100)}
-
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path), max_steps=40, per_device_train_batch_size=3, gradient_accumulation_steps=2,
-        learning_rate=3e-2, report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no",
-    )  # fmt: skip
-    data = [{"input_ids": row} for row in rows]
-    trainer = Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data, data_collator=collate)
-    before = trainer.evaluate()["eval_loss"]
-    trainer.train()
-    assert trainer.evaluate()["eval_loss"] < before - 1
-    generator = pipeline("text-generation", model=model, tokenizer=tokenizer)
-    results = generator(["the keys", "fruit"], max_new_tokens=3, do_sample=False, batch_size=2)
-    assert [result[0]["generated_text"] for result in results][1].startswith("fruit")
