@@ -42,6 +42,27 @@ def attended_tokens(
     return mask & ~begin
 
 
+def only_token_ids(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    """`input_ids`, of models that cannot read vectors instead.
+
+    Args:
+        input_ids: [B, T], as given to `forward`.
+        inputs_embeds: [B, T, D], as given to `forward`.
+
+    Returns:
+        `input_ids`.
+
+    Raises:
+        ValueError: for vectors, and where there are no ids.
+    """
+    if input_ids is None or inputs_embeds is not None:
+        raise ValueError(
+            "This model reads input_ids, not inputs_embeds: its trees, and the words that it predicts, are those of "
+            "the ids. Pass input_ids; with PEFT, take LoRA instead of prompt tuning."
+        )
+    return input_ids
+
+
 def first_token_mask(input_ids: Tensor, mask: Tensor, bos_token_id: int | None) -> Tensor:
     """Find the begin tokens: a `bos_token_id` that is the first token of its row is the beginning, not a word.
 
@@ -77,7 +98,7 @@ def check_tokens(config: PreTrainedConfig, input_ids: Tensor, attention_mask: Te
             code, the embedding lookup finds these ids: a check would stall every step and break the graph.)
     """
     _check_shapes(input_ids, attention_mask)
-    if not (input_ids.is_cuda or torch.compiler.is_compiling()):
+    if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
         outside = (input_ids < 0) | (input_ids >= config.vocab_size)
         if attention_mask is not None:
             outside = outside & attention_mask.bool()
@@ -87,6 +108,11 @@ def check_tokens(config: PreTrainedConfig, input_ids: Tensor, attention_mask: Te
 
 
 def _check_shapes(input_ids: Tensor, attention_mask: Tensor | None) -> None:
+    if not isinstance(input_ids, Tensor):
+        raise ValueError(
+            f"input_ids is a {type(input_ids).__name__}, not a tensor of token ids. Call the tokenizer first: "
+            "model.parse(**tokenizer([text], return_tensors='pt'))."
+        )
     integers = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
     # A tokenizer makes an empty tensor of floats of an empty text, so this comes first.
     check_columns("input_ids", input_ids, attention_mask)
@@ -130,7 +156,7 @@ def check_label_ids(config: PreTrainedConfig, labels: Tensor) -> None:
     Raises:
         ValueError: unless they are. (Not on a GPU and not in compiled code, see `check_labels`.)
     """
-    if not (labels.is_cuda or torch.compiler.is_compiling()):
+    if labels.device.type == "cpu" and not torch.compiler.is_compiling():
         outside = (labels != -100) & ((labels < 0) | (labels >= config.vocab_size))
         if outside.any():
             raise ValueError(
