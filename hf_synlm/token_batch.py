@@ -122,11 +122,11 @@ def _check_shapes(input_ids: Tensor, attention_mask: Tensor | None) -> None:
 
 def check_columns(name: str, values_BT: Tensor, attention_mask: Tensor | None) -> None:
     """Raise ValueError if an input, called `name` in the message, is empty or does not fit its mask."""
-    shape = tuple(values_BT.shape)
+    shape = list(values_BT.shape)
     if values_BT.numel() == 0:
-        raise ValueError(f"{name} of shape {shape} hold no token. Leave empty texts out, or give the begin token.")
+        raise ValueError(f"{name} {shape} hold no token. Leave empty texts out, or give the begin token.")
     if attention_mask is not None and attention_mask.shape != values_BT.shape:
-        raise ValueError(f"attention_mask has shape {tuple(attention_mask.shape)}, {name} {shape}. Align them.")
+        raise ValueError(f"attention_mask has shape {list(attention_mask.shape)}, {name} {shape}. Align them.")
 
 
 def check_labels(config: PreTrainedConfig, labels: Tensor, input_ids: Tensor) -> None:

@@ -150,6 +150,27 @@ def test_labels_choose_what_counts(name):
     assert torch.equal(model(ids, labels=ids, shift_labels=shifted).loss, model(ids, shift_labels=shifted).loss)
 
 
+@every_architecture
+@sides
+def test_padding_has_no_labels_and_is_not_counted(name, left):
+    model = make_model(name, **without_penalties(name))
+    ids, mask = ids_of(7, 4, 1, left=left)
+    output = model(ids, attention_mask=mask)
+    shifted = torch.randint(1, 28, ids.shape)  # also at padding, where no token stands
+    own = output.logits.gather(2, shifted[..., None])[..., 0]
+    counts = mask.bool()
+    if name == "lstm":  # the label before the first token is predicted from the beginning
+        counts = counts | torch.nn.functional.pad(counts[:, 1:], (0, 1))
+        mask_only = shifted.masked_fill(mask == 0, -100)
+        torch.testing.assert_close(model(ids, mask, shift_labels=mask_only).loss, -own[mask == 1].mean())
+    else:
+        torch.testing.assert_close(model(ids, mask, shift_labels=shifted).loss, -own[counts].mean())
+    items = model.count_loss_items(ids, attention_mask=mask, shift_labels=shifted)
+    assert items["word" if name == "lstm" else "language_model"] == counts.sum()
+    if "activation" in items:
+        assert (items["activation"], items["temporal_activation"]) == (12, 9)
+
+
 @every_model
 def test_gradients_are_those_of_the_logits(name):
     model = make_model(name, **without_penalties(name))
@@ -587,9 +608,12 @@ def test_autocast(name, dtype):
     with torch.autocast("cpu", dtype=dtype):
         first = model(ids[:, :5], attention_mask=mask[:, :5], use_cache=True)
         second = model(ids[:, 5:], attention_mask=mask, past_key_values=first.past_key_values)
+        states = model.model(ids[:, :5]).last_hidden_state
         evaluated = model(ids, attention_mask=mask, labels=ids).loss
         loss = model.train()(ids, attention_mask=mask, labels=ids).loss
     assert evaluated.item() == pytest.approx(expected, rel=0.1)
+    if name in ("palm", "awd_lstm", "lstm"):  # whose layers run in the type of their weights, on every CPU
+        assert states.dtype == torch.float32
     assert torch.isfinite(second.logits).all() and second.logits.dtype == torch.float32
     for gradient in gradients(model, loss).values():
         assert torch.isfinite(gradient).all() and gradient.dtype == torch.float32
@@ -699,6 +723,8 @@ def test_classifier_reads_the_last_token(name, left, tmp_path):
         torch.testing.assert_close(output.logits[row], model(own).logits[0])
     torch.testing.assert_close(output.loss, -output.logits.log_softmax(-1)[[0, 1], [0, 2]].mean())
     assert set(output.losses) == {"classification"}
+    rate = "dropout" if name.startswith("prpn") else "output_dropout"
+    assert make_model(name, "ForSequenceClassification", rates=0.0, **{rate: 0.25}).dropout.p == 0.25
     output.loss.backward()
     assert model.score.weight.grad.any() and model.model.embed_tokens.weight.grad.any()
     language_model = make_model(name)
