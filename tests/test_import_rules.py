@@ -39,12 +39,12 @@ SEARCH += "search_actions search_parsing search_proposals search_stack search_st
 RECURRENT = "actions generation_words recurrent_cache recurrent_generation recurrent_language_model "
 RECURRENT += "recurrent_sentences "
 SHIPPED = {
-    "gpst": (MODULES + SEARCH, 7950),
-    "rnng": (MODULES + SEARCH, 8610),
-    "on_lstm": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4050),
-    "prpn": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4780),
-    "palm": (MODULES + RECURRENT + "recurrent_layers", 3810),
-    "lstm": (MODULES + RECURRENT + "recurrent_layers", 3480),
+    "gpst": (MODULES + SEARCH, 8150),
+    "rnng": (MODULES + SEARCH, 8830),
+    "on_lstm": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4130),
+    "prpn": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4840),
+    "palm": (MODULES + RECURRENT + "recurrent_layers", 3890),
+    "lstm": (MODULES + RECURRENT + "recurrent_layers", 3580),
 }
 
 
