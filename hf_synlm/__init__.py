@@ -7,6 +7,7 @@ and `push_to_hub` write repositories that load without the package.
 from typing import Any
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from .configuration_gpst import GPSTConfig
 from .configuration_lstm import LSTMConfig
@@ -42,6 +43,8 @@ for _config_class in (GPSTConfig, LSTMConfig, ONLSTMConfig, PaLMConfig, PRPNConf
         _model_class = globals()[_config_class.__name__.removesuffix("Config") + _kind]
         _AUTO_CLASSES[_kind].register(_config_class, _model_class, exist_ok=True)
         _model_class.register_for_auto_class(_AUTO_CLASSES[_kind].__name__)
+    # Trainer shifts labels only for the classes in this table when it smooths them (label_smoothing_factor).
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[_config_class.model_type] = f"{_config_class.__name__[:-6]}ForCausalLM"
 
 __all__ = [
     "GPSTConfig",

@@ -73,6 +73,8 @@ class GPSTConfig(SyntacticConfig):
         composition_dropout, composition_attention_dropout, parser_dropout, head_dropout (the three heads).
     Search:
         scoring_num_beams: beam of `forward(...).logits` and default beam of `parse`.
+        output_marginal_logits: in evaluation mode, return `logits` also with labels, so that Trainer's `predict` and
+            `compute_metrics` see them. They cost a search per batch, many times the loss.
     Presets: "gpst-small" (144.05 M parameters) and "gpst-medium" (403.7 M).
 
     Raises:
@@ -133,6 +135,7 @@ class GPSTConfig(SyntacticConfig):
     head_dropout: float | int = 0.2
 
     scoring_num_beams: int = 10
+    output_marginal_logits: bool = False
     use_cache: bool = True
     tie_word_embeddings: bool = True
     bos_token_id: int | None = 50256
@@ -146,6 +149,14 @@ class GPSTConfig(SyntacticConfig):
     def num_hidden_layers(self) -> int:
         """Type layers and token layers together: the depth that compares with a GPT-2 of the same size."""
         return self.num_type_layers + self.num_token_layers
+
+    @num_hidden_layers.setter
+    def num_hidden_layers(self, value: int) -> None:
+        if value != self.num_hidden_layers:
+            raise ValueError(
+                f"num_hidden_layers={value}: it is the sum of num_type_layers {self.num_type_layers} and "
+                f"num_token_layers {self.num_token_layers}. Set these two."
+            )
 
     def validate_architecture(self) -> None:
         """Check that the fields are in range and fit together (called at construction and before saving)."""

@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation import GenerationMixin, SynthIDTextWatermarkingConfig, SynthIDTextWatermarkLogitsProcessor
+from transformers.generation import SynthIDTextWatermarkingConfig, SynthIDTextWatermarkLogitsProcessor
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
 from .generation_actions import ActionDecoder
 from .generation_joint import JointDecoder
+from .generation_words import WordGenerationMixin
+from .module_tools import evaluation_mode
 from .outputs import GeneratedTrees, SyntacticLMOutput
 from .search_parsing import check_length, checked_mask, marginal_logits
 from .search_state import SyntacticCache, WordDecoder
@@ -94,8 +96,23 @@ class JointBeamScores(tuple):
     """
 
 
+class _SearchLogits(torch.autograd.Function):
+    """Logits of a search in training: torch would only say that something does not require a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        return logits.view_as(logits)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise ValueError(
+            "Next-token logits come from a search and carry no gradient. To train, pass labels (RNNG: actions) and "
+            "take the loss of the output; with Trainer, leave label_smoothing_factor at 0."
+        )
+
+
 # --------------------------------------------------------------------------------------------------------- the mixin
-class SyntacticGenerationMixin(GenerationMixin):
+class SyntacticGenerationMixin(WordGenerationMixin):
     """`generate`, the marginal `forward` and the search of a syntactic language model.
 
     The class that inherits it sets `stack_machine_class` (see `search_words`), and its config has
@@ -173,8 +190,19 @@ class SyntacticGenerationMixin(GenerationMixin):
             bos_token_id=self.config.bos_token_id,
             logits_to_keep=logits_to_keep,
         )
+        if self.training and torch.is_grad_enabled():
+            logits = _SearchLogits.apply(logits.requires_grad_())
         keep = past_key_values is not None if use_cache is None else use_cache
         return SyntacticLMOutput(logits=logits, past_key_values=cache if keep else None)
+
+    def wants_logits_beside(self, asked: bool | None) -> bool:
+        """Whether a call with a loss wants next-token logits as well; in training only if it says so itself."""
+        return self.config.output_marginal_logits and not self.training if asked is None else asked
+
+    def logits_beside(self, input_ids: Tensor, attention_mask: Tensor | None, **options: Any) -> Tensor:
+        """Next-token log-probabilities beside a loss [B, T, V], of the model in evaluation mode."""
+        with torch.no_grad(), evaluation_mode(self):
+            return self._marginal_forward(input_ids, attention_mask, **options).logits
 
     def set_generation_defaults(self) -> None:
         """Add the options of this library to `generation_config`, so that they are saved and loaded with it."""
@@ -471,15 +499,6 @@ class SyntacticGenerationMixin(GenerationMixin):
             )
         return super().compute_transition_scores(sequences, scores, beam_indices, normalize_logits)
 
-    def generate_batch(self, *args: Any, **kwargs: Any) -> None:
-        """Continuous batching is not possible: a beam of derivations has no place in a paged cache."""
-        # The inherited method would run and return wrong text.
-        raise NotImplementedError("generate_batch: use generate with a padded batch; the search has no paged cache")
-
-    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> None:
-        """Continuous batching is not possible; see `generate_batch`."""
-        self.generate_batch()
-
 
 def _check_options(config: GenerationConfig, mode_kwargs: dict[str, Any]) -> None:
     """Raise ValueError for options of `generate` that do not apply."""
@@ -505,10 +524,13 @@ def _check_options(config: GenerationConfig, mode_kwargs: dict[str, Any]) -> Non
         return
     if isinstance(config.watermarking_config, SynthIDTextWatermarkingConfig):
         raise ValueError(_NO_SYNTHID)
+    if config.output_attentions or config.output_hidden_states:
+        raise ValueError(
+            "output_attentions, output_hidden_states: many trees take part in a search. Call the model on the "
+            "sequences and trees of generate: model(sequences, attention_mask=..., spans=...), for RNNG actions=..."
+        )
     refused = {
         "output_logits": config.output_logits,
-        "output_attentions": config.output_attentions,
-        "output_hidden_states": config.output_hidden_states,
         "prefill_chunk_size": config.prefill_chunk_size,
         "guidance_scale": config.guidance_scale not in (None, 1, 1.0),
         "low_memory": config.low_memory,

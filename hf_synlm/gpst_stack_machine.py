@@ -109,7 +109,7 @@ class GPSTStackMachine:
         filler = empty[:, None] & first_column
         ids = input_ids.masked_fill(filler, self.config.reduce_token_id)
         numbers = torch.where(filler, 1, sentence_ids)
-        encoded = self.model(ids, sentence_ids=numbers, output_spans=False, return_dict=True)
+        encoded = self.model(ids, sentence_ids=numbers, output_structure=True, return_dict=True)
         sequence = encoded.structure.sequence
         valid = sequence.action_targets >= 0
         valid[:, 1:] &= ~empty[:, None]

@@ -40,11 +40,12 @@ class SyntacticLMOutput(InFieldOrder, ModelOutput):
     Fields:
         loss: scalar training objective (with `labels`); one `backward()` trains everything.
         logits: [B, T, V] natural-log probability of the next token given the prefix only, trees summed out over the
-            beam (without `labels`). They come from a search and carry no gradient.
+            beam. They come from a search and carry no gradient; with `labels` or `actions` only where
+            `output_marginal_logits` asks for them.
         losses: the named parts of `loss`, detached scalars.
         past_key_values: search state after the last token (with `use_cache`).
-        spans: per row the inner nodes `(i, j)` of the trees, in post-order, leaves left out.
-        joint_log_prob: [B] log p(text, tree) of the trees in `spans`.
+        spans: per row the inner nodes `(i, j)` of the trees, in post-order, leaves left out (with `output_spans`).
+        joint_log_prob: [B] log p(text, tree) of induced or given trees.
         action_logits: [B, A, Y] at each slot of the action sequence of the trees; Y = 2 (GEN and COMP) for GPST.
         token_logits_given_tree: [B, T, V]; position t predicts token t given the actions before it.
         chart: dict of chart tensors (with `output_chart`).
@@ -79,9 +80,9 @@ class SyntacticModelOutput(InFieldOrder, ModelOutput):
         action_hidden_state: [B, A, w] prediction vector before each action (RNNG).
         sentence_state: [B, h] state of the stack when the derivation is over (RNNG).
         outside_vectors: [tokens, d] outside vectors of all tokens of the batch, row by row.
-        spans: per row the inner nodes `(i, j)` of the trees in post-order.
+        spans: per row the inner nodes `(i, j)` of the trees in post-order (with `output_spans`).
         parser_scores: [B, T - 1] split scores of the parser between neighbouring tokens.
-        structure: `TreeStructure`, which heads and losses of this package read (GPST).
+        structure: `TreeStructure`, which heads and losses of this package read (GPST, with `output_structure`).
         chart: dict of chart tensors (with `output_chart`).
         hidden_states: with `output_hidden_states`, states after each token [B, T, *], the last one being
             `last_hidden_state`. GPST: what the type layers read at the slot that predicts the next token, then the
@@ -113,7 +114,7 @@ class SyntacticClassifierOutput(InFieldOrder, ModelOutput):
         loss: scalar: classification loss plus the weighted language-modeling objective (with `labels`).
         logits: [B, num_labels] scores of the classes.
         losses: named parts of `loss`, detached scalars; "classification" is the classifier's own.
-        spans: per row the inner nodes `(i, j)` of the induced trees.
+        spans: per row the inner nodes `(i, j)` of the induced trees (with `output_spans`).
         hidden_states, attentions: of the bare model (with `output_hidden_states`, `output_attentions`).
     """
 

@@ -121,7 +121,7 @@ class SpanAttention(nn.Module):
 
     def __init__(self, config: PaLMConfig) -> None:
         super().__init__()
-        hidden, size, attention = config.hidden_size, config.rrnn_size, config.attention_size
+        hidden, size, attention = config.layer_size, config.rrnn_size, config.attention_size
         width = 2 * size
         self.dropout = config.hidden_dropout
         self.input_activation = config.input_activation

@@ -50,9 +50,9 @@ class RNNGStackMachine:
     """Runs an RNNG on node pools.
 
     Args:
-        model: the language model. Used attributes: `config`, `dtype`, `action_head`, `lm_head`; `model.embed_tokens`,
-            `model.embed_nonterminals`, `model.initial_element`, `model.stack_lstm`, `model.composition`,
-            `model.predictor`, `model.word_ends_of`.
+        model: with heads. Used attributes: `config`, `dtype`, `action_head`, `lm_head`; of its `base_model`
+            `embed_tokens`, `embed_nonterminals`, `initial_element`, `stack_lstm`, `composition`, `predictor`,
+            `word_ends_of`.
         normalization: "search" or "train" (see `RNNGConfig`); None = the config's.
         end_token_ids: ids that stand for the end of a sentence [E] and are not words; None = all ids are words.
 
@@ -65,7 +65,7 @@ class RNNGStackMachine:
 
     def __init__(self, model: Any, normalization: str | None = None, end_token_ids: Tensor | None = None) -> None:
         self.config, self.dtype = model.config, model.dtype
-        self.model, self.action_head, self.lm_head = model.model, model.action_head, model.lm_head
+        self.model, self.action_head, self.lm_head = model.base_model, model.action_head, model.lm_head
         self.normalization = self.config.normalization if normalization is None else normalization
         self.end_token_ids = end_token_ids
         if self.normalization not in ("search", "train"):

@@ -219,5 +219,5 @@ def test_what_is_not_supported_is_an_error(model, options):
 
 
 def test_embeddings_as_prompts_are_an_error(model):
-    with pytest.raises((TypeError, ValueError), match="inputs_embeds"):
-        generate(model, None, inputs_embeds=torch.zeros(1, 2, 8))
+    with pytest.raises((TypeError, ValueError), match="inputs_embeds"):  # of recurrent models, trees need the ids
+        generate(model, None, inputs_embeds=torch.zeros(1, 2, 8), return_dict_in_generate=True)

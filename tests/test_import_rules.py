@@ -42,16 +42,17 @@ UPWARDS = {
 
 # What ships with each architecture, besides `configuration_base` and its own files; the lines of all, at most.
 MODULES = "hidden_states losses matrix_products module_tools outputs token_batch trees "
-SEARCH = "actions generation_actions generation_joint generation_mixin "
+SEARCH = "actions generation_actions generation_joint generation_mixin generation_words "
 SEARCH += "search_actions search_parsing search_proposals search_stack search_state search_words "
-RECURRENT = "actions recurrent_cache recurrent_language_model recurrent_sentences "
+RECURRENT = "actions generation_words recurrent_cache recurrent_generation recurrent_language_model "
+RECURRENT += "recurrent_sentences "
 SHIPPED = {
-    "gpst": (MODULES + SEARCH, 7850),
-    "rnng": (MODULES + SEARCH, 8450),
-    "on_lstm": (MODULES + RECURRENT + "recurrent_layers syntactic_distance", 3800),
-    "prpn": (MODULES + RECURRENT + "recurrent_layers syntactic_distance", 4500),
-    "palm": (MODULES + RECURRENT + "recurrent_layers", 3600),
-    "lstm": (MODULES + RECURRENT + "recurrent_layers", 3200),
+    "gpst": (MODULES + SEARCH, 8150),
+    "rnng": (MODULES + SEARCH, 8830),
+    "on_lstm": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4130),
+    "prpn": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4840),
+    "palm": (MODULES + RECURRENT + "recurrent_layers", 3890),
+    "lstm": (MODULES + RECURRENT + "recurrent_layers", 3580),
 }
 
 

@@ -462,7 +462,6 @@ def test_trainer_trains_on_trees(composition, tmp_path):
         disable_tqdm=True,
         save_strategy="no",
         remove_unused_columns=False,
-        label_names=["actions"],
     )
     trainer = Trainer(model=fresh, args=arguments, train_dataset=rows, eval_dataset=rows, data_collator=batch_of)
     before = trainer.evaluate()["eval_loss"]
@@ -546,7 +545,7 @@ TWO = torch.tensor([[5, 6, 7], [0, 0, 0]])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "integers"),
+        ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "hold no token"),
         ({"input_ids": torch.rand(1, 3)}, "integers"),
         ({"input_ids": torch.tensor([[5, 6, 99]])}, "99"),
         ({"input_ids": torch.tensor([[5, 6, -2]])}, "-2"),

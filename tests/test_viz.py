@@ -297,13 +297,11 @@ def test_distances_of_on_lstm():
     model = ONLSTMForCausalLM(ONLSTMConfig(vocab_size=20, embedding_size=8, hidden_size=12, chunk_size=4)).eval()
     output = model(input_ids=torch.tensor([[4, 5, 6], [7, 8, 9]]))
     layers = output.distances
-    for given_distances in (layers, layers[:, 1], list(layers)):
-        svg = distances_to_svg(
-            given_distances, ["a", "b", "c"], sentence=1 if given_distances is not layers[:, 1] else 0
-        )
+    for given_distances in (layers, layers[1], list(layers)):
+        svg = distances_to_svg(given_distances, ["a", "b", "c"], sentence=1)
         shown = [float(name.rsplit(" ", 1)[1]) for _, name in cells(svg)]
-        assert shown == pytest.approx(layers[:, 1].flatten().tolist(), abs=1e-3)
-        assert texts(svg)[3:-1] == [f"layer {k + 1}" for k in range(len(layers))]
+        assert shown == pytest.approx(layers[1].flatten().tolist(), abs=1e-3)
+        assert texts(svg)[3:-1] == [f"layer {k + 1}" for k in range(layers.shape[1])]
     with pytest.raises(ValueError, match="there is no sentence 2"):
         distances_to_svg(layers, ["a", "b", "c"], sentence=2)
     with pytest.raises(ValueError, match="2 column names"):

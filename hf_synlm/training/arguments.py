@@ -222,6 +222,7 @@ def check_overrides(config_class: type, overrides: Any, decided: Collection[str]
         ValueError: the configuration has no such field, or it is one of `decided`.
     """
     types = {f.name: f.type for f in dataclasses.fields(config_class)}
+    types |= {other: types[name] for other, name in getattr(config_class, "attribute_map", {}).items() if name in types}
     checked: dict[str, Any] = {}
     for name, value in (overrides or {}).items():
         if name not in types:

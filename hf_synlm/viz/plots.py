@@ -214,7 +214,7 @@ def distances_to_svg(distances: Any, words: Sequence[str], *, sentence: int = 0,
     """Syntactic distances of ON-LSTM or PRPN: a row per layer; a value belongs to the gap before its token.
 
     Args:
-        distances: [L, B, T] as in the output of `forward` (`distances`, `syd_distances`), or [L, T].
+        distances: [B, L, T] as in the output of `forward` (`distances`, `syd_distances`), or [L, T].
         words: one string per token of the row.
         sentence: row of the batch.
         title: of the picture.
@@ -227,7 +227,7 @@ def distances_to_svg(distances: Any, words: Sequence[str], *, sentence: int = 0,
     """
     layers = _to_lists(distances)
     if layers and layers[0] and isinstance(layers[0][0], list):
-        layers = [_row_of_batch(rows, sentence) for rows in layers]
+        layers = _row_of_batch(layers, sentence)
     names = [f"layer {number}" for number in range(1, len(layers) + 1)]
     return heatmap_to_svg(layers, names, words, title=title or "syntactic distance before each token")
 
