@@ -506,7 +506,7 @@ def test_large_vocabularies_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -
     assert torch.allclose(found.sequences_scores, expected[1].sequences_scores, atol=1e-5)
 
 
-@pytest.mark.parametrize(("num_tokens", "longest"), [(2, 100), (30, 150)])
+@pytest.mark.parametrize(("num_tokens", "longest"), [(5, 100), (30, 150)])
 def test_length_of_a_derivation_is_bounded(num_tokens: int, longest: int) -> None:
     """At the end of a sentence an in-order model that always opens a constituent stops at the authors' length."""
     model = make_model("in_order", max_consecutive_nonterminals=1000, nonterminals=["S"])
