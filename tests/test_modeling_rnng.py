@@ -595,3 +595,11 @@ def test_bad_input_of_the_other_classes_is_named(cls):
     if cls is RNNGForSequenceClassification:
         with pytest.raises(ValueError, match="Row 1"):
             model(TWO)
+
+
+def test_padding_after_a_cache_is_no_begin_token():
+    """Without a mask, id 0 right before a text is its begin token; where the text has begun, it is padding."""
+    model = tiny()
+    cache = model(torch.tensor([[3, 4]]), use_cache=True).past_key_values
+    continued = model(torch.tensor([[0, 5]]), past_key_values=cache).logits[:, -1]
+    torch.testing.assert_close(continued, model(torch.tensor([[3, 4, 5]])).logits[:, -1])

@@ -518,3 +518,13 @@ def test_large_vocabularies_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -
     found = model.generate(ids, **options)
     assert torch.equal(found.sequences, expected[1].sequences)
     assert torch.allclose(found.sequences_scores, expected[1].sequences_scores, atol=1e-5)
+
+
+@pytest.mark.parametrize(("num_tokens", "longest"), [(5, 100), (30, 150)])
+def test_length_of_a_derivation_is_bounded(num_tokens: int, longest: int) -> None:
+    """At the end of a sentence an in-order model that always opens a constituent stops at the authors' length."""
+    model = make_model("in_order", max_consecutive_nonterminals=1000, nonterminals=["S"])
+    with torch.no_grad():
+        model.action_head.bias[model.config.first_nonterminal] += 50.0
+    actions = model.parse(torch.full((1, num_tokens), 3), num_beams=1, action_beam_size=2).actions
+    assert longest - 8 < int((actions > 0).sum()) <= longest
