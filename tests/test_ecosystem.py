@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import pipeline
+from transformers import TextStreamer, pipeline
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTForSequenceClassification, RNNGConfig, RNNGForCausalLM
 from hf_synlm.data.samples import sample_path
@@ -103,6 +103,27 @@ def test_text_generation_pipeline(scored):
     together = generator(["The state", "We"], max_new_tokens=4, do_sample=False, batch_size=2, num_beams=3)
     alone = generator("We", max_new_tokens=4, do_sample=False, num_beams=3)
     assert together[1][0]["generated_text"] == alone[0]["generated_text"]
+
+
+@pytest.mark.parametrize("name", ["gpst-tiny", "rnng-tiny", "on-lstm-syd-tiny", "prpn-syd-tiny", "palm-s-tiny"])
+def test_prompt_and_continuation_of_the_pipeline_are_one_text(name, capsys):
+    generator = pipeline("text-generation", model=str(CARDS / name))
+    model, tokenizer = generator.model, generator.tokenizer
+    prompt = "the people of this country"
+    options = {"max_new_tokens": 5, "do_sample": False, "suppress_tokens": tokenizer.all_special_ids}
+    text = generator(prompt, **options)[0]["generated_text"]
+    streamer = TextStreamer(tokenizer, skip_special_tokens=True)
+    ids = model.generate(**tokenizer(prompt, return_tensors="pt"), streamer=streamer, **options)[0]
+    whole = tokenizer.decode(ids, skip_special_tokens=True)
+    assert whole == f" {text}" and len(text) > len(prompt)
+    assert capsys.readouterr().out == whole + "\n"
+    assert tokenizer.model_max_length == getattr(model.config, "max_position_embeddings", 1024)
+
+
+def test_surprisal_of_characters_is_that_of_the_unknown_word():
+    model = importlib.import_module("surprisal").CausalHuggingFaceModel(str(CARDS / "rnng-tiny"))
+    [scores] = model.surprise(["Presidents hesitated yesterday"])
+    assert float(scores[11:20, "char"]) == pytest.approx(float(scores[1:2, "word"]))
 
 
 def test_text_classification_pipeline(config, tokenizer):

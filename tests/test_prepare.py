@@ -103,7 +103,7 @@ def sentences_of(corpus: PreparedCorpus) -> list[list[list[int]]]:
 
 def decoded(text: PreparedText) -> list[list[str]]:
     """Documents of sentences of the training text as strings."""
-    return [[text.tokenizer.decode(ids) for ids in document] for document in sentences_of(text.train)]
+    return [[text.tokenizer.decode(ids).removeprefix(" ") for ids in document] for document in sentences_of(text.train)]
 
 
 def refused(message: str, arguments: CorpusArguments, folder: Path, **options) -> None:

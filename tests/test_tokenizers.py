@@ -112,8 +112,10 @@ def test_cleaning_comes_before_counting():
     tokenizer = word_tokenizer(
         [["The", "1,200", "the", "x2.5%", "3"]], unknown="berkeley", lowercase=True, replace_numbers=True
     )
-    assert tokenizer.tokenize("THE 17 x9% Dogs") == ["the", "N", "xN%", "<unk>"]
-    assert set(tokenizer.get_vocab()) == {"<pad>", "<unk>", "<cunk>", "the", "N", "xN%"}
+    words = tokenizer("THE 17 x9% Dogs 17#")["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(words) == ["the", "N#", "xN%", "<unk>", "<cunk>"]
+    assert tokenizer.decode(words) == " the N xN% <unk> <cunk>"
+    assert set(tokenizer.get_vocab()) == {"<pad>", "<unk>", "<cunk>", "the", "N#", "xN%"}
 
 
 def expected_token(word: str, vocabulary: dict[str, int], rule: str) -> str:
@@ -142,6 +144,13 @@ ENDINGS = ["zzz", "ing", "ed", "ly", "s", "est", "er", "ion", "ory", "al", "ity"
 RARE = ["".join(parts) for parts in product(BEGINNINGS, MIDDLES, ENDINGS)]
 # The rare words are unknown, but their classes are in the vocabulary.
 TOKENIZERS = {rule: word_tokenizer([KNOWN * 2, RARE], unknown=rule, min_count=2) for rule in RULES}
+OFFSETS = {
+    (rule, replace): word_tokenizer(
+        [KNOWN * 2, RARE], unknown=rule, min_count=2, replace_numbers=replace, lowercase=replace
+    )
+    for rule in ("single", *RULES)
+    for replace in (False, True)
+}
 LETTERS = st.sampled_from("abdeiglnorstuyABDEIGNSTUZ04-.,é\u00c9σΣ([|\\")
 WORDS = st.lists(
     st.text(LETTERS, min_size=1, max_size=9)
@@ -164,12 +173,45 @@ def test_the_stock_tokenizer_follows_the_rule_on_any_word(rule, words):
     assert all(word_ends)
 
 
+MESSY = st.text(
+    st.sampled_from("aenbdsXAN.,-04579#%'\u00e9\u00c9\u0301\u200d\u2060\U0001f600\u4e2d \u00a0\u3000\u2028\t\r\n")
+    | LETTERS,
+    max_size=30,
+)
+NUMBERS = ["1,200", "1996", "5th", "a1.5", "3%", "7", "N", "9#", "4,", "x" * 200]
+
+
+def check_offsets(tokenizer, text, pattern=r"\S+"):
+    """Every token covers its word of the text, also by way of its characters."""
+    encoding = tokenizer(text, return_offsets_mapping=True)
+    spans = [match.span() for match in re.finditer(pattern, text)]
+    assert encoding["offset_mapping"] == spans
+    for index, (start, end) in enumerate(spans):
+        assert encoding.char_to_token(start) == encoding.char_to_token(end - 1) == index
+
+
+@pytest.mark.parametrize("rule", ["single", *RULES])
+@pytest.mark.parametrize("replace_numbers", [False, True])
+@settings(max_examples=60)
+@given(parts=st.lists(MESSY | st.sampled_from([*KNOWN, *NUMBERS]), max_size=6))
+@example(
+    parts=[
+        "Presidents hesitated the 1996 budget of 25,000 jobs",
+        "\u00a05.5zs\r\n",
+        "unzzz \U0001f600ing e\u0301-\u0301",
+    ]
+)
+def test_offsets_are_those_of_the_words_in_the_text(rule, replace_numbers, parts):
+    tokenizer = OFFSETS[rule, replace_numbers]
+    check_offsets(tokenizer, " ".join(parts))
+
+
 def test_known_words_make_the_round_trip(sample):
     tokenizer = word_tokenizer(sample, unknown="berkeley")
     for words in sample[:200]:
         ids, _ = encode_words(tokenizer, words)
         assert tokenizer.convert_ids_to_tokens(ids) == list(words)
-        assert tokenizer.decode(ids) == " ".join(words)
+        assert tokenizer.decode(ids) == "".join(f" {word}" for word in words)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +220,7 @@ def test_known_words_make_the_round_trip(sample):
         ([], {}, "there are no words"),
         ([["a b"]], {}, "the word 'a b' is empty, or contains white space"),
         ([["a", ""]], {}, "the word '' is empty"),
-        ([["\U0010ff00"]], {}, "characters U\\+10FF00 to U\\+10FF04"),
+        ([["\U0010ff00"]], {}, "characters U\\+10FF00 to U\\+10FF4F"),
         ([["a"]], {"min_count": 0}, "min_count is 0"),
         ([["a"]], {"min_count": 2}, "no word is left of 1 with min_count 2"),
         ([["a"]], {"vocab_size": 2}, "no word is left of 1 with min_count 1 and vocab_size 2"),
@@ -209,7 +251,7 @@ def test_pieces_make_the_round_trip(subwords, sample):
         ids, word_ends = encode_words(subwords, words)
         assert word_ends == [is_final[index] for index in ids]
         assert sum(word_ends) == len(words)
-        assert subwords.decode(ids) == " ".join(words)
+        assert subwords.decode(ids) == "".join(f" {word}" for word in words)
     assert 1 < len(ids) / len(words) < 4
     pieces = Counter(token.endswith(WORD_END) and len(token) > 1 for token in vocabulary)
     assert pieces[True] > 100
@@ -326,7 +368,9 @@ def test_wordpiece(wordpiece):
     }  # fmt: skip
     encoding = wordpiece("The CAT sat.")
     assert set(encoding) == {"input_ids", "attention_mask"}
-    assert wordpiece.decode(encoding["input_ids"]) == "the cat sat."
+    assert wordpiece.decode(encoding["input_ids"]) == " the cat sat."
+    piece = next(token for token in wordpiece.get_vocab() if token.startswith("##"))
+    assert wordpiece.convert_tokens_to_string([piece, "cat", "."]) == f"{piece[2:]} cat."
     ids, word_ends = encode_words(wordpiece, ["dogs", "don't", "☃"])
     assert sum(word_ends) == 3
     assert ids[-1] == wordpiece.unk_token_id
@@ -337,6 +381,21 @@ def test_wordpiece(wordpiece):
         train_wordpiece_tokenizer(TEXTS, 7)
     with pytest.raises(ValueError, match=r"word 1 is 'b c'"):
         encode_words(wordpiece, ["a", "b c"])
+
+
+@settings(max_examples=60)
+@given(parts=st.lists(MESSY | st.sampled_from(NUMBERS), max_size=6))
+def test_offsets_of_pieces_tile_the_words(wordpiece, subwords, bpe, parts):
+    text = " ".join(parts)
+    for tokenizer in (wordpiece, subwords, bpe):
+        encoding = tokenizer(text, return_offsets_mapping=True)
+        spans = encoding["offset_mapping"]
+        assert all(0 <= start <= end <= len(text) for start, end in spans)
+        assert [start for start, _ in spans] == sorted(start for start, _ in spans)
+        covered = {index for start, end in spans for index in range(start, end)}
+        missed = {text[index] for index in range(len(text)) if index not in covered and not text[index].isspace()}
+        # BERT's normalizer drops accents and format characters.
+        assert missed <= ({"\u0301", "\u200d", "\u2060"} if tokenizer is wordpiece else set())
 
 
 def test_stock_gpt2_gets_the_vocabulary_of_gpst(stock_gpt2):

@@ -1,5 +1,6 @@
 """The authors' RNNG checkpoints (aistairc/rnng-pytorch, the fixed-stack models) -> `RNNGForCausalLM`."""
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -128,14 +129,17 @@ def rnng_tokenizer(original_config: Mapping[str, Any]) -> PreTrainedTokenizerFas
     method = original_config.get("unkmethod", "unk")
     if method not in _UNKNOWN_RULES:
         raise ValueError(f"unkmethod is {method!r}; known are {', '.join(_UNKNOWN_RULES)}.")
+    replaces_numbers = bool(original_config.get("replace_num", False))
     vocabulary = original_config["vocabulary"]
+    if replaces_numbers:
+        vocabulary = [re.sub(r"\AN(?=#*\Z)", "N#", word) for word in vocabulary]
     return tokenizer_of_words(
         vocabulary,
         unknown=_UNKNOWN_RULES[method],
         # The second rule's vocabularies have no token for classes that were never seen, only the class of plain words.
         unknown_token=UNKNOWN_TOKEN if UNKNOWN_TOKEN in vocabulary else "UNK",
         lowercase=bool(original_config.get("lowercase", False)),
-        replace_numbers=bool(original_config.get("replace_num", False)),
+        replace_numbers=replaces_numbers,
     )
 
 

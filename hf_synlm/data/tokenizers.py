@@ -122,7 +122,7 @@ def train_wordpiece_tokenizer(
     trained = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     trained.normalizer = normalizer
     trained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trained.decoder = decoders.WordPiece(prefix="##")
+    trained.decoder = wordpiece_decoder()
     return fast_tokenizer(
         trained,
         unk_token="[UNK]",
@@ -133,6 +133,20 @@ def train_wordpiece_tokenizer(
         sep_token="[SEP]",
         mask_token="[MASK]",
         extra_special_tokens=[REDUCE_TOKEN],
+    )
+
+
+def wordpiece_decoder() -> decoders.Decoder:
+    """Make a decoder that writes a space before each word, also the first, as that of GPT-2 does.
+
+    So `prompt + decode(continuation)` of a pipeline is the text; the decoder of BERT omits the first space, and leaves
+    ## before a piece at the beginning.
+
+    Returns:
+        The decoder.
+    """
+    return decoders.Sequence(
+        [decoders.Replace(Regex(r"\A(?!##|[.?!,])"), " "), decoders.Replace(Regex(r"\A##"), ""), decoders.Fuse()]
     )
 
 

@@ -155,7 +155,7 @@ def _continue(
         tokens = read + new[:length]
         yield GeneratedText(
             prompt=prompts[number // per_prompt],
-            text=tokenizer.decode(tokens),
+            text=tokenizer.decode(tokens).removeprefix(" "),
             num_new_tokens=length,
             ended=length < len(new),
             score=None if scores is None else scores[number].item(),

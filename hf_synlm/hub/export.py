@@ -45,7 +45,8 @@ def export_model(
 
     Args:
         model: a model of this package, or one that was loaded from the Hub with its own code.
-        tokenizer: its tokenizer; `None` leaves the folder without one (a converted checkpoint, say).
+        tokenizer: its tokenizer; `None` leaves the folder without one (a converted checkpoint, say). Its
+            `model_max_length` becomes the number of the model's positions, if that is limited.
         output_dir: folder to make; its parent folders are made as needed.
         card: text of README.md; by default a card that states what the configuration tells (see `fill_card`).
         overwrite: replace an existing folder. The old one stays until the new one is complete.
@@ -68,6 +69,8 @@ def export_model(
     with folder_writer(output_dir, mark=f".{secrets.token_hex(4)}") as folder:
         model.save_pretrained(folder, **({} if state_dict is None else {"state_dict": dict(state_dict)}))
         if tokenizer is not None:
+            positions = getattr(model.config, "max_position_embeddings", None)
+            tokenizer.model_max_length = positions or tokenizer.model_max_length
             tokenizer.save_pretrained(folder)
         (folder / "README.md").write_text(text, encoding="utf-8")
         check_complete(folder)

@@ -259,7 +259,7 @@ def _sample_sentence(model: Any, tokenizer: Any, request: dict[str, Any]) -> dic
     spans = output.spans[0]
     tokens = output.sequences[0, : max((end for _, end in spans), default=1)].tolist()
     return {
-        "text": tokenizer.decode(tokens),
+        "text": tokenizer.decode(tokens).removeprefix(" "),
         "tokens": [tokenizer.decode([token]).strip() or "_" for token in tokens],
         "spans": spans,
         "labels": output.labels[0] if getattr(output, "labels", None) else None,

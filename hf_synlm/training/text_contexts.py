@@ -64,10 +64,7 @@ def load_text(data: DataArguments, output_dir: Path, tokenizer_name: str | None)
         ValueError: see `prepare`.
     """
     data.tokenizer_name = data.tokenizer_name or tokenizer_name
-    text = prepare(data, data.prepared or output_dir / "text", verify=data.verify_prepared)
-    if data.tokenizer_name is None:
-        text.tokenizer.model_max_length = data.context_length
-    return text
+    return prepare(data, data.prepared or output_dir / "text", verify=data.verify_prepared)
 
 
 def load_contexts(data: DataArguments, corpus: PreparedCorpus, end_of_document_id: int | None) -> ContextDataset:
