@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -31,6 +32,8 @@ from tests.commands import fail, run
 from tests.scoring_models import SENTENCES, scorer_of
 from tests.test_blimp import write_blimp
 from tests.test_syntaxgym import suite_data
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -272,7 +275,7 @@ def test_wrong_input_is_one_message_and_exit_code_2(models, texts, monkeypatch, 
         Path(name).touch()
     out = ["--out", "out.tsv"] if arguments[0] == "surprisal" and "--out" not in arguments else []
     if "--out" in arguments:  # such a mistake costs no time: it shows before the model is loaded
-        monkeypatch.setattr("hf_synlm.cli.options.TextScorer", None)
+        monkeypatch.setattr("hf_synlm.evaluation.scoring.TextScorer", None)
     model = [] if "--model" in arguments or "summary" in arguments else ["--model", models["gpt2"]]
     device = [] if "--device" in arguments or "summary" in arguments else ["--device", "cpu"]
     assert message in fail(capsys, *arguments, *model, *out, *device)
@@ -360,23 +363,57 @@ def test_a_lack_of_memory_is_one_line_and_other_mistakes_keep_their_traceback(mo
         torch.OutOfMemoryError("CUDA out of memory"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory"),
     ):
-        monkeypatch.setattr("hf_synlm.cli.evaluate.evaluate_perplexity", Mock(side_effect=error))
+        monkeypatch.setattr("hf_synlm.evaluation.perplexity.evaluate_perplexity", Mock(side_effect=error))
         assert main(command) == 2
         assert "out of memory: lower the batch size" in capsys.readouterr().err
-    monkeypatch.setattr("hf_synlm.cli.evaluate.evaluate_perplexity", Mock(side_effect=RuntimeError("shapes")))
+    monkeypatch.setattr("hf_synlm.evaluation.perplexity.evaluate_perplexity", Mock(side_effect=RuntimeError("shapes")))
     with pytest.raises(RuntimeError, match="shapes"):
         main(command)
 
 
 def test_help_and_version(capsys):
     for command in ([], ["surprisal"], ["evaluate"], ["evaluate", "perplexity"], ["evaluate", "syntaxgym"]):
-        assert main([*command, "--help"]) == 0
+        assert main([*command, "-h"]) == 0
         assert "Usage: synlm" in capsys.readouterr().out
     for command in ("blimp", "pairs", "summary", "plot"):
         assert main(["evaluate", command, "--help"]) == 0
-        assert "Example: synlm evaluate" in " ".join(capsys.readouterr().out.split())
+        assert "Examples: synlm evaluate" in " ".join(capsys.readouterr().out.split())
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == f"hf_synlm {__version__}"
+
+
+@pytest.mark.parametrize("width", ["60", "80"])
+def test_help_names_every_option_in_full_under_its_heading(monkeypatch, capsys, width):
+    monkeypatch.setenv("COLUMNS", width)
+    assert main(["surprisal", "-h"]) == 0
+    text = capsys.readouterr().out
+    given = set(re.findall("--[a-z-]+", text))
+    assert given > {"--word-correction", "--no-first-word", "--trust-remote-code", "--action-beam-size"}
+    headings = re.findall(r"^(\w.*):$", text, re.M)
+    assert headings == ["Arguments", "Options", "Model", "Computation", "Estimator and beam"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [(["--help"], 0), (["--version"], 0), (["draw", "trees.txt"], 0), (["surprisal", "--nothing"], 2),
+     (["surprisal", "missing.txt", "--model", "m"], 2), (["evaluate", "parsing", "-h"], 0), (["export", "-h"], 0)],
+)  # fmt: skip
+def test_what_needs_no_model_starts_without_torch_and_transformers(tmp_path, arguments, status):
+    (tmp_path / "trees.txt").write_text("((the cat) sleeps)\n")
+    code = f"import sys, synlm; print(synlm.main({arguments}), {{'torch', 'transformers'}} & set(sys.modules))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, env=environment
+    )
+    assert done.stdout.splitlines()[-1] == f"{status} set()"
+
+
+def test_the_script_loads_models_and_prints_results_alone():
+    command = [sys.executable, "-c", "import sys, synlm; sys.exit(synlm.main())", "surprisal", "-"]
+    command += ["--model", str(ROOT / "model_cards" / "gpst-tiny")]
+    run = subprocess.run(command, input="the people agree", capture_output=True, text=True, check=False, cwd=ROOT)
+    assert [line.split("\t")[3] for line in run.stdout.splitlines()] == ["word", "the", "people", "agree"]
+    assert (run.returncode, run.stderr) == (0, ""), "other libraries are quiet"
 
 
 def test_module_and_script_are_the_command():
@@ -384,6 +421,6 @@ def test_module_and_script_are_the_command():
         [sys.executable, "-m", "hf_synlm.cli", "evaluate", "pairs"], capture_output=True, text=True, check=False
     )
     assert run.returncode == 2 and "Usage: synlm evaluate pairs" in run.stderr
-    scripts = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     module, name = scripts["project"]["scripts"]["synlm"].split(":")
     assert getattr(importlib.import_module(module), name) is main

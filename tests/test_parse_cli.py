@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hf_synlm.cli import main
-from hf_synlm.data.parsed import ParsedSentence, read_parses
+from hf_synlm.data.parsed import ParsedSentence, guess_style, read_parses
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.evaluation.baseline_trees import left_branching
@@ -136,9 +136,24 @@ def test_wrong_input_of_parse_and_draw(saved, files, capsys):
 
 def test_styles_of_trees(files, capsys):
     (files / "labeled.txt").write_text("(S (NP the cat) (VP sleeps))\n", encoding="utf-8")
-    assert run(capsys, "draw", files / "labeled.txt", "--tree-style", "labeled").startswith("S ─┬─ NP ─┬─ the\n")
-    brackets = run(capsys, "draw", files / "gold.mrg", "--tree-style", "treebank", "--format", "brackets")
-    assert brackets.splitlines()[0] == "(S (NP We) (VP ask (PP for (NP peace))) .)"
+    for style in ((), ("--tree-style", "labeled")):
+        assert run(capsys, "draw", files / "labeled.txt", *style).startswith("S ─┬─ NP ─┬─ the\n")
+    for style in ((), ("--tree-style", "treebank")):
+        brackets = run(capsys, "draw", files / "gold.mrg", *style, "--format", "brackets")
+        assert brackets.splitlines()[0] == "(S (NP We) (VP ask (PP for (NP peace))) .)"
+
+
+@pytest.mark.parametrize(
+    ("line", "style"),
+    [
+        ("((the cat) sleeps)", "unlabeled"), ("(I (ask (for peace)))", "unlabeled"), ("(a b)", "unlabeled"),
+        ("((the cat) (sat down))", "unlabeled"), ("(S (NP We) (VP sleep))", "labeled"), ("(S We (VP ask))", "labeled"),
+        ("( (S (NP (PRP We)) (VP (VBP ask)) (. .)) )", "treebank"), ("(S (PRP We) (VP (VBP ask)))", "treebank"),
+        ('{"words": ["A"]}', "labeled"),
+    ],
+)  # fmt: skip
+def test_labels_are_told_from_words(line, style):
+    assert guess_style([line, "", line]) == style
 
 
 # ---------------------------------------------------------------------------------------------------------- evaluation

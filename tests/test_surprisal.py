@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import importlib
+import io
 import json
 import math
 import random
@@ -15,8 +16,8 @@ from tokenizers import Tokenizer, models
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from hf_synlm.evaluation.scoring import TextScorer, num_alike
-from hf_synlm.evaluation.surprisal import can_correct_words, columns, score_words, token_table, word_table, write_table
-from hf_synlm.evaluation.text_items import TextItem, read_items
+from hf_synlm.evaluation.surprisal import can_correct_words, columns, score_words, token_table, word_table
+from hf_synlm.evaluation.text_items import TextItem, read_items, table_text
 from hf_synlm.evaluation.words import encode_sentences, split_words, word_starts
 from tests.scoring_models import ARCHITECTURES, SEARCHING, SENTENCES, model_and_tokenizer, scorer_of, tokenizer_of
 
@@ -293,7 +294,7 @@ def messy_line(generator: random.Random) -> str:
 
 
 @pytest.mark.parametrize("architecture", ["gpst", "rnng", "rnng_pieces", "on_lstm", "gpt2"])
-def test_one_row_per_word_of_messy_text(architecture, tmp_path):
+def test_one_row_per_word_of_messy_text(architecture):
     generator = random.Random(1)
     lines = ["", "   ", *[messy_line(generator) for _ in range(20)], "x" * 300, "\x00", "\u200f\u202e abc"]
     items = [TextItem(str(number), line) for number, line in enumerate(lines, 1)]
@@ -304,9 +305,7 @@ def test_one_row_per_word_of_messy_text(architecture, tmp_path):
     assert all(lines[row[1] - 1][row[13] : row[14]] == row[3] for row in rows)
     assert all(math.isfinite(row[6]) == (row[4] > 0) for row in rows)
     assert sum(row[4] for row in rows) == sum(len(found.tokens) for found in scores)
-    path = write_table(tmp_path / "out.tsv", columns("bits"), rows)
-    with path.open(encoding="utf-8", newline="") as file:
-        read = list(csv.reader(file, delimiter="\t"))
+    read = list(csv.reader(io.StringIO(table_text(columns("bits"), rows)), delimiter="\t"))
     assert read[0] == columns("bits") and [row[3] for row in read[1:]] == [row[3] for row in rows]
 
 

@@ -4,23 +4,23 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from hf_synlm.cli import options
 from hf_synlm.data.files import check_output, write_text
-from hf_synlm.data.parsed import ParsedSentence, read_parses
-from hf_synlm.evaluation.blimp import evaluate_blimp, evaluate_pairs, find_blimp, first_pairs, read_pairs
+from hf_synlm.data.parsed import ParsedSentence, guess_style, parses_of_lines
+from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.evalb import COLLINS, EvalbParameters
 from hf_synlm.evaluation.parsing import CONVENTIONS, ParsingConvention, resolve_convention
-from hf_synlm.evaluation.perplexity import evaluate_perplexity
 from hf_synlm.evaluation.results import EvaluationResult, describe_files, markdown_table, write_report
 from hf_synlm.evaluation.summary import load_runs, scores_of_groups, summarize, summary_to_json
-from hf_synlm.evaluation.syntaxgym import evaluate_syntaxgym, find_suites
 from hf_synlm.evaluation.text_items import read_items, read_treebank_items
-from hf_synlm.evaluation.treebank_parsing import Treebank, load_treebank, parse_sentences, report_evalb, report_parsing
 from hf_synlm.viz import bars_to_svg
+
+if TYPE_CHECKING:
+    from hf_synlm.evaluation.treebank_parsing import Treebank
 
 Results = Annotated[list[Path], typer.Argument(**options.INPUT_FILE)]
 Folder = Annotated[Path, typer.Argument(exists=True)]
@@ -70,12 +70,14 @@ class CountingOptions:
             raise ValueError(f"--prm and --unlabeled belong to --convention evalb, not to {self.convention}")
         return resolve_convention(self.convention, **changes)
 
-    def treebank(self, path: Path, limit: int | None) -> Treebank:
+    def treebank(self, path: Path, limit: int | None) -> "Treebank":
         """The gold trees, with punctuation as the options say."""
+        from hf_synlm.evaluation.treebank_parsing import load_treebank
+
         usual = "keep" if self.convention == "evalb" else "remove"
         return load_treebank(path, self.punctuation or usual, limit, punctuation_by=self.punctuation_by)
 
-    def describe(self, rule: ParsingConvention | EvalbParameters, bank: Treebank) -> dict[str, Any]:
+    def describe(self, rule: ParsingConvention | EvalbParameters, bank: "Treebank") -> dict[str, Any]:
         """The options of the result."""
         punctuation = bank.convention
         if isinstance(rule, ParsingConvention):
@@ -97,7 +99,7 @@ def parsing(
     parsing: options.Parsing,
     model: str | None = None,
     trees: list[Path] | None = None,
-    tree_style: options.TreeStyle = "unlabeled",
+    tree_style: options.TreeStyle | None = None,
     limit: options.OptionalPositive = None,
     out: options.Output = None,
     overwrite: bool = False,
@@ -113,7 +115,9 @@ def parsing(
         trees: Score the trees in this file instead, one line per gold sentence; repeat for several runs.
         limit: Take only the first sentences, at most this many.
 
-    Example: synlm evaluate parsing --treebank wsj23.mrg --model runs/gpst_tiny/model --num-beams 20 --out f1.json
+    Examples:
+        synlm evaluate parsing --treebank hf_synlm/data/samples/trees.test.txt --limit 50 --model model_cards/gpst-tiny
+        synlm evaluate parsing --treebank wsj23.mrg --model model_cards/rnng-tiny --num-beams 20 --out f1.json
     """
     if (model is None) == (not trees):
         raise ValueError("give either --model, which parses the treebank, or --trees, which are already parsed")
@@ -122,10 +126,12 @@ def parsing(
     data = {"files": describe_files([treebank, *(trees or ()), *filter(None, [counting.parameters])])}
     if model is None:
         _check_unused(parsing)
-        scores, tables = _score(bank, {str(path): read_parses(path, tree_style) for path in trees or ()}, rule)
+        scores, tables = _score(bank, {str(path): _read_trees(path, tree_style) for path in trees or ()}, rule)
         named = {"name": ", ".join(map(str, trees or ()))}
         result = EvaluationResult("parsing", scores, named, settings, data, tables)
     else:
+        from hf_synlm.evaluation.treebank_parsing import parse_sentences
+
         chosen, scorer = parsing.chosen(), parsing.scorer(model)
         if isinstance(rule, ParsingConvention):
             bank = bank.select(bank.numbers_scored(rule))
@@ -145,9 +151,16 @@ def parsing(
 
 
 def _score(
-    bank: Treebank, runs: Mapping[str, Sequence[ParsedSentence]], rule: ParsingConvention | EvalbParameters
+    bank: "Treebank", runs: Mapping[str, Sequence[ParsedSentence]], rule: ParsingConvention | EvalbParameters
 ) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
+    from hf_synlm.evaluation.treebank_parsing import report_evalb, report_parsing
+
     return report_evalb(bank, runs, rule) if isinstance(rule, EvalbParameters) else report_parsing(bank, runs, rule)
+
+
+def _read_trees(path: Path, style: options.TreeStyle | None) -> list[ParsedSentence]:
+    lines = list(read_lines(path))
+    return parses_of_lines(lines, style or guess_style(lines), source=str(path))
 
 
 def _check_unused(parsing: options.Parsing) -> None:
@@ -180,7 +193,9 @@ def perplexity(
         file_format: Format of the input; default: by its name. treebank: the words of bracketed trees.
         punctuation: Of a treebank: keep it (default), or remove it by its tags before scoring.
 
-    Example: synlm evaluate perplexity valid.txt --model runs/gpst_tiny/model --estimator stepwise --out ppl.json
+    Examples:
+        synlm evaluate perplexity hf_synlm/data/samples/raw.valid.txt --model model_cards/palm-s-tiny
+        synlm evaluate perplexity valid.txt --model model_cards/gpst-tiny --estimator stepwise --out ppl.json
     """
     settings: dict[str, object] = {"seed": scoring.seed}
     if file_format == "treebank":
@@ -191,6 +206,8 @@ def perplexity(
         raise ValueError("--punctuation belongs to --format treebank, which has tags; remove it from the text yourself")
     else:
         items = read_items(texts, kind=file_format, text_column=text_column)
+    from hf_synlm.evaluation.perplexity import evaluate_perplexity
+
     data = {"files": describe_files([texts])}
     result = evaluate_perplexity(scoring.scorer(model), items, context=context, data=data, options=settings)
     options.report(result, out)
@@ -213,8 +230,10 @@ def syntaxgym(
         suites: Folder of suites in SyntaxGym's JSON format, or one suite.
         suite: Take only this suite; repeat for several.
 
-    Example: synlm evaluate syntaxgym test_suites/json --model runs/gpst_tiny/model --num-beams 300 --out sg.json
+    Example: synlm evaluate syntaxgym test_suites/json --model model_cards/gpst-tiny --num-beams 300 --out sg.json
     """
+    from hf_synlm.evaluation.syntaxgym import evaluate_syntaxgym, find_suites
+
     paths = find_suites(suites, suite or [])
     if out is not None and out.resolve().parent == suites.resolve():
         raise ValueError(f"--out {out} is in the folder of the suites, and would be read as one. Choose another folder")
@@ -242,8 +261,10 @@ def blimp(
         limit: Take only the first pairs of each paradigm, at most this many.
         end_of_sentence: Count the end of the sentences in their probability.
 
-    Example: synlm evaluate blimp blimp/data --model runs/gpst_tiny/model --limit 100 --out blimp.json
+    Example: synlm evaluate blimp blimp/data --model model_cards/gpst-tiny --limit 100 --out blimp.json
     """
+    from hf_synlm.evaluation.blimp import evaluate_blimp, find_blimp
+
     paths = find_blimp(paradigms, paradigm or [])
     scorer = scoring.scorer(model)
     result = evaluate_blimp(scorer, paths, limit=limit, end=end_of_sentence, options={"seed": scoring.seed})
@@ -274,8 +295,10 @@ def pairs(
         limit: Take only the first pairs of each group, at most this many.
         end_of_sentence: Count the end of the sentences in their probability.
 
-    Example: synlm evaluate pairs agreement.tsv --model runs/rnng_tiny/model --group-column construction
+    Example: synlm evaluate pairs agreement.tsv --model model_cards/rnng-tiny --group-column construction
     """
+    from hf_synlm.evaluation.blimp import evaluate_pairs, first_pairs, read_pairs
+
     read = read_pairs(pairs, good_column=good_column, bad_column=bad_column, group_column=group_column)
     scorer = scoring.scorer(model)
     data = {"files": describe_files([pairs])}

@@ -15,15 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from hf_synlm.data.files import check_output
+from hf_synlm.data.files import TOKENIZER_FILES, check_output
 from hf_synlm.evaluation.results import EvaluationResult, check_report
-from hf_synlm.evaluation.scoring import TextScorer
-from hf_synlm.hub.checkpoint import TOKENIZER_FILES
+
+if TYPE_CHECKING:
+    from hf_synlm.evaluation.scoring import TextScorer
 
 # Headings of the help, by option.
 _PANELS = {
@@ -41,8 +42,8 @@ _SHARED = {
     "context": "Read each sentence alone, or after the earlier sentences of its document.",
     "file_format": "Format of the input; default: by its name.",
     "text_column": "Column of the texts in a table; default: sentence.",
-    "tree_style": "Trees in a file: ((the cat) sleeps), (S (NP the cat) (VP sleeps)), or with a tag for each word. "
-    "JSON lines do not need it.",
+    "tree_style": "Trees in a file: ((the cat) sleeps), (S (NP the cat) (VP sleeps)), or with a tag for each word; "
+    "default: told by capital letters. JSON lines do not need it.",
 }
 
 
@@ -124,7 +125,7 @@ class Loading:
     batch_size: Positive = 16
     seed: int = 0
 
-    def scorer(self, model: str, **more: Any) -> TextScorer:
+    def scorer(self, model: str, **more: Any) -> "TextScorer":
         """Load a model with the options of this group.
 
         Args:
@@ -134,6 +135,12 @@ class Loading:
         Returns:
             The model with its tokenizer.
         """
+        from transformers.utils import logging
+
+        from hf_synlm.evaluation.scoring import TextScorer
+
+        # No bar for the loading of weights; bars of downloads stay.
+        logging.set_tqdm_hook(lambda bar, args, named: bar(*args, **{**named, "disable": True}))
         given = dataclasses.asdict(self)
         search = {name: given.pop(name) for name in ("action_beam_size", "fast_track_size") if name in given}
         of_parse = ("method", "parse_option")

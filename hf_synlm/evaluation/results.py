@@ -34,8 +34,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Self, TypeAlias
 
-import torch
-
 from hf_synlm.data.files import check_output, write_text
 from hf_synlm.data.text import PathLike, read_bytes
 
@@ -213,15 +211,17 @@ def library_versions(*more: str) -> dict[str, str]:
     return versions
 
 
-def describe_hardware(device: str | torch.device = "cpu") -> dict[str, Any]:
+def describe_hardware(device: Any = "cpu") -> dict[str, Any]:
     """Describe the device and the processor.
 
     Args:
-        device: of the model.
+        device: of the model, a name or a `torch.device`.
 
     Returns:
         `device`, `device_name` and `num_threads`.
     """
+    import torch  # results are read without it
+
     device = torch.device(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor_name()
     return {"device": str(device), "device_name": name, "num_threads": torch.get_num_threads()}

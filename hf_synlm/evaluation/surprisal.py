@@ -15,19 +15,14 @@ by beam it has two parts (Roark et al. 2009): with B the derivations in the beam
 The last factor is 1 for the first word of a text. Off by default, as most published numbers are without it.
 """
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from hf_synlm.data.files import write_text
-from hf_synlm.data.text import PathLike
 from hf_synlm.evaluation.scoring import PER_TOKEN, TextScorer, TokenScores
 from hf_synlm.evaluation.text_items import TextItem
 from hf_synlm.evaluation.words import EncodedText, Word, encode_sentences, split_words, word_starts
@@ -300,30 +295,3 @@ def token_table(scores: Sequence[WordScores]) -> list[list[Any]]:
 
 
 LMZOO_COLUMNS = ["sentence_id", "token_id", "token", "surprisal"]
-
-
-def write_table(path: PathLike, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Path:
-    """Write a tab-separated file with a header, in one step.
-
-    Fields with quotation marks are quoted as in CSV, which pandas and R's `read.delim` undo; NaN is an empty field.
-
-    Args:
-        path: the file.
-        names: header.
-        rows: fields.
-
-    Returns:
-        The path.
-    """
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, delimiter="\t", lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([[_field(value) for value in row] for row in rows])
-    write_text(path, buffer.getvalue())
-    return Path(path)
-
-
-def _field(value: Any) -> Any:
-    if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value + 0.0:.8g}"  # no -0
-    return value

@@ -1,14 +1,15 @@
 """Texts with item ids, read from plain text, TSV, CSV or JSON lines, or from the words of a treebank."""
 
 import csv
+import io
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hf_synlm.data.text import PathLike, read_lines
-from hf_synlm.evaluation.treebank_parsing import load_treebank
 
 FORMATS = ("txt", "tsv", "csv", "jsonl")
 # Endings of files that are neither plain text nor one of `FORMATS`, with what to do about them.
@@ -117,6 +118,31 @@ def _separated(path: PathLike, delimiter: str) -> Iterator[dict[str, Any]]:
             f"{path}:{reader.line_num}: {error}. A field that begins with a quotation mark must be quoted as a whole, "
             'with its own quotation marks doubled: "She said ""no"" ."'
         ) from error
+
+
+def table_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A tab-separated table with a header.
+
+    Fields with quotation marks are quoted as in CSV, which pandas and R's `read.delim` undo.
+
+    Args:
+        names: header.
+        rows: fields; None and NaN are empty ones.
+
+    Returns:
+        Its lines.
+    """
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, delimiter="\t", lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([_field(value) for value in row] for row in rows)
+    return buffer.getvalue()
+
+
+def _field(value: Any) -> Any:
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value + 0.0:.8g}"  # no -0
+    return int(value) if isinstance(value, bool) else value
 
 
 def find_files(place: PathLike, ending: str, names: Sequence[str], what: str, source: str) -> list[Path]:
@@ -238,6 +264,8 @@ def read_treebank_items(path: PathLike, punctuation: str = "keep") -> tuple[list
     Raises:
         ValueError: the file cannot be read as a treebank, or has no sentences.
     """
+    from hf_synlm.evaluation.treebank_parsing import load_treebank  # imports torch
+
     treebank = load_treebank(Path(path), punctuation)
     items = [TextItem(str(number), " ".join(words)) for number, words in enumerate(treebank.words, 1)]
     return items, treebank.convention
