@@ -24,9 +24,10 @@ import torch
 
 from hf_synlm import __version__
 from hf_synlm.cli import main
-from hf_synlm.evaluation.blimp import evaluate_pairs, read_pairs
+from hf_synlm.evaluation.blimp import evaluate_pairs, read_pairs, sentence_log_probs
 from hf_synlm.evaluation.perplexity import evaluate_perplexity
 from hf_synlm.evaluation.surprisal import columns, score_words
+from hf_synlm.evaluation.syntaxgym import load_suite, region_surprisals
 from hf_synlm.evaluation.text_items import TextItem, read_items
 from tests.commands import fail, run
 from tests.scoring_models import SENTENCES, scorer_of
@@ -111,7 +112,7 @@ def test_surprisal_can_be_read_by_pandas(models, texts):
 
 def test_surprisal_options(models, tmp_path):
     table = tmp_path / "items.csv"
-    table.write_text("id,text,document\nx1,We ask,1\nx2,for peace,1\n", encoding="utf-8")
+    table.write_text("id,text,document,word\nx1,We ask,1,p\nx2,for peace,1,q\n", encoding="utf-8")
     out = tmp_path / "out.tsv"
     reading = ["--text-column", "text", "--item-column", "id"]
     common = ["surprisal", str(table), "--model", models["gpt2"], "--out", str(out), "--device", "cpu", *reading]
@@ -123,6 +124,7 @@ def test_surprisal_options(models, tmp_path):
     nats = [-p for found in expected for p in found.log_probs.tolist()]
     assert [float(row["surprisal_nats"]) for row in rows] == pytest.approx(nats, abs=1e-4)
     assert [row["item"] for row in rows] == ["x1", "x1", "x2", "x2"]
+    assert list(rows[0])[-2:] == ["document", "word_input"] and [row["word_input"] for row in rows] == list("ppqq")
     common.append("--overwrite")
     assert main([*common, "--no-first-word"]) == 0
     assert [row["surprisal_bits"] == "" for row in read_tsv(out)] == [True, False, True, False]
@@ -179,16 +181,37 @@ def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
     (suites / "own_agreement.json").write_text(json.dumps(suite_data()), encoding="utf-8")
     common = ["--model", models["gpt2"], "--device", "cpu"]
     out = tmp_path / "sg.json"
-    assert main(["evaluate", "syntaxgym", str(suites), *common, "--suite", "own_agreement", "--out", str(out)]) == 0
+    items = tmp_path / "items.tsv"
+    syntaxgym = ["evaluate", "syntaxgym", str(suites), *common, "--suite", "own_agreement", "--items-out", str(items)]
+    assert main([*syntaxgym, "--out", str(out)]) == 0
+    suite = load_suite(suites / "own_agreement.json")
+    (expected,) = region_surprisals(scorer_of("gpt2"), [suite])
+    rows = read_tsv(items)
+    assert list(rows[0]) == "suite item condition region region_name content surprisal_bits oov".split()
+    assert len(rows) == 3 * 2 * 4 and (rows[6]["region_name"], rows[6]["content"]) == ("verb", "is")
+    for row in rows:
+        value = expected[int(row["item"]) - 1][row["condition"], int(row["region"])]
+        assert float(row["surprisal_bits"]) == pytest.approx(value, abs=1e-4)
+    assert main(syntaxgym) == 2 and "items.tsv exists" in capsys.readouterr().err
     assert "suite own_agreement" in json.loads(out.read_text())["scores"]
     write_blimp(tmp_path / "blimp")
     blimp = ["evaluate", "blimp", str(tmp_path / "blimp"), *common, "--limit", "2", "--paradigm", "agreement_1"]
     assert main([*blimp, "--out", str(tmp_path / "blimp.json")]) == 0
     assert json.loads((tmp_path / "blimp.json").read_text())["data"]["pairs"] == 2
     pairs = tmp_path / "pairs.tsv"
-    pairs.write_text("sentence_good\tsentence_bad\tkind\nWe ask\tWe asks\ta\nShe is\tShe are\tb\n", encoding="utf-8")
+    pairs.write_text(
+        "sentence_good\tsentence_bad\tkind\tlist\nWe ask\tWe asks\ta\tx\nShe is\tShe are\tb\ty\n", encoding="utf-8"
+    )
     options = ["--group-column", "kind", "--end-of-sentence", "--out", str(tmp_path / "pairs.json")]
-    assert main(["evaluate", "pairs", str(pairs), *common, *options]) == 0
+    assert main(["evaluate", "pairs", str(pairs), *common, *options, "--items-out", str(items), "--overwrite"]) == 0
+    rows = read_tsv(items)
+    assert [(row["pair"], row["group"], row["sentence_bad"], row["list"]) for row in rows] == [
+        ("1", "a", "We asks", "x"), ("2", "b", "She are", "y"),
+    ]  # fmt: skip
+    good = sentence_log_probs(scorer_of("gpt2"), ["We ask", "She is"], end=True)
+    assert [float(row["logprob_good_nats"]) for row in rows] == pytest.approx(good, abs=1e-4)
+    better = [float(row["logprob_good_nats"]) > float(row["logprob_bad_nats"]) for row in rows]
+    assert [row["correct"] == "1" for row in rows] == better
     found = json.loads((tmp_path / "pairs.json").read_text())
     expected = evaluate_pairs(scorer_of("gpt2"), read_pairs(pairs, group_column="kind"), end=True)
     assert found["scores"] == pytest.approx(expected.scores)

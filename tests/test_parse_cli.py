@@ -213,6 +213,32 @@ def test_a_model_on_a_treebank(saved, files, capsys):
     assert {row["label"]: row["gold"] for row in tables["recall by label (%)"]} == {"NP": 3, "VP": 2, "PP": 2}
 
 
+def test_saved_trees_score_alike_and_compare(saved, files, capsys):
+    bank = ("--treebank", sample_path("trees.test.txt"), "--limit", 30, "--max-length", 15)
+    scores = {}
+    for name in ("on_lstm", "rnng"):
+        out, trees = files / f"{name}.json", files / f"{name}.mrg"
+        parsed = run(capsys, "evaluate", "parsing", *bank, "--model", saved / name, "--out", out, "--save-trees", trees)
+        assert "more rows: --out FILE.json writes them" in parsed and len(trees.read_text().splitlines()) == 30
+        run(capsys, "evaluate", "parsing", *bank, "--trees", trees, "--out", out, "--overwrite")
+        scores[name] = load_result(out).scores
+        assert f"| f1 | {scores[name]['f1']:.2f}" in parsed
+    out = files / "compared.json"
+    run(capsys, "evaluate", "compare", files / "on_lstm.mrg", files / "rnng.mrg", *bank, "--out", out)
+    found = load_result(out)
+    assert (found.scores["first"], found.scores["second"]) == (scores["on_lstm"]["f1"], scores["rnng"]["f1"])
+    assert 0 < found.scores["p"] <= 1 and found.scores["gold"] == scores["rnng"]["num_sentences"]
+    table = found.tables["sentence F1 and recall by label (%)"]
+    recall = load_result(files / "on_lstm.json").tables["recall by label (%)"]
+    assert [(row["measure"], row["first"], row["gold"]) for row in table[1:]] == [
+        (f"recall {row['label']}", row["recall"], row["gold"]) for row in recall
+    ]
+    assert "--save-trees: --trees are in a file" in fail(
+        capsys, "evaluate", "parsing", *bank, "--trees", files / "rnng.mrg", "--save-trees", files / "again.mrg"
+    )
+    assert "--model is given 2 times" in fail(capsys, "evaluate", "parsing", *bank, "--model", "a", "--model", "b")
+
+
 def test_trees_from_elsewhere_and_agreement(files, capsys):
     treebank = make_treebank(read_treebank(sample_path("trees.test.txt")), max_sentences=30)
     for name, branch in (("right", right_branching), ("left", left_branching)):

@@ -8,6 +8,7 @@ import inspect
 import logging
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -38,7 +39,14 @@ class _Commands(TyperGroup):
 
 
 class _Command(TyperCommand):
-    """Shows options under the headings that `options` gives them."""
+    """Shows options under the headings that `options` gives them, and refuses an option that is given twice."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        for option, count in Counter(given).items():
+            if count > 1 and not option.multiple and option.nargs == 1:
+                raise typer.BadParameter(f"{option.opts[0]} is given {count} times: it takes one value", ctx)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
@@ -80,7 +88,15 @@ def _add(group: typer.Typer, *commands: Callable[..., None]) -> None:
 
 _add(app, trees.parse, trees.surprisal, trees.generate, trees.draw)
 _add(app, hub.convert, hub.info, hub.export, hub.verify, hub.push)
-_add(evaluations, evaluate.parsing, evaluate.perplexity, evaluate.syntaxgym, evaluate.blimp, evaluate.pairs)
+_add(
+    evaluations,
+    evaluate.parsing,
+    evaluate.compare,
+    evaluate.perplexity,
+    evaluate.syntaxgym,
+    evaluate.blimp,
+    evaluate.pairs,
+)
 _add(evaluations, evaluate.summary, evaluate.plot)
 app.add_typer(train.app, name="train")
 

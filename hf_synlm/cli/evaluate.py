@@ -101,6 +101,7 @@ def parsing(
     trees: list[Path] | None = None,
     tree_style: options.TreeStyle | None = None,
     limit: options.OptionalPositive = None,
+    save_trees: options.ItemsOutput = None,
     out: options.Output = None,
     overwrite: bool = False,
 ) -> None:
@@ -114,6 +115,8 @@ def parsing(
         model: Folder of the model that parses, or its name on the Hub.
         trees: Score the trees in this file instead, one line per gold sentence; repeat for several runs.
         limit: Take only the first sentences, at most this many.
+        save_trees: File to write with the trees of the model, one line per gold sentence, blank where it is not scored.
+            `--trees`, `synlm evaluate compare` and `synlm draw` read it.
 
     Examples:
         synlm evaluate parsing --treebank hf_synlm/data/samples/trees.test.txt --limit 50 --model model_cards/gpst-tiny
@@ -126,6 +129,8 @@ def parsing(
     data = {"files": describe_files([treebank, *(trees or ()), *filter(None, [counting.parameters])])}
     if model is None:
         _check_unused(parsing)
+        if save_trees is not None:
+            raise ValueError("--save-trees: --trees are in a file already. Leave it out.")
         scores, tables = _score(bank, {str(path): _read_trees(path, tree_style) for path in trees or ()}, rule)
         named = {"name": ", ".join(map(str, trees or ()))}
         result = EvaluationResult("parsing", scores, named, settings, data, tables)
@@ -133,16 +138,21 @@ def parsing(
         from hf_synlm.evaluation.treebank_parsing import parse_sentences
 
         chosen, scorer = parsing.chosen(), parsing.scorer(model)
-        if isinstance(rule, ParsingConvention):
-            bank = bank.select(bank.numbers_scored(rule))
-        elif rule.labeled and not getattr(scorer.model.config, "nonterminals", None):
+        if isinstance(rule, EvalbParameters) and rule.labeled and not hasattr(scorer.model.config, "nonterminals"):
             name = scorer.model.config.model_type
             raise ValueError(f"{name} gives trees without labels; score them without (--unlabeled)")
+        count = len(bank.sentences)
+        numbers = bank.numbers_scored(rule) if isinstance(rule, ParsingConvention) else range(count)
+        bank = bank.select(numbers)
         start, bar = time.perf_counter(), f"parse: {scorer.name}"
         parsed = parse_sentences(
             scorer.model, scorer.tokenizer, bank.words, batch_size=parsing.batch_size, progress=bar, **chosen
         )
         seconds = time.perf_counter() - start
+        if save_trees is not None:
+            lines = dict(zip(numbers, (s.brackets() if s.hypotheses else "" for s in parsed), strict=True))
+            write_text(save_trees, "".join(f"{lines.get(number, '')}\n" for number in range(count)))
+            typer.echo(f"wrote {save_trees}", err=True)
         scores, tables = _score(bank, {scorer.name: parsed}, rule)
         unused = ["estimator", "begin_token", *([] if chosen.get("method", "search") == "search" else ["num_beams"])]
         settings |= {**dict.fromkeys(unused), "parse": chosen, "seed": parsing.seed}
@@ -156,6 +166,41 @@ def _score(
     from hf_synlm.evaluation.treebank_parsing import report_evalb, report_parsing
 
     return report_evalb(bank, runs, rule) if isinstance(rule, EvalbParameters) else report_parsing(bank, runs, rule)
+
+
+def compare(
+    treebank: Path,
+    counting: CountingOptions,
+    first: Annotated[Path, typer.Argument(**options.INPUT_FILE)],
+    second: Annotated[Path, typer.Argument(**options.INPUT_FILE)],
+    tree_style: options.TreeStyle | None = None,
+    limit: options.OptionalPositive = None,
+    out: options.Output = None,
+    overwrite: bool = False,
+) -> None:
+    """Test whether two parsers differ on a treebank.
+
+    Sentence F1 and recall by label of both, with p of a paired permutation test over the sentences (two-sided, 10,000
+    samples, not corrected for the number of tests).
+
+    Options:
+        first: Trees of one parser, as `synlm evaluate parsing --save-trees` writes them.
+        second: Trees of the other parser.
+        treebank: Gold trees in the format of the Penn Treebank.
+        limit: Take only the first sentences, at most this many.
+
+    Example: synlm evaluate compare gpst.mrg rnng.mrg --treebank wsj23.mrg
+    """
+    from hf_synlm.evaluation.treebank_parsing import report_comparison
+
+    rule, bank = counting.rule(), counting.treebank(treebank, limit)
+    if isinstance(rule, EvalbParameters):
+        raise ValueError("--convention evalb: choose a convention of unlabeled F1")
+    parses = {str(path): _read_trees(path, tree_style) for path in (first, second)}
+    scores, tables = report_comparison(bank, parses, rule)
+    data = {"files": describe_files([treebank, first, second])}
+    named = {"name": f"{first} and {second}"}
+    options.report(EvaluationResult("compare", scores, named, counting.describe(rule, bank), data, tables), out)
 
 
 def _read_trees(path: Path, style: options.TreeStyle | None) -> list[ParsedSentence]:
@@ -218,6 +263,7 @@ def syntaxgym(
     model: str,
     scoring: options.Scoring,
     out: options.Output = None,
+    items_out: options.ItemsOutput = None,
     overwrite: bool = False,
     suite: list[str] | None = None,
 ) -> None:
@@ -238,7 +284,7 @@ def syntaxgym(
     if out is not None and out.resolve().parent == suites.resolve():
         raise ValueError(f"--out {out} is in the folder of the suites, and would be read as one. Choose another folder")
     result = evaluate_syntaxgym(scoring.scorer(model), paths, options={"seed": scoring.seed})
-    options.report(result, out)
+    options.report(result, out, items_out)
 
 
 def blimp(
@@ -246,6 +292,7 @@ def blimp(
     model: str,
     scoring: options.Scoring,
     out: options.Output = None,
+    items_out: options.ItemsOutput = None,
     overwrite: bool = False,
     paradigm: list[str] | None = None,
     limit: options.OptionalPositive = None,
@@ -268,7 +315,7 @@ def blimp(
     paths = find_blimp(paradigms, paradigm or [])
     scorer = scoring.scorer(model)
     result = evaluate_blimp(scorer, paths, limit=limit, end=end_of_sentence, options={"seed": scoring.seed})
-    options.report(result, out)
+    options.report(result, out, items_out)
 
 
 def pairs(
@@ -276,6 +323,7 @@ def pairs(
     model: str,
     scoring: options.Scoring,
     out: options.Output = None,
+    items_out: options.ItemsOutput = None,
     overwrite: bool = False,
     good_column: str = "sentence_good",
     bad_column: str = "sentence_bad",
@@ -295,7 +343,8 @@ def pairs(
         limit: Take only the first pairs of each group, at most this many.
         end_of_sentence: Count the end of the sentences in their probability.
 
-    Example: synlm evaluate pairs agreement.tsv --model model_cards/rnng-tiny --group-column construction
+    Example: synlm evaluate pairs agreement.tsv --model model_cards/rnng-tiny --group-column construction --items-out
+    items.tsv
     """
     from hf_synlm.evaluation.blimp import evaluate_pairs, first_pairs, read_pairs
 
@@ -304,7 +353,7 @@ def pairs(
     data = {"files": describe_files([pairs])}
     settings = {"pairs_per_group": limit or "all", "seed": scoring.seed}
     result = evaluate_pairs(scorer, first_pairs(read, limit), end=end_of_sentence, data=data, options=settings)
-    options.report(result, out)
+    options.report(result, out, items_out)
 
 
 # ------------------------------------------------------------------------------------------------- several results

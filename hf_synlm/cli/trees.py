@@ -71,7 +71,7 @@ def parse(
         scorer.tokenizer,
         [words for words in sentences if words],
         batch_size=parsing.batch_size,
-        progress=f"parse: {scorer.name}" if out is not None else None,
+        progress=f"parse: {scorer.name}",
         **chosen,
     )
     missing = sum(not sentence.hypotheses for sentence in found)
@@ -266,7 +266,7 @@ def generate(
         scorer.tokenizer,
         texts,
         batch_size=loading.batch_size,
-        progress=f"generate: {scorer.name}" if out is not None else None,
+        progress=f"generate: {scorer.name}",
         **chosen,
     )
     if style == "table":
@@ -328,8 +328,8 @@ def surprisal(
 
     The table has one row per word of the input. White space separates words; attached punctuation belongs to its word.
     Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
-    RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end. A field is empty if the
-    model does not have this measure.
+    RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, and the other columns of
+    an input table. A field is empty if the model does not have this measure.
 
     Options:
         out: TSV file to write; OUT.meta.json describes it. Default: print the table.
@@ -365,7 +365,7 @@ def surprisal(
     )
     seconds = time.perf_counter() - start
     rows = words.token_table(scores) if lmzoo else words.word_table(items, scores, unit)
-    names = words.LMZOO_COLUMNS if lmzoo else words.columns(unit)
+    names = words.LMZOO_COLUMNS if lmzoo else words.columns(unit, items)
     counts = {
         "texts": len(scores),
         "words": sum(len(found.words) for found in scores),

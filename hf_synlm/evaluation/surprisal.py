@@ -234,13 +234,26 @@ def _slice(whole: WordScores, text: EncodedText, first: int, last: int) -> WordS
 
 
 # ---------------------------------------------------------------------------------------------------------- files
-def columns(unit: Unit) -> list[str]:
-    """Names of the columns of a table of words in `unit`; units are part of the names."""
-    return [
+def columns(unit: Unit, items: Sequence[TextItem] = ()) -> list[str]:
+    """Names of the columns of a table of words.
+
+    Args:
+        unit: of surprisals and entropies; it is part of their names.
+        items: the texts, whose further columns follow.
+
+    Returns:
+        The names; a further column of a name that is taken already ends in "_input".
+    """
+    own = [
         "item", "sentence_id", "word_id", "word", "n_tokens", "oov", f"surprisal_{unit}", f"lexical_{unit}",
         f"structural_{unit}", "cum_logprob_nats", f"beam_entropy_{unit}", "n_actions", "stack_depth", "char_start",
         "char_end",
     ]  # fmt: skip
+    return own + [f"{name}_input" if name in own else name for name in _more_columns(items)]
+
+
+def _more_columns(items: Sequence[TextItem]) -> list[str]:
+    return list(dict.fromkeys(name for item in items for name in item.columns))
 
 
 def word_table(items: Sequence[TextItem], scores: Sequence[WordScores], unit: Unit = "bits") -> list[list[Any]]:
@@ -255,9 +268,10 @@ def word_table(items: Sequence[TextItem], scores: Sequence[WordScores], unit: Un
         unit: of surprisals and entropies.
 
     Returns:
-        Rows with the columns of `columns(unit)`; NaN where a measure does not exist.
+        Rows with the columns of `columns(unit, items)`; NaN where a measure does not exist.
     """
     rows: list[list[Any]] = []
+    more = _more_columns(items)
     for number, (item, found) in enumerate(zip(items, scores, strict=True), 1):
         total = found.log_probs.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf).cumsum(0).tolist()
         measures = torch.stack([
@@ -274,6 +288,7 @@ def word_table(items: Sequence[TextItem], scores: Sequence[WordScores], unit: Un
             rows.append([
                 item.item, number, place + 1, word.text, counts[place], int(found.unknown[place]), surprisal, lexical,
                 structural, total[place], entropy, actions, depth, word.start, word.end,
+                *(item.columns.get(name) for name in more),
             ])  # fmt: skip
     return rows
 

@@ -4,8 +4,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,13 @@ class TextItem:
         item: the user's id; the number of the line in plain text.
         text: as it stands in the file.
         document: texts with the same number belong together, in this order.
+        columns: the other columns of its table.
     """
 
     item: str
     text: str
     document: int = 0
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 def file_format(path: PathLike, given: str | None = None) -> str:
@@ -139,6 +141,19 @@ def table_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return buffer.getvalue()
 
 
+def rows_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as a tab-separated table.
+
+    Args:
+        rows: at least one; their keys, in order of appearance, are the columns.
+
+    Returns:
+        The lines of the table.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return table_text(names, ([row.get(name) for name in names] for row in rows))
+
+
 def _field(value: Any) -> Any:
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value + 0.0:.8g}"  # no -0
@@ -234,7 +249,10 @@ def read_items(
             where = f"{path}: row {number}"
             document = documents.setdefault(_label(row, "document", where), len(documents))
             item = _label(row, item_column or "item", where, needed=item_column is not None)
-            items.append(TextItem(str(number if item is None else item), row[text_column or "sentence"], document))
+            text = row[text_column or "sentence"]
+            used = (text_column or "sentence", item_column or "item")
+            more = {name: value for name, value in row.items() if name not in used}
+            items.append(TextItem(str(number if item is None else item), text, document, more))
     if not any(item.text.strip() for item in items):
         raise ValueError(f"{path} holds no text")
     return items

@@ -36,6 +36,7 @@ from hf_synlm.evaluation.parsing import (
 from hf_synlm.evaluation.parsing_analysis import (
     Recall,
     agreement,
+    compare_parses,
     recall_by_height,
     recall_by_label,
     recall_by_length,
@@ -444,9 +445,11 @@ def report_parsing(
     kept = {name: _scored_part(found, treebank) for name, found in trees.items()}
     shapes = _shapes(kept, treebank, lengths)
     numbers = [_numbers(score, shapes[name]) for name, score in scores.items()]
-    values = {name: statistics.fmean(each[name] for each in numbers) for name in numbers[0]}
-    values["num_without_tree"] = statistics.fmean(sum(not s.hypotheses for s in parsed) for parsed in runs.values())
+    for each, parsed in zip(numbers, runs.values(), strict=True):
+        each["num_without_tree"] = sum(not sentence.hypotheses for sentence in parsed)
+    values = numbers[0]
     if len(runs) > 1:
+        values = {name: statistics.fmean(each[name] for each in numbers) for name in values}
         values["f1_standard_deviation"] = statistics.stdev(each["f1"] for each in numbers)
         agreed = agreement(list(trees.values()), treebank.lengths, convention, keep=treebank.keep)
         values["agreement"] = round(100 * agreed.mean, 2)
@@ -457,6 +460,30 @@ def report_parsing(
         **_recall_tables(kept[first], treebank, lengths, convention, "" if len(runs) == 1 else f", {first}"),
     }
     return values, tables
+
+
+def report_comparison(
+    treebank: Treebank, systems: Mapping[str, Sequence[ParsedSentence]], convention: str | ParsingConvention = "gpst"
+) -> tuple[dict[str, float], dict[str, list[Row]]]:
+    """Compare two parsers on a treebank; see `compare_parses`.
+
+    Args:
+        treebank: the gold trees.
+        systems: the parsed sentences of two systems, by name.
+        convention: as in `unlabeled_f1`.
+
+    Returns:
+        The row of sentence F1 as scores by name, and all rows as a table.
+
+    Raises:
+        ValueError: trees that are not over the words of the treebank, or as `unlabeled_f1`.
+    """
+    for name, parsed in systems.items():
+        match_treebank(parsed, treebank, name)
+    first, second = (_scored_part(best_trees(parsed), treebank) for parsed in systems.values())
+    rows = compare_parses(first, second, treebank.scored(), convention)
+    scores = {name: value for name, value in rows[0].items() if name != "measure"}
+    return scores, {"sentence F1 and recall by label (%)": rows}
 
 
 def _numbers(score: ParsingScores, shape: Mapping[str, float]) -> dict[str, float]:
