@@ -328,8 +328,9 @@ def surprisal(
 
     The table has one row per word of the input. White space separates words; attached punctuation belongs to its word.
     Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
-    RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, and the other columns of
-    an input table. A field is empty if the model does not have this measure.
+    RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, tree_distance, tree_depth,
+    n_opened, n_closed (ON-LSTM, PRPN, PaLM), and the other columns of an input table. A field is empty if the model
+    does not have this measure.
 
     Options:
         out: TSV file to write; OUT.meta.json describes it. Default: print the table.
