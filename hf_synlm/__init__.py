@@ -10,5 +10,8 @@ __version__ = "0.2.0.dev0"
 
 # Models need torch and transformers, which take seconds to import. The command `synlm` imports them when it needs them.
 if "synlm" not in sys.modules:
+    from hf_synlm.evaluation.treebank_parsing import parse_sentences
+    from hf_synlm.hub import architectures
     from hf_synlm.hub.architectures import *  # noqa: F403
-    from hf_synlm.hub.architectures import __all__ as __all__
+
+    __all__ = [*architectures.__all__, "parse_sentences"]

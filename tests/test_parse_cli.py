@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import hf_synlm
 from hf_synlm.cli import main
 from hf_synlm.data.parsed import ParsedSentence, guess_style, read_parses
 from hf_synlm.data.samples import sample_path
@@ -157,6 +158,16 @@ def test_labels_are_told_from_words(line, style):
 
 
 # ---------------------------------------------------------------------------------------------------------- evaluation
+@pytest.mark.parametrize("architecture", ["gpst", "palm"])
+def test_text_is_parsed_in_one_line(architecture):
+    model, tokenizer = model_and_tokenizer(architecture)
+    texts = ["We ask for peace", ["We", "ask"]]
+    parsed = hf_synlm.parse_sentences(model, tokenizer, texts)
+    assert [sentence.words for sentence in parsed] == [("We", "ask", "for", "peace"), ("We", "ask")]
+    assert parsed == parse_sentences(model, tokenizer, [texts[0].split(), texts[1]])
+    assert len(parsed[0].word_log_probs) == 4 and parsed[1].brackets() == "(We ask)"
+
+
 def test_words_that_cannot_be_encoded_are_named_with_their_sentence():
     model, tokenizer = model_and_tokenizer("gpst")
     with pytest.raises(ValueError, match=r"sentence 2 \('We a b'\): word 1 is 'a b'"):
@@ -233,6 +244,18 @@ def test_saved_trees_score_alike_and_compare(saved, files, capsys):
     assert [(row["measure"], row["first"], row["gold"]) for row in table[1:]] == [
         (f"recall {row['label']}", row["recall"], row["gold"]) for row in recall
     ]
+    # A picture shows right-branching trees beside the scores, and never mixes conventions.
+    plot = ("evaluate", "plot", files / "on_lstm.json", "--out", files / "f1.svg")
+    run(capsys, *plot)
+    texts = {text.strip() for text in ElementTree.parse(files / "f1.svg").getroot().itertext()}
+    right = load_result(files / "on_lstm.json").tables["unlabeled F1 (%)"][2]
+    assert right["trees"] == "right" and f"{right['corpus, without sentence span']:.3f}" in texts
+    assert {"%", "right branching", "sentence_drop"} <= texts and "f1" not in texts
+    other = files / "other.json"
+    trees = ("--trees", files / "on_lstm.mrg", "--convention", "on-lstm", "--out", other)
+    run(capsys, "evaluate", "parsing", *bank, *trees)
+    message = fail(capsys, *plot, other, "--overwrite")
+    assert "results by different rules are not comparable: convention is 'gpst" in message
     assert "--save-trees: --trees are in a file" in fail(
         capsys, "evaluate", "parsing", *bank, "--trees", files / "rnng.mrg", "--save-trees", files / "again.mrg"
     )

@@ -1,6 +1,7 @@
 """`synlm evaluate`: scores of models on treebanks, texts and test suites; means and pictures of the results."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,10 +15,10 @@ from hf_synlm.data.parsed import ParsedSentence, guess_style, parses_of_lines
 from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.evalb import COLLINS, EvalbParameters
 from hf_synlm.evaluation.parsing import CONVENTIONS, ParsingConvention, resolve_convention
-from hf_synlm.evaluation.results import EvaluationResult, describe_files, markdown_table, write_report
+from hf_synlm.evaluation.results import F1_TITLES, EvaluationResult, describe_files, markdown_table, write_report
 from hf_synlm.evaluation.summary import load_runs, scores_of_groups, summarize, summary_to_json
 from hf_synlm.evaluation.text_items import read_items, read_treebank_items
-from hf_synlm.viz import bars_to_svg
+from hf_synlm.viz import plot_bars
 
 if TYPE_CHECKING:
     from hf_synlm.evaluation.treebank_parsing import Treebank
@@ -379,8 +380,8 @@ def summary(results: Results, out: options.Output = None, overwrite: bool = Fals
 
 
 def _check_picture(out: Path, overwrite: bool) -> None:
-    if out.suffix.lower() != ".svg":
-        raise ValueError(f"--out {out}: the picture is SVG. Choose a name in .svg")
+    if out.suffix.lower() not in (".svg", ".png", ".pdf"):
+        raise ValueError(f"--out {out}: choose a name in .svg, .png or .pdf")
     check_output(out, overwrite)
 
 
@@ -393,9 +394,12 @@ def plot(
 ) -> None:
     """Draw the scores of one or several results as bars.
 
+    Several runs of one model (--label) are drawn as mean with standard deviation. Right-branching trees stand beside
+    F1, and a line marks chance for minimal pairs. Needs matplotlib.
+
     Options:
         results: JSON files of one evaluation, for several models or seeds.
-        out: SVG file to write.
+        out: File to write; its ending (.svg, .png, .pdf) is the format.
         label: Name of a file in the picture; repeat for each file in order. Files with the same name are runs of one
             model, drawn as mean with standard deviation. Default: names of the files, or of their folders.
         score: Score to draw, or the beginning of its name, such as 'suite '; repeat for several. Default: means and the
@@ -410,10 +414,28 @@ def plot(
     names, means, deviations = scores_of_groups(loaded, labels, score or [])
     runs = {name: labels.count(name) for name in means}
     named = ", ".join(name if count == 1 else f"{name} ({count} runs)" for name, count in runs.items())
-    unit = 1.0 if all(value is None or value <= 1 for row in means.values() for value in row) else None
-    title = f"{loaded[0].task}: {named}"
-    write_text(out, bars_to_svg(names, means, deviations=deviations, title=title, largest=unit) + "\n")
+    task, chance = loaded[0].task, 0.5 if loaded[0].task in ("blimp", "pairs") else None
+    baseline = _right_branching(loaded[0])
+    if any(name in baseline for name in names):
+        means["right branching"] = [baseline.get(name, math.nan) for name in names]
+    axis, limit = _AXES.get(task, ("score", None))
+    title = "\n".join(filter(None, [f"{task}: {named}", loaded[0].options.get("convention", "").partition(",")[0]]))
+    plot_bars(out, names, means, deviations=deviations, title=title, axis=axis, limit=limit, chance=chance)
     typer.echo(f"wrote {out}", err=True)
+
+
+# What the scores of a task are, and where their axis ends.
+_AXES = {
+    "parsing": ("%", 100.0),
+    "perplexity": ("perplexity", None),
+    **dict.fromkeys(("syntaxgym", "blimp", "pairs"), ("accuracy", 1.0)),
+}
+
+
+def _right_branching(result: EvaluationResult) -> dict[str, float]:
+    """Scores of right-branching trees by name, where the result has them."""
+    rows = [row for row in result.tables.get("unlabeled F1 (%)", ()) if row["trees"] == "right"]
+    return {name: row[title] for row in rows for name, title in F1_TITLES.items()}
 
 
 def _names(paths: list[Path]) -> list[str]:

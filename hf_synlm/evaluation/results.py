@@ -48,6 +48,14 @@ CARD_SCORES = {
     "blimp": ("accuracy",),
     "pairs": ("accuracy",),
 }
+F1_TITLES = {
+    "f1": "F1 by the convention",
+    "sentence_drop": "sentence, without sentence span",
+    "corpus_drop": "corpus, without sentence span",
+    "sentence_count": "sentence, with sentence span",
+    "corpus_count": "corpus, with sentence span",
+}
+"""Score of unlabeled F1 -> its column in tables."""
 _OTHER_WIDTHS = {"action_beam_size": "action beam", "fast_track_size": "fast track"}
 _LIBRARIES = ("hf_synlm", "torch", "transformers", "tokenizers", "numpy")
 

@@ -42,7 +42,7 @@ from hf_synlm.evaluation.parsing_analysis import (
     recall_by_length,
     tree_statistics,
 )
-from hf_synlm.evaluation.results import Row
+from hf_synlm.evaluation.results import F1_TITLES, Row
 from hf_synlm.evaluation.scoring import alike_batches, texts_per_search
 from hf_synlm.module_tools import evaluation_mode
 from hf_synlm.trees import Span, escape_word
@@ -199,18 +199,21 @@ def make_treebank(
 def parse_sentences(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    sentences: Sequence[Sequence[str]],
+    sentences: Sequence[str | Sequence[str]],
     *,
     batch_size: int = 32,
     progress: str | None = None,
     **options: Any,
 ) -> list[ParsedSentence]:
-    """Parse sentences given as words.
+    """Parse sentences.
+
+        (parsed,) = hf_synlm.parse_sentences(model, tokenizer, ["the people agree"])
+        print(parsed.brackets())
 
     Args:
         model: a model with `parse`.
         tokenizer: its tokenizer.
-        sentences: per sentence its words, at least one.
+        sentences: each as text, whose words are separated by white space, or as a sequence of words; at least one word.
         batch_size: sentences per call, at most: those of one call are about equally long.
         progress: name of a progress bar; None = no bar.
         **options: for `model.parse`, such as `method="inside"`, `num_beams=20` or `num_return_sequences=5`.
@@ -231,8 +234,9 @@ def parse_sentences(
         raise ValueError(f"{', '.join(unknown)}: not an option of {name}.parse. Leave it out.")
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
-    encoded = [_encode(tokenizer, words, number) for number, words in enumerate(sentences, 1)]
-    _check_lengths(model, sentences, encoded)
+    split = [sentence.split() if isinstance(sentence, str) else list(sentence) for sentence in sentences]
+    encoded = [_encode(tokenizer, words, number) for number, words in enumerate(split, 1)]
+    _check_lengths(model, split, encoded)
     parsed: dict[int, ParsedSentence] = {}
     searches = hasattr(model, "word_search") and options.get("method", "search") == "search"
     most = texts_per_search(model, batch_size, options.get("num_beams")) if searches else batch_size
@@ -245,7 +249,7 @@ def parse_sentences(
             inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask", "word_ends")}
             output = model.parse(**inputs, **options)
             for place, row in enumerate(rows):
-                parsed[row] = ParsedSentence.from_output(output, sentences[row], place)
+                parsed[row] = ParsedSentence.from_output(output, split[row], place)
             bar.update(len(rows))
     return [parsed[row] for row in range(len(encoded))]
 
@@ -493,14 +497,7 @@ def _numbers(score: ParsingScores, shape: Mapping[str, float]) -> dict[str, floa
 
 def _f1_row(name: str, score: ParsingScores) -> Row:
     numbers = score.numbers()
-    return {
-        "trees": name,
-        "F1 by the convention": numbers["f1"],
-        "sentence, without sentence span": numbers["sentence_drop"],
-        "corpus, without sentence span": numbers["corpus_drop"],
-        "sentence, with sentence span": numbers["sentence_count"],
-        "corpus, with sentence span": numbers["corpus_count"],
-    }
+    return {"trees": name, **{title: numbers[key] for key, title in F1_TITLES.items()}}
 
 
 def _scored_part(trees: Sequence[Sequence[Span]], treebank: Treebank) -> list[list[Span]]:
