@@ -153,6 +153,15 @@ def test_surprisal_tells_of_items_with_several_texts(models, tmp_path, capsys):
     assert ["".join(place) for place in places] == ["111", "112", "121", "122", "231", "232"]
 
 
+def test_surprisal_tells_of_windows(models, tmp_path, capsys):
+    (tmp_path / "long.txt").write_text("We ask for peace\n" + "peace and hope " * 60 + "\n")
+    command = ["surprisal", str(tmp_path / "long.txt"), "--model", models["gpt2"], "--device", "cpu"]
+    assert main(command) == 0
+    captured = capsys.readouterr()
+    assert "1 of 2 texts are longer than the model's 127 positions: they were scored in windows" in captured.err
+    assert len(captured.out.splitlines()) == 1 + 4 + 180
+
+
 def test_surprisal_tells_how_many_words_are_unknown(models, tmp_path, capsys):
     path = tmp_path / "texts.txt"
     path.write_text("of xyzzy plugh\n", encoding="utf-8")
@@ -269,7 +278,7 @@ def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
     [
         (["surprisal", "missing.txt"], "No such file or directory: 'missing.txt'"),
         (["surprisal", "texts.txt", "--model", "missing"], "missing"),
-        (["surprisal", "texts.txt", "--num-beams", "3"], "not an option of GPT2LMHeadModel"),
+        (["surprisal", "texts.txt", "--num-beams", "3"], "num_beams (--num-beams): not an option of GPT2LMHeadModel"),
         (["surprisal", "texts.txt", "--estimator", "stepwise"], "choose 'exact'"),
         (["surprisal", "texts.txt", "--format", "tsv"], "no column 'sentence'"),
         (["evaluate", "syntaxgym", "."], "holds no suites"),

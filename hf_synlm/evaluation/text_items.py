@@ -205,7 +205,7 @@ def need_columns(path: PathLike, rows: Sequence[dict[str, Any]], names: Sequence
                 problem = "no column" if name not in row else f"{row[name]!r} in the column"
                 raise ValueError(
                     f"{path}: row {number} has {problem} {name!r} (it has {', '.join(map(str, row))}): every row needs "
-                    "text there. Name the column that has it, or give it this name"
+                    "text there. Name the column that has it (--text-column, --good-column ...), or give it this name"
                 )
 
 
