@@ -401,7 +401,7 @@ def test_begin_token_can_be_chosen():
         ("gpt2", {"estimator": "stepwise"}, "choose 'exact'"),
         ("gpst", {"estimator": "exact"}, "choose 'beam_marginal' or 'stepwise'"),
         ("gpt2", {"num_beams": 3}, "--num-beams.: not an option of GPT2LMHeadModel"),
-        ("gpst", {"search_options": {"fast_track_size": 3}}, "fast_track_size: not an option"),
+        ("gpst", {"search_options": {"fast_track_size": 3}}, "--fast-track-size.: not an option"),
         ("gpt2", {"batch_size": 0}, "batch_size is 0"),
         ("gpst", {"begin": False}, "begin=False"),
     ],
