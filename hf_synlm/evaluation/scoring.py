@@ -174,7 +174,8 @@ class TextScorer:
             known = inspect.signature(self.model.parse).parameters if self.searches else {}
             unknown = sorted(set(given) - set(known))
             if unknown:
-                raise ValueError(f"{', '.join(unknown)}: not an option of {name}. Leave it out.")
+                flags = ", ".join(f"{option} (--{option.replace('_', '-')})" for option in unknown)
+                raise ValueError(f"{flags}: not an option of {name}. Leave it out.")
         return allowed[0] if estimator is None else allowed[allowed.index(estimator)]
 
     def _begin_id(self, token: str | None) -> int | None:
