@@ -65,6 +65,7 @@ def parse(*flags: str) -> tuple:
 
 def test_two_steps_with_trees_and_final_report(corpus: dict[str, str], tmp_path: Path) -> None:
     flags = ("--max_train_steps", "2", "--max_tree_sentences", "6", "--validation_trees", "embedded")
+    flags = (*flags, "--test_trees", "embedded")
     results = run(corpus, tmp_path / "out", *flags, "--search_num_beams", "2", "--report_punctuation", "remove", "keep")
     assert results["step"] == 2 and len(results["train"]) == 2
     assert set(results["train"][0]) >= {"loss", "auto_encoding", "height", "parser", "token", "action"}
