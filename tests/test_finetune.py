@@ -296,29 +296,15 @@ def finished(models: Path, files: dict[str, str], tmp_path_factory: pytest.TempP
 
 
 # ---------------------------------------------------------------------------------------------- layouts
-def test_a_pair_is_cut_from_its_longer_text() -> None:
-    for n in range(8):
-        for m in range(8):
-            for budget in range(2, 12):
-                a, b = finetune_glue.cut_pair(list(range(n)), list(range(m)), budget)
-                assert len(a) + len(b) == min(n + m, budget)
-                assert a == list(range(len(a))) and b == list(range(len(b)))
-                if n + m > budget:
-                    assert abs(len(a) - len(b)) <= 1 or len(a) == n or len(b) == m
-
-
 def test_layout_of_glue_and_its_sentences_in_gpst(models: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(models / "gpst")
     sep, cls = tokenizer.sep_token_id, tokenizer.cls_token_id
     a, b = (tokenizer([text])["input_ids"][0] for text in ("the house", "a nation"))
+    add_classification_template(tokenizer)
     encode = finetune_glue.encode_texts
     assert encode([["the house"], ["a nation"]], tokenizer, 99)["input_ids"] == [[*a, sep, *b, cls]]
-    assert encode([["the house "]], tokenizer, 99)["input_ids"] == [[*a, cls]]
+    assert encode([["the house"]], tokenizer, 99)["input_ids"] == [[*a, cls]]
     assert encode([["the house"]], tokenizer, 3)["input_ids"] == [[*a[:2], cls]]
-    # As text, the same ids come out, which is what users of a saved classifier type.
-    assert tokenizer("the house" + tokenizer.sep_token + "a nation" + tokenizer.cls_token)["input_ids"] == [
-        *a, sep, *b, cls,
-    ]  # fmt: skip
     model = AutoModelForSequenceClassification.from_pretrained(models / "gpst")
     ids = torch.tensor([[*a, sep, *b, cls]])
     expected = [1] * len(a) + [2] + [3] * len(b) + [4]
@@ -327,13 +313,12 @@ def test_layout_of_glue_and_its_sentences_in_gpst(models: Path) -> None:
 
 def test_a_tokenizer_with_a_layout_of_its_own_keeps_it() -> None:
     tokenizer = train_wordpiece_tokenizer(SENTENCES, 300)
-    assert not finetune_glue.has_own_layout(tokenizer)
     cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", cls), ("[SEP]", sep)]
     )
     tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
-    assert finetune_glue.has_own_layout(tokenizer)
+    add_classification_template(tokenizer)
     batch = {"sentence1": ["the house", "we"], "sentence2": ["a nation of laws", "you"]}
     encoded = finetune_glue.encode_batch(batch, [0, 1], tokenizer, GLUE_TASKS["rte"], np.array([0, 1]), 32, None)
     assert encoded["input_ids"][0][0] == cls and encoded["input_ids"][0].count(sep) == 2
@@ -630,7 +615,6 @@ def test_classes_are_counted_from_zero(label: Any) -> None:
     [
         ("glue", "gpt2", ("--task_name", "xnli"), "no task of GLUE"),
         ("glue", "gpt2", ("--max_length", "3"), "max_length must be at least 4"),
-        ("glue", "gpt2", ("--max_length", "100"), "max_length is 100 tokens, and the model has 64 positions"),
         ("glue", "gpt2", ("--train_file", "missing.jsonl"), "There is no file 'missing.jsonl'"),
         ("glue", "gpt2", ("--train_file", __file__), "ending '.py'"),
         ("glue", "gpt2", ("--validation_mismatched_file", __file__), "mnli only"),

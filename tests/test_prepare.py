@@ -655,13 +655,13 @@ def gpst_arguments(*flags: str) -> tuple[DataArguments, EvaluationArguments]:
 def test_only_named_text_is_read(tmp_path: Path, named: str) -> None:
     mine, held_out = (write(tmp_path / name, "(S (NP we) (VP rest))\n") for name in ("mine.mrg", "held_out.mrg"))
     data, evaluation = gpst_arguments(f"--{named}", mine)
-    assert [source.paths for source in data.sources("train")[0]] == [[mine]]
     assert evaluation.validation_trees is evaluation.test_trees is None
     if named == "train_trees":
         with pytest.raises(ValueError, match="A treebank is one document. Pass --validation_words TREEBANK or"):
             data.sources("validation")
         data, evaluation = gpst_arguments(f"--{named}", mine, "--validation_trees", held_out)
         assert [source.paths for source in data.sources("validation")[0]] == [[held_out]]
+    assert [source.paths for source in data.sources("train")[0]] == [[mine]]
 
 
 def test_embedded_text_is_the_default() -> None:
