@@ -653,7 +653,7 @@ def gpst_arguments(*flags: str) -> tuple[DataArguments, EvaluationArguments]:
 
 @pytest.mark.parametrize("named", ["train_files", "train_trees"])
 def test_only_named_text_is_read(tmp_path: Path, named: str) -> None:
-    mine, held_out = (write(tmp_path / name, "(S (NP we) (VP rest))\n") for name in ("mine.mrg", "held_out.mrg"))
+    mine, held_out = (write(tmp_path / name, "(S (PRP we) (VBP rest))\n") for name in ("mine.mrg", "held_out.mrg"))
     data, evaluation = gpst_arguments(f"--{named}", mine)
     assert evaluation.validation_trees is evaluation.test_trees is None
     if named == "train_trees":
@@ -672,7 +672,7 @@ def test_embedded_text_is_the_default() -> None:
 
 
 def test_other_programs_read_only_named_trees(tmp_path: Path) -> None:
-    mine = write(tmp_path / "mine.mrg", "(S (NP we) (VP rest))\n")
+    mine = write(tmp_path / "mine.mrg", "(S (PRP we) (VBP rest))\n")
     with pytest.raises(ValueError, match="No training text is named"):
         DataArguments(validation_files=[mine]).sources("train")
     with pytest.raises(ValueError, match="train_files are not set, but other files are"):

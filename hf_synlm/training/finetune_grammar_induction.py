@@ -192,7 +192,9 @@ class InductionRecipe(FineTuning):
         self.examples = encode_sentences(list(data.sentences()), self.tokenizer, data.max_sentence_tokens)
         encoded = {part: encode_sentences(bank.words, self.tokenizer, None) for part, bank in self.treebanks.items()}
         for part, sentences in {"training": self.examples, **encoded}.items():
-            check_length(model.config, max(sentences.lengths), f"The longest {part} sentence")
+            name = "max_sentence_tokens" if part == "training" else "max_tree_words"
+            limits = f"Lower --{name}."
+            check_length(model.config, max(sentences.lengths), f"The longest {part} sentence", limits)
         self.held_out = encoded["validation"]
         names = ", ".join((*data.train_trees, *data.train_files))
         accelerator.print(f"train data ({names}): {self.examples.describe()}")
