@@ -25,7 +25,7 @@ FILES = sorted((TRAINING / "accelerate").glob("*.yaml"))
 
 def flags(output_dir: Path) -> list[str]:
     """A run of two steps on a few sentences, with a checkpoint."""
-    files = sample_files(output_dir.parent, "raw", train=20, valid=20)
+    files = sample_files(output_dir.parent, "raw", train=120, valid=120)
     return [
         *("--config", "gpst_tiny", "--output_dir", str(output_dir), "--config_overrides", SMALL_GPST),
         *("--train_files", files["train"], "--validation_files", files["valid"], "--max_train_steps", "2"),

@@ -339,8 +339,14 @@ def parse_arguments(
         "gpst_tiny; flags win.",
     )
     given = {name: value for name, value in values.items() if not isinstance(value, dict)}
-    # `--config` itself belongs to no dataclass and comes last, as a namespace.
-    parsed = parser.parse_args_into_dataclasses(args=[*config_flags(given), *rest], look_for_args_file=False)
+    # `--config` itself belongs to no dataclass and comes after them, as a namespace; then what was not understood.
+    *parsed, unknown = parser.parse_args_into_dataclasses(
+        args=[*config_flags(given), *rest], look_for_args_file=False, return_remaining_strings=True
+    )
+    if unknown:
+        close = difflib.get_close_matches(unknown[0].removeprefix("--").partition("=")[0], names, 1)
+        hint = f" Did you mean --{close[0]}?" if close else " --help lists all options."
+        raise ValueError(f"{unknown[0]} is not an option of this program.{hint}")
     parsed = parsed[: len(types)]
     for arguments in parsed:
         for f in dataclasses.fields(arguments):
