@@ -371,10 +371,9 @@ def _parse_output(
 ) -> ParseOutput:
     """Trees of the finished beam, best first."""
     count, total = num_return_sequences, state.scores.logsumexp(1)
-    scores, history = state.scores[:, :count], state.history[:, :count]
-    scores = F.pad(scores, (0, count - scores.shape[1]), value=NEG_INF)
-    history = F.pad(history, (0, 0, 0, count - history.shape[1]))
-    nodes = state.pool.derivations(history & (scores > NEG_INF)[..., None])
+    missing = max(0, count - state.scores.shape[1])
+    scores = F.pad(state.scores, (0, missing), value=NEG_INF)[:, :count]
+    nodes = state.pool.derivations(F.pad(state.nodes, (0, missing))[:, :count], scores > NEG_INF)
     exists = (scores > NEG_INF).tolist()
     trees, labels = search.machine.trees(nodes)
     spans = [
