@@ -115,8 +115,9 @@ class SearchState:
             setattr(self, name, getattr(self, name).index_select(0, index))
         if self.edges is not None:
             self.edges = self.edges.select_rows(index)
-        if self.next_log_probs is not None:
-            self.next_log_probs = self.next_log_probs.index_select(0, index)
+        for name in ("next_log_probs", "particles"):
+            if getattr(self, name) is not None:
+                setattr(self, name, getattr(self, name).index_select(0, index))
         if self.block is not None:
             for name in ("nodes", "scores", "log_probs", "origin", "word_log_probs"):
                 value = getattr(self.block, name)
