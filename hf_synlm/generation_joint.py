@@ -40,8 +40,7 @@ def draw_candidate(chosen: Candidates, ended: Candidates | None, num_beams: int)
 
 def _take(chosen: Candidates, index: Tensor) -> Candidates:
     """Candidates `index` [B, K]."""
-    values = {name: value.gather(1, index) for name, value in vars(chosen).items() if name != "history"}
-    return Candidates(history=chosen.history.take_along_dim(index[..., None], 1), **values)
+    return Candidates(*(value.gather(1, index) for value in vars(chosen).values()))
 
 
 def keep_best(search: WordDecoder, state: SearchState, count: int, draw: bool = False) -> SearchState:
@@ -214,7 +213,7 @@ class JointDecoder:
     def _closed(self, state: SearchState) -> tuple[Tensor, Nodes]:
         """Scores [B, K] and derivations [B, K, A] of the hypotheses with closed trees; the state does not change."""
         if not self.config.close_tree:
-            return state.scores, state.pool.derivations(state.history)
+            return state.scores, state.pool.derivations(state.nodes)
         return self.search.close_each(state)
 
     @property
@@ -253,7 +252,7 @@ class JointDecoder:
             bar = scores.topk(min(count, scores.shape[1])).values[:, -1:]
             if ended is not None:
                 valid = ended.scores.masked_fill(ended.scores < bar, NEG_INF)
-                nodes = self.state.pool.derivations(ended.history & (valid > NEG_INF)[..., None])
+                nodes = self.state.pool.derivations(ended.parents, valid > NEG_INF)
                 lengths = torch.full_like(ended.tokens, extended.shape[2])
                 finished.add(self._final(valid, lengths), self._extended(ended), nodes, lengths)
             stops = self._stops(extended)
@@ -293,14 +292,11 @@ class JointDecoder:
         if not bool(dead.any()):
             return dead
         unfiled = (dead & (finished.scores == NEG_INF).all(1))[:, None].expand_as(self.state.scores)
-        pool, history = self.state.pool, self.state.history
-        self.state.history = F.pad(history, (0, pool.size - history.shape[2]))
         if given is None:
             self._finish_stopped(finished, unfiled)
         else:
             scores, nodes = self._closed(self.state)
             finished.add((given + scores).masked_fill(~unfiled, NEG_INF), self.sequences, nodes)
-        self.state.history = history
         return dead
 
     def _finish_stopped(self, finished: FinishedSequences, stops: Tensor) -> None:
@@ -350,7 +346,7 @@ class JointDecoder:
             if search.eos_token_ids is not None:
                 is_end = torch.isin(chosen.tokens, search.eos_token_ids) & ~done[:, None]
                 if bool(is_end.any()):
-                    nodes = self.state.pool.derivations(chosen.history & is_end[..., None])
+                    nodes = self.state.pool.derivations(chosen.parents, is_end)
                     finished.add((total + chosen.scores).masked_fill(~is_end, NEG_INF), extended, nodes)
             self.state, order = search.commit(self.state, chosen)
             self.sequences = extended

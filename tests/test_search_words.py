@@ -312,6 +312,31 @@ def test_batch_equals_one_by_one(model: GPSTForCausalLM, left: bool) -> None:
         assert shifts <= {int(columns.long().argmax())}
 
 
+def test_prefixes_are_read_once(model: GPSTForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sentences that begin alike, end early or are equal share a beam; numbers and trees are those one by one."""
+    rows = [[9, 12, 9, 30, 5], [9, 12, 7, 30], [9, 12], [9, 12, 9, 30, 5], [4, 12, 9]]
+    ids, mask = padded(rows, left=False)
+    ends = torch.tensor([[token == 9 for token in row] for row in ids.tolist()])
+    sizes = []
+    propose = search_words.WordBeamSearch.propose
+    monkeypatch.setattr(
+        search_words.WordBeamSearch, "propose",
+        lambda self, state, *args: sizes.append(state.pool.batch_size) or propose(self, state, *args),
+    )  # fmt: skip
+    for options in ({}, {"stepwise": True, "lexical": True}, {"word_ends": ends}):
+        sizes.clear()
+        output = parse(model, ids, 4, mask, **options)
+        assert sizes == [2, 2 if "word_ends" not in options else 3, 4, 4, 4]
+        for number, row in enumerate(rows):
+            alone = options | ({"word_ends": ends[number, None, : len(row)]} if "word_ends" in options else {})
+            single = parse(model, row, 4, **alone)
+            assert [a for _, a in hypotheses(output, number)] == [a for _, a in hypotheses(single)]
+            torch.testing.assert_close(output.log_probs[number, : single.log_probs.shape[1]], single.log_probs[0])
+            for name in ("token_log_probs", "beam_entropy", "stack_depth", "stepwise_log_probs", "lexical_log_probs"):
+                if getattr(single, name) is not None:
+                    torch.testing.assert_close(getattr(output, name)[number, : len(row)], getattr(single, name)[0])
+
+
 def test_logits_are_causal_distributions(model: GPSTForCausalLM) -> None:
     """They sum to one at every position, padding included, and later tokens change nothing before them."""
     ids = torch.randint(5, 40, (2, 8))
