@@ -38,7 +38,7 @@ class ActionDecoder(JointDecoder):
     @property
     def lengths(self) -> Tensor:
         """Columns of every hypothesis [B, R]."""
-        return self.state.num_tokens + self.offset
+        return self.state.num_tokens + self.offset[:, None]
 
     def run(self) -> FinishedSequences:
         """Beam search or sampling over single actions.
@@ -82,7 +82,7 @@ class ActionDecoder(JointDecoder):
         rows = rows.repeat_interleave(config.num_return_sequences if independent else 1)
         self.state.select_rows(rows)
         self.state = keep_best(search, self.state, self.num_beams, draw=config.do_sample)
-        self.offset = self.prompt_length - self.state.num_tokens[:, None]
+        self.offset = self.offset[rows]
         self.state.num_tokens = self.state.num_tokens[:, None].expand_as(self.state.nodes)
         sequences = F.pad(self.sequences[rows], (0, config.max_length - self.prompt_length), value=self.pad)
         self.sequences = sequences.expand(-1, self.state.nodes.shape[1], -1)

@@ -168,6 +168,13 @@ class JointDecoder:
             "Prompt and generated text",
             "Shorten the prompt or lower max_new_tokens (max_length).",
         )
+        self.offset = self.prompt_length - text.present.sum(1)  # column of the first token of every tree
+        columns = self.offset[:, None] + torch.arange(text.tokens.shape[1], device=ids.device)
+        if config.return_dict_in_generate and bool(((text.columns != columns) & text.present).any()):
+            raise ValueError(
+                "attention_mask leaves padding on the right of a prompt, or holes. Pad on the left: spans of trees are "
+                "columns of the sequences."
+            )
         self.state = read_text(prompt_search, state, text)
         total = self.state.scores.logsumexp(1, keepdim=True)
         self.state.scores -= total.masked_fill(total == NEG_INF, 0.0)

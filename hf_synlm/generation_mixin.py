@@ -23,7 +23,7 @@ from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, Generat
 
 from .generation_actions import ActionDecoder
 from .generation_joint import JointDecoder
-from .outputs import SyntacticLMOutput
+from .outputs import GeneratedTrees, SyntacticLMOutput
 from .search_parsing import check_length, checked_mask, marginal_logits
 from .search_state import SyntacticCache, WordDecoder
 from .search_words import WordBeamSearch
@@ -45,7 +45,7 @@ _NO_SYNTHID = (
 
 
 @dataclass
-class SyntacticGenerateOutput(GenerateDecoderOnlyOutput):
+class SyntacticGenerateOutput(GeneratedTrees, GenerateDecoderOnlyOutput):
     """Result of greedy search and sampling with trees.
 
     Fields, besides those of the stock output:
@@ -54,19 +54,22 @@ class SyntacticGenerateOutput(GenerateDecoderOnlyOutput):
             sampling those of the model itself, processors left out. -inf where the prompt has no derivation.
         actions: [B, A] action ids of the whole derivation (prompt and new words, end token left out); padding is -1,
             and 0 in systems of labeled trees.
-        spans: per sequence the spans (i, j) of the derivation in words, in the order of the actions; token 0 is the
-            first one after the context (and after a begin token).
+        spans: per sequence the inner nodes (i, j) of the derivation, in columns of `sequences` and the order of the
+            actions. Begin token and end token belong to no node.
         labels: per sequence the labels of its spans (models with labeled trees).
+        offsets, lengths: per sequence the column of the first token of the tree, and its number of tokens.
     """
 
     sequences_scores: Tensor | None = None
     actions: Tensor | None = None
     spans: list[list[tuple[int, int]]] | None = None
     labels: list[list[str]] | None = None
+    offsets: list[int] | None = None
+    lengths: list[int] | None = None
 
 
 @dataclass
-class SyntacticGenerateBeamOutput(GenerateBeamDecoderOnlyOutput):
+class SyntacticGenerateBeamOutput(GeneratedTrees, GenerateBeamDecoderOnlyOutput):
     """Result of beam search with trees.
 
     Fields, besides those of the stock output:
@@ -74,13 +77,21 @@ class SyntacticGenerateBeamOutput(GenerateBeamDecoderOnlyOutput):
             processors give (without processors: log p(new words, derivation | prompt)), in nats. Beam search, and beam
             sampling with synchronous=False, divide it by (new words) ** length_penalty; word-synchronous beam sampling
             does not. -inf where fewer sequences exist than were asked for: there the prompt stands alone.
-        actions: [B, A], as in `SyntacticGenerateOutput`.
-        spans, labels: as in `SyntacticGenerateOutput`.
+        actions, spans, labels, offsets, lengths: as in `SyntacticGenerateOutput`.
     """
 
     actions: Tensor | None = None
     spans: list[list[tuple[int, int]]] | None = None
     labels: list[list[str]] | None = None
+    offsets: list[int] | None = None
+    lengths: list[int] | None = None
+
+
+class JointBeamScores(tuple):
+    """`scores` of joint beam search: per word, log p(word | hypothesis) of all hypotheses, structure summed out.
+
+    A class of its own, because these are no shares of `sequences_scores`: see `compute_transition_scores`.
+    """
 
 
 # --------------------------------------------------------------------------------------------------------- the mixin
@@ -411,16 +422,54 @@ class SyntacticGenerationMixin(GenerationMixin):
         sequences, scores, nodes = finished.best(count)
         if not config.return_dict_in_generate:
             return sequences
-        spans, labels = decoder.search.machine.trees(nodes)
+        machine = decoder.search.machine
+        trees, labels = machine.trees(nodes)
+        offsets = decoder.offset.repeat_interleave(len(sequences) // len(decoder.offset)).tolist()
         output_class = SyntacticGenerateOutput if config.num_beams == 1 else SyntacticGenerateBeamOutput
         return output_class(
             sequences=sequences,
             sequences_scores=scores,
-            scores=decoder.scores if config.output_scores else None,
-            actions=nodes.action.squeeze(1).clamp(min=decoder.search.machine.pad_action),
-            spans=[row[0] for row in spans],
+            scores=None
+            if not config.output_scores
+            else decoder.scores
+            if config.num_beams == 1
+            else JointBeamScores(decoder.scores),
+            actions=nodes.action.squeeze(1).clamp(min=machine.pad_action),
+            spans=[[(i + x, j + x) for i, j in row[0]] for row, x in zip(trees, offsets, strict=True)],
             labels=None if labels is None else [row[0] for row in labels],
+            offsets=offsets,
+            lengths=(nodes.action == machine.token_action).sum((1, 2)).tolist(),
         )
+
+    def compute_transition_scores(
+        self,
+        sequences: Tensor,
+        scores: tuple[Tensor, ...],
+        beam_indices: Tensor | None = None,
+        normalize_logits: bool = False,
+    ) -> Tensor:
+        """Log-probability of every generated token, as in transformers; not for joint beam search.
+
+        In joint mode with num_beams=1 it is given the derivation before the word: log p(word | words, derivation).
+
+        Args:
+            sequences: [B, L], of `generate`.
+            scores: of `generate`.
+            beam_indices: of `generate` in marginal mode.
+            normalize_logits: normalize the scores first.
+
+        Returns:
+            [B, new tokens].
+
+        Raises:
+            ValueError: for the scores of a joint beam, where derivation and words compete together.
+        """
+        if isinstance(scores, JointBeamScores):
+            raise ValueError(
+                "compute_transition_scores: a joint beam scores derivation and words together, so its tokens have no "
+                "scores that add up. Read sequences_scores, or generate with structure_mode='marginal'."
+            )
+        return super().compute_transition_scores(sequences, scores, beam_indices, normalize_logits)
 
     def generate_batch(self, *args: Any, **kwargs: Any) -> None:
         """Continuous batching is not possible: a beam of derivations has no place in a paged cache."""

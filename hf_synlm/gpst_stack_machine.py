@@ -33,7 +33,7 @@ class GPSTStackMachine:
             (decoders fed with `inputs_embeds`, positions added outside); and `model.forward` for a context.
     """
 
-    pad_action = PAD_ACTION
+    pad_action, token_action = PAD_ACTION, GEN
 
     def word_ends_of(self, tokens: Tensor) -> Tensor | None:
         """None: the vocabulary does not tell which tokens end a word, so all do."""

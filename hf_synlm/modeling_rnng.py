@@ -340,7 +340,7 @@ def _check_plan(plan: RNNGPlan, reads_stack: bool, actions: Tensor, mask: Tensor
             f"by_level={not reads_stack}."
         )
     matches = plan.num_sentences == len(mask) == len(actions)
-    if matches and not actions.is_cuda and not plan.action.is_cuda:
+    if matches and actions.device.type == plan.action.device.type == "cpu":
         taken, words = actions != 0, plan.word_row.bincount(minlength=len(mask))
         matches = torch.equal(actions[taken], plan.action) and torch.equal(words, mask.sum(1))
     if not matches:

@@ -4,6 +4,7 @@ Shapes: B sentences or contexts, T tokens, A actions, N hypotheses, V vocabulary
 losses are in nats; spans are half-open `(i, j)` in token positions of the input row.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from html import escape
 from typing import Any
@@ -193,19 +194,15 @@ class ParseOutput(ModelOutput):
         if len(words) != length and not folds:
             expected = f"{length} tokens" + (f" or {len(ends)} words" if ends is not None else "")
             raise ValueError(f"Sentence {sentence} has {expected}; {len(words)} words were given. Pass one per token.")
-        if self.labels is not None:
-            if folds:
-                # Constituents consist of whole words; one that covers a single word stays.
-                number = {0: 0} | {end - offset: place for place, end in enumerate(ends, 1)}
-                spans = [(number[i], number[j]) for i, j in spans]
-            names = self.labels[sentence][hypothesis]
-            labeled = [(label, i, j) for label, (i, j) in zip(names, spans, strict=True)]
-            return labeled_spans_to_brackets(labeled, words)
-        if folds:
+        labels = None if self.labels is None else self.labels[sentence][hypothesis]
+        if folds and labels is not None:
+            # Constituents consist of whole words; one that covers a single word stays.
+            number = {0: 0} | {end - offset: place for place, end in enumerate(ends, 1)}
+            spans = [(number[i], number[j]) for i, j in spans]
+        elif folds:
             last = {end - offset - 1 for end in ends}
             spans = fold_tokens(spans, [position in last for position in range(length)])
-            length = len(ends)
-        return tree_to_brackets(spans_to_tree(spans, length), words)
+        return _write_tree(spans, labels, words)
 
     def _repr_html_(self) -> str:
         """A table of all trees for notebooks; tokens are column numbers, because the output does not contain words."""
@@ -224,3 +221,46 @@ class ParseOutput(ModelOutput):
         names = ("sentence", "hypothesis", "log-probability (nats)", "tree over columns")
         head = "".join(f"<th>{name}</th>" for name in names)
         return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+
+
+class GeneratedTrees:
+    """Mixin of the outputs of `generate` with trees.
+
+    Fields, which the outputs declare: `sequences` [B, L], and per sequence `spans` (columns of `sequences`), perhaps
+    their `labels`, the column `offsets` of the first token of the tree, and the number `lengths` of its tokens (begin
+    token, end token and padding belong to no tree).
+    """
+
+    def brackets(self: Any, words: Any, sentence: int = 0) -> str:
+        """Bracketed tree of one generated sequence.
+
+        Args:
+            words: the tokenizer, or one string per column of `sequences`.
+            sentence: row of `sequences`.
+
+        Returns:
+            As `ParseOutput.brackets`, over tokens.
+
+        Raises:
+            ValueError: for an unknown row, a row without a tree of all its tokens, and another number of words.
+        """
+        if not 0 <= sentence < len(self.spans) or not self.lengths[sentence]:
+            trees = sum(length > 0 for length in self.lengths)
+            raise ValueError(f"No tree of sequence {sentence}: {trees} of {len(self.spans)} sequences have one.")
+        if hasattr(words, "convert_ids_to_tokens"):
+            words = words.convert_ids_to_tokens(self.sequences[sentence])
+        if len(words) != self.sequences.shape[1]:
+            raise ValueError(
+                f"sequences have {self.sequences.shape[1]} columns; {len(words)} words were given. Pass one per column."
+            )
+        offset, length = self.offsets[sentence], self.lengths[sentence]
+        spans = [(i - offset, j - offset) for i, j in self.spans[sentence]]
+        labels = self.get("labels")
+        return _write_tree(spans, None if labels is None else labels[sentence], words[offset : offset + length])
+
+
+def _write_tree(spans: list[tuple[int, int]], labels: Sequence[str] | None, words: list[str]) -> str:
+    """Brackets over `words`, with labels if there are any."""
+    if labels is None:
+        return tree_to_brackets(spans_to_tree(spans, len(words)), words)
+    return labeled_spans_to_brackets([(label, i, j) for label, (i, j) in zip(labels, spans, strict=True)], words)

@@ -32,7 +32,7 @@ from .actions import PAD_ACTION, spans_to_actions
 from .hidden_states import HiddenStateChoice, asked_of_layers
 from .losses import check_shares, linear_cross_entropy, share_of
 from .module_tools import NoOffloading, evaluation_mode, weight_of
-from .outputs import InFieldOrder, ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
+from .outputs import GeneratedTrees, InFieldOrder, ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
 from .recurrent_cache import RecurrentCache
 from .recurrent_layers import locked_dropout
 from .recurrent_sentences import ends_of_words, frame_sentences, spread_spans
@@ -81,29 +81,34 @@ class RecurrentLMOutput(SyntacticLMOutput):
 
 
 @dataclass
-class RecurrentGenerateOutput(GenerateDecoderOnlyOutput):
+class RecurrentGenerateOutput(GeneratedTrees, GenerateDecoderOnlyOutput):
     """Result of greedy search and sampling, with the trees of the sequences.
 
     Fields, besides those of the stock output:
         actions: [B, A] GEN (0) and COMP (1), -1 = padding.
         spans: per sequence the inner nodes `(i, j)` in token positions of `sequences`, post-order. Begin token and end
             token belong to no node.
+        offsets, lengths: per sequence the column of the first token of the tree, and its number of tokens.
     """
 
     actions: Tensor | None = None
     spans: list[list[Span]] | None = None
+    offsets: list[int] | None = None
+    lengths: list[int] | None = None
 
 
 @dataclass
-class RecurrentGenerateBeamOutput(GenerateBeamDecoderOnlyOutput):
+class RecurrentGenerateBeamOutput(GeneratedTrees, GenerateBeamDecoderOnlyOutput):
     """Result of beam search, with the trees of the sequences.
 
     Fields, besides those of the stock output:
-        actions, spans: as in `RecurrentGenerateOutput`.
+        actions, spans, offsets, lengths: as in `RecurrentGenerateOutput`.
     """
 
     actions: Tensor | None = None
     spans: list[list[Span]] | None = None
+    offsets: list[int] | None = None
+    lengths: list[int] | None = None
 
 
 # ---------------------------------------------------------------------------------------------------- penalties
@@ -515,14 +520,16 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         text = torch.cat([mask.bool(), present], 1)
         spans: list[list[Span]] = [[] for _ in range(count)]
         actions = torch.full((count, 1), PAD_ACTION, device=new.device)
-        words = (frame_sentences(self.config, result.sequences, text).count_B > 0).nonzero()[:, 0]
+        framed = frame_sentences(self.config, result.sequences, text)
+        words = (framed.count_B > 0).nonzero()[:, 0]
         if len(words):
             parsed = self.parse(result.sequences[words], text[words])
             actions = actions.new_full((count, parsed.actions.shape[2]), PAD_ACTION)
             actions[words] = parsed.actions[:, 0]
             for place, trees in zip(words.tolist(), parsed.spans, strict=True):
                 spans[place] = trees[0]
-        return kind(**result, actions=actions, spans=spans)
+        places = {"offsets": framed.first_B.tolist(), "lengths": framed.count_B.tolist()}
+        return kind(**result, actions=actions, spans=spans, **places)
 
 
 def _targets(labels: Tensor, shifted: bool, mask: Tensor | None) -> Tensor:

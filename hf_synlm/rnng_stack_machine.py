@@ -61,7 +61,7 @@ class RNNGStackMachine:
     """
 
     max_tokens = math.inf
-    pad_action = PAD
+    pad_action, token_action = PAD, SHIFT
 
     def __init__(self, model: Any, normalization: str | None = None, end_token_ids: Tensor | None = None) -> None:
         self.config, self.dtype = model.config, model.dtype

@@ -231,10 +231,12 @@ class StackMachine(Protocol):
     Fields:
         config: Configuration of the model: `vocab_size`, `pad_token_id`.
         pad_action: Id that pads action sequences.
+        token_action: Id of the action that adds a token.
     """
 
     config: Any
     pad_action: int
+    token_action: int
 
     @property
     def max_tokens(self) -> float:

@@ -77,7 +77,7 @@ def check_tokens(config: PreTrainedConfig, input_ids: Tensor, attention_mask: Te
             code, the embedding lookup finds these ids: a check would stall every step and break the graph.)
     """
     _check_shapes(input_ids, attention_mask)
-    if not (input_ids.is_cuda or torch.compiler.is_compiling()):
+    if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
         outside = (input_ids < 0) | (input_ids >= config.vocab_size)
         if attention_mask is not None:
             outside = outside & attention_mask.bool()
@@ -123,7 +123,7 @@ def check_label_ids(config: PreTrainedConfig, labels: Tensor) -> None:
     Raises:
         ValueError: unless they are. (Not on a GPU and not in compiled code, see `check_labels`.)
     """
-    if not (labels.is_cuda or torch.compiler.is_compiling()):
+    if labels.device.type == "cpu" and not torch.compiler.is_compiling():
         outside = (labels != -100) & ((labels < 0) | (labels >= config.vocab_size))
         if outside.any():
             raise ValueError(

@@ -43,15 +43,34 @@ POISONS: dict[torch.dtype, float] = {
 }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--pretend-gpu", action="store_true", help="run tests marked gpu on the pretend GPU")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what is marked `gpu` where there is none."""
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() or config.getoption("pretend_gpu"):
         return
     # Only for lack of the device: on a machine with one, nothing is skipped.
     skip = pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def gpu_of_session(request: pytest.FixtureRequest) -> Any:
+    """The GPU of this process: a real one, or the pretend one."""
+    from tests.pretend_gpu import CUDA, PretendGPU
+
+    return PretendGPU() if request.config.getoption("pretend_gpu") else CUDA()
+
+
+@pytest.fixture
+def gpu(gpu_of_session: Any) -> Iterator[Any]:
+    """The device of tests marked `gpu`, see `tests/pretend_gpu.py`."""
+    with gpu_of_session:
+        yield gpu_of_session
 
 
 def _is_loopback(address: Any) -> bool:

@@ -32,15 +32,15 @@ def test_offloading_is_an_error(name, kind, tmp_path):
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     model.save_pretrained(tmp_path / "model")
     options = {"device_map": "auto", "max_memory": {"cpu": size // 2}, "offload_folder": tmp_path / "offload"}
-    with pytest.raises(ValueError, match=f"{type(model).__name__} on .*'disk'.*cannot be offloaded.*one device"):
+    with pytest.raises(ValueError, match=f"{type(model).__name__} on .*'disk'.*cannot be split.*one device"):
         type(model).from_pretrained(tmp_path / "model", **options)
 
 
 @pytest.mark.parametrize(
-    ("places", "is_refused"), [(["cpu", 0], True), (["disk"], True), (["cpu"], False), ([0, 1], False)]
+    ("places", "is_refused"), [(["cpu", 0], True), (["disk"], True), (["cpu"], False), ([0, 1], True), ([0], False)]
 )
-def test_places_that_mean_offloading(places, is_refused):
-    """The CPU beside a GPU, or the disk; without a GPU these maps cannot be loaded."""
+def test_only_one_device_is_accepted(places, is_refused):
+    """Not the CPU beside a GPU, two GPUs, or the disk; without a GPU these maps cannot be loaded."""
 
     class Loader:
         @classmethod
@@ -51,7 +51,7 @@ def test_places_that_mean_offloading(places, is_refused):
         pass
 
     if is_refused:
-        with pytest.raises(ValueError, match="cannot be offloaded"):
+        with pytest.raises(ValueError, match="cannot be split"):
             Model.from_pretrained()
     else:
         assert Model.from_pretrained().hf_device_map

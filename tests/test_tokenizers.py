@@ -12,12 +12,13 @@ from itertools import product
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from transformers import GPT2Tokenizer
+from transformers import AutoTokenizer, GPT2Tokenizer
 
 from hf_synlm.data.collate import encode_words
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.tokenizers import (
     GPST_EXTRA_TOKENS,
+    add_classification_template,
     encode_sentences,
     load_tokenizer,
     special_token_ids,
@@ -362,6 +363,20 @@ def test_incomplete_tokenizers_are_completed_once(tmp_path):
     assert again.get_vocab() == completed.get_vocab()
     assert special_token_ids(again) == special_token_ids(completed)
     assert set(again.all_special_tokens) == set(completed.all_special_tokens)
+
+
+@pytest.mark.parametrize("make", [train_bpe_tokenizer, train_wordpiece_tokenizer])
+def test_classifiers_read_texts_and_pairs_in_one_layout(make, tmp_path):
+    tokenizer = make(TEXTS, 300)
+    (a, b), cls, sep = tokenizer(["the cat sat", "a dog"])["input_ids"], tokenizer.cls_token_id, tokenizer.sep_token_id
+    add_classification_template(tokenizer)
+    add_classification_template(tokenizer)  # nothing is appended twice
+    tokenizer.save_pretrained(tmp_path)
+    for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
+        assert each(["the cat sat"])["input_ids"] == [[*a, cls]]
+        assert each(["the cat sat"], ["a dog"])["input_ids"] == [[*a, sep, *b, cls]]
+        assert each("the cat sat", truncation=True, max_length=3)["input_ids"] == [*a[:2], cls]
+        assert each("the cat sat", add_special_tokens=False)["input_ids"] == a
 
 
 # All of them

@@ -109,7 +109,7 @@ class ParsedSentence:
         trees = [Hypothesis(*tree, _log_sum(values) if values else None) for tree, values in found.items()]
         log_probs = None
         if output.token_log_probs is not None:
-            row = output.token_log_probs[sentence].double().cpu().tolist()
+            row = output.token_log_probs[sentence].cpu().double().tolist()
             log_probs = tuple(math.fsum(row[i:j]) for i, j in zip([offset, *ends], ends, strict=False))
         return cls(tuple(words), tuple(trees), log_probs)
 

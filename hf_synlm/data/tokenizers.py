@@ -11,7 +11,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 END_OF_TEXT_TOKEN = "<|endoftext|>"
@@ -286,6 +296,25 @@ def special_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     if missing:
         raise ValueError(f"the tokenizer has no {', '.join(missing)}: load it with load_tokenizer, which adds them")
     return {"vocab_size": len(tokenizer), **ids}
+
+
+def add_classification_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Make a tokenizer encode a text as `a CLS` and a pair of texts as `a SEP b CLS`, the inputs of a classifier.
+
+    The template is saved in tokenizer.json, so pipelines and Trainer give a model the inputs it was trained on. A
+    tokenizer that marks both texts of a pair already (BERT, RoBERTa, a classifier's own) is left as it is.
+
+    Args:
+        tokenizer: a fast tokenizer with a CLS and a SEP token; it is changed.
+    """
+    if tokenizer.num_special_tokens_to_add(pair=True) > 1:
+        return
+    cls, sep = tokenizer.cls_token, tokenizer.sep_token
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {cls}",
+        pair=f"$A {sep} $B {cls}",
+        special_tokens=[(cls, tokenizer.cls_token_id), (sep, tokenizer.sep_token_id)],
+    )
 
 
 def encode_sentences(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]) -> list[list[int]]:

@@ -383,7 +383,7 @@ class TextScorer:
         norm = logits.logsumexp(-1)
         reading = {"following": _on_host(logits.gather(1, following[:, None]).squeeze(1) - norm)}
         if self.end_ids:
-            reading["ends"] = _on_host(logits[:, self.end_ids].logsumexp(1) - norm)
+            reading["ends"] = _on_host(logits[:, torch.tensor(self.end_ids, device=logits.device)].logsumexp(1) - norm)
         if starting is not None:
             which = starting.nonzero().squeeze(1).to(logits.device)
             reading["starts"] = _on_host(logits.index_select(1, which).logsumexp(1) - norm)
@@ -562,7 +562,7 @@ def _checked_device(name: str | None) -> torch.device:
 
 
 def _on_host(values: Tensor) -> Tensor:
-    return values.double().cpu()
+    return values.cpu().double()
 
 
 def _without_prefix(values: Tensor, length: int) -> Tensor:
