@@ -69,8 +69,9 @@ class GPSTConfig(SyntacticConfig):
             weights of the five parts.
         document_end_token: documents end in `eos_token_id`, trained as a one-token sentence, and it ends
             generation. The authors never train one; without it `generate` stops at the length limit only.
-    Dropout: embedding_dropout, residual_dropout, attention_dropout (type and token layers),
-        composition_dropout, composition_attention_dropout, parser_dropout, head_dropout (the three heads).
+    Dropout: embedding_dropout (the inputs of the type and of the token layers), residual_dropout, attention_dropout
+        (both), composition_dropout, composition_attention_dropout, parser_dropout (the hidden layer of the split
+        scores; the parser's Transformer layers drop nothing), head_dropout (the three heads).
     Search:
         scoring_num_beams: beam of `forward(...).logits` and default beam of `parse`.
         output_marginal_logits: in evaluation mode, return `logits` also with labels, so that Trainer's `predict` and

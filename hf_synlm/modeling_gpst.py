@@ -56,7 +56,7 @@ class _NoPositions(nn.Module):
 class GPSTDecoder(GPT2Model):
     """A stock GPT-2 stack whose inputs are vectors: without token and position embeddings."""
 
-    def __init__(self, config: GPSTConfig, num_layers: int, dropout: float):
+    def __init__(self, config: GPSTConfig, num_layers: int):
         super().__init__(
             GPT2Config(
                 vocab_size=1,
@@ -68,7 +68,7 @@ class GPSTDecoder(GPT2Model):
                 activation_function=config.activation_function,
                 layer_norm_epsilon=config.layer_norm_epsilon,
                 initializer_range=config.initializer_range,
-                embd_pdrop=dropout,
+                embd_pdrop=config.embedding_dropout,
                 resid_pdrop=config.residual_dropout,
                 attn_pdrop=config.attention_dropout,
                 use_cache=False,
@@ -187,9 +187,9 @@ class GPSTModel(GPSTPreTrainedModel):
         self.decomposition = GPSTDecomposition(config)
         self.root_embedding = nn.Parameter(torch.empty(config.composition_size))
         self.position_embedding = nn.Embedding(config.max_position_embeddings + 1, config.hidden_size)
-        self.type_layers = GPSTDecoder(config, config.num_type_layers, config.embedding_dropout)
+        self.type_layers = GPSTDecoder(config, config.num_type_layers)
         self.type_layers.ln_f = nn.Identity()
-        self.token_layers = GPSTDecoder(config, config.num_token_layers, 0.0)
+        self.token_layers = GPSTDecoder(config, config.num_token_layers)
         self.post_init()
 
     @can_return_tuple

@@ -44,6 +44,9 @@ class TrainingArguments:
     adam_beta1: float = HfArg(default=0.9, help="AdamW: decay of the first moment.")
     adam_beta2: float = HfArg(default=0.999, help="AdamW: decay of the second moment.")
     adam_epsilon: float = HfArg(default=1e-6, help="AdamW: term in the denominator.")
+    adam_bias_correction: bool = HfArg(
+        default=True, help="AdamW: correct the moments for their start at 0; GPST's authors do not."
+    )
     weight_decay: float = HfArg(default=0.0, help="AdamW: decay of matrices; biases and norms are not decayed.")
     max_grad_norm: float = HfArg(default=1.0, help="Clip gradients to this norm; 0 disables.")
     lr_scheduler_type: str = HfArg(
