@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import stat
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
