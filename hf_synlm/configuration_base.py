@@ -4,8 +4,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from transformers import PreTrainedConfig
+import transformers
 
+OLDEST_TRANSFORMERS = "5.20"
+# Before anything that older versions do not have is used: users of the Hub see this line and not what fails later.
+if [int(number) for number in transformers.__version__.split(".")[:2]] < [5, 20]:
+    raise ImportError(
+        f"This model needs transformers {OLDEST_TRANSFORMERS} or later, and {transformers.__version__} is installed: "
+        f'pip install -U "transformers>={OLDEST_TRANSFORMERS}"'
+    )
 SYNTACTIC_DISTANCE_SCOPES = ("sentence", "batch")
 SYNTACTIC_DISTANCE_REDUCTIONS = ("mean", "sum")
 # A file with larger values is damaged, or is an attack on the memory of the machine that reads it.
@@ -13,7 +20,7 @@ LARGEST_INTEGER = 2**31 - 1
 MOST_LAYERS = 1000
 
 
-class SyntacticConfig(PreTrainedConfig):
+class SyntacticConfig(transformers.PreTrainedConfig):
     """Base of the configurations.
 
     A configuration `XConfig` lies in a file `configuration_x.py`, its models in `modeling_x.py`. It lists

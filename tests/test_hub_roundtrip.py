@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -205,6 +207,13 @@ class TestExport:
             export_model(torch.nn.DataParallel(model), tokenizer, tmp_path / "bad")
 
 
+def test_older_transformers_is_named_in_one_line(exported: Path, monkeypatch):
+    assert "transformers>=5.20" in (exported / "requirements.txt").read_text()
+    monkeypatch.setattr("transformers.__version__", "5.19.1")
+    with pytest.raises(ImportError, match="needs transformers 5.20 or later, and 5.19.1 is installed: pip install"):
+        runpy.run_path(str(exported / "configuration_base.py"))
+
+
 class TestRemote:
     def test_saving_the_remote_model_again_keeps_its_code(self, exported: Path, tmp_path: Path):
         code = """
@@ -323,6 +332,12 @@ class TestCard:
         for part in (*stated.values(), "| 123.5 | 20 | beam marginal |", self.RESULT["command"]):
             assert part in text
         assert text.count('from_pretrained("org/gpst-tiny", trust_remote_code=True)') == 2
+
+    def test_no_licence_and_base_model_unless_stated(self, tiny_gpst_config: GPSTConfig):
+        assert ModelCard(fill_card(tiny_gpst_config, {"repo_id": "a"})).data.license is None
+        facts = {"repo_id": "a", "base_model": "org/b", "datasets": ["org/c"], "license": "mit"}
+        data = ModelCard(fill_card(tiny_gpst_config, facts)).data
+        assert (data.base_model, data.datasets, data.license) == ("org/b", ["org/c"], "mit")
 
     def test_a_number_needs_its_beam(self, tiny_gpst_config: GPSTConfig):
         result = {key: value for key, value in self.RESULT.items() if key != "num_beams"}

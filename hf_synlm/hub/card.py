@@ -27,9 +27,10 @@ RESULT_KEYS = {*RESULT_COLUMNS, "hardware", "baselines", "command"}
 _HEADERS = {"dataset": "data", "num_beams": "beam"}
 DEFAULT_FACTS: dict[str, Any] = {
     "task": "text-generation",
-    "license": "apache-2.0",
+    "license": None,
     "language": "en",
     "datasets": [],
+    "base_model": None,
     "availability": "",
     "intended_use": (
         "Research on syntax in language models: parsing without or with a treebank, surprisal of words, generation of "
@@ -53,7 +54,8 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
     Args:
         config: configuration of the model.
         facts: what to state. `repo_id` (required): name on the Hub. `license`, `language`: of the weights and the
-            text. `task`: "text-generation", or "text-classification" for a model with a classifier. `datasets`: Hub
+            text; no license is stated by default. `base_model`: Hub name of the model that was fine-tuned.
+            `task`: "text-generation", or "text-classification" for a model with a classifier. `datasets`: Hub
             names of training data. Paragraphs: `availability` (where the files are), `intended_use`, `training_data`,
             `training_procedure`, `not_for` (what the numbers may not be used for), `limits`.
             `results`: list of dicts with `task`, `dataset`, `split`, `metric`, `value` and, for numbers that depend
@@ -83,6 +85,7 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
         "name": stated["repo_id"].rpartition("/")[2],
         "repo_id": stated["repo_id"],
         "architecture": paper["architecture"],
+        "article": paper.get("article", "A"),
         "summary": paper["summary"],
         "availability": stated["availability"],
         "intended_use": stated["intended_use"],
@@ -147,6 +150,7 @@ def _front_matter(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
         pipeline_tag=facts["task"],
         tags=[*TAGS, config.model_type],
         datasets=list(facts["datasets"]) or None,
+        base_model=facts["base_model"],
         metrics=sorted({result["metric"].lower() for result in facts["results"]}) or None,
         model_name=facts["repo_id"].rpartition("/")[2],
         eval_results=results or None,

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import get_relative_imports
 
 import hf_synlm
+from hf_synlm.configuration_base import OLDEST_TRANSFORMERS
 from hf_synlm.data.files import folder_writer
 from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.checkpoint import pickled_files, read_json, stored_tensors
@@ -73,6 +74,7 @@ def export_model(
             tokenizer.model_max_length = positions or tokenizer.model_max_length
             tokenizer.save_pretrained(folder)
         (folder / "README.md").write_text(text, encoding="utf-8")
+        (folder / "requirements.txt").write_text(f"torch\ntransformers>={OLDEST_TRANSFORMERS}\n", encoding="utf-8")
         check_complete(folder)
     return output_dir
 
