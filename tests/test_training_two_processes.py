@@ -124,7 +124,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
         paths = sample_files(folder, kind, train=train, valid=valid)
         given[kind] = ["--train_files", paths["train"], "--validation_files", paths["valid"]]
     gpst = ["--config", "gpst_tiny", "--final_report", "False", *given["raw"], "--overwrite_output_dir", "False"]
-    gpst += ["--train_trees", "embedded"]
+    gpst += ["--train_trees", "embedded", "--validation_trees", "embedded"]
     files = {
         "gpst": [*gpst, "--per_device_train_batch_size", "2"],
         "rnng": given["trees"],
