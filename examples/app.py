@@ -18,6 +18,7 @@ from hf_synlm.hub.checkpoint import load_pretrained
 from hf_synlm.viz import posteriors, sentence_to_html, surprisals_in_bits
 
 EXAMPLE = "the people of this country agree"
+NUM_BEAMS, NUM_TREES = 20, 5
 WORD_COLUMNS = ["word", "surprisal (bits)"]
 TREE_COLUMNS = ["tree", "log-probability (nats)", "share", "brackets"]
 
@@ -40,13 +41,12 @@ def analyse(
     Raises:
         ValueError: there is no word, or the model cannot read them.
     """
-    words = text.split()
-    if not words:
+    if not text.split():
         raise ValueError("there is no word: type a sentence")
     options: dict[str, int] = {}
     if hasattr(model, "word_search"):
         options = {"num_beams": num_beams, "num_return_sequences": min(num_trees, num_beams)}
-    (sentence,) = parse_sentences(model, tokenizer, [words], **options)
+    (sentence,) = parse_sentences(model, tokenizer, [text], **options)
     return sentence_to_html(sentence), _word_rows(sentence), _tree_rows(sentence)
 
 
@@ -94,12 +94,13 @@ def build(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str)
         text = gradio.Textbox(EXAMPLE, label="Sentence", max_length=1000)
         searches = hasattr(model, "word_search")
         with gradio.Row(visible=searches):
-            num_beams = gradio.Slider(1, 100, value=20, step=1, label="Beam")
-            num_trees = gradio.Slider(1, 20, value=5, step=1, label="Trees")
+            num_beams = gradio.Slider(1, 100, value=NUM_BEAMS, step=1, label="Beam")
+            num_trees = gradio.Slider(1, 20, value=NUM_TREES, step=1, label="Trees")
         button = gradio.Button("Parse", variant="primary")
-        drawing = gradio.HTML(label="Trees")
-        words = gradio.Dataframe(headers=WORD_COLUMNS, label="Words", interactive=False)
-        trees = gradio.Dataframe(headers=TREE_COLUMNS, label="Alternatives", interactive=False)
+        found = analyse(model, tokenizer, EXAMPLE, NUM_BEAMS, NUM_TREES)  # the page opens with it
+        drawing = gradio.HTML(found[0], label="Trees")
+        words = gradio.Dataframe(found[1], headers=WORD_COLUMNS, label="Words", interactive=False)
+        trees = gradio.Dataframe(found[2], headers=TREE_COLUMNS, label="Alternatives", interactive=False)
         outputs = [drawing, words, trees]
         gradio.on([button.click, text.submit], show, [text, num_beams, num_trees], outputs, api_name="analyse")
     return page

@@ -4,77 +4,14 @@ Importing the package registers its architectures with the Auto classes of trans
 and `push_to_hub` write repositories that load without the package.
 """
 
-from typing import Any
-
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
-
-from .configuration_gpst import GPSTConfig
-from .configuration_lstm import LSTMConfig
-from .configuration_on_lstm import ONLSTMConfig
-from .configuration_palm import PaLMConfig
-from .configuration_prpn import PRPNConfig
-from .configuration_rnng import RNNGConfig
-from .modeling_gpst import GPSTForCausalLM, GPSTForSequenceClassification, GPSTModel, GPSTPreTrainedModel
-from .modeling_lstm import LSTMForCausalLM, LSTMModel, LSTMPreTrainedModel
-from .modeling_on_lstm import (
-    ONLSTMForCausalLM,
-    ONLSTMForSequenceClassification,
-    ONLSTMModel,
-    ONLSTMPreTrainedModel,
-)
-from .modeling_palm import PaLMForCausalLM, PaLMForSequenceClassification, PaLMModel, PaLMPreTrainedModel
-from .modeling_prpn import PRPNForCausalLM, PRPNForSequenceClassification, PRPNModel, PRPNPreTrainedModel
-from .modeling_rnng import RNNGForCausalLM, RNNGForSequenceClassification, RNNGModel, RNNGPreTrainedModel
-from .outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
+import sys
 
 __version__ = "0.2.0.dev0"
 
-_AUTO_CLASSES: dict[str, Any] = {
-    "Model": AutoModel,
-    "ForCausalLM": AutoModelForCausalLM,
-    "ForSequenceClassification": AutoModelForSequenceClassification,
-}
+# Models need torch and transformers, which take seconds to import. The command `synlm` imports them when it needs them.
+if "synlm" not in sys.modules:
+    from hf_synlm.evaluation.treebank_parsing import parse_sentences
+    from hf_synlm.hub import architectures
+    from hf_synlm.hub.architectures import *  # noqa: F403
 
-for _config_class in (GPSTConfig, LSTMConfig, ONLSTMConfig, PaLMConfig, PRPNConfig, RNNGConfig):
-    AutoConfig.register(_config_class.model_type, _config_class, exist_ok=True)
-    _config_class.register_for_auto_class()
-    for _kind in _config_class.model_classes:
-        _model_class = globals()[_config_class.__name__.removesuffix("Config") + _kind]
-        _AUTO_CLASSES[_kind].register(_config_class, _model_class, exist_ok=True)
-        _model_class.register_for_auto_class(_AUTO_CLASSES[_kind].__name__)
-
-__all__ = [
-    "GPSTConfig",
-    "GPSTForCausalLM",
-    "GPSTForSequenceClassification",
-    "GPSTModel",
-    "GPSTPreTrainedModel",
-    "LSTMConfig",
-    "LSTMForCausalLM",
-    "LSTMModel",
-    "LSTMPreTrainedModel",
-    "ONLSTMConfig",
-    "ONLSTMForCausalLM",
-    "ONLSTMForSequenceClassification",
-    "ONLSTMModel",
-    "ONLSTMPreTrainedModel",
-    "PRPNConfig",
-    "PRPNForCausalLM",
-    "PRPNForSequenceClassification",
-    "PRPNModel",
-    "PRPNPreTrainedModel",
-    "PaLMConfig",
-    "PaLMForCausalLM",
-    "PaLMForSequenceClassification",
-    "PaLMModel",
-    "PaLMPreTrainedModel",
-    "ParseOutput",
-    "RNNGConfig",
-    "RNNGForCausalLM",
-    "RNNGForSequenceClassification",
-    "RNNGModel",
-    "RNNGPreTrainedModel",
-    "SyntacticClassifierOutput",
-    "SyntacticLMOutput",
-    "SyntacticModelOutput",
-]
+    __all__ = [*architectures.__all__, "parse_sentences"]

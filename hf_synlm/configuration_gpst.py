@@ -69,10 +69,13 @@ class GPSTConfig(SyntacticConfig):
             weights of the five parts.
         document_end_token: documents end in `eos_token_id`, trained as a one-token sentence, and it ends
             generation. The authors never train one; without it `generate` stops at the length limit only.
-    Dropout: embedding_dropout, residual_dropout, attention_dropout (type and token layers),
-        composition_dropout, composition_attention_dropout, parser_dropout, head_dropout (the three heads).
+    Dropout: embedding_dropout (the inputs of the type and of the token layers), residual_dropout, attention_dropout
+        (both), composition_dropout, composition_attention_dropout, parser_dropout (the hidden layer of the split
+        scores; the parser's Transformer layers drop nothing), head_dropout (the three heads).
     Search:
         scoring_num_beams: beam of `forward(...).logits` and default beam of `parse`.
+        output_marginal_logits: in evaluation mode, return `logits` also with labels, so that Trainer's `predict` and
+            `compute_metrics` see them. They cost a search per batch, many times the loss.
     Presets: "gpst-small" (144.05 M parameters) and "gpst-medium" (403.7 M).
 
     Raises:
@@ -133,6 +136,7 @@ class GPSTConfig(SyntacticConfig):
     head_dropout: float | int = 0.2
 
     scoring_num_beams: int = 10
+    output_marginal_logits: bool = False
     use_cache: bool = True
     tie_word_embeddings: bool = True
     bos_token_id: int | None = 50256
@@ -146,6 +150,14 @@ class GPSTConfig(SyntacticConfig):
     def num_hidden_layers(self) -> int:
         """Type layers and token layers together: the depth that compares with a GPT-2 of the same size."""
         return self.num_type_layers + self.num_token_layers
+
+    @num_hidden_layers.setter
+    def num_hidden_layers(self, value: int) -> None:
+        if value != self.num_hidden_layers:
+            raise ValueError(
+                f"num_hidden_layers={value}: it is the sum of num_type_layers {self.num_type_layers} and "
+                f"num_token_layers {self.num_token_layers}. Set these two."
+            )
 
     def validate_architecture(self) -> None:
         """Check that the fields are in range and fit together (called at construction and before saving)."""

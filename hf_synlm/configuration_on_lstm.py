@@ -4,7 +4,7 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 
-from .configuration_base import SyntacticDistanceConfig
+from .configuration_base import AWDConfig, SyntacticDistanceConfig
 
 DISTANCE_HEADS = ("split", "shared", "hidden")
 
@@ -29,13 +29,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @strict
-class ONLSTMConfig(SyntacticDistanceConfig):
+class ONLSTMConfig(AWDConfig, SyntacticDistanceConfig):
     """Sizes, regularization and supervision of an ON-LSTM; the defaults are the word model of the Penn Treebank.
 
     Sizes:
         vocab_size: number of token ids (V).
-        embedding_size: width of the token embedding and of the last layer (E).
-        hidden_size: width of the other layers (H).
+        embedding_size: width of the token embedding and of the last layer (E); `hidden_size` is the same.
+        layer_size: width of the other layers (H).
         num_layers: number of layers (L).
         chunk_size: units that share a pair of master gates (k); the widths of all layers are multiples of it.
     Regularization (in training):
@@ -65,40 +65,14 @@ class ONLSTMConfig(SyntacticDistanceConfig):
 
     model_type = "on_lstm"
     presets = PRESETS
-    attribute_map = {"num_hidden_layers": "num_layers"}
-
-    vocab_size: int = 10000
-    embedding_size: int = 400
-    hidden_size: int = 1150
-    num_layers: int = 3
     chunk_size: int = 10
-
-    embedding_dropout: float | int = 0.1
-    input_dropout: float | int = 0.5
-    hidden_dropout: float | int = 0.3
-    output_dropout: float | int = 0.45
-    weight_dropout: float | int = 0.45
-    activation_regularization: float | int = 2.0
-    temporal_activation_regularization: float | int = 1.0
 
     supervised_layers: list[int] | None = None
     syntactic_distance_head: str = "split"
-    language_model_weight: float | int = 1.0
-
-    use_cache: bool = True
-    tie_word_embeddings: bool = True
-    bos_token_id: int | None = 0
-    eos_token_id: int | None = 0
-    pad_token_id: int | None = None
-
-    @property
-    def layer_sizes(self) -> list[int]:
-        """Widths of the layers' states."""
-        return [self.hidden_size] * (self.num_layers - 1) + [self.embedding_size]
 
     def validate_architecture(self) -> None:
         """Check that the fields are in range and fit together (called at construction and before saving)."""
-        self.check_least(1, "vocab_size", "embedding_size", "hidden_size", "num_layers", "chunk_size")
+        self.check_sizes("chunk_size")
         for size in set(self.layer_sizes):
             if size % self.chunk_size:
                 raise ValueError(f"chunk_size {self.chunk_size} does not divide the width {size} of a layer.")
@@ -107,11 +81,9 @@ class ONLSTMConfig(SyntacticDistanceConfig):
                     f"chunk_size {self.chunk_size} is the width of a layer: one chunk has nothing to order, and its "
                     "cell never changes. Use half of it or less."
                 )
-        self.check_dropout(*(f"{name}_dropout" for name in ("embedding", "input", "hidden", "output", "weight")))
-        self.check_finite("activation_regularization", "temporal_activation_regularization", "language_model_weight")
+        self.check_regularization()
         self.check_choices(syntactic_distance_head=DISTANCE_HEADS)
         self.check_supervision()
         layers = self.supervised_layers
         if layers is not None and (not layers or sorted(set(layers) & set(range(self.num_layers))) != sorted(layers)):
             raise ValueError(f"supervised_layers must be distinct numbers below {self.num_layers} and are {layers}.")
-        self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")

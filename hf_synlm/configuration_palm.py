@@ -7,29 +7,29 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 
-from .configuration_base import SyntacticConfig
+from .configuration_base import AWDConfig
 
 SPAN_SCORES = ("learned", "right_branching")
 INPUT_ACTIVATIONS = ("identity", "tanh")
 
-_WIKITEXT2 = {"vocab_size": 33278, "hidden_size": 1150, "input_dropout": 0.65, "weight_dropout": 0.5}
+_WIKITEXT2 = {"vocab_size": 33278, "layer_size": 1150, "input_dropout": 0.65, "weight_dropout": 0.5}
 # Table 5 of the paper; what it leaves open follows AWD-LSTM, whose published commands the baselines are.
 PRESETS: dict[str, dict[str, Any]] = {
     "palm-ptb": {},
     "palm-wikitext2": {**_WIKITEXT2, "num_spans": 10},
-    "awd-lstm-ptb": {"span_attention": False, "hidden_size": 1150, "hidden_dropout": 0.25, "weight_dropout": 0.5},
+    "awd-lstm-ptb": {"span_attention": False, "layer_size": 1150, "hidden_dropout": 0.25, "weight_dropout": 0.5},
     "awd-lstm-wikitext2": {**_WIKITEXT2, "span_attention": False},
 }
 
 
 @strict
-class PaLMConfig(SyntacticConfig):
+class PaLMConfig(AWDConfig):
     """Sizes, attention and regularization of a PaLM; the defaults are the model of the Penn Treebank.
 
     Sizes:
         vocab_size: number of token ids (V).
-        embedding_size: width of the token embedding and of the last layer (E).
-        hidden_size: width of the other LSTM layers (H).
+        embedding_size: width of the token embedding and of the last layer (E); `hidden_size` is the same.
+        layer_size: width of the other LSTM layers (H).
         num_layers: number of LSTM layers; the attention stands before the last one.
     Span attention:
         span_attention: False: the baseline without it, AWD-LSTM.
@@ -61,13 +61,7 @@ class PaLMConfig(SyntacticConfig):
 
     model_type = "palm"
     presets = PRESETS
-    attribute_map = {"num_hidden_layers": "num_layers"}
-
-    vocab_size: int = 10000
-    embedding_size: int = 400
-    hidden_size: int = 1020
-    num_layers: int = 3
-
+    published_layer_size = 1020
     span_attention: bool = True
     num_spans: int = 20
     rrnn_size: int = 200
@@ -77,35 +71,18 @@ class PaLMConfig(SyntacticConfig):
     output_gate: bool = True
     span_attention_weight: float | int = 0.01
 
-    embedding_dropout: float | int = 0.1
     input_dropout: float | int = 0.4
     hidden_dropout: float | int = 0.2
     output_dropout: float | int = 0.4
-    weight_dropout: float | int = 0.45
-    activation_regularization: float | int = 2.0
-    temporal_activation_regularization: float | int = 1.0
-
-    use_cache: bool = True
-    tie_word_embeddings: bool = True
-    bos_token_id: int | None = 0
-    eos_token_id: int | None = 0
-    pad_token_id: int | None = None
-
-    @property
-    def layer_sizes(self) -> list[int]:
-        """Width of every layer; the last one is as wide as the embedding, which the words are predicted with."""
-        return [self.hidden_size] * (self.num_layers - 1) + [self.embedding_size]
 
     def validate_architecture(self) -> None:
         """Check that the fields are in range and fit together (called at construction and before saving)."""
-        sizes = "vocab_size embedding_size hidden_size num_layers num_spans rrnn_size attention_size"
-        self.check_least(1, *sizes.split())
-        self.check_dropout(*(f"{name}_dropout" for name in ("embedding", "input", "hidden", "output", "weight")))
-        self.check_finite("span_attention_weight", "activation_regularization", "temporal_activation_regularization")
+        self.check_sizes("num_spans", "rrnn_size", "attention_size")
+        self.check_regularization()
+        self.check_finite("span_attention_weight")
         if self.span_attention and self.num_layers < 2:
             raise ValueError(
                 f"num_layers is {self.num_layers}, but the span attention stands between two layers. Use 2 or more, or "
                 "span_attention=False."
             )
         self.check_choices(span_scores=SPAN_SCORES, input_activation=INPUT_ACTIVATIONS)
-        self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")

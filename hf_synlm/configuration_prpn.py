@@ -14,7 +14,7 @@ BATCH_NORM_INITS = ("uniform", "ones")
 # it has the hyper-parameters of PTB characters and these dropouts. Of PRPN-SYD no sizes are published: they are PRPN's.
 _CHARACTERS: dict[str, Any] = {
     "embedding_size": 128,
-    "hidden_size": 1024,
+    "layer_size": 1024,
     "num_lookback": 10,
     "num_slots": 20,
     "num_residual_blocks": 1,
@@ -39,7 +39,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "prpn-wsj10": {
         "vocab_size": 15856,
         "embedding_size": 200,
-        "hidden_size": 400,
+        "layer_size": 400,
         "dropout": 0.2,
         "input_dropout": 0.2,
         "recurrent_dropout": 0.0,
@@ -56,7 +56,7 @@ class PRPNConfig(SyntacticDistanceConfig):
     Sizes:
         vocab_size: number of token ids (V).
         embedding_size: width of the token embedding and of the features before the output layer (E).
-        hidden_size: width of the reading network's states (H); even, as each of two distances reads one half of the
+        layer_size: width of the reading network's states (H); even, as each of two distances reads one half of the
             parsing network's features.
         num_layers: layers of the reading network.
         num_slots: states before a token that reading and predicting may attend to (N).
@@ -91,11 +91,9 @@ class PRPNConfig(SyntacticDistanceConfig):
 
     model_type = "prpn"
     presets = PRESETS
-    attribute_map = {"num_hidden_layers": "num_layers"}
+    published_layer_size = 1200
 
-    vocab_size: int = 10000
     embedding_size: int = 800
-    hidden_size: int = 1200
     num_layers: int = 2
     num_slots: int = 15
     num_lookback: int = 5
@@ -112,24 +110,15 @@ class PRPNConfig(SyntacticDistanceConfig):
     batch_norm_init: str = "uniform"
 
     parsing_network: str = "convolution"
-    language_model_weight: float | int = 1.0
-
-    use_cache: bool = True
-    tie_word_embeddings: bool = True
-    bos_token_id: int | None = 0
-    eos_token_id: int | None = 0
-    pad_token_id: int | None = None
 
     def validate_architecture(self) -> None:
         """Check that the fields are in range and fit together (called at construction and before saving)."""
-        self.check_least(1, "vocab_size", "embedding_size", "hidden_size", "num_layers", "num_slots")
+        self.check_sizes("num_slots")
         self.check_least(0, "num_lookback", "num_residual_blocks")
-        if self.hidden_size % 2:
-            raise ValueError(f"hidden_size must be even and is {self.hidden_size}: each distance reads one half of it.")
+        if self.layer_size % 2:
+            raise ValueError(f"layer_size must be even and is {self.layer_size}: each distance reads one half of it.")
         self.check_dropout("dropout", "input_dropout", "recurrent_dropout")
         if not 0.0 < self.resolution <= 100.0:
             raise ValueError(f"resolution must be in (0, 100] and is {self.resolution}; distances lie in (0, 1).")
-        self.check_finite("language_model_weight")
         self.check_choices(gate=GATES, batch_norm_init=BATCH_NORM_INITS, parsing_network=PARSING_NETWORKS)
         self.check_supervision()
-        self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")

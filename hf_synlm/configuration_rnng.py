@@ -51,6 +51,8 @@ class RNNGConfig(SyntacticConfig):
         fast_track_size: derivations that reach the next word although they are not among the best.
         normalization: "search" spreads the probability of illegal actions and of the padding word over the others, as
             the authors' search does; "train" leaves it where it is, so that scores are those of the training loss.
+        output_marginal_logits: in evaluation mode, return `logits` also with actions, so that Trainer's `predict` and
+            `compute_metrics` see them. They cost a search per batch, many times the loss.
         max_open_nonterminals: maximum number of constituents that are open at once.
         max_consecutive_nonterminals: nonterminals opened in a row without a word between (in_order: also unary chains);
             None = 8 for top_down, 3 for in_order, as the authors' search.
@@ -85,6 +87,7 @@ class RNNGConfig(SyntacticConfig):
     action_beam_size: int = 100
     fast_track_size: int = 1
     normalization: str = "search"
+    output_marginal_logits: bool = False
     max_open_nonterminals: int = 100
     max_consecutive_nonterminals: int | None = None
 

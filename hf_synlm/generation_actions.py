@@ -38,7 +38,7 @@ class ActionDecoder(JointDecoder):
     @property
     def lengths(self) -> Tensor:
         """Columns of every hypothesis [B, R]."""
-        return self.state.num_tokens + self.offset
+        return self.state.num_tokens + self.offset[:, None]
 
     def run(self) -> FinishedSequences:
         """Beam search or sampling over single actions.
@@ -56,7 +56,7 @@ class ActionDecoder(JointDecoder):
             self._file_dead(finished, ~done, chosen, ended)
             if ended is not None:
                 parents = self.state.with_hypotheses(ended.origin)
-                nodes = parents.pool.derivations(parents.history & (ended.scores > NEG_INF)[..., None])
+                nodes = parents.pool.derivations(parents.nodes, ended.scores > NEG_INF)
                 lengths = self.lengths.gather(1, ended.origin) + 1
                 finished.add(self._final(ended.scores, lengths), self._written(ended), nodes, lengths)
             sequences = self._written(chosen)
@@ -75,14 +75,15 @@ class ActionDecoder(JointDecoder):
 
     def _start(self) -> None:
         """Make the beam after the prompt that of the first action."""
-        config, search = self.config, self.search
-        search.settle(self.state)
+        config, search, pool = self.config, self.search, self.state.pool
+        path = pool.paths(self.state.nodes, self.state.max_length)
+        search.machine.read(pool, path[..., :-1], path[..., -1:])
         independent = config.do_sample and self.num_beams == 1
         rows = torch.arange(len(self.sequences), device=self.sequences.device)
         rows = rows.repeat_interleave(config.num_return_sequences if independent else 1)
         self.state.select_rows(rows)
         self.state = keep_best(search, self.state, self.num_beams, draw=config.do_sample)
-        self.offset = self.prompt_length - self.state.num_tokens[:, None]
+        self.offset = self.offset[rows]
         self.state.num_tokens = self.state.num_tokens[:, None].expand_as(self.state.nodes)
         sequences = F.pad(self.sequences[rows], (0, config.max_length - self.prompt_length), value=self.pad)
         self.sequences = sequences.expand(-1, self.state.nodes.shape[1], -1)

@@ -40,8 +40,7 @@ def draw_candidate(chosen: Candidates, ended: Candidates | None, num_beams: int)
 
 def _take(chosen: Candidates, index: Tensor) -> Candidates:
     """Candidates `index` [B, K]."""
-    values = {name: value.gather(1, index) for name, value in vars(chosen).items() if name != "history"}
-    return Candidates(history=chosen.history.take_along_dim(index[..., None], 1), **values)
+    return Candidates(*(value.gather(1, index) for value in vars(chosen).values()))
 
 
 def keep_best(search: WordDecoder, state: SearchState, count: int, draw: bool = False) -> SearchState:
@@ -168,6 +167,13 @@ class JointDecoder:
             "Prompt and generated text",
             "Shorten the prompt or lower max_new_tokens (max_length).",
         )
+        self.offset = self.prompt_length - text.present.sum(1)  # column of the first token of every tree
+        columns = self.offset[:, None] + torch.arange(text.tokens.shape[1], device=ids.device)
+        if config.return_dict_in_generate and bool(((text.columns != columns) & text.present).any()):
+            raise ValueError(
+                "attention_mask leaves padding on the right of a prompt, or holes. Pad on the left: spans of trees are "
+                "columns of the sequences."
+            )
         self.state = read_text(prompt_search, state, text)
         total = self.state.scores.logsumexp(1, keepdim=True)
         self.state.scores -= total.masked_fill(total == NEG_INF, 0.0)
@@ -207,7 +213,7 @@ class JointDecoder:
     def _closed(self, state: SearchState) -> tuple[Tensor, Nodes]:
         """Scores [B, K] and derivations [B, K, A] of the hypotheses with closed trees; the state does not change."""
         if not self.config.close_tree:
-            return state.scores, state.pool.derivations(state.history)
+            return state.scores, state.pool.derivations(state.nodes)
         return self.search.close_each(state)
 
     @property
@@ -246,7 +252,7 @@ class JointDecoder:
             bar = scores.topk(min(count, scores.shape[1])).values[:, -1:]
             if ended is not None:
                 valid = ended.scores.masked_fill(ended.scores < bar, NEG_INF)
-                nodes = self.state.pool.derivations(ended.history & (valid > NEG_INF)[..., None])
+                nodes = self.state.pool.derivations(ended.parents, valid > NEG_INF)
                 lengths = torch.full_like(ended.tokens, extended.shape[2])
                 finished.add(self._final(valid, lengths), self._extended(ended), nodes, lengths)
             stops = self._stops(extended)
@@ -286,14 +292,11 @@ class JointDecoder:
         if not bool(dead.any()):
             return dead
         unfiled = (dead & (finished.scores == NEG_INF).all(1))[:, None].expand_as(self.state.scores)
-        pool, history = self.state.pool, self.state.history
-        self.state.history = F.pad(history, (0, pool.size - history.shape[2]))
         if given is None:
             self._finish_stopped(finished, unfiled)
         else:
             scores, nodes = self._closed(self.state)
             finished.add((given + scores).masked_fill(~unfiled, NEG_INF), self.sequences, nodes)
-        self.state.history = history
         return dead
 
     def _finish_stopped(self, finished: FinishedSequences, stops: Tensor) -> None:
@@ -343,7 +346,7 @@ class JointDecoder:
             if search.eos_token_ids is not None:
                 is_end = torch.isin(chosen.tokens, search.eos_token_ids) & ~done[:, None]
                 if bool(is_end.any()):
-                    nodes = self.state.pool.derivations(chosen.history & is_end[..., None])
+                    nodes = self.state.pool.derivations(chosen.parents, is_end)
                     finished.add((total + chosen.scores).masked_fill(~is_end, NEG_INF), extended, nodes)
             self.state, order = search.commit(self.state, chosen)
             self.sequences = extended

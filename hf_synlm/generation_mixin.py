@@ -17,13 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation import GenerationMixin, SynthIDTextWatermarkingConfig, SynthIDTextWatermarkLogitsProcessor
+from transformers.generation import SynthIDTextWatermarkingConfig, SynthIDTextWatermarkLogitsProcessor
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
 from .generation_actions import ActionDecoder
 from .generation_joint import JointDecoder
-from .outputs import SyntacticLMOutput
+from .generation_words import WordGenerationMixin
+from .module_tools import evaluation_mode
+from .outputs import GeneratedTrees, SyntacticLMOutput
 from .search_parsing import check_length, checked_mask, marginal_logits
 from .search_state import SyntacticCache, WordDecoder
 from .search_words import WordBeamSearch
@@ -45,7 +47,7 @@ _NO_SYNTHID = (
 
 
 @dataclass
-class SyntacticGenerateOutput(GenerateDecoderOnlyOutput):
+class SyntacticGenerateOutput(GeneratedTrees, GenerateDecoderOnlyOutput):
     """Result of greedy search and sampling with trees.
 
     Fields, besides those of the stock output:
@@ -54,19 +56,22 @@ class SyntacticGenerateOutput(GenerateDecoderOnlyOutput):
             sampling those of the model itself, processors left out. -inf where the prompt has no derivation.
         actions: [B, A] action ids of the whole derivation (prompt and new words, end token left out); padding is -1,
             and 0 in systems of labeled trees.
-        spans: per sequence the spans (i, j) of the derivation in words, in the order of the actions; token 0 is the
-            first one after the context (and after a begin token).
+        spans: per sequence the inner nodes (i, j) of the derivation, in columns of `sequences` and the order of the
+            actions. Begin token and end token belong to no node.
         labels: per sequence the labels of its spans (models with labeled trees).
+        offsets, lengths: per sequence the column of the first token of the tree, and its number of tokens.
     """
 
     sequences_scores: Tensor | None = None
     actions: Tensor | None = None
     spans: list[list[tuple[int, int]]] | None = None
     labels: list[list[str]] | None = None
+    offsets: list[int] | None = None
+    lengths: list[int] | None = None
 
 
 @dataclass
-class SyntacticGenerateBeamOutput(GenerateBeamDecoderOnlyOutput):
+class SyntacticGenerateBeamOutput(GeneratedTrees, GenerateBeamDecoderOnlyOutput):
     """Result of beam search with trees.
 
     Fields, besides those of the stock output:
@@ -74,17 +79,40 @@ class SyntacticGenerateBeamOutput(GenerateBeamDecoderOnlyOutput):
             processors give (without processors: log p(new words, derivation | prompt)), in nats. Beam search, and beam
             sampling with synchronous=False, divide it by (new words) ** length_penalty; word-synchronous beam sampling
             does not. -inf where fewer sequences exist than were asked for: there the prompt stands alone.
-        actions: [B, A], as in `SyntacticGenerateOutput`.
-        spans, labels: as in `SyntacticGenerateOutput`.
+        actions, spans, labels, offsets, lengths: as in `SyntacticGenerateOutput`.
     """
 
     actions: Tensor | None = None
     spans: list[list[tuple[int, int]]] | None = None
     labels: list[list[str]] | None = None
+    offsets: list[int] | None = None
+    lengths: list[int] | None = None
+
+
+class JointBeamScores(tuple):
+    """`scores` of joint beam search: per word, log p(word | hypothesis) of all hypotheses, structure summed out.
+
+    A class of its own, because these are no shares of `sequences_scores`: see `compute_transition_scores`.
+    """
+
+
+class _SearchLogits(torch.autograd.Function):
+    """Logits of a search in training: torch would only say that something does not require a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        return logits.view_as(logits)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise ValueError(
+            "Next-token logits come from a search and carry no gradient. To train, pass labels (RNNG: actions) and "
+            "take the loss of the output; with Trainer, leave label_smoothing_factor at 0."
+        )
 
 
 # --------------------------------------------------------------------------------------------------------- the mixin
-class SyntacticGenerationMixin(GenerationMixin):
+class SyntacticGenerationMixin(WordGenerationMixin):
     """`generate`, the marginal `forward` and the search of a syntactic language model.
 
     The class that inherits it sets `stack_machine_class` (see `search_words`), and its config has
@@ -162,8 +190,19 @@ class SyntacticGenerationMixin(GenerationMixin):
             bos_token_id=self.config.bos_token_id,
             logits_to_keep=logits_to_keep,
         )
+        if self.training and torch.is_grad_enabled():
+            logits = _SearchLogits.apply(logits.requires_grad_())
         keep = past_key_values is not None if use_cache is None else use_cache
         return SyntacticLMOutput(logits=logits, past_key_values=cache if keep else None)
+
+    def wants_logits_beside(self, asked: bool | None) -> bool:
+        """Whether a call with a loss wants next-token logits as well; in training only if it says so itself."""
+        return self.config.output_marginal_logits and not self.training if asked is None else asked
+
+    def logits_beside(self, input_ids: Tensor, attention_mask: Tensor | None, **options: Any) -> Tensor:
+        """Next-token log-probabilities beside a loss [B, T, V], of the model in evaluation mode."""
+        with torch.no_grad(), evaluation_mode(self):
+            return self._marginal_forward(input_ids, attention_mask, **options).logits
 
     def set_generation_defaults(self) -> None:
         """Add the options of this library to `generation_config`, so that they are saved and loaded with it."""
@@ -411,25 +450,54 @@ class SyntacticGenerationMixin(GenerationMixin):
         sequences, scores, nodes = finished.best(count)
         if not config.return_dict_in_generate:
             return sequences
-        spans, labels = decoder.search.machine.trees(nodes)
+        machine = decoder.search.machine
+        trees, labels = machine.trees(nodes)
+        offsets = decoder.offset.repeat_interleave(len(sequences) // len(decoder.offset)).tolist()
         output_class = SyntacticGenerateOutput if config.num_beams == 1 else SyntacticGenerateBeamOutput
         return output_class(
             sequences=sequences,
             sequences_scores=scores,
-            scores=decoder.scores if config.output_scores else None,
-            actions=nodes.action.squeeze(1).clamp(min=decoder.search.machine.pad_action),
-            spans=[row[0] for row in spans],
+            scores=None
+            if not config.output_scores
+            else decoder.scores
+            if config.num_beams == 1
+            else JointBeamScores(decoder.scores),
+            actions=nodes.action.squeeze(1).clamp(min=machine.pad_action),
+            spans=[[(i + x, j + x) for i, j in row[0]] for row, x in zip(trees, offsets, strict=True)],
             labels=None if labels is None else [row[0] for row in labels],
+            offsets=offsets,
+            lengths=(nodes.action == machine.token_action).sum((1, 2)).tolist(),
         )
 
-    def generate_batch(self, *args: Any, **kwargs: Any) -> None:
-        """Continuous batching is not possible: a beam of derivations has no place in a paged cache."""
-        # The inherited method would run and return wrong text.
-        raise NotImplementedError("generate_batch: use generate with a padded batch; the search has no paged cache")
+    def compute_transition_scores(
+        self,
+        sequences: Tensor,
+        scores: tuple[Tensor, ...],
+        beam_indices: Tensor | None = None,
+        normalize_logits: bool = False,
+    ) -> Tensor:
+        """Log-probability of every generated token, as in transformers; not for joint beam search.
 
-    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> None:
-        """Continuous batching is not possible; see `generate_batch`."""
-        self.generate_batch()
+        In joint mode with num_beams=1 it is given the derivation before the word: log p(word | words, derivation).
+
+        Args:
+            sequences: [B, L], of `generate`.
+            scores: of `generate`.
+            beam_indices: of `generate` in marginal mode.
+            normalize_logits: normalize the scores first.
+
+        Returns:
+            [B, new tokens].
+
+        Raises:
+            ValueError: for the scores of a joint beam, where derivation and words compete together.
+        """
+        if isinstance(scores, JointBeamScores):
+            raise ValueError(
+                "compute_transition_scores: a joint beam scores derivation and words together, so its tokens have no "
+                "scores that add up. Read sequences_scores, or generate with structure_mode='marginal'."
+            )
+        return super().compute_transition_scores(sequences, scores, beam_indices, normalize_logits)
 
 
 def _check_options(config: GenerationConfig, mode_kwargs: dict[str, Any]) -> None:
@@ -456,10 +524,13 @@ def _check_options(config: GenerationConfig, mode_kwargs: dict[str, Any]) -> Non
         return
     if isinstance(config.watermarking_config, SynthIDTextWatermarkingConfig):
         raise ValueError(_NO_SYNTHID)
+    if config.output_attentions or config.output_hidden_states:
+        raise ValueError(
+            "output_attentions, output_hidden_states: many trees take part in a search. Call the model on the "
+            "sequences and trees of generate: model(sequences, attention_mask=..., spans=...), for RNNG actions=..."
+        )
     refused = {
         "output_logits": config.output_logits,
-        "output_attentions": config.output_attentions,
-        "output_hidden_states": config.output_hidden_states,
         "prefill_chunk_size": config.prefill_chunk_size,
         "guidance_scale": config.guidance_scale not in (None, 1, 1.0),
         "low_memory": config.low_memory,

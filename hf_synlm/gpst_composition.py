@@ -202,14 +202,14 @@ class GPSTDecomposition(nn.Module):
 
 # ---------------------------------------------------------------------------------------------- parser
 class GPSTParserLayer(nn.Module):
-    """Pre-norm Transformer layer with rotary positions and a gated feed-forward network, without biases."""
+    """Pre-norm Transformer layer with rotary positions and a gated feed-forward network, without biases and dropout."""
 
     def __init__(self, config: GPSTConfig):
         super().__init__()
         size = config.parser_size
         # Width of the authors' layer: two thirds of 4 p, rounded up to a multiple of 256.
         inner = 256 * math.ceil(int(2 * 4 * size / 3) / 256)
-        self.num_heads, self.dropout = config.parser_num_heads, config.parser_dropout
+        self.num_heads = config.parser_num_heads
         self.attention_norm = nn.RMSNorm(size, eps=1e-5)
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(size, size, bias=False) for _ in range(4))
         self.mlp_norm = nn.RMSNorm(size, eps=1e-5)
@@ -225,12 +225,9 @@ class GPSTParserLayer(nn.Module):
         )
         query, key = _rotate(query, *rotary), _rotate(key, *rotary)
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask_B1TT)
-        hidden_BTD = hidden_BTD + self._drop(self.o_proj(mixed.transpose(1, 2).flatten(-2)))
+        hidden_BTD = hidden_BTD + self.o_proj(mixed.transpose(1, 2).flatten(-2))
         normed = self.mlp_norm(hidden_BTD)
-        return hidden_BTD + self._drop(self.down_proj(F.silu(self.gate_proj(normed)) * self.up_proj(normed)))
-
-    def _drop(self, tensor: Tensor) -> Tensor:
-        return F.dropout(tensor, self.dropout, self.training)
+        return hidden_BTD + self.down_proj(F.silu(self.gate_proj(normed)) * self.up_proj(normed))
 
 
 def _rotate(tensor: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

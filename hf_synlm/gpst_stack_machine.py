@@ -8,19 +8,22 @@ between GEN and COMP; the token layers read only the slots before a GEN, plus th
 Source: Hu et al. 2024, sections 3.2 and 3.5; `R2D2GenFastBeamSearcher` of the authors' code. As there, illegal actions
 are dropped after the softmax, so the probabilities of a derivation are not renormalized at forced steps.
 
-Shapes: B sentences, R rows, N nodes (slots), D hidden, d composition, V vocabulary.
+Shapes: B sentences, R rows, C nodes of a row that follow one another, L nodes before them, S = L + C, D hidden,
+d composition, V vocabulary.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .actions import COMP, GEN, PAD_ACTION
-from .search_stack import NodePool, Nodes
+from .search_stack import NodePool, Nodes, PathCache
 from .search_state import NEG_INF, WordEdges
 
-TYPE_CACHE, TOKEN_CACHE = 0, 1
+# Numbers that are gathered for one call of a layer: memory does not grow with the beam.
+_GATHERED_ELEMENTS = 1 << 24
 
 
 class GPSTStackMachine:
@@ -33,7 +36,7 @@ class GPSTStackMachine:
             (decoders fed with `inputs_embeds`, positions added outside); and `model.forward` for a context.
     """
 
-    pad_action = PAD_ACTION
+    pad_action, token_action = PAD_ACTION, GEN
 
     def word_ends_of(self, tokens: Tensor) -> Tensor | None:
         """None: the vocabulary does not tell which tokens end a word, so all do."""
@@ -43,6 +46,8 @@ class GPSTStackMachine:
         self.config, self.dtype = model.config, model.dtype
         self.model, self.heads, self.lm_head = model.model, model.heads, model.lm_head
         self.compose = self.model.composition.composer()
+        self._type_names = [f"type_layer_{number}" for number in range(self.config.num_type_layers)]
+        self._token_names = [f"token_layer_{number}" for number in range(self.config.num_token_layers)]
         self.max_tokens = self.config.max_position_embeddings
 
     # ---------------------------------------------------------------------------------------------------- nodes
@@ -52,7 +57,7 @@ class GPSTStackMachine:
         device: torch.device,
         input_ids: Tensor | None = None,
         context_sentence_ids: Tensor | None = None,
-    ) -> tuple[NodePool, Tensor, Tensor]:
+    ) -> tuple[NodePool, Tensor]:
         """First nodes: the begin slot, and the complete sentences before the text.
 
         Args:
@@ -62,12 +67,15 @@ class GPSTStackMachine:
             context_sentence_ids: [B, T] 1, 2, .. at the tokens of complete sentences before the text, 0 elsewhere.
 
         Returns:
-            The pool, the state before the first action [B, 1], and its history [B, 1, N].
+            The pool and the state before the first action [B, 1].
         """
+        width = self.config.hidden_size
         features = {
             "vector": (self.config.composition_size, self.dtype),
-            "hidden": (self.config.hidden_size, self.dtype),
+            "inputs": (width, self.dtype),
+            "hidden": (width, self.dtype),
             "actions": (2, torch.float32),
+            **dict.fromkeys((*self._type_names, *self._token_names), (2 * width, self.dtype)),
         }
         if context_sentence_ids is None:
             positions = torch.zeros(batch_size, 1, dtype=torch.long, device=device)
@@ -76,21 +84,16 @@ class GPSTStackMachine:
         else:
             inputs, positions, valid, before_gen = self._encode_context(input_ids, context_sentence_ids)
         count = inputs.shape[1]
-        pool = NodePool(batch_size, features, 2, device, capacity=max(64, count))
+        pool = NodePool(batch_size, features, device, capacity=max(64, count))
         pool.num_context = positions.amax(1)
         slots = torch.arange(count, device=device).expand(batch_size, -1)
         none = torch.full_like(slots, -1)
         # The tree structure of the context is over: its nodes only say which slots the token layers may read.
         made_by_gen = torch.cat([torch.zeros_like(before_gen[:, :1]), before_gen[:, :-1]], 1)
         action = torch.where(made_by_gen & valid, GEN, none)
-        visible = valid[:, None] & (slots[:, :, None] >= slots[:, None, :])
-        own = torch.eye(count, dtype=torch.bool, device=device)
-        nodes = Nodes(slots - 1, none, torch.zeros_like(slots), action, none, none)
-        pool.append(nodes, hidden=inputs)
-        self.read_actions(pool, visible | own)
-        self.score_words(pool, visible | own)
-        last = torch.where(valid, slots, 0).amax(1, keepdim=True)
-        return pool, last, valid[:, None]
+        pool.append(Nodes(slots - 1, none, torch.zeros_like(slots), action, none, none), inputs=inputs)
+        self.read(pool, slots[:, None, :0], slots[:, None])
+        return pool, torch.where(valid, slots, 0).amax(1, keepdim=True)
 
     def _encode_context(self, input_ids: Tensor, sentence_ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Slots of complete sentences, encoded with their induced trees and soft vectors.
@@ -109,7 +112,7 @@ class GPSTStackMachine:
         filler = empty[:, None] & first_column
         ids = input_ids.masked_fill(filler, self.config.reduce_token_id)
         numbers = torch.where(filler, 1, sentence_ids)
-        encoded = self.model(ids, sentence_ids=numbers, output_spans=False, return_dict=True)
+        encoded = self.model(ids, sentence_ids=numbers, output_structure=True, return_dict=True)
         sequence = encoded.structure.sequence
         valid = sequence.action_targets >= 0
         valid[:, 1:] &= ~empty[:, None]
@@ -149,7 +152,7 @@ class GPSTStackMachine:
                 inputs = torch.where(is_comp[..., None], other_inputs, inputs)
         # Rows that no hypothesis needs (finished sentences, padding) may count one token too many.
         positions = (num_tokens + pool.num_context[:, None]).clamp(max=self.max_tokens)
-        return pool.append(nodes, vector=vector, hidden=inputs + self.model.position_embedding(positions))
+        return pool.append(nodes, vector=vector, inputs=inputs + self.model.position_embedding(positions))
 
     def _generate(
         self, pool: NodePool, parents: Tensor, tokens: Tensor, num_tokens: Tensor
@@ -165,27 +168,47 @@ class GPSTStackMachine:
         reduce_token = torch.full_like(parents, self.config.reduce_token_id)
         return nodes, vector, self.model.embed_tokens(reduce_token)
 
-    def num_unread(self, pool: NodePool) -> int:
-        """Number of newest nodes that the type layers have not read."""
-        return pool.size - pool.caches[TYPE_CACHE].get_seq_length()
-
-    def read_actions(self, pool: NodePool, history: Tensor) -> None:
-        """Run the type layers on the newest nodes; their states replace the inputs.
+    def read(self, pool: NodePool, path: Tensor, nodes: Tensor, words: bool = True) -> None:
+        """Run the layers on nodes that follow one another. Nodes that were read before may be read again.
 
         Args:
             pool: The nodes.
-            history: Nodes of the R newest nodes [B, R, N], themselves included.
+            path: Nodes before those of every row [B, R, L]; -1 = none.
+            nodes: Nodes of every row [B, R, C].
+            words: Whether the token layers run, too.
         """
-        first = pool.size - history.shape[1]
-        inputs = pool.features["hidden"][:, first : pool.size]
+        ids, count = torch.cat([path, nodes], 2).flatten(0, 1), nodes.shape[2]
+        places = pool.places(torch.cat([path, nodes], 2)).flatten(0, 1)
+        made_by_gen = pool.fields[..., pool.names.index("action")].flatten()[places] == GEN
+        step = torch.arange(ids.shape[1], device=ids.device)
+        query = step[len(step) - count :, None]
+        earlier, own = (step < query) & (ids >= 0)[:, None], step == query
+        before_gen = F.pad(made_by_gen[:, 1:], (0, 1))[:, None]
+        type_mask = _additive(earlier | own, self.dtype)
+        token_mask = _additive(earlier & before_gen | own, self.dtype)
+        size = max(1, _GATHERED_ELEMENTS // (2 * self.config.hidden_size * len(step)))
+        for part in zip(places.split(size), type_mask.split(size), token_mask.split(size), strict=True):
+            self._read_rows(pool, *part, words)
+
+    def _read_rows(self, pool: NodePool, places: Tensor, type_mask: Tensor, token_mask: Tensor, words: bool) -> None:
+        """Run the layers on rows at `places` [M, S] of the flat tables, with additive masks [M, 1, C, S]."""
+        count = type_mask.shape[2]
+        own = places[:, -count:]
         hidden = self.model.type_layers(
-            inputs_embeds=inputs,
-            attention_mask=_additive(history, inputs.dtype),
-            past_key_values=pool.caches[TYPE_CACHE],
+            inputs_embeds=pool.features["inputs"].flatten(0, 1)[own],
+            attention_mask=type_mask,
+            past_key_values=PathCache(pool, self._type_names, places, count),
             use_cache=True,
         ).last_hidden_state
-        pool.features["actions"][:, first : pool.size] = self.heads.action(hidden).float().log_softmax(-1)
-        pool.features["hidden"][:, first : pool.size] = hidden
+        pool.features["actions"].flatten(0, 1)[own] = self.heads.action(hidden).float().log_softmax(-1)
+        if words:
+            states = self.model.token_layers(
+                inputs_embeds=hidden,
+                attention_mask=token_mask,
+                past_key_values=PathCache(pool, self._token_names, places, count),
+                use_cache=True,
+            ).last_hidden_state
+            pool.features["hidden"].flatten(0, 1)[own] = states.to(self.dtype)
 
     # --------------------------------------------------------------------------------------------- probabilities
     def chain_bound(self, pool: NodePool, nodes: Tensor) -> Tensor:
@@ -245,35 +268,8 @@ class GPSTStackMachine:
             gen = gen.masked_fill(~may_gen, NEG_INF)
         return torch.stack([gen, comp.masked_fill(~may_comp, NEG_INF)], -1)
 
-    def num_unscored(self, pool: NodePool) -> int:
-        """Number of newest nodes that the token layers have not read."""
-        return pool.size - pool.caches[TOKEN_CACHE].get_seq_length()
-
-    def score_words(self, pool: NodePool, history: Tensor) -> None:
-        """Run the token layers on the newest nodes; their states replace those of the type layers.
-
-        Args:
-            pool: The nodes.
-            history: Nodes of the R newest nodes [B, R, N], themselves included.
-        """
-        rows = history.shape[1]
-        first = pool.size - rows
-        generated = history & (pool.field("action") == GEN)[:, None]
-        source = pool.field("predecessor").clamp(min=0)[:, None].expand_as(history)
-        before_gen = torch.zeros_like(history, dtype=torch.int32).scatter_add_(2, source, generated.int()) > 0
-        own = torch.eye(rows, dtype=torch.bool, device=history.device)
-        before_gen[..., first:] |= own
-        hidden = pool.features["hidden"][:, first : pool.size]
-        states = self.model.token_layers(
-            inputs_embeds=hidden,
-            attention_mask=_additive(before_gen, hidden.dtype),
-            past_key_values=pool.caches[TOKEN_CACHE],
-            use_cache=True,
-        ).last_hidden_state
-        pool.features["hidden"][:, first : pool.size] = states
-
     def word_features(self, pool: NodePool, nodes: Tensor) -> Tensor:
-        """Inputs [B, R, D] of the output embedding, in states that `score_words` has seen."""
+        """Inputs [B, R, D] of the output embedding, in states that the token layers have read."""
         return self.heads.token(pool.feature("hidden", nodes))
 
     def trees(self, nodes: Nodes) -> tuple[list[list[list[tuple[int, int]]]], None]:
@@ -296,7 +292,7 @@ class GPSTStackMachine:
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Additive attention mask [B, 1, R, N] from a boolean one [B, R, N]; works with every attention back end."""
+    """Additive attention mask [M, 1, C, S] from a boolean one [M, C, S]; works with every attention back end."""
     # Large but finite: block-wise kernels must not compute inf - inf.
     lowest = max(torch.finfo(dtype).min, -1e30)
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, lowest)[:, None]

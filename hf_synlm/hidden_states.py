@@ -30,10 +30,22 @@ def asked_of_layers(more: Mapping[str, Any]) -> dict[str, Any]:
         TypeError: for other arguments.
     """
     names = ("output_hidden_states", "output_attentions")
-    unknown = sorted(name for name, value in more.items() if value is not None and name not in names)
+    refuse_arguments({name: value for name, value in more.items() if name not in names})
+    return {name: more.get(name) for name in names}
+
+
+def refuse_arguments(others: Mapping[str, Any]) -> None:
+    """Raise TypeError for arguments of a `forward` that it does not have; None counts as not given.
+
+    Args:
+        others: keyword arguments. Wrappers (PEFT) pass on `inputs_embeds=None` and the like to every model.
+
+    Raises:
+        TypeError: if one of them is not None.
+    """
+    unknown = sorted(name for name, value in others.items() if value is not None)
     if unknown:
         raise TypeError(f"forward() takes no arguments {unknown}")
-    return {name: more.get(name) for name in names}
 
 
 def wanted_states(config: PreTrainedConfig, output_hidden_states: HiddenStateChoice, num_states: int) -> frozenset[int]:

@@ -53,8 +53,10 @@ def check_shares(loss_shares: Mapping[str, float] | None, parts: Iterable[str]) 
             raise ValueError(f"loss_shares: the loss has no part {name!r}. Its parts: {', '.join(known)}.")
 
 
-# Numbers in one chunk of logits: small enough for the caches, large enough for efficient GEMMs.
+# Numbers in one chunk of logits. CPU: small enough for the caches, large enough for efficient GEMMs. Elsewhere: few
+# chunks, for each of them adds to the whole gradient of the weight (2^27 floats are 0.5 GB).
 _CHUNK_ELEMENTS = 1 << 24
+_CHUNK_ELEMENTS_ON_DEVICE = 1 << 27
 
 
 @torch.compiler.disable
@@ -101,7 +103,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_weight = None
         grad_bias = torch.zeros_like(bias_V) if need_bias else None
         loss_R = torch.empty(len(hidden), dtype=wide, device=hidden.device)
-        chunk = max(1, _CHUNK_ELEMENTS // weight.shape[0])
+        elements = _CHUNK_ELEMENTS if device == "cpu" else _CHUNK_ELEMENTS_ON_DEVICE
+        chunk = max(1, elements // weight.shape[0])
         num_chunks = -(-len(hidden) // chunk)
         to_logits = linear_map(weight, chunk, num_chunks)
         to_hidden = linear_map(weight.t(), chunk, num_chunks) if need_hidden else None
@@ -149,6 +152,6 @@ def _accumulate(total: Tensor | None, gradient: Tensor, hidden: Tensor, dtype: t
     """Add gradient.T @ hidden to the running sum, without a temporary where the types allow it."""
     if total is None:
         return weight_gradient(gradient, hidden).to(dtype)
-    if hidden.dtype == dtype and hidden.is_cuda:
+    if hidden.dtype == dtype and hidden.device.type != "cpu":
         return total.addmm_(gradient.t(), hidden)
     return total.add_(weight_gradient(gradient, hidden))

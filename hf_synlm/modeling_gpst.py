@@ -32,7 +32,6 @@ from .gpst_objective import LOSS_PARTS, GPSTHeads, NodeSequence, TreeStructure, 
 from .gpst_stack_machine import GPSTStackMachine
 from .gpst_tokens import ContextBatch, refuse_empty_rows
 from .hidden_states import (
-    HiddenStateChoice,
     asked_of_layers,
     kept_states,
     refuse_layer_outputs,
@@ -43,7 +42,7 @@ from .losses import check_shares, share_of
 from .module_tools import NoOffloading, evaluation_mode, weight_of
 from .outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
 from .search_parsing import parse_with_search
-from .token_batch import attended_tokens, check_labels
+from .token_batch import attended_tokens, check_labels, only_token_ids
 
 
 # ---------------------------------------------------------------------------------------------- base model
@@ -57,7 +56,7 @@ class _NoPositions(nn.Module):
 class GPSTDecoder(GPT2Model):
     """A stock GPT-2 stack whose inputs are vectors: without token and position embeddings."""
 
-    def __init__(self, config: GPSTConfig, num_layers: int, dropout: float):
+    def __init__(self, config: GPSTConfig, num_layers: int):
         super().__init__(
             GPT2Config(
                 vocab_size=1,
@@ -69,7 +68,7 @@ class GPSTDecoder(GPT2Model):
                 activation_function=config.activation_function,
                 layer_norm_epsilon=config.layer_norm_epsilon,
                 initializer_range=config.initializer_range,
-                embd_pdrop=dropout,
+                embd_pdrop=config.embedding_dropout,
                 resid_pdrop=config.residual_dropout,
                 attn_pdrop=config.attention_dropout,
                 use_cache=False,
@@ -188,15 +187,15 @@ class GPSTModel(GPSTPreTrainedModel):
         self.decomposition = GPSTDecomposition(config)
         self.root_embedding = nn.Parameter(torch.empty(config.composition_size))
         self.position_embedding = nn.Embedding(config.max_position_embeddings + 1, config.hidden_size)
-        self.type_layers = GPSTDecoder(config, config.num_type_layers, config.embedding_dropout)
+        self.type_layers = GPSTDecoder(config, config.num_type_layers)
         self.type_layers.ln_f = nn.Identity()
-        self.token_layers = GPSTDecoder(config, config.num_token_layers, 0.0)
+        self.token_layers = GPSTDecoder(config, config.num_token_layers)
         self.post_init()
 
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         sentence_ids: Tensor | None = None,
         word_ends: Tensor | None = None,
@@ -204,9 +203,9 @@ class GPSTModel(GPSTPreTrainedModel):
         spans: list[list[tuple[int, int]]] | None = None,
         output_chart: bool = False,
         output_outside: bool = False,
-        output_spans: bool | None = None,
-        output_hidden_states: HiddenStateChoice = None,
-        output_attentions: bool | None = None,
+        output_spans: bool = False,
+        output_structure: bool = False,
+        **kwargs: Any,
     ) -> SyntacticModelOutput:
         """Induce a tree for every sentence, compose its spans and run the type and token layers over the nodes.
 
@@ -221,10 +220,11 @@ class GPSTModel(GPSTPreTrainedModel):
                 in left-to-right search.
             output_chart: also return the chart tensors.
             output_outside: also run the outside pass.
-            output_spans: list the trees in `spans`; default: not in training mode (it costs a host sync).
-            output_hidden_states: also return `hidden_states`, all or those at the places given: what the type layers
-                read, then the output of every type layer and of every token layer.
-            output_attentions: also return `attentions`; needs `attn_implementation="eager"`.
+            output_spans: list the trees in `spans` (costs a host sync; DataParallel cannot gather lists).
+            output_structure: also return `structure`, which heads and losses read.
+            **kwargs: `output_hidden_states`: also return `hidden_states`, all or those at the places given: what the
+                type layers read, then the output of every type layer and of every token layer. `output_attentions`:
+                also return `attentions`; needs `attn_implementation="eager"`.
 
         Returns:
             `SyntacticModelOutput`.
@@ -233,9 +233,12 @@ class GPSTModel(GPSTPreTrainedModel):
             ValueError: for empty rows, ids outside the vocabulary, masks with holes, contexts longer than
                 the positions, spans that are no binary trees, tensors of the wrong shape, and attentions that the
                 attention implementation does not give.
+            TypeError: for other keyword arguments.
         """
-        wanted = wanted_states(self.config, output_hidden_states, self.config.num_hidden_layers + 1)
-        attend = self._check_attentions(output_attentions)
+        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
+        asked_for = asked_of_layers(kwargs)
+        wanted = wanted_states(self.config, asked_for["output_hidden_states"], self.config.num_hidden_layers + 1)
+        attend = self._check_attentions(asked_for["output_attentions"])
         text = ContextBatch.read(self.config, input_ids, attention_mask, sentence_ids, word_ends)
         scores = self.parser(text.ids, text.sentence_ids)
         plan = self._plan(text, scores, merge_order, spans)
@@ -258,8 +261,6 @@ class GPSTModel(GPSTPreTrainedModel):
                 accumulate_scores=self.config.accumulate_scores,
                 return_all=output_chart,
             )
-        if output_spans is None:
-            output_spans = not self.training
         return SyntacticModelOutput(
             last_hidden_state=text.restore(token_hidden[:, 1:]),
             token_hidden_state=token_hidden,
@@ -267,7 +268,9 @@ class GPSTModel(GPSTPreTrainedModel):
             outside_vectors=outside_vectors,
             spans=text.list_spans(nodes) if output_spans else None,
             parser_scores=scores,
-            structure=TreeStructure(text, plan, nodes, leaf_ids, chart.height_N, sequence),
+            structure=TreeStructure(text, plan, nodes, leaf_ids, chart.height_N, sequence)
+            if output_structure
+            else None,
             chart=_chart_tensors(plan, chart, notes) if output_chart else None,
             hidden_states=self._hidden_states(types, tokens, sequence, text, wanted) if wanted else None,
             attentions=(*types.attentions, *tokens.attentions) if attend else None,
@@ -349,7 +352,7 @@ class GPSTModel(GPSTPreTrainedModel):
         """
         leaf = plan.context_N[: plan.num_leaves] * text.width + plan.start_N[: plan.num_leaves]
         leaf_ids = text.ids.flatten()[leaf]
-        leaf_embedding = self.embed_tokens(leaf_ids)
+        leaf_embedding = self.embed_tokens(text.ids).flatten(0, 1)[leaf]  # [B, T, D], as hooks of NEFTune expect it
         chart = inside(
             plan,
             self.down_scale(leaf_embedding).to(leaf_embedding.dtype),
@@ -471,7 +474,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         sentence_ids: Tensor | None = None,
@@ -482,6 +485,8 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         output_chart: bool = False,
+        output_spans: bool = False,
+        output_marginal_logits: bool | None = None,
         loss_shares: Mapping[str, float] | None = None,
         **kwargs: Any,
     ) -> SyntacticLMOutput:
@@ -505,6 +510,9 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
             use_cache: return the search state.
             logits_to_keep: compute `logits` for the last so many positions only (0 = all).
             output_chart: return the chart tensors.
+            output_spans: with labels or given trees, list the trees in `spans`.
+            output_marginal_logits: with labels or given trees, compute `logits` as well, at the cost of those alone;
+                default: `config.output_marginal_logits`, in evaluation mode.
             loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (so
@@ -523,16 +531,20 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         """
         # Not in the signature: Trainer takes every argument with "label" in its name for one that must be there.
         shift_labels = kwargs.pop("shift_labels", None)
+        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
         asked = asked_of_layers(kwargs)
         check_shares(loss_shares, LOSS_PARTS)
         if shift_labels is not None:
             labels = F.pad(shift_labels[:, :-1], (1, 0), value=-100)
-        if labels is None and merge_order is None and spans is None and not output_chart:
-            if sentence_ids is not None:
-                raise ValueError(
-                    "sentence_ids without labels: next-token logits read one running text and cannot know where its "
-                    "sentences end. Leave sentence_ids out, or pass labels, spans, merge_order or output_chart."
-                )
+        alone = labels is None and merge_order is None and spans is None and not output_chart
+        beside = not alone and self.wants_logits_beside(output_marginal_logits)
+        if sentence_ids is not None and (alone or beside):
+            raise ValueError(
+                "sentence_ids with next-token logits: they read one running text and cannot know where its sentences "
+                "end. Leave sentence_ids out, or output_marginal_logits; without it pass labels, spans, merge_order or "
+                "output_chart."
+            )
+        if alone:
             refuse_layer_outputs(self.config, NO_LAYER_OUTPUTS, **asked)
             return self._marginal_forward(
                 input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
@@ -543,9 +555,11 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
                 "labels, spans, merge_order or output_chart."
             )
         trees = {"sentence_ids": sentence_ids, "word_ends": word_ends, "merge_order": merge_order, "spans": spans}
-        return self._objective(
-            input_ids, attention_mask, labels, loss_shares, output_chart=output_chart, **trees, **asked
-        )
+        asked |= {"output_chart": output_chart, "output_spans": output_spans}
+        result = self._objective(input_ids, attention_mask, labels, loss_shares, **trees, **asked)
+        if beside:
+            result.logits = self.logits_beside(input_ids, attention_mask, word_ends=word_ends)
+        return result
 
     def _objective(
         self,
@@ -559,7 +573,12 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         if labels is not None:
             check_labels(self.config, labels, input_ids)
         output = self.model(
-            input_ids, attention_mask=attention_mask, output_outside=labels is not None, return_dict=True, **options
+            input_ids,
+            attention_mask=attention_mask,
+            output_outside=labels is not None,
+            output_structure=True,
+            return_dict=True,
+            **options,
         )
         result = SyntacticLMOutput(
             spans=output.spans, chart=output.chart, hidden_states=output.hidden_states, attentions=output.attentions
@@ -717,14 +736,14 @@ class GPSTForSequenceClassification(GPSTPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         sentence_ids: Tensor | None = None,
         word_ends: Tensor | None = None,
+        output_spans: bool = False,
         loss_shares: Mapping[str, float] | None = None,
-        output_hidden_states: HiddenStateChoice = None,
-        output_attentions: bool | None = None,
+        **kwargs: Any,
     ) -> SyntacticClassifierOutput:
         """Classify texts; with `labels`, the loss is the classifier's plus the pretraining objective on the inputs.
 
@@ -735,9 +754,9 @@ class GPSTForSequenceClassification(GPSTPreTrainedModel):
             sentence_ids: [B, T] sentence numbers; by default SEP and CLS tokens stand alone and what lies between
                 them is one sentence.
             word_ends: [B, T], True at the last piece of every word.
+            output_spans: list the trees in `spans`.
             loss_shares: see `GPSTForCausalLM.forward`; the classifier's part is named "classification".
-            output_hidden_states: also return `hidden_states` (see `GPSTModel.forward`).
-            output_attentions: also return `attentions` (see `GPSTModel.forward`).
+            **kwargs: `output_hidden_states` and `output_attentions` of `GPSTModel.forward`.
 
         Returns:
             `SyntacticClassifierOutput`. The state is taken after the last CLS token, or after the last token of a row
@@ -745,9 +764,11 @@ class GPSTForSequenceClassification(GPSTPreTrainedModel):
 
         Raises:
             ValueError: see `GPSTModel.forward`.
+            TypeError: for other keyword arguments.
 
         Source: GPST section 4.1 and appendix A.3.
         """
+        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
         check_shares(loss_shares, ("classification", *LOSS_PARTS))
         mask = attended_tokens(self.config, input_ids, attention_mask)
         if sentence_ids is None:
@@ -757,9 +778,10 @@ class GPSTForSequenceClassification(GPSTPreTrainedModel):
             sentence_ids=sentence_ids,
             word_ends=word_ends,
             output_outside=labels is not None,
+            output_structure=labels is not None,
+            output_spans=output_spans,
             return_dict=True,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
+            **kwargs,
         )
         position = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         is_cls = mask & (input_ids == (-1 if self.config.cls_token_id is None else self.config.cls_token_id))

@@ -30,6 +30,7 @@ from .hidden_states import (
     HiddenStateChoice,
     asked_of_layers,
     kept_states,
+    refuse_arguments,
     refuse_layer_outputs,
     wanted_states,
 )
@@ -37,8 +38,9 @@ from .losses import check_shares, linear_cross_entropy, share_of
 from .matrix_products import without_autocast
 from .module_tools import is_adapted, weight_of
 from .outputs import InFieldOrder, SyntacticLMOutput
-from .recurrent_cache import RecurrentCache, check_cache, segment_mask, store_state
-from .recurrent_language_model import RecurrentGenerationMixin, RecurrentPreTrainedModel
+from .recurrent_cache import RecurrentCache, check_cache, columns_of, segment_mask, store_state
+from .recurrent_generation import RecurrentGenerationMixin
+from .recurrent_language_model import RecurrentPreTrainedModel
 from .recurrent_layers import lstm_layer
 from .token_batch import after_columns, attended_tokens, tokens_first
 
@@ -99,12 +101,14 @@ class LSTMModel(LSTMPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: RecurrentCache | None = None,
         use_cache: bool | None = None,
         output_hidden_states: HiddenStateChoice = None,
         output_attentions: bool | None = None,
+        inputs_embeds: Tensor | None = None,
+        **others: None,
     ) -> LSTMModelOutput:
         """Read token ids from left to right.
 
@@ -117,6 +121,9 @@ class LSTMModel(LSTMPreTrainedModel):
             use_cache: return the state; default: only if one is given.
             output_hidden_states: also return `hidden_states`, all or those at the places given.
             output_attentions: refused: there is no attention.
+            inputs_embeds: [B, T, E] instead of `input_ids`. The begin token is read before them, and without a mask
+                every column is a token.
+            **others: arguments of other models, all None.
 
         Returns:
             `LSTMModelOutput`. A masked column has the state of the column before it.
@@ -131,29 +138,36 @@ class LSTMModel(LSTMPreTrainedModel):
         refuse_layer_outputs(
             self.config, "an LSTM has no attention. Leave it out.", output_attentions=output_attentions
         )
+        refuse_arguments(others)
         check_cache(cache)
         begins = cache is None or not cache.is_initialized
-        mask = self._read_columns(input_ids, attention_mask, None if begins else cache)
+        mask = self._read_columns(input_ids, attention_mask, None if begins else cache, inputs_embeds)
         count_B = mask.sum(1)
         # Tokens move to the left end, so that padding is read after them or not at all.
-        ids = tokens_first(input_ids.long().masked_fill(~mask, 0), mask)
-        if begins:
-            ids = F.pad(ids, (1, 0), value=self.config.bos_token_id)
+        if inputs_embeds is None:
+            ids = tokens_first(input_ids.long().masked_fill(~mask, 0), mask)
+            embedded = self.embed_tokens(F.pad(ids, (1, 0), value=self.config.bos_token_id) if begins else ids)
+        else:
+            embedded = tokens_first(inputs_embeds, mask)
+            if begins:
+                beginning = self.embed_tokens(torch.full_like(count_B, self.config.bos_token_id))
+                embedded = torch.cat([beginning[:, None].to(embedded.dtype), embedded], 1)
         keep_state = cache is not None or bool(use_cache)
-        state = None if begins else cache.read(self._state_shapes(len(ids)), ids.device)
+        state = None if begins else cache.read(self._state_shapes(len(mask)), mask.device)
+        inputs = self.dropout(embedded)
         if wanted or is_adapted(self.lstm):  # `nn.LSTM` does not see what adapters change
-            outputs, final = self._read_by_layer(ids, count_B + begins, state)
+            outputs, final = self._read_by_layer(inputs, count_B + begins, state)
         else:
             # In the type of the weights, as in `lstm_layer`.
-            with without_autocast(ids.device.type):
-                outputs, final = self._read(ids, count_B + begins, state, keep_state)
+            with without_autocast(mask.device.type):
+                outputs, final = self._read(inputs, count_B + begins, state, keep_state)
         if state is not None:
             before = [torch.zeros_like(outputs[0][:, 0]), *state[0]][-len(outputs) :]
             outputs = [torch.cat([x[:, None].to(y.dtype), y], 1) for x, y in zip(before, outputs, strict=True)]
         states = outputs[-1]
         return LSTMModelOutput(
             last_hidden_state=after_columns(states, mask),
-            past_key_values=store_state(cache, use_cache, final, input_ids.shape[1], batch_dim=1),
+            past_key_values=store_state(cache, use_cache, final, mask.shape[1], batch_dim=1),
             hidden_states=kept_states([after_columns(output, mask) for output in outputs], wanted) if wanted else None,
             initial_state=states[:, 0],
             token_mask=mask,
@@ -163,20 +177,26 @@ class LSTMModel(LSTMPreTrainedModel):
         """Shapes of h and c."""
         return [(self.config.num_layers, batch_size, self.config.hidden_size)] * 2
 
-    def _read_columns(self, input_ids: Tensor, attention_mask: Tensor | None, cache: RecurrentCache | None) -> Tensor:
+    def _read_columns(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        cache: RecurrentCache | None = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor:
         """Mask [B, T] of the columns that hold tokens, the begin token left out."""
-        if cache is None:
+        columns = columns_of(input_ids, inputs_embeds)
+        if cache is None and inputs_embeds is None:
             return attended_tokens(self.config, input_ids, attention_mask)
         # The beginning was read before, so that a begin token is a token like any other here.
-        mask = segment_mask(self.config, input_ids, attention_mask, cache)
-        return torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask
+        mask = segment_mask(self.config, input_ids, inputs_embeds, attention_mask, cache)
+        return torch.ones_like(columns, dtype=torch.bool) if mask is None else mask
 
     def _read(
-        self, ids: Tensor, count_B: Tensor, state: tuple[Tensor, ...] | None, need_final: bool
+        self, inputs: Tensor, count_B: Tensor, state: tuple[Tensor, ...] | None, need_final: bool
     ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
         """States of the last layer after every token, and the state after the last token of each row (if needed)."""
-        inputs = self.dropout(self.embed_tokens(ids))
-        if not need_final or bool((count_B == ids.shape[1]).all()):
+        if not need_final or bool((count_B == inputs.shape[1]).all()):
             states, final = self.lstm(inputs, state)
             return [states], final
         # The state after the last token is that of the last column only in the longest rows. A row may hold no token at
@@ -184,19 +204,19 @@ class LSTMModel(LSTMPreTrainedModel):
         lengths = count_B.clamp_min(1).cpu()
         packed = pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
         packed_states, final = self.lstm(packed, state)
-        states, _ = pad_packed_sequence(packed_states, batch_first=True, total_length=ids.shape[1])
+        states, _ = pad_packed_sequence(packed_states, batch_first=True, total_length=inputs.shape[1])
         if state is not None:
             has_token = (count_B > 0)[None, :, None]
             final = tuple(torch.where(has_token, new, old) for new, old in zip(final, state, strict=True))
         return [states], final
 
     def _read_by_layer(
-        self, ids: Tensor, count_B: Tensor, state: tuple[Tensor, ...] | None
+        self, inputs: Tensor, count_B: Tensor, state: tuple[Tensor, ...] | None
     ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
         """The same with the embeddings and the states of every layer, which `nn.LSTM` does not tell."""
-        outputs, final = [self.dropout(self.embed_tokens(ids))], []
+        outputs, final = [inputs], []
         if state is None:
-            state = tuple(outputs[0].new_zeros(shape) for shape in self._state_shapes(len(ids)))
+            state = tuple(inputs.new_zeros(shape) for shape in self._state_shapes(len(inputs)))
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         for layer in range(self.config.num_layers):
             weights = [weight_of(self.lstm, f"{name}_l{layer}") for name in names]
@@ -224,16 +244,17 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         past_key_values: RecurrentCache | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         loss_shares: Mapping[str, float] | None = None,
+        inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> SyntacticLMOutput:
-        """Training loss with `labels`, next-token log-probabilities without.
+        """Next-token log-probabilities, and with `labels` the training loss.
 
         The loss is the mean of -log p(x_t | x_1..t-1) over the tokens with labels, the first token of a row included:
         it is predicted from the begin token. Nothing is predicted after the last token.
@@ -247,36 +268,39 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
             logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
             loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
+            inputs_embeds: [B, T, E] instead of `input_ids` (see `LSTMModel.forward`).
             **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (so
                 that the first token does not count, unless its row begins with the begin token); they replace
                 `labels`. `output_hidden_states`, as for `LSTMModel.forward`.
 
         Returns:
-            `SyntacticLMOutput`. With labels: `loss`, `losses` ("word") and `joint_log_prob` [B], here log p of the
-            tokens of each row that have labels. Without: `logits` [B, T, V], log p(next token | prefix); they are exact
-            and carry gradients.
+            `SyntacticLMOutput` with `logits` [B, T, V], log p(next token | prefix); they are exact and carry gradients.
+            With labels also `loss`, `losses` ("word") and `joint_log_prob` [B], here log p of the tokens of each row
+            that have labels; in training mode no `logits` then.
 
         Raises:
             ValueError: see `LSTMModel.forward`; labels of another shape or outside the vocabulary.
             TypeError: for other keyword arguments.
 
-        Cost: T steps of L cells, and one row of V numbers per token; with labels, never all of them at once.
+        Cost: T steps of L cells, and one row of V numbers per token; in training never all of them at once.
         """
         check_shares(loss_shares, ("word",))
-        given, shifted = self._given_labels(input_ids, labels, logits_to_keep, kwargs)
+        given, shifted = self._given_labels(columns_of(input_ids, inputs_embeds), labels, logits_to_keep, kwargs)
         output = self.model(
             input_ids,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
             use_cache=use_cache,
+            inputs_embeds=inputs_embeds,
             return_dict=True,
             **asked_of_layers(kwargs),
         )
         result = SyntacticLMOutput(past_key_values=output.past_key_values, hidden_states=output.hidden_states)
-        if given is None:
+        if given is None or not self.training:
             result.logits = self._log_probs(
                 lambda states: self.lm_head(self.projection(states)), output.last_hidden_state, logits_to_keep
             )
+        if given is None:
             return result
         states, mask = output.last_hidden_state, output.token_mask
         if shifted:  # a label is predicted from the state after its column, the first one from the begin token
@@ -313,7 +337,7 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
         Raises:
             ValueError: see `forward`.
         """
-        mask = self.model._read_columns(input_ids, attention_mask, None)
+        mask = self.model._read_columns(input_ids, attention_mask)
         if shift_labels is not None:
             labels, mask = shift_labels, _with_beginnings(mask)
         return {"word": int((labels[mask] != -100).sum())}

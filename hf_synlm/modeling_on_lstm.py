@@ -11,9 +11,6 @@ Source: `model.py` and `main.py` of Ordered-Neurons, and of SDLM, its fork with 
 embedding gives the last vocabulary row no gradient, by accident (`padding_idx=-1`); here it gets one.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,13 +19,19 @@ from transformers.generation import GenerationMixin
 from transformers.utils import can_return_tuple
 
 from .configuration_on_lstm import ONLSTMConfig
-from .hidden_states import HiddenStateChoice, kept_states, refuse_layer_outputs, state_at_columns, wanted_states
+from .hidden_states import (
+    HiddenStateChoice,
+    kept_states,
+    refuse_arguments,
+    refuse_layer_outputs,
+    state_at_columns,
+    wanted_states,
+)
 from .on_lstm_layer import ONLSTMLayer
 from .outputs import ParseOutput
-from .recurrent_cache import RecurrentCache, segment_mask, store_state
+from .recurrent_cache import RecurrentCache, store_state
+from .recurrent_distances import DistanceLanguageModel
 from .recurrent_language_model import (
-    RecurrentLanguageModel,
-    RecurrentLMOutput,
     RecurrentModelOutput,
     RecurrentPreTrainedModel,
     RecurrentSequenceClassifier,
@@ -36,9 +39,8 @@ from .recurrent_language_model import (
     activation_losses,
 )
 from .recurrent_layers import embedding_dropout, locked_dropout
-from .syntactic_distance import Decoder, check_gold_distances, count_pairs, distance_losses, distance_trees
-from .token_batch import after_columns, tokens_first
-from .trees import Span
+from .syntactic_distance import Decoder
+from .token_batch import after_columns
 
 DISTANCES = ("supervised", "language_model")
 
@@ -70,7 +72,7 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size)
         self.layers = nn.ModuleList(
             ONLSTMLayer(
-                config.embedding_size if layer == 0 else config.hidden_size,
+                config.embedding_size if layer == 0 else config.layer_size,
                 sizes[layer],
                 config.chunk_size,
                 split_head=layer in supervised and config.syntactic_distance_head == "split",
@@ -84,12 +86,14 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: RecurrentCache | None = None,
         use_cache: bool | None = None,
         output_hidden_states: HiddenStateChoice = None,
         output_attentions: bool | None = None,
+        inputs_embeds: Tensor | None = None,
+        **others: None,
     ) -> RecurrentModelOutput:
         """Read token ids from left to right.
 
@@ -101,9 +105,11 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
             use_cache: return the state; default: only if one is given.
             output_hidden_states: also return `hidden_states`, all or those at the places given.
             output_attentions: refused: there is no attention.
+            inputs_embeds: [B, T, E] instead of `input_ids`; whole words cannot be dropped from them.
+            **others: arguments of other models, all None.
 
         Returns:
-            `RecurrentModelOutput` with `distances` [L, B, T] and, of a supervised model, `syd_distances` [S, B, T] in
+            `RecurrentModelOutput` with `distances` [B, L, T] and, of a supervised model, `syd_distances` [B, S, T] in
             the order of `config.supervised_layers`; 0 at masked columns.
 
         Raises:
@@ -114,9 +120,8 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
         config, cache = self.config, past_key_values
         wanted = wanted_states(config, output_hidden_states, config.num_layers + 1)
         refuse_layer_outputs(config, "ON-LSTM has no attention. Leave it out.", output_attentions=output_attentions)
-        mask = segment_mask(config, input_ids, attention_mask, cache)
-        ids = input_ids.long() if mask is None else tokens_first(input_ids.long().masked_fill(~mask, 0), mask)
-        embedded = self.embed_tokens(ids)
+        refuse_arguments(others)
+        embedded, ids, mask = self.embed_first(input_ids, inputs_embeds, attention_mask, cache)
         embedded = embedding_dropout(embedded, ids, config.vocab_size, config.embedding_dropout, self.training)
         inputs = embedded.transpose(0, 1)
         old = self._old_state(cache, embedded)
@@ -140,7 +145,7 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
             inputs = states[1:]
         return RecurrentModelOutput(
             last_hidden_state=after_columns(states.transpose(0, 1), mask),
-            past_key_values=store_state(cache, use_cache, tuple(new), input_ids.shape[1]),
+            past_key_values=store_state(cache, use_cache, tuple(new), embedded.shape[1]),
             hidden_states=kept_states(recorded, wanted),
             token_mask=mask,
             distances=_at_columns(distances, mask),
@@ -164,98 +169,28 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
 
 
 def _at_columns(distances_TB: list[Tensor], mask: Tensor | None) -> Tensor:
-    """Distances [X, B, T] at the columns of the input."""
-    distances_TB = [distance.to(distances_TB[0].device) for distance in distances_TB]
-    if mask is None:
-        return torch.stack(distances_TB).transpose(1, 2)
-    columns = [after_columns(F.pad(distance.t(), (1, 0)), mask) for distance in distances_TB]
-    return torch.stack(columns).masked_fill(~mask, 0)
+    """Distances [B, X, T] of X layers at the columns of the input."""
+    columns = [after_columns(F.pad(x.to(distances_TB[0].device).t(), (1, 0)), mask) for x in distances_TB]
+    distances = torch.stack(columns, 1)
+    return distances if mask is None else distances.masked_fill(~mask[:, None], 0)
 
 
-class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, GenerationMixin):
+class ONLSTMForCausalLM(DistanceLanguageModel, ONLSTMPreTrainedModel, GenerationMixin):
     """ON-LSTM language model: next-token log-probabilities, training loss, stock generation, trees."""
 
     network_class = ONLSTMModel
+    penalizes_activation = True
+    supervision_remedy = "set config.supervised_layers"
+
+    @property
+    def learns_from_trees(self) -> bool:
+        """Whether some layers have supervised distances (ON-LSTM-SYD)."""
+        return bool(self.config.supervised_layers)
 
     def penalties(self, output: RecurrentModelOutput, features: Tensor) -> dict[str, WeightedLoss]:
         """AR and TAR of the last layer before its dropout; see `RecurrentLanguageModel`."""
         states = output.last_hidden_state
         return activation_losses(self.config, states, states, output.token_mask)
-
-    def supervised_losses(self, input_ids: Tensor, output: RecurrentModelOutput, gold: Any) -> dict[str, WeightedLoss]:
-        """Loss of ON-LSTM-SYD: ranking loss of the supervised distances; see `distance_losses`."""
-        return distance_losses(self.config, input_ids, output.token_mask, output.syd_distances, gold)
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        distances: Tensor | None = None,
-        past_key_values: RecurrentCache | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        loss_shares: Mapping[str, float] | None = None,
-        **kwargs: Any,
-    ) -> RecurrentLMOutput:
-        """Training loss with `labels`, next-token log-probabilities without.
-
-        loss = w (CE + alpha mean(h^2) + beta mean((h_t+1 - h_t)^2)) + w' sum over supervised layers of the ranking loss
-        with the weights of the configuration; h is the output of the last layer before its dropout. The first token of
-        a row is not predicted.
-
-        Args:
-            input_ids: [B, T] token ids.
-            attention_mask: [B, T], 1 = token (see `ONLSTMModel.forward`).
-            labels: [B, T] = `input_ids` with -100 where the loss shall not count; they are shifted here.
-            distances: [B, T] gold distances, value t of the gap before token t; NaN where there is none. They need
-                labels, and a model with `config.supervised_layers`. Without them nothing is learned from trees.
-            past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
-            use_cache: return the state; default: only if one is given.
-            logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
-            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
-                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
-            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (they
-                replace `labels`); `output_hidden_states`, as for `ONLSTMModel.forward`.
-
-        Returns:
-            `RecurrentLMOutput`. With labels: `loss`, `losses` ("language_model", "activation", "temporal_activation",
-            "syntactic_distance" if supervised; without their weights) and `joint_log_prob` [B]. Without: `logits`
-            [B, T, V], log p(next token | prefix).
-
-        Raises:
-            ValueError: see `ONLSTMModel.forward`; bad labels or distances.
-            TypeError: for other keyword arguments.
-
-        Cost: T steps of L cells, and one row of V numbers per token; with labels, never all of them at once.
-        """
-        labeled = labels is not None or kwargs.get("shift_labels") is not None
-        remedy = "set config.supervised_layers" if self.config.supervised_layers is None else None
-        gold = check_gold_distances(input_ids, distances, labeled, remedy)
-        return self.score_text(
-            input_ids, attention_mask, labels, past_key_values, use_cache, logits_to_keep, loss_shares, kwargs, gold
-        )
-
-    def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
-        """How many items each part of the loss is a mean over (see `RecurrentLanguageModel.count_loss_items`).
-
-        Pairs of distances are counted inside the rows given here; scope "batch" compares whole batches, which pieces
-        of them cannot add up to.
-
-        Args:
-            input_ids: [B, T], as for `forward`.
-            **others: further arguments of `forward`.
-
-        Returns:
-            Counts by the names of `losses`.
-        """
-        counts = super().count_loss_items(input_ids, **others)
-        if self.config.supervised_layers and self.config.syntactic_distance_reduction == "mean":
-            counts["syntactic_distance"] = count_pairs(
-                self.config, input_ids, others.get("attention_mask"), others.get("distances")
-            )
-        return counts
 
     def parse(
         self,
@@ -267,6 +202,7 @@ class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, Generatio
         decoder: Decoder = "unbiased",
         distances: str | None = None,
         layer: int | None = None,
+        num_beams: int | None = None,
     ) -> ParseOutput:
         """Trees of given sentences, and their probabilities as text.
 
@@ -282,6 +218,7 @@ class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, Generatio
                 there are any.
             layer: whose distances; default: the last supervised layer, or the middle one of an unsupervised model, as
                 the authors evaluate (the second of three).
+            num_beams: changes nothing: the distances of a text, and so its tree, are a function of its words.
 
         Returns:
             `ParseOutput` with one tree per sentence; `log_probs` [B, 1] is log p(sentence and its end), and
@@ -292,8 +229,6 @@ class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, Generatio
 
         Cost: one pass over the text.
         """
-        if method != "distance":
-            raise ValueError(f"method {method!r} is unknown. ON-LSTM parses with 'distance'.")
         supervised = self.config.supervised_layers or []
         if distances is None:
             distances = DISTANCES[0] if supervised and layer in (None, *supervised) else DISTANCES[1]
@@ -305,11 +240,8 @@ class ONLSTMForCausalLM(RecurrentLanguageModel, ONLSTMPreTrainedModel, Generatio
         if layer not in layers:
             raise ValueError(f"Layer {layer} has no {distances} distances. Layers that have them: {layers}.")
 
-        def read_trees(output: RecurrentModelOutput, starts: list[list[int]]) -> list[list[Span]]:
-            chosen = output.distances if distances == "language_model" else output.syd_distances
-            return distance_trees(chosen[layers.index(layer)], starts, decoder)
-
-        return self.parse_text(input_ids, attention_mask, word_ends, read_trees)
+        field = "distances" if distances == "language_model" else "syd_distances"
+        return self._parse_distances(input_ids, attention_mask, word_ends, method, decoder, field, layers.index(layer))
 
 
 class ONLSTMForSequenceClassification(RecurrentSequenceClassifier, ONLSTMPreTrainedModel):

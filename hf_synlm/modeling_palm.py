@@ -33,6 +33,7 @@ from .configuration_palm import PaLMConfig
 from .hidden_states import (
     HiddenStateChoice,
     kept_states,
+    refuse_arguments,
     refuse_layer_outputs,
     state_at_columns,
     wanted_states,
@@ -41,7 +42,7 @@ from .hidden_states import (
 from .matrix_products import OneDNNLinear
 from .outputs import ParseOutput
 from .palm_span_attention import SpanAttention, attention_loss, gold_attention, split_by_scores
-from .recurrent_cache import RecurrentCache, segment_mask, store_state
+from .recurrent_cache import RecurrentCache, columns_of, store_state
 from .recurrent_language_model import (
     RecurrentLanguageModel,
     RecurrentLMOutput,
@@ -52,7 +53,6 @@ from .recurrent_language_model import (
     activation_losses,
 )
 from .recurrent_layers import embedding_dropout, locked_dropout, lstm_layer, weight_dropout
-from .token_batch import tokens_first
 from .trees import Span
 
 
@@ -99,8 +99,8 @@ class SpanContext(nn.Module):
         super().__init__()
         self.dropout = config.hidden_dropout
         self.attention = SpanAttention(config)
-        self.projection = OneDNNLinear(2 * config.rrnn_size, config.hidden_size)
-        self.residual_gate = OneDNNLinear(config.hidden_size + 2 * config.rrnn_size, config.hidden_size)
+        self.projection = OneDNNLinear(2 * config.rrnn_size, config.layer_size)
+        self.residual_gate = OneDNNLinear(config.layer_size + 2 * config.rrnn_size, config.layer_size)
 
     def forward(self, hidden_BTH: Tensor, query_BTH: Tensor, history_BKH: Tensor) -> tuple[Tensor, Tensor]:
         """Mix hidden states with the context of spans.
@@ -165,12 +165,14 @@ class PaLMModel(PaLMPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: RecurrentCache | None = None,
         use_cache: bool | None = None,
         output_hidden_states: HiddenStateChoice = None,
         output_attentions: bool | None = None,
+        inputs_embeds: Tensor | None = None,
+        **others: None,
     ) -> PaLMModelOutput:
         """Read token ids from left to right.
 
@@ -182,6 +184,8 @@ class PaLMModel(PaLMPreTrainedModel):
             use_cache: return the state; default: only if one is given.
             output_hidden_states: also return `hidden_states`, all or those at the places given.
             output_attentions: also return `attentions`.
+            inputs_embeds: [B, T, E] instead of `input_ids`; whole words cannot be dropped from them.
+            **others: arguments of other models, all None.
 
         Returns:
             `PaLMModelOutput`. A masked column has the state of the column before it. The state holds (h, c) of
@@ -198,21 +202,21 @@ class PaLMModel(PaLMPreTrainedModel):
         if self.span_context is None:
             reason = "an AWD-LSTM (span_attention=False) has no attention. Leave it out."
             refuse_layer_outputs(self.config, reason, output_attentions=output_attentions)
-        mask_BT = segment_mask(self.config, input_ids, attention_mask, cache)
-        ids = input_ids.long()
-        if mask_BT is not None:
-            # Tokens move to the left end, so that padding is read after them or not at all.
-            ids = tokens_first(ids.masked_fill(~mask_BT, 0), mask_BT)
+        refuse_arguments(others)
+        embedded, ids, mask_BT = self.embed_first(input_ids, inputs_embeds, attention_mask, cache)
+        width = embedded.shape[1]
         keep_state = cache is not None or bool(use_cache)
         lengths_B = None
         # The state after the last token need not be that of the last column. (While generating, nothing is looked up.)
-        if keep_state and mask_BT is not None and (ids.shape[1] == 1 or not bool(mask_BT.all())):
+        if keep_state and mask_BT is not None and (width == 1 or not bool(mask_BT.all())):
             lengths_B = mask_BT.sum(1)
-        state = self._initial_state(len(ids))
+        state = self._initial_state(len(embedded))
         if cache is not None and cache.is_initialized:
-            state = cache.read([part.shape for part in state], ids.device)
-        output, new_state = self._read(ids, lengths_B, state, record=bool(wanted))
-        output.past_key_values = store_state(cache, use_cache, new_state, input_ids.shape[1])
+            state = cache.read([part.shape for part in state], embedded.device)
+        rate = self.config.embedding_dropout
+        embedded = embedding_dropout(embedded, ids, self.config.vocab_size, rate, self.training)
+        output, new_state = self._read(embedded, lengths_B, state, record=bool(wanted))
+        output.past_key_values = store_state(cache, use_cache, new_state, width)
         before = state[2 * self.config.num_layers - 2]  # h of the last layer
         if wanted:
             befores = [None, *state[: 2 * self.config.num_layers : 2]]
@@ -232,17 +236,15 @@ class PaLMModel(PaLMPreTrainedModel):
         like, config = self.embed_tokens.weight, self.config
         state = [like.new_zeros(batch_size, size) for size in config.layer_sizes for _ in "hc"]
         if self.span_context is not None:
-            state.append(like.new_zeros(batch_size, config.num_spans, config.hidden_size))
+            state.append(like.new_zeros(batch_size, config.num_spans, config.layer_size))
         return tuple(state)
 
     def _read(
-        self, ids: Tensor, lengths_B: Tensor | None, state: tuple[Tensor, ...], record: bool
+        self, embedded: Tensor, lengths_B: Tensor | None, state: tuple[Tensor, ...], record: bool
     ) -> tuple[PaLMModelOutput, tuple[Tensor, ...]]:
-        """Read tokens that stand at the left end of their rows; also the state after each row's last token."""
+        """Read embedded tokens that stand at the left end of their rows; also the state after each row's last token."""
         config, training = self.config, self.training
-        inputs = self.embed_tokens(ids)
-        inputs = embedding_dropout(inputs, ids, config.vocab_size, config.embedding_dropout, training)
-        inputs = locked_dropout(inputs, config.input_dropout, training)
+        inputs = locked_dropout(embedded, config.input_dropout, training)
         output, new_state, last = PaLMModelOutput(), [], config.num_layers - 1
         outputs = [inputs] if record else []
         for index, layer in enumerate(self.layers):
@@ -275,12 +277,15 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
     """PaLM with its output layer: next-token log-probabilities, training objective, trees, stock generation."""
 
     network_class = PaLMModel
+    penalizes_activation = True
 
     def penalties(self, output: RecurrentModelOutput, features: Tensor) -> dict[str, WeightedLoss]:
         """AR of the last layer after its dropout, TAR before it; see `RecurrentLanguageModel`."""
         return activation_losses(self.config, features, output.last_hidden_state, output.token_mask)
 
-    def supervised_losses(self, input_ids: Tensor, output: RecurrentModelOutput, gold: Any) -> dict[str, WeightedLoss]:
+    def supervised_losses(
+        self, input_ids: Tensor | None, output: RecurrentModelOutput, gold: Any
+    ) -> dict[str, WeightedLoss]:
         """Cross entropy of the span attention with the gold spans (PaLM-S); see `RecurrentLanguageModel`."""
         if gold is None:
             return {}
@@ -291,7 +296,7 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         spans: Sequence[Sequence[Span]] | None = None,
@@ -299,9 +304,10 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         loss_shares: Mapping[str, float] | None = None,
+        inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> RecurrentLMOutput:
-        """Training objective with `labels`, next-token log-probabilities without.
+        """Next-token log-probabilities, and with `labels` the training loss.
 
         loss = mean of -log p(x_t+1 | x_1..t) + alpha * mean o^2 + beta * mean (h_t+1 - h_t)^2, where h is the output of
         the last layer and o the same after dropout; with `spans` (PaLM-S) + lambda * mean over all tokens of
@@ -321,24 +327,36 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
             logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
             loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
+            inputs_embeds: [B, T, E] instead of `input_ids`; whole words cannot be dropped from them.
             **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (they
                 replace `labels`); `output_hidden_states` and `output_attentions`, as for `PaLMModel.forward`.
 
         Returns:
-            `RecurrentLMOutput` with `span_scores` [B, T, K]. With labels: `loss`, `joint_log_prob` [B] and `losses`
-            ("language_model", "activation", "temporal_activation", "span_attention", without their weights). Without:
-            `logits` [B, T, V], log p(next token | prefix); they are exact and carry gradients.
+            `RecurrentLMOutput` with `span_scores` [B, T, K] and `logits` [B, T, V], log p(next token | prefix), which
+            are exact and carry gradients. With labels also `loss`, `joint_log_prob` [B] and `losses` ("language_model",
+            "activation", "temporal_activation", "span_attention", without their weights); in training mode no `logits`
+            then.
 
         Raises:
             ValueError: see `PaLMModel.forward`; for bad labels, bad spans, and spans without labels or attention.
             TypeError: for other keyword arguments.
 
-        Cost: see `PaLMModel.forward`, and one row of V numbers per token; with labels, never all of them at once.
+        Cost: see `PaLMModel.forward`, and one row of V numbers per token; in training never all of them at once.
         """
         if spans is not None:
-            self._check_supervision(spans, input_ids, labels is not None or kwargs.get("shift_labels") is not None)
+            columns = columns_of(input_ids, inputs_embeds)
+            self._check_supervision(spans, columns, labels is not None or kwargs.get("shift_labels") is not None)
         return self.score_text(
-            input_ids, attention_mask, labels, past_key_values, use_cache, logits_to_keep, loss_shares, kwargs, spans
+            input_ids,
+            labels,
+            logits_to_keep,
+            loss_shares,
+            kwargs,
+            spans,
+            inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
         )
 
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
@@ -356,7 +374,7 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
             counts["span_attention"] = counts["activation"]
         return counts
 
-    def _check_supervision(self, spans: Sequence[Sequence[Span]], input_ids: Tensor, has_labels: bool) -> None:
+    def _check_supervision(self, spans: Sequence[Sequence[Span]], columns: Tensor, has_labels: bool) -> None:
         """Raise ValueError unless the attention can be trained on these spans."""
         if not has_labels:
             raise ValueError("spans were given without labels, but they are only read in the loss. Give both.")
@@ -365,9 +383,9 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
                 "spans were given, but the model has no attention to train "
                 f"(span_attention={self.config.span_attention}, span_scores={self.config.span_scores!r})."
             )
-        if len(spans) != len(input_ids):
-            raise ValueError(f"spans hold {len(spans)} rows and input_ids {len(input_ids)}. Give one list per row.")
-        width = input_ids.shape[1]
+        if len(spans) != len(columns):
+            raise ValueError(f"spans hold {len(spans)} rows and input_ids {len(columns)}. Give one list per row.")
+        width = columns.shape[1]
         for row, pairs in enumerate(spans):
             for span in pairs:
                 is_pair = len(span) == 2 and all(isinstance(x, int) for x in span)
@@ -383,6 +401,7 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
         *,
         word_ends: Tensor | None = None,
         method: str = "attention",
+        num_beams: int | None = None,
     ) -> ParseOutput:
         """Trees that the attention defines, and log-probabilities of given sentences.
 
@@ -394,6 +413,8 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
             attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
             word_ends: [B, T], True at the last piece of every word; the spans scored consist of whole words.
             method: "attention".
+            num_beams: changes nothing: the attention to the spans of a text, and so its tree, are a function of its
+                words.
 
         Returns:
             `ParseOutput` with one binary tree per sentence. `log_probs` [B, 1] is log p(text), end token included, and
@@ -413,7 +434,7 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
         return self.parse_text(input_ids, attention_mask, word_ends, self._read_trees)
 
     @property
-    def _has_trees(self) -> bool:
+    def _has_trees(self) -> bool:  # type: ignore[override]
         return self.model.span_context is not None
 
     def _read_trees(self, output: PaLMModelOutput, starts: list[list[int]]) -> list[list[Span]]:

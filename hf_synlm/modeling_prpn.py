@@ -15,9 +15,8 @@ before the sentences. Losses are in nats.
 Source: `model_PRPN.py` of the authors' code (yikangshen/PRPN).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,14 @@ from transformers.generation import GenerationMixin
 from transformers.utils import can_return_tuple
 
 from .configuration_prpn import PRPNConfig
-from .hidden_states import HiddenStateChoice, kept_states, state_at_columns, wanted_states, wants_attentions
+from .hidden_states import (
+    HiddenStateChoice,
+    kept_states,
+    refuse_arguments,
+    state_at_columns,
+    wanted_states,
+    wants_attentions,
+)
 from .outputs import ParseOutput
 from .prpn_parser import (
     FAR,
@@ -40,18 +46,15 @@ from .prpn_parser import (
 )
 from .prpn_predictor import PredictNetwork
 from .prpn_reader import ReadingLayer, UnbiasedLayerNorm
-from .recurrent_cache import RecurrentCache, segment_mask, store_state
+from .recurrent_cache import RecurrentCache, store_state
+from .recurrent_distances import DistanceLanguageModel
 from .recurrent_language_model import (
-    RecurrentLanguageModel,
-    RecurrentLMOutput,
     RecurrentModelOutput,
     RecurrentPreTrainedModel,
     RecurrentSequenceClassifier,
-    WeightedLoss,
 )
-from .syntactic_distance import Decoder, check_gold_distances, count_pairs, distance_losses, distance_trees
+from .syntactic_distance import Decoder
 from .token_batch import after_columns, tokens_first
-from .trees import Span
 
 
 @dataclass
@@ -60,8 +63,8 @@ class PRPNModelOutput(RecurrentModelOutput):
 
     Fields, besides those of `RecurrentModelOutput`:
         last_hidden_state: [B, T, E] features of the next token: what the predict network says after each column.
-        distances: [1, B, T] in (0, 1).
-        syd_distances: [1, B, T], without bounds; None for `parsing_network="convolution"`.
+        distances: [B, 1, T] in (0, 1).
+        syd_distances: [B, 1, T], without bounds; None for `parsing_network="convolution"`.
         hidden_states: with `output_hidden_states`, the embeddings, the output of every reading layer, and that of the
             predict network [B, T, *], which is `last_hidden_state`.
         next_distances: [B, T] guess of the distance of the gap after each token.
@@ -111,7 +114,7 @@ class PRPNModel(PRPNPreTrainedModel):
 
     def __init__(self, config: PRPNConfig):
         super().__init__(config)
-        size, width = config.hidden_size, config.embedding_size
+        size, width = config.layer_size, config.embedding_size
         kinds = {"convolution": ConvolutionalParsingNetwork, "recurrent": RecurrentParsingNetwork}
         self.embed_tokens = nn.Embedding(config.vocab_size, width)
         self.parser = kinds[config.parsing_network](width, size, config.num_lookback, config.input_dropout)
@@ -131,12 +134,14 @@ class PRPNModel(PRPNPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: RecurrentCache | None = None,
         use_cache: bool | None = None,
         output_hidden_states: HiddenStateChoice = None,
         output_attentions: bool | None = None,
+        inputs_embeds: Tensor | None = None,
+        **others: None,
     ) -> PRPNModelOutput:
         """Read token ids from left to right.
 
@@ -151,6 +156,8 @@ class PRPNModel(PRPNPreTrainedModel):
             use_cache: return the state; default: only if one is given.
             output_hidden_states: also return `hidden_states`, all or those at the places given.
             output_attentions: also return `attentions`.
+            inputs_embeds: [B, T, E] instead of `input_ids`.
+            **others: arguments of other models, all None.
 
         Returns:
             `PRPNModelOutput`. A masked column has the features of the column before it. The state holds the
@@ -165,17 +172,18 @@ class PRPNModel(PRPNPreTrainedModel):
         """
         cache = past_key_values
         wanted = wanted_states(self.config, output_hidden_states, self.config.num_layers + 2)
-        mask_BT = segment_mask(self.config, input_ids, attention_mask, cache)
-        # Tokens move to the left end, so that padding is read after them.
-        tokens_BT = torch.ones_like(input_ids, dtype=torch.bool) if mask_BT is None else mask_BT
-        ids = input_ids.long().masked_fill(~tokens_BT, self.config.pad_token_id or 0)
-        ids, tokens_BT = tokens_first(ids, mask_BT), tokens_first(tokens_BT, mask_BT)
-        state = self._initial_state(len(ids))
+        refuse_arguments(others)
+        embedded, _, mask_BT = self.embed_first(input_ids, inputs_embeds, attention_mask, cache)
+        tokens_BT = torch.ones(embedded.shape[:2], dtype=torch.bool, device=embedded.device)
+        if mask_BT is not None:
+            tokens_BT = tokens_first(mask_BT, mask_BT)
+        state = self._initial_state(len(embedded))
         if cache is not None and cache.is_initialized:
-            state = cache.read([part.shape for part in state], ids.device)
+            state = cache.read([part.shape for part in state], embedded.device)
         # In training the batch normalizations see tokens only, unless asked for otherwise.
         every = mask_BT is None or not (self.training and self.config.pad_aware_batch_norm)
-        read = self._read(ids.t(), tokens_BT.sum(1), TokenRows(tokens_BT.t(), every), state, bool(wanted))
+        rows = TokenRows(tokens_BT.t(), every)
+        read = self._read(embedded.transpose(0, 1), tokens_BT.sum(1), rows, state, bool(wanted))
         own_TB, next_TB, supervised_TB = read.distances[:3]
         features = after_columns(read.features_SBE.transpose(0, 1), mask_BT)
         recorded = [state_at_columns(states.transpose(0, 1), mask_BT, before) for states, before in read.states]
@@ -183,11 +191,11 @@ class PRPNModel(PRPNPreTrainedModel):
         return PRPNModelOutput(
             last_hidden_state=features,
             hidden_states=kept_states([*recorded, features], wanted),
-            past_key_values=store_state(cache, use_cache, read.state, input_ids.shape[1], batch_dim=1),
+            past_key_values=store_state(cache, use_cache, read.state, embedded.shape[1], batch_dim=1),
             token_mask=mask_BT,
-            distances=_at_tokens(own_TB, mask_BT)[None],
+            distances=_at_tokens(own_TB, mask_BT)[:, None],
             next_distances=_at_tokens(next_TB, mask_BT),
-            syd_distances=None if supervised_TB is None else _at_tokens(supervised_TB, mask_BT)[None],
+            syd_distances=None if supervised_TB is None else _at_tokens(supervised_TB, mask_BT)[:, None],
             attentions=tuple(_at_tokens(w, mask_BT) for w in read.attentions) if attend else None,
         )
 
@@ -195,11 +203,11 @@ class PRPNModel(PRPNPreTrainedModel):
         """State before any token; every part has the sentences in its second dimension."""
         config, like_BE = self.config, self.embed_tokens.weight.new_zeros(batch_size, self.config.embedding_size)
         distances = torch.full((config.num_slots, batch_size), FAR, device=like_BE.device)
-        tape = like_BE.new_zeros(config.num_slots, batch_size, 2 * config.hidden_size)
+        tape = like_BE.new_zeros(config.num_slots, batch_size, 2 * config.layer_size)
         return (like_BE[None], distances, *[tape] * config.num_layers, *self.parser.start(like_BE))
 
     def _read(
-        self, ids_TB: Tensor, count_B: Tensor, rows: TokenRows, state: tuple[Tensor, ...], record: bool
+        self, embeddings_TBE: Tensor, count_B: Tensor, rows: TokenRows, state: tuple[Tensor, ...], record: bool
     ) -> "_Read":
         """Run the three networks over rows whose tokens stand first."""
         config = self.config
@@ -210,7 +218,6 @@ class PRPNModel(PRPNPreTrainedModel):
             )
         features_before, distances_before, *rest = state
         tapes, parser_state = rest[: config.num_layers], tuple(rest[config.num_layers :])
-        embeddings_TBE = self.embed_tokens(ids_TB)
         distances = self.parser(embeddings_TBE, rows, parser_state, count_B)
         distances_SB = torch.cat([distances_before.to(distances.own_TB), distances.own_TB])
         read_gate, predict_gate = gates_of(
@@ -222,9 +229,9 @@ class PRPNModel(PRPNPreTrainedModel):
             hidden, tape_SBD, weights = layer(hidden, read_gate, tape)
             attentions.append(weights)
             if record:
-                recorded.append((hidden, tape[-1, :, : config.hidden_size]))
+                recorded.append((hidden, tape[-1, :, : config.layer_size]))
             new_tapes.append(last_entries(tape_SBD, count_B, config.num_slots))
-        past = tapes[-1][..., : config.hidden_size].to(hidden.dtype)
+        past = tapes[-1][..., : config.layer_size].to(hidden.dtype)
         features_TBE, weights = self.predictor(torch.cat([past, hidden]), predict_gate, rows)
         features_SBE = torch.cat([features_before.to(features_TBE), features_TBE])
         new_state = (
@@ -260,10 +267,16 @@ class _Read(NamedTuple):
 
 
 # ---------------------------------------------------------------------------------------------- language model
-class PRPNForCausalLM(RecurrentLanguageModel, PRPNPreTrainedModel, GenerationMixin):
+class PRPNForCausalLM(DistanceLanguageModel, PRPNPreTrainedModel, GenerationMixin):
     """PRPN with its output layer: next-token log-probabilities, training objective, trees, stock generation."""
 
     network_class = PRPNModel
+    supervision_remedy = "set parsing_network='recurrent'"
+
+    @property
+    def learns_from_trees(self) -> bool:
+        """Whether the parsing network has supervised distances (PRPN-SYD)."""
+        return self.config.parsing_network == "recurrent"
 
     def output_features(self, output: RecurrentModelOutput) -> Tensor:
         """Features of the predict network with dropout [B, T, E]; see `RecurrentLanguageModel`.
@@ -276,82 +289,6 @@ class PRPNForCausalLM(RecurrentLanguageModel, PRPNPreTrainedModel, GenerationMix
         """
         return drop(output.last_hidden_state, self.config.dropout, self.training)
 
-    def supervised_losses(self, input_ids: Tensor, output: RecurrentModelOutput, gold: Any) -> dict[str, WeightedLoss]:
-        """Ranking loss of the supervised distances; see `distance_losses`."""
-        return distance_losses(self.config, input_ids, output.token_mask, output.syd_distances, gold)
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        distances: Tensor | None = None,
-        past_key_values: RecurrentCache | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        loss_shares: Mapping[str, float] | None = None,
-        **kwargs: Any,
-    ) -> RecurrentLMOutput:
-        """Training objective with `labels`, next-token log-probabilities without.
-
-        loss = language_model_weight * mean of -log p(x_t+1 | x_1..t), and in PRPN-SYD + syntactic_distance_weight *
-        ranking loss of the supervised distances (see `ranking_loss`).
-
-        Args:
-            input_ids: [B, T] token ids.
-            attention_mask: [B, T], 1 = token (see `PRPNModel.forward`).
-            labels: [B, T] = `input_ids` with -100 where the loss shall not count; they are shifted inside. The first
-                token of a row is not predicted.
-            distances: [B, T] gold distances, value t of the gap before token t; NaN where there is none. They need
-                labels, and a model with `parsing_network="recurrent"`. Without them nothing is learned from trees.
-                What ends with `eos_token_id` is a sentence.
-            past_key_values: state to continue from; it is moved on in place, and no gradient flows through it.
-            use_cache: return the state; default: only if one is given.
-            logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
-            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
-                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
-            **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (they
-                replace `labels`); `output_hidden_states` and `output_attentions`, as for `PRPNModel.forward`.
-
-        Returns:
-            `RecurrentLMOutput` with `distances` (and `syd_distances`) [1, B, T]. With labels: `loss`, `losses`
-            ("language_model", and in PRPN-SYD "syntactic_distance", without their weights), `joint_log_prob` [B].
-            Without: `logits` [B, T, V], log p(next token | prefix); they are exact and carry gradients.
-
-        Raises:
-            ValueError: see `PRPNModel.forward`; for bad labels, and for gold distances that nothing is trained on.
-            TypeError: for other keyword arguments.
-
-        Cost: see `PRPNModel.forward`, and one row of V numbers per token; with labels, never all of them at once.
-        """
-        labeled = labels is not None or kwargs.get("shift_labels") is not None
-        remedy = None if self.config.parsing_network == "recurrent" else "set parsing_network='recurrent'"
-        gold = check_gold_distances(input_ids, distances, labeled, remedy)
-        return self.score_text(
-            input_ids, attention_mask, labels, past_key_values, use_cache, logits_to_keep, loss_shares, kwargs, gold
-        )
-
-    def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
-        """How many items each part of the loss is a mean over (see `RecurrentLanguageModel.count_loss_items`).
-
-        Batch normalization and pairs of distances of scope "batch" look at a whole batch, which pieces of it cannot add
-        up to.
-
-        Args:
-            input_ids: [B, T], as for `forward`.
-            **others: further arguments of `forward`.
-
-        Returns:
-            Counts by the names of `losses`.
-        """
-        counts = super().count_loss_items(input_ids, **others)
-        if self.config.parsing_network == "recurrent" and self.config.syntactic_distance_reduction == "mean":
-            counts["syntactic_distance"] = count_pairs(
-                self.config, input_ids, others.get("attention_mask"), others.get("distances")
-            )
-        return counts
-
     def parse(
         self,
         input_ids: Tensor,
@@ -361,6 +298,7 @@ class PRPNForCausalLM(RecurrentLanguageModel, PRPNPreTrainedModel, GenerationMix
         method: str = "distance",
         decoder: Decoder = "unbiased",
         distances: str | None = None,
+        num_beams: int | None = None,
     ) -> ParseOutput:
         """Trees of given sentences, and their probabilities as text.
 
@@ -374,6 +312,7 @@ class PRPNForCausalLM(RecurrentLanguageModel, PRPNPreTrainedModel, GenerationMix
             decoder: "unbiased", or "biased" to the right, as the authors of PRPN decode (see `distances_to_spans`).
             distances: "supervised" (those of PRPN-SYD that learn from gold trees) or "language_model"; default: the
                 first where there are any.
+            num_beams: changes nothing: the distances of a text, and so its tree, are a function of its words.
 
         Returns:
             `ParseOutput` with one tree per sentence; `log_probs` [B, 1] is log p(sentence and its end), and
@@ -384,19 +323,13 @@ class PRPNForCausalLM(RecurrentLanguageModel, PRPNPreTrainedModel, GenerationMix
 
         Cost: one pass over the text.
         """
-        if method != "distance":
-            raise ValueError(f"method {method!r} is unknown. PRPN parses with 'distance'.")
-        names = {"language_model": "distances"}
-        if self.config.parsing_network == "recurrent":
-            names = {"supervised": "syd_distances", **names}
-        distances = next(iter(names)) if distances is None else distances
-        if distances not in names:
-            raise ValueError(f"There are no distances {distances!r}. This model has {list(names)}.")
-
-        def read_trees(output: RecurrentModelOutput, starts: list[list[int]]) -> list[list[Span]]:
-            return distance_trees(output[names[distances]][0], starts, decoder)
-
-        return self.parse_text(input_ids, attention_mask, word_ends, read_trees)
+        fields = {"language_model": "distances"}
+        if self.learns_from_trees:
+            fields = {"supervised": "syd_distances", **fields}
+        distances = next(iter(fields)) if distances is None else distances
+        if distances not in fields:
+            raise ValueError(f"There are no distances {distances!r}. This model has {list(fields)}.")
+        return self._parse_distances(input_ids, attention_mask, word_ends, method, decoder, fields[distances], layer=0)
 
 
 class PRPNForSequenceClassification(RecurrentSequenceClassifier, PRPNPreTrainedModel):

@@ -25,7 +25,7 @@ from transformers.utils import can_return_tuple
 
 from .configuration_rnng import RNNGConfig
 from .generation_mixin import SYNTACTIC_GENERATION_DEFAULTS, SyntacticGenerationMixin
-from .hidden_states import HiddenStateChoice, asked_of_layers, kept_states, refuse_layer_outputs, wanted_states
+from .hidden_states import HiddenStateChoice, kept_states, refuse_arguments, refuse_layer_outputs, wanted_states
 from .losses import check_shares, linear_cross_entropy, share_of
 from .module_tools import NoOffloading, evaluation_mode, weight_of
 from .outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
@@ -38,7 +38,7 @@ from .rnng_stack_lstm import StackLSTM
 from .rnng_stack_machine import RNNGStackMachine
 from .search_parsing import parse_with_search
 from .search_state import SyntacticCache
-from .token_batch import attended_tokens, between_padding
+from .token_batch import attended_tokens, between_padding, only_token_ids
 
 DEFAULT_PARTICLES = 1000
 NO_HIDDEN_STATES = (
@@ -93,9 +93,17 @@ class RNNGPreTrainedModel(NoOffloading, PreTrainedModel):
 
 
 class RNNGModel(RNNGPreTrainedModel):
-    """The stack machine: states of given derivations, from which heads predict actions and words."""
+    """The stack machine: states of derivations, from which heads predict actions and words.
 
-    def __init__(self, config: RNNGConfig):
+    Args:
+        config: sizes.
+        add_heads: have the heads, too, with which derivations are found where none are given. Models that have heads
+            of their own leave them out.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}
+
+    def __init__(self, config: RNNGConfig, add_heads: bool = True):
         super().__init__(config)
         size, labels = config.embedding_size, len(config.nonterminals)
         self.embed_tokens = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
@@ -111,6 +119,12 @@ class RNNGModel(RNNGPreTrainedModel):
         self.output = nn.Linear(config.hidden_size, size)
         if config.subwords:
             self.register_buffer("word_final", torch.ones(config.vocab_size, dtype=torch.bool))
+        self.has_heads = add_heads
+        if add_heads:
+            self.action_head = nn.Linear(size, config.num_actions)
+            self.lm_head = nn.Linear(size, config.vocab_size)
+        else:
+            self._tied_weights_keys = {}
         self.post_init()
 
     def word_ends_of(self, input_ids: Tensor) -> Tensor | None:
@@ -177,9 +191,10 @@ class RNNGModel(RNNGPreTrainedModel):
             States of the last layer of the stack LSTM, or of every layer, after every push [P, h], in the order of the
             plan.
         """
-        words = input_ids[_word_places(plan, mask)].long()
+        # Hooks of NEFTune expect [B, T, w] and read the length of a text from it.
+        words = self.embed_tokens(input_ids.long().masked_fill(~mask, 0))[_word_places(plan, mask)]
         bottoms = self.initial_element.expand(plan.num_sentences, -1)
-        parts = [bottoms, self.embed_tokens(words), self.embed_nonterminals(plan.label)]
+        parts = [bottoms, words, self.embed_nonterminals(plan.label)]
         elements = self.dropout(torch.cat(parts))
         if not self.composition.reads_stack:
             for chains in plan.compositions:
@@ -211,23 +226,26 @@ class RNNGModel(RNNGPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor,
-        actions: Tensor,
+        input_ids: Tensor | None = None,
+        actions: Tensor | None = None,
         attention_mask: Tensor | None = None,
         word_ends: Tensor | None = None,
         output_hidden_states: HiddenStateChoice = None,
         output_attentions: bool | None = None,
+        **kwargs: Any,
     ) -> SyntacticModelOutput:
-        """States of given derivations.
+        """States of derivations, which a search finds where they are not given.
 
         Args:
             input_ids: [B, T] token ids.
-            actions: [B, A] complete derivations, 0 = padding: `parse` of the language model finds them.
+            actions: [B, A] complete derivations, 0 = padding; default: the best that the search finds, as `parse` of
+                the language model does.
             attention_mask: [B, T], 1 = token; padding left or right.
             word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
             output_hidden_states: also return `hidden_states`, all or those at the places given: the word embeddings,
                 the state of every layer of the stack LSTM after each token, and what `last_hidden_state` is.
             output_attentions: refused: there are no attention weights over tokens.
+            **kwargs: only None values, which wrappers pass for arguments of other models.
 
         Returns:
             `SyntacticModelOutput` with `last_hidden_state` [B, T, w] (the prediction vector right after each token;
@@ -235,14 +253,21 @@ class RNNGModel(RNNGPreTrainedModel):
             stack's state when the derivation is over).
 
         Raises:
-            ValueError: for bad shapes and ids, for sequences that are not valid derivations of the tokens, and where
-                attentions are asked for.
+            ValueError: for bad shapes and ids, for sequences that are not valid derivations of the tokens, where
+                attentions are asked for, and when the search finds no tree of a sentence.
+            TypeError: for other keyword arguments.
 
-        Cost: see `rnng_plan`.
+        Cost: see `rnng_plan`; without `actions` that of `parse`, hundreds of times more.
         """
+        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
+        refuse_arguments(kwargs)
         wanted = self.wanted_states(output_hidden_states, output_attentions)
         mask = attended_tokens(self.config, input_ids, attention_mask)
         word_ends = self.word_ends_of(input_ids) if word_ends is None else word_ends
+        if actions is None:
+            if not self.has_heads:
+                raise ValueError("actions are missing: parse of the model around this RNNGModel finds them.")
+            actions = _best_derivations(self, input_ids, mask, word_ends)
         plan = self.make_plan(actions, mask, word_ends, run_last=True)
         layers = self.run(input_ids, mask, plan, bool(wanted))
         hidden = layers[-1]
@@ -332,6 +357,22 @@ def _check_not_empty(mask: Tensor) -> None:
         raise ValueError(f"Row {row} of input_ids holds no token. Leave empty texts out.")
 
 
+@torch.no_grad()
+def _best_derivations(model: Any, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None) -> Tensor:
+    """Actions [B, A] of the best trees that the search with the heads of a model finds."""
+    _check_not_empty(mask)
+    config = model.config
+    width = max(config.action_beam_size, config.scoring_num_beams)
+    with evaluation_mode(model):
+        search = FastTrackSearch(RNNGStackMachine(model), config.scoring_num_beams, width, config.fast_track_size)
+        output = parse_with_search(search, input_ids, mask, word_ends=word_ends)
+    # In-order, the tree of one word may be the bare word: no span, but a derivation.
+    missing = [row for row, trees in enumerate(output.spans) if not trees]
+    if missing:
+        raise ValueError(f"The search finds no tree of row {missing[0]}. Pass actions, or raise action_beam_size.")
+    return output.actions[:, 0]
+
+
 def _check_plan(plan: RNNGPlan, reads_stack: bool, actions: Tensor, mask: Tensor) -> None:
     """Check that a plan made ahead fits the derivations; tensors on a GPU are not read."""
     if hasattr(plan, "steps") != reads_stack:
@@ -340,7 +381,7 @@ def _check_plan(plan: RNNGPlan, reads_stack: bool, actions: Tensor, mask: Tensor
             f"by_level={not reads_stack}."
         )
     matches = plan.num_sentences == len(mask) == len(actions)
-    if matches and not actions.is_cuda and not plan.action.is_cuda:
+    if matches and actions.device.type == plan.action.device.type == "cpu":
         taken, words = actions != 0, plan.word_row.bincount(minlength=len(mask))
         matches = torch.equal(actions[taken], plan.action) and torch.equal(words, mask.sum(1))
     if not matches:
@@ -362,7 +403,7 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
 
     def __init__(self, config: RNNGConfig):
         super().__init__(config)
-        self.model = RNNGModel(config)
+        self.model = RNNGModel(config, add_heads=False)
         self.action_head = nn.Linear(config.embedding_size, config.num_actions)
         self.lm_head = nn.Linear(config.embedding_size, config.vocab_size)
         self.post_init()
@@ -370,9 +411,8 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
         actions: Tensor | None = None,
         word_ends: Tensor | None = None,
         plan: RNNGPlan | None = None,
@@ -380,9 +420,11 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         output_logits: bool = False,
+        output_marginal_logits: bool | None = None,
         loss_shares: Mapping[str, float] | None = None,
         output_hidden_states: HiddenStateChoice = None,
         output_attentions: bool | None = None,
+        return_loss: bool = True,
         **kwargs: Any,
     ) -> SyntacticLMOutput:
         """Training objective and probability of given derivations with `actions`, next-token log-probabilities without.
@@ -396,7 +438,6 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         Args:
             input_ids: [B, T] token ids, one sentence per row.
             attention_mask: [B, T], 1 = token; padding left or right. By default everything but padding.
-            labels: [B, T] = `input_ids` with -100 where the word loss shall not count; needs `actions`.
             actions: [B, A] complete derivations, 0 = padding (see `TransitionSystem`).
             word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
             plan: plan of `actions`, if it was made ahead (`rnng_plan.make_plan`).
@@ -405,11 +446,16 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
             logits_to_keep: compute `logits` for this many last positions only (0 = all).
             output_logits: also return `action_logits` [B, A, Y] and `token_logits_given_tree` [B, T, V] of the given
                 derivations.
+            output_marginal_logits: with `actions`, compute `logits` as well, at the cost of those alone; default:
+                `config.output_marginal_logits`, in evaluation mode.
             loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             output_hidden_states: also return `hidden_states` of the given derivations (see `RNNGModel.forward`).
             output_attentions: refused: see `RNNGModel.forward`.
-            **kwargs: only None values, which wrappers pass for arguments of other models.
+            return_loss: with `actions`, return the loss. (By this argument Trainer knows that actions have one.)
+            **kwargs: `labels` [B, T] = `input_ids` with -100 where the word loss shall not count; needs `actions`.
+                Trainer drops a column of this name unless it is among its `label_names`. Besides, None values, which
+                wrappers pass for arguments of other models.
 
         Returns:
             `SyntacticLMOutput`; with `actions` its `joint_log_prob` [B] is log p(text, tree).
@@ -422,7 +468,9 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
         Cost: objective: as many sequential steps as trees are high and stacks deep (LSTM composition). Logits: T
             words, each about ten steps of `config.action_beam_size` states.
         """
-        asked_of_layers(kwargs)  # nothing else is taken
+        labels = kwargs.pop("labels", None)  # not in the signature: Trainer takes what is there for required
+        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
+        refuse_arguments(kwargs)
         check_shares(loss_shares, ("action", "word"))
         wanted = self.model.wanted_states(output_hidden_states, output_attentions)
         if actions is None:
@@ -432,34 +480,43 @@ class RNNGForCausalLM(SyntacticGenerationMixin, RNNGPreTrainedModel):
                     "labels, plan and output_logits need actions: RNNG is trained on trees. Pass the derivations of a "
                     "treebank, or those that parse finds."
                 )
-            return self._marginal(input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends)
+            return self._marginal_forward(
+                input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
+            )
         if past_key_values is not None or use_cache or not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError(
                 "past_key_values, use_cache and logits_to_keep go with next-token logits, not with actions."
             )
-        return self._objective(
+        result = self._objective(
             input_ids, attention_mask, labels, actions, word_ends, plan, output_logits, loss_shares, wanted
         )
+        if not return_loss:
+            result.loss = None
+        if self.wants_logits_beside(output_marginal_logits):
+            result.logits = self.logits_beside(input_ids, attention_mask, word_ends=word_ends)
+        return result
 
-    def _marginal(
+    def _marginal_forward(
         self,
         input_ids: Tensor,
-        attention_mask: Tensor | None,
-        cache: SyntacticCache | None,
-        use_cache: bool | None,
-        logits_to_keep: int | Tensor,
-        word_ends: Tensor | None,
+        attention_mask: Tensor | None = None,
+        past_key_values: SyntacticCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        word_ends: Tensor | None = None,
     ) -> SyntacticLMOutput:
         """Next-token log-probabilities, derivations summed out over the word-synchronous search."""
         if attention_mask is None:
             attended_tokens(self.config, input_ids, None)  # checks
             attention_mask = self._default_attention_mask(input_ids).bool()
-            begun = getattr(cache, "begun", None)
+            begun = getattr(past_key_values, "begun", None)
             if begun is not None and len(begun) == len(input_ids):
                 # The begin token of these rows has been read: everything but padding is a word.
                 words = between_padding(input_ids, self.config.pad_token_id)
                 attention_mask = torch.where(begun[:, None], words, attention_mask)
-        return self._marginal_forward(input_ids, attention_mask, cache, use_cache, logits_to_keep, word_ends)
+        return super()._marginal_forward(
+            input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
+        )
 
     def _objective(
         self,
@@ -790,7 +847,7 @@ class RNNGForSequenceClassification(RNNGPreTrainedModel):
     def __init__(self, config: RNNGConfig):
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.model = RNNGModel(config)
+        self.model = RNNGModel(config, add_heads=False)
         self.action_head = nn.Linear(config.embedding_size, config.num_actions)
         self.lm_head = nn.Linear(config.embedding_size, config.vocab_size)
         self.score = nn.Linear(config.hidden_size, config.num_labels)
@@ -799,15 +856,19 @@ class RNNGForSequenceClassification(RNNGPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         actions: Tensor | None = None,
         word_ends: Tensor | None = None,
         output_hidden_states: HiddenStateChoice = None,
         output_attentions: bool | None = None,
+        **kwargs: Any,
     ) -> SyntacticClassifierOutput:
         """Classify sentences by their trees, which the model's own search finds where they are not given.
+
+        That search is nearly all of the time: to classify one text often, keep the actions of
+        `RNNGForCausalLM.parse` and pass them.
 
         With `labels`, loss = classification loss + negative log-probability of texts and trees per action and word, so
         that the model stays a language model.
@@ -820,18 +881,24 @@ class RNNGForSequenceClassification(RNNGPreTrainedModel):
             word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
             output_hidden_states: also return `hidden_states` (see `RNNGModel.forward`).
             output_attentions: refused: see `RNNGModel.forward`.
+            **kwargs: only None values, which wrappers pass for arguments of other models.
 
         Returns:
             `SyntacticClassifierOutput`.
 
         Raises:
             ValueError: see `RNNGForCausalLM.forward`; and when the search finds no tree of a sentence.
+            TypeError: for other keyword arguments.
+
+        Cost: without `actions` that of `parse`, hundreds of times more than with them.
         """
+        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
+        refuse_arguments(kwargs)
         wanted = self.model.wanted_states(output_hidden_states, output_attentions)
         mask = attended_tokens(self.config, input_ids, attention_mask)
         word_ends = self.model.word_ends_of(input_ids) if word_ends is None else word_ends
         if actions is None:
-            actions = self._best_derivations(input_ids, mask, word_ends)
+            actions = _best_derivations(self, input_ids, mask, word_ends)
         plan = self.model.make_plan(actions, mask, word_ends, run_last=True)
         layers = self.model.run(input_ids, mask, plan, bool(wanted))
         hidden = layers[-1]
@@ -851,19 +918,3 @@ class RNNGForSequenceClassification(RNNGPreTrainedModel):
                 "word": parts.word_total.detach() / count,
             }
         return result
-
-    @torch.no_grad()
-    def _best_derivations(self, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None) -> Tensor:
-        """Actions [B, A] of the best trees that the search finds."""
-        _check_not_empty(mask)
-        config = self.config
-        width = max(config.action_beam_size, config.scoring_num_beams)
-        with evaluation_mode(self):
-            machine = RNNGStackMachine(self)
-            search = FastTrackSearch(machine, config.scoring_num_beams, width, config.fast_track_size)
-            output = parse_with_search(search, input_ids, mask, word_ends=word_ends)
-        # In-order, the tree of one word may be the bare word: no span, but a derivation.
-        missing = [row for row, trees in enumerate(output.spans) if not trees]
-        if missing:
-            raise ValueError(f"The search finds no tree of row {missing[0]}. Pass actions, or raise action_beam_size.")
-        return output.actions[:, 0]

@@ -6,7 +6,7 @@ when its layer is called, so `weight_of` adds its part to the weight,
     W' = W + s B A
 
 and recognizes adapters by their attributes (PEFT may be missing). Offloading fetches weights when a layer is called, so
-`NoOffloading` rejects it.
+`NoOffloading` rejects it, and devices between which the weights would have to travel.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 class NoOffloading:
-    """Reject CPU and disk offloading when a model is loaded (`device_map` with "disk", or with "cpu" beside a GPU)."""
+    """Reject a `device_map` that spreads a model over several devices, CPU and disk offloading included."""
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Self:
@@ -49,10 +49,10 @@ class NoOffloading:
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
-        if "disk" in places or ("cpu" in places and len(places) > 1):
+        if "disk" in places or len(places) > 1:
             raise ValueError(
                 f"device_map={kwargs.get('device_map')!r} puts parts of {cls.__name__} on {sorted(places)}, but it "
-                "cannot be offloaded: its layers read weights of their parts directly. Load it on one device "
+                "cannot be split: its layers read weights of their parts directly. Load it on one device "
                 '(device_map={"": 0} or {"": "cpu"}), or in a smaller type (dtype="bfloat16").'
             )
         return loaded

@@ -138,7 +138,7 @@ class _ONLSTM(torch.autograd.Function):
                 acts[t] += from_states(states[t].to(low))
                 scores = acts[t, :, : 2 * num_chunks].view(batch, 2, num_chunks)
                 # cumax; the first one is 1 - cumax (the master gates I and F)
-                master = torch.cumsum(torch.softmax(scores, -1, out=probs[t]), -1, out=masters[t])
+                master = _running_sum(torch.softmax(scores, -1, out=probs[t]), out=masters[t])
                 torch.sub(1, master[:, 0], out=master[:, 0])
                 overlap = (master[:, 0] * master[:, 1])[:, None]
                 units = acts[t, :, 2 * num_chunks :].view(batch, 4, *grid[1:])
@@ -175,7 +175,7 @@ class _ONLSTM(torch.autograd.Function):
                 units[:, 1:].mul_(through[:, None])
                 # Backward of cumax: of cumsum, then of softmax. A softmax ignores a constant, here the sum of all.
                 master = (master_slopes[t] * through[:, None]).sum(-1)
-                master = master - master.cumsum(-1)
+                master = master - _running_sum(master)
                 master = master - (probs[t] * master).sum(-1, keepdim=True)
                 torch.mul(probs[t], master, out=grads[t, :, : 2 * num_chunks].view(batch, 2, num_chunks))
                 if grad_forget is not None:
@@ -194,6 +194,15 @@ class _ONLSTM(torch.autograd.Function):
         results = (grad_inputs, grad_hidden, grad_cell.flatten(1), grad_input_weight, grad_weight, grad_bias)
         typed = (None if tensor is None else tensor.to(dtype) for tensor, dtype in zip(results, ctx.types, strict=True))
         return (*typed, None)
+
+
+def _running_sum(values: Tensor, out: Tensor | None = None) -> Tensor:
+    """Cumulative sum over the last dimension; CUDA's kernel is not deterministic, a product with a triangle is."""
+    if values.device.type == "cpu" or not torch.are_deterministic_algorithms_enabled():
+        return torch.cumsum(values, -1, out=out)
+    size = values.shape[-1]
+    sums = values @ values.new_ones(size, size).triu()
+    return sums if out is None else out.copy_(sums)
 
 
 def _slopes(acts: Tensor, masters: Tensor, cells: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

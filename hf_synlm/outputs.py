@@ -4,6 +4,7 @@ Shapes: B sentences or contexts, T tokens, A actions, N hypotheses, V vocabulary
 losses are in nats; spans are half-open `(i, j)` in token positions of the input row.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from html import escape
 from typing import Any
@@ -39,11 +40,12 @@ class SyntacticLMOutput(InFieldOrder, ModelOutput):
     Fields:
         loss: scalar training objective (with `labels`); one `backward()` trains everything.
         logits: [B, T, V] natural-log probability of the next token given the prefix only, trees summed out over the
-            beam (without `labels`). They come from a search and carry no gradient.
+            beam. They come from a search and carry no gradient; with `labels` or `actions` only where
+            `output_marginal_logits` asks for them.
         losses: the named parts of `loss`, detached scalars.
         past_key_values: search state after the last token (with `use_cache`).
-        spans: per row the inner nodes `(i, j)` of the trees, in post-order, leaves left out.
-        joint_log_prob: [B] log p(text, tree) of the trees in `spans`.
+        spans: per row the inner nodes `(i, j)` of the trees, in post-order, leaves left out (with `output_spans`).
+        joint_log_prob: [B] log p(text, tree) of induced or given trees.
         action_logits: [B, A, Y] at each slot of the action sequence of the trees; Y = 2 (GEN and COMP) for GPST.
         token_logits_given_tree: [B, T, V]; position t predicts token t given the actions before it.
         chart: dict of chart tensors (with `output_chart`).
@@ -78,9 +80,9 @@ class SyntacticModelOutput(InFieldOrder, ModelOutput):
         action_hidden_state: [B, A, w] prediction vector before each action (RNNG).
         sentence_state: [B, h] state of the stack when the derivation is over (RNNG).
         outside_vectors: [tokens, d] outside vectors of all tokens of the batch, row by row.
-        spans: per row the inner nodes `(i, j)` of the trees in post-order.
+        spans: per row the inner nodes `(i, j)` of the trees in post-order (with `output_spans`).
         parser_scores: [B, T - 1] split scores of the parser between neighbouring tokens.
-        structure: `TreeStructure`, which heads and losses of this package read (GPST).
+        structure: `TreeStructure`, which heads and losses of this package read (GPST, with `output_structure`).
         chart: dict of chart tensors (with `output_chart`).
         hidden_states: with `output_hidden_states`, states after each token [B, T, *], the last one being
             `last_hidden_state`. GPST: what the type layers read at the slot that predicts the next token, then the
@@ -112,7 +114,7 @@ class SyntacticClassifierOutput(InFieldOrder, ModelOutput):
         loss: scalar: classification loss plus the weighted language-modeling objective (with `labels`).
         logits: [B, num_labels] scores of the classes.
         losses: named parts of `loss`, detached scalars; "classification" is the classifier's own.
-        spans: per row the inner nodes `(i, j)` of the induced trees.
+        spans: per row the inner nodes `(i, j)` of the induced trees (with `output_spans`).
         hidden_states, attentions: of the bare model (with `output_hidden_states`, `output_attentions`).
     """
 
@@ -193,19 +195,15 @@ class ParseOutput(ModelOutput):
         if len(words) != length and not folds:
             expected = f"{length} tokens" + (f" or {len(ends)} words" if ends is not None else "")
             raise ValueError(f"Sentence {sentence} has {expected}; {len(words)} words were given. Pass one per token.")
-        if self.labels is not None:
-            if folds:
-                # Constituents consist of whole words; one that covers a single word stays.
-                number = {0: 0} | {end - offset: place for place, end in enumerate(ends, 1)}
-                spans = [(number[i], number[j]) for i, j in spans]
-            names = self.labels[sentence][hypothesis]
-            labeled = [(label, i, j) for label, (i, j) in zip(names, spans, strict=True)]
-            return labeled_spans_to_brackets(labeled, words)
-        if folds:
+        labels = None if self.labels is None else self.labels[sentence][hypothesis]
+        if folds and labels is not None:
+            # Constituents consist of whole words; one that covers a single word stays.
+            number = {0: 0} | {end - offset: place for place, end in enumerate(ends, 1)}
+            spans = [(number[i], number[j]) for i, j in spans]
+        elif folds:
             last = {end - offset - 1 for end in ends}
             spans = fold_tokens(spans, [position in last for position in range(length)])
-            length = len(ends)
-        return tree_to_brackets(spans_to_tree(spans, length), words)
+        return _write_tree(spans, labels, words)
 
     def _repr_html_(self) -> str:
         """A table of all trees for notebooks; tokens are column numbers, because the output does not contain words."""
@@ -224,3 +222,46 @@ class ParseOutput(ModelOutput):
         names = ("sentence", "hypothesis", "log-probability (nats)", "tree over columns")
         head = "".join(f"<th>{name}</th>" for name in names)
         return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+
+
+class GeneratedTrees:
+    """Mixin of the outputs of `generate` with trees.
+
+    Fields, which the outputs declare: `sequences` [B, L], and per sequence `spans` (columns of `sequences`), perhaps
+    their `labels`, the column `offsets` of the first token of the tree, and the number `lengths` of its tokens (begin
+    token, end token and padding belong to no tree).
+    """
+
+    def brackets(self: Any, words: Any, sentence: int = 0) -> str:
+        """Bracketed tree of one generated sequence.
+
+        Args:
+            words: the tokenizer, or one string per column of `sequences`.
+            sentence: row of `sequences`.
+
+        Returns:
+            As `ParseOutput.brackets`, over tokens.
+
+        Raises:
+            ValueError: for an unknown row, a row without a tree of all its tokens, and another number of words.
+        """
+        if not 0 <= sentence < len(self.spans) or not self.lengths[sentence]:
+            trees = sum(length > 0 for length in self.lengths)
+            raise ValueError(f"No tree of sequence {sentence}: {trees} of {len(self.spans)} sequences have one.")
+        if hasattr(words, "convert_ids_to_tokens"):
+            words = words.convert_ids_to_tokens(self.sequences[sentence])
+        if len(words) != self.sequences.shape[1]:
+            raise ValueError(
+                f"sequences have {self.sequences.shape[1]} columns; {len(words)} words were given. Pass one per column."
+            )
+        offset, length = self.offsets[sentence], self.lengths[sentence]
+        spans = [(i - offset, j - offset) for i, j in self.spans[sentence]]
+        labels = self.get("labels")
+        return _write_tree(spans, None if labels is None else labels[sentence], words[offset : offset + length])
+
+
+def _write_tree(spans: list[tuple[int, int]], labels: Sequence[str] | None, words: list[str]) -> str:
+    """Brackets over `words`, with labels if there are any."""
+    if labels is None:
+        return tree_to_brackets(spans_to_tree(spans, len(words)), words)
+    return labeled_spans_to_brackets([(label, i, j) for label, (i, j) in zip(labels, spans, strict=True)], words)

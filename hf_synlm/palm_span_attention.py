@@ -14,49 +14,95 @@ Shapes: B sentences, T positions, K spans, N = K + T - 1 tokens that end a span 
 size, D width of both directions together, P attention size.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from .configuration_palm import PaLMConfig
 from .matrix_products import OneDNNLinear
 from .recurrent_layers import locked_dropout
 from .trees import Span
 
+# Of states of spans at a time, when a text is parsed: 0.25 GB in float32.
+_MAX_NUMBERS = 1 << 26
 
-def span_states(input_BND: Tensor, forget_BND: Tensor, num_spans: int) -> Iterator[Tensor]:
-    """States of the rational RNN on all spans, length by length.
+
+def span_states(input_BND: Tensor, forget_BND: Tensor, num_spans: int) -> Tensor:
+    """States of the rational RNN on all spans.
 
     With e the end of a span of length L, the first half of the features (S) runs from left to right, the second (R)
     from right to left:
 
         S_1[e] = R_1[e] = u[e];    S_L[e] = u[e] + f[e] S_L-1[e-1];    R_L[e] = u[e-L+1] + f[e-L+1] R_L-1[e]
 
+    Read from its end, a text turns R into S, so that both run together.
+
     Args:
         input_BND: inputs u at the K tokens before the first position and at all positions but the last.
         forget_BND: forget gates f there.
         num_spans: number of lengths (K).
 
-    Yields:
-        [B, T, D] for each length 1 .. K: states of the spans of that length that end right before the positions.
+    Returns:
+        [K, B, T, D], the longest spans first.
 
-    Cost: K steps, each a few operations on [B, T, D].
+    Cost: K steps of one operation on [B, N, D], forward and backward; O(K B N D) memory.
     Source: the recurrence of Algorithm 1. The authors compute it from differences of prefix states and quotients of
         products of gates, which lose digits, and give NaN where a gate is 0; this recurrence does neither.
     """
-    num_positions = input_BND.shape[1] - num_spans + 1
-    input_forward, input_backward = input_BND.chunk(2, -1)
-    forget_forward, forget_backward = forget_BND.chunk(2, -1)
-    forward, backward = input_forward, input_backward[:, num_spans - 1 :]
-    yield torch.cat([forward[:, -num_positions:], backward], -1)
-    for length in range(2, num_spans + 1):
-        ends = slice(length - 1, None)
-        forward = torch.addcmul(input_forward[:, ends], forget_forward[:, ends], forward[:, :-1])
-        starts = slice(num_spans - length, num_spans - length + num_positions)
-        backward = torch.addcmul(input_backward[:, starts], forget_backward[:, starts], backward)
-        yield torch.cat([forward[:, -num_positions:], backward], -1)
+    return _SpanStates.apply(_both_ways(input_BND), _both_ways(forget_BND), num_spans)
+
+
+def _both_ways(tokens_BND: Tensor) -> Tensor:
+    """[2, B, N, D / 2]: the first half of the features from left to right, the second from right to left."""
+    forward, backward = tokens_BND.chunk(2, -1)
+    return torch.stack([forward, backward.flip(1)])
+
+
+def _before_positions(states_K2BNS: Tensor) -> tuple[Tensor, Tensor]:
+    """Views [K, B, T, S] of the states right before the positions: from left to right, and from right to left."""
+    num_spans, _, num_rows, num_tokens, size = states_K2BNS.shape
+    num_positions = num_tokens - num_spans + 1
+    forward, backward = states_K2BNS.unbind(1)
+    # Read from its end, the first of these spans ends at token L - 1: one token less with every slot.
+    strides = (backward.stride(0) - size, num_tokens * size, size, 1)
+    offset = backward.storage_offset() + (num_spans - 1) * size
+    backward = backward.as_strided((num_spans, num_rows, num_positions, size), strides, offset)
+    return forward[:, :, -num_positions:], backward
+
+
+class _SpanStates(torch.autograd.Function):
+    """Inside, states [K, 2, B, N, S] of the spans that end at each token, the longest spans first, in two directions.
+
+    The longer a span, the later it can end: what stands before is never read, and gets no gradient.
+    """
+
+    @staticmethod
+    def forward(ctx, inputs, forgets, num_spans):
+        states = inputs.new_empty(num_spans, *inputs.shape)
+        states[-1], states[..., 0, :] = inputs, inputs[..., 0, :]
+        for slot in range(num_spans - 2, -1, -1):
+            before, ends = states[slot + 1][..., :-1, :], states[slot][..., 1:, :]
+            torch.addcmul(inputs[..., 1:, :], forgets[..., 1:, :], before, out=ends)
+        ctx.save_for_backward(forgets, states)
+        forward, backward = _before_positions(states)
+        return torch.cat([forward, backward.flip(2)], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_KBTD):
+        forgets, states = ctx.saved_tensors
+        grads = torch.zeros_like(states)
+        forward, backward = grad_KBTD.chunk(2, -1)
+        for place, gradient in zip(_before_positions(grads), (forward, backward.flip(2)), strict=True):
+            place.copy_(gradient)
+        for slot in range(len(states) - 1):
+            grads[slot + 1][..., :-1, :].addcmul_(grads[slot][..., 1:, :], forgets[..., 1:, :])
+        grad_forgets = torch.zeros_like(forgets)
+        grad_forgets[..., 1:, :] = (grads[:-1][..., 1:, :] * states[1:][..., :-1, :]).sum(0)
+        return grads.sum(0), grad_forgets, None
 
 
 class SpanAttention(nn.Module):
@@ -75,7 +121,7 @@ class SpanAttention(nn.Module):
 
     def __init__(self, config: PaLMConfig) -> None:
         super().__init__()
-        hidden, size, attention = config.hidden_size, config.rrnn_size, config.attention_size
+        hidden, size, attention = config.layer_size, config.rrnn_size, config.attention_size
         width = 2 * size
         self.dropout = config.hidden_dropout
         self.input_activation = config.input_activation
@@ -98,33 +144,32 @@ class SpanAttention(nn.Module):
         Returns:
             Context [B, T, D], and scores [B, T, K], longest span first.
         """
-        vectors, scores_BTK = self._score(query_BTH, history_BKH, keep_vectors=True)
-        weights = scores_BTK.softmax(-1).to(vectors[0].dtype).unbind(-1)
-        context = weights[-1][..., None] * vectors[0]
-        for vector, weight in zip(vectors[1:], weights[-2::-1], strict=True):
-            context = torch.addcmul(context, weight[..., None], vector)
-        return context, scores_BTK
+        vectors_KBTD, scores_KBT = self._score(query_BTH, history_BKH)
+        weights_KBT = scores_KBT.softmax(0).to(vectors_KBTD.dtype)
+        return (vectors_KBTD * weights_KBT[..., None]).sum(0), scores_KBT.permute(1, 2, 0)
 
     def scores(self, query_BTH: Tensor, history_BKH: Tensor) -> Tensor:
-        """Scores [B, T, K] only, for `parse`; the score of a span does not depend on K."""
-        return self._score(query_BTH, history_BKH, keep_vectors=False)[1]
-
-    def _score(self, query_BTH: Tensor, history_BKH: Tensor, keep_vectors: bool) -> tuple[list[Tensor], Tensor]:
-        """Vectors of all spans, the shortest first, and their scores, the longest first."""
+        """Scores [B, T, K] only, for `parse`, in bounded memory; the score of a span does not depend on K."""
         num_spans = history_BKH.shape[1]
-        gate_BTD = None if self.output_gate is None else self.output_gate(query_BTH).sigmoid()
-        query_BTP = self.query(query_BTH) if self.learned else None
-        vectors, scores = [], []
-        for state_BTD in span_states(*self._gates(query_BTH, history_BKH), num_spans):
-            vector_BTD = state_BTD if gate_BTD is None else (state_BTD * gate_BTD).tanh_()
-            if self.learned:
-                scores.append(self.score((self.key(vector_BTD) + query_BTP).tanh_()))
-            if keep_vectors:
-                vectors.append(vector_BTD)
+        tokens_BNH = torch.cat([history_BKH.to(query_BTH), query_BTH], 1)
+        # All spans of a long text at once would not fit into memory.
+        block = max(1, _MAX_NUMBERS // (len(query_BTH) * num_spans * self.input.out_features))
+        parts = [
+            self._score(query_BTH[:, start : start + block], tokens_BNH[:, start : start + num_spans])[1]
+            for start in range(0, query_BTH.shape[1], block)
+        ]
+        return torch.cat(parts, 2).permute(1, 2, 0)
+
+    def _score(self, query_BTH: Tensor, history_BKH: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors [K, B, T, D] of all spans and their scores [K, B, T], the longest first."""
+        num_spans = history_BKH.shape[1]
+        vectors_KBTD = span_states(*self._gates(query_BTH, history_BKH), num_spans)
+        if self.output_gate is not None:
+            vectors_KBTD = (vectors_KBTD * self.output_gate(query_BTH).sigmoid()).tanh_()
         if self.learned:
-            return vectors, torch.cat(scores[::-1], -1)
+            return vectors_KBTD, self.score((self.key(vectors_KBTD) + self.query(query_BTH)).tanh_()).squeeze(-1)
         fixed = torch.arange(num_spans, 0, -1, dtype=query_BTH.dtype, device=query_BTH.device)
-        return vectors, fixed.expand(*query_BTH.shape[:2], -1)
+        return vectors_KBTD, fixed[:, None, None].expand(-1, *query_BTH.shape[:2])
 
     def _gates(self, query_BTH: Tensor, history_BKH: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and forget gates [B, N, D] of the tokens that end a span."""

@@ -20,11 +20,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from .matrix_products import linear
 from .module_tools import refuse_adapters, weight_of
-from .recurrent_layers import keep_mask
+from .recurrent_layers import keep_mask, lstm_layer
 
 FAR = 1e4
 """Distance of the tokens before the first one: so large that all gates to them are shut."""
@@ -300,14 +299,9 @@ def run_lstm(
     Returns:
         States [T, B, H] (0 after the last token), and state and cell after the last token of each sentence.
     """
-    state = tuple(tensor.to(inputs_TBE) for tensor in state)
-    # Packing needs at least one token per sentence: empty ones read one and keep their old state.
-    lengths = count_B.clamp_min(1).cpu()
-    packed = pack_padded_sequence(inputs_TBE, lengths, enforce_sorted=False)
-    packed_states, final = lstm(packed, state)
-    states_TBH, _ = pad_packed_sequence(packed_states, total_length=len(inputs_TBE))
-    has_token = (count_B > 0)[None, :, None]
-    return states_TBH, tuple(torch.where(has_token, new, old) for new, old in zip(final, state, strict=True))
+    before = state[0][0], state[1][0]
+    states_BTH, final = lstm_layer(inputs_TBE.transpose(0, 1), before, list(lstm.parameters()), count_B)
+    return states_BTH.transpose(0, 1), tuple(part[None] for part in final)
 
 
 def last_entries(values_SB: Tensor, count_B: Tensor, length: int) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
-from .token_batch import check_tokens
+from .token_batch import check_columns, check_tokens
 
 
 class RecurrentCache(Cache):
@@ -151,13 +151,18 @@ def store_state(
 
 
 def segment_mask(
-    config: PreTrainedConfig, input_ids: Tensor, attention_mask: Tensor | None, cache: RecurrentCache | None
+    config: PreTrainedConfig,
+    input_ids: Tensor | None,
+    inputs_embeds: Tensor | None,
+    attention_mask: Tensor | None,
+    cache: RecurrentCache | None,
 ) -> Tensor | None:
     """Check a segment of text, and find the columns that hold tokens.
 
     Args:
         config: for the vocabulary.
-        input_ids: [B, T].
+        input_ids: [B, T], or None.
+        inputs_embeds: [B, T, E] instead of `input_ids`, or None.
         attention_mask: 1 = token; [B, T], or over all columns read so far, those of `cache` included.
         cache: state that the segment continues from.
 
@@ -168,14 +173,45 @@ def segment_mask(
         ValueError: for wrong shapes and types, ids outside the vocabulary, or a cache of another kind or batch.
     """
     check_cache(cache)
+    columns = columns_of(input_ids, inputs_embeds)
     if cache is not None and cache.is_initialized:
-        if cache.batch_size != len(input_ids):
+        if cache.batch_size != len(columns):
             raise ValueError(
-                f"past_key_values holds {cache.batch_size} rows and input_ids {len(input_ids)}. Pass the cache that "
+                f"past_key_values holds {cache.batch_size} rows and input_ids {len(columns)}. Pass the cache that "
                 "was returned for the same rows, or none."
             )
-        both = (len(input_ids), cache.num_columns + input_ids.shape[-1])
+        both = (len(columns), cache.num_columns + columns.shape[-1])
         if attention_mask is not None and attention_mask.shape == both:
             attention_mask = attention_mask[:, cache.num_columns :]
-    check_tokens(config, input_ids, attention_mask)
+    if inputs_embeds is None:
+        check_tokens(config, input_ids, attention_mask)
+    else:
+        check_columns("inputs_embeds", columns, attention_mask)
+        if inputs_embeds.shape[2] != config.embedding_size:
+            raise ValueError(f"inputs_embeds are {inputs_embeds.shape[2]} wide, not {config.embedding_size}.")
     return None if attention_mask is None else attention_mask.bool()
+
+
+def columns_of(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    """A tensor [B, T] with a value for each column of a text that is given as ids or as embeddings.
+
+    Args:
+        input_ids: [B, T], or None.
+        inputs_embeds: [B, T, E], or None.
+
+    Returns:
+        The ids, or the first numbers of the embeddings.
+
+    Raises:
+        ValueError: unless one of them is given, with the right shape and type.
+    """
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError("Give input_ids or inputs_embeds: one of them, and not both.")
+    if inputs_embeds is None:
+        return input_ids
+    if inputs_embeds.dim() != 3 or not inputs_embeds.is_floating_point():
+        raise ValueError(
+            "inputs_embeds must be floats [batch, tokens, embedding_size], not "
+            f"{inputs_embeds.dtype} {tuple(inputs_embeds.shape)}."
+        )
+    return inputs_embeds[..., 0]

@@ -1,11 +1,11 @@
-"""Language models over a recurrent network: scores and losses, generation, trees of given and of generated text.
+"""Language models over a recurrent network: scores, losses, and trees of given text; classifiers.
 
 Such a model reads tokens from left to right and keeps a state (`RecurrentCache`). It predicts every token from the
 tokens before it, so the first token of a row is not predicted. Its trees are read from numbers that the network
 computes on the way. A model consists of
 
 * `XPreTrainedModel(RecurrentPreTrainedModel)` with its configuration and initial weights;
-* `XModel(XPreTrainedModel)`, whose forward(input_ids, attention_mask, past_key_values, use_cache) returns a
+* `XModel(XPreTrainedModel)`, whose forward(input_ids, attention_mask, past_key_values, use_cache, ...) returns a
   `RecurrentModelOutput`;
 * `XForCausalLM(RecurrentLanguageModel, XPreTrainedModel, GenerationMixin)` with `network_class = XModel`; its `forward`
   returns `score_text`, whose hooks `penalties` and `supervised_losses` add parts to the loss, its `parse` returns
@@ -22,9 +22,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation import GenerationMixin
-from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
@@ -33,10 +31,11 @@ from .hidden_states import HiddenStateChoice, asked_of_layers
 from .losses import check_shares, linear_cross_entropy, share_of
 from .module_tools import NoOffloading, evaluation_mode, weight_of
 from .outputs import InFieldOrder, ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
-from .recurrent_cache import RecurrentCache
+from .recurrent_cache import RecurrentCache, columns_of, segment_mask
+from .recurrent_generation import RecurrentGenerationMixin
 from .recurrent_layers import locked_dropout
 from .recurrent_sentences import ends_of_words, frame_sentences, spread_spans
-from .token_batch import check_labels, next_tokens
+from .token_batch import next_tokens, tokens_first
 from .trees import Span
 
 WeightedLoss: TypeAlias = tuple[float, Tensor]
@@ -54,8 +53,8 @@ class RecurrentModelOutput(InFieldOrder, BaseModelOutputWithPast):
         hidden_states: with `output_hidden_states`, the embeddings, then the output of every layer [B, T, *]; the last
             one is `last_hidden_state`.
         token_mask: [B, T], True = token; None = every column.
-        distances: [L, B, T] syntactic distances of the language model; value t belongs to the gap before token t.
-        syd_distances: [S, B, T] supervised distances, which learn from gold trees, of every layer that has them.
+        distances: [B, L, T] syntactic distances of the language model; value t belongs to the gap before token t.
+        syd_distances: [B, S, T] supervised distances, which learn from gold trees, of every layer that has them.
         span_scores: [B, T, K] scores of the spans that end right before each token, the longest first.
     """
 
@@ -70,7 +69,8 @@ class RecurrentLMOutput(SyntacticLMOutput):
     """Output of `forward` of the causal language models over a recurrent network.
 
     Fields, besides those of `SyntacticLMOutput`:
-        logits: [B, T, V] log p(next token | prefix), exact; they carry gradients (without `labels`).
+        logits: [B, T, V] log p(next token | prefix), exact; they carry gradients. In training mode with `labels` they
+            are left out: the loss never holds all of them at once.
         joint_log_prob: [B] log p of the tokens of each row that count in the loss (with `labels`).
         distances, syd_distances, span_scores: as in `RecurrentModelOutput`.
     """
@@ -78,32 +78,6 @@ class RecurrentLMOutput(SyntacticLMOutput):
     distances: Tensor | None = None
     syd_distances: Tensor | None = None
     span_scores: Tensor | None = None
-
-
-@dataclass
-class RecurrentGenerateOutput(GenerateDecoderOnlyOutput):
-    """Result of greedy search and sampling, with the trees of the sequences.
-
-    Fields, besides those of the stock output:
-        actions: [B, A] GEN (0) and COMP (1), -1 = padding.
-        spans: per sequence the inner nodes `(i, j)` in token positions of `sequences`, post-order. Begin token and end
-            token belong to no node.
-    """
-
-    actions: Tensor | None = None
-    spans: list[list[Span]] | None = None
-
-
-@dataclass
-class RecurrentGenerateBeamOutput(GenerateBeamDecoderOnlyOutput):
-    """Result of beam search, with the trees of the sequences.
-
-    Fields, besides those of the stock output:
-        actions, spans: as in `RecurrentGenerateOutput`.
-    """
-
-    actions: Tensor | None = None
-    spans: list[list[Span]] | None = None
 
 
 # ---------------------------------------------------------------------------------------------------- penalties
@@ -174,78 +148,35 @@ class RecurrentPreTrainedModel(NoOffloading, PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values"]
     _input_embed_layer = "embed_tokens"
 
-
-class RecurrentGenerationMixin(GenerationMixin):
-    """Next-token scores and stock generation over the state of a recurrent network; unsupported options are refused."""
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False
-
-    def generate_batch(self, *args: Any, **kwargs: Any) -> None:
-        """Continuous batching is not possible.
+    def embed_first(
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        attention_mask: Tensor | None,
+        cache: RecurrentCache | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Embed a segment of text, and move its tokens to the left end of their rows: padding is read after them.
 
         Args:
-            *args: not used.
-            **kwargs: not used.
+            input_ids: [B, T], or None.
+            inputs_embeds: [B, T, E] instead, or None.
+            attention_mask: see `segment_mask`.
+            cache: state that the segment continues from.
+
+        Returns:
+            Embeddings [B, T, E], their ids [B, T] (None if only the embeddings are known), and the mask of the tokens
+            in the order of the input (None = every column).
 
         Raises:
-            NotImplementedError: always.
+            ValueError: see `segment_mask`.
         """
-        # The inherited method of transformers would return something that looks like a result.
-        raise NotImplementedError("generate_batch: use generate with a padded batch; a recurrent state has no pages.")
-
-    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> None:
-        """Continuous batching is not possible; see `generate_batch`."""
-        self.generate_batch()
-
-    def _sample(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return self._decode(super()._sample, RecurrentGenerateOutput, input_ids, args, kwargs)
-
-    def _beam_search(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return self._decode(super()._beam_search, RecurrentGenerateBeamOutput, input_ids, args, kwargs)
-
-    def _decode(self, loop: Callable, kind: type, input_ids: Tensor, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Run a decoding loop of transformers."""
-        mask, config = kwargs.get("attention_mask"), kwargs["generation_config"]
-        self._check_generation(input_ids, mask, config)
-        kwargs.pop("tokenizer", None)  # the criterion of stop strings has it already
-        return self._with_trees(kind, loop(input_ids, *args, **kwargs), input_ids, mask, config)
-
-    def _check_generation(self, prompts: Tensor, mask: Tensor | None, config: Any) -> None:
-        """Raise ValueError for unsupported options, before anything is generated."""
-        if config.cache_implementation:
-            raise ValueError(
-                f"cache_implementation={config.cache_implementation!r}: a recurrent network has one kind of state. "
-                "Leave it out."
-            )
-
-    def _with_trees(self, kind: Any, result: Any, prompts: Tensor, mask: Tensor | None, config: Any) -> Any:
-        """Hook: add the trees of the sequences to a result."""
-        return result
-
-    def _given_labels(
-        self, input_ids: Tensor, labels: Tensor | None, logits_to_keep: int | Tensor, more: dict[str, Any]
-    ) -> tuple[Tensor | None, bool]:
-        """Check the labels of a `forward`: the given ones, if any, and whether they are already shifted.
-
-        `more` may hold `shift_labels`, which are taken out. (They are not in the signature of `forward`: Trainer
-        requires every argument there with "label" in its name.)
-        """
-        shift_labels = more.pop("shift_labels", None)
-        given = labels if shift_labels is None else shift_labels
-        if given is not None:
-            if not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
-                raise ValueError("logits_to_keep goes with next-token logits. Leave it out together with labels.")
-            check_labels(self.config, given, input_ids)
-        return given, shift_labels is not None
-
-    @staticmethod
-    def _log_probs(head: Callable[[Tensor], Tensor], features: Tensor, logits_to_keep: int | Tensor) -> Tensor:
-        """Next-token log-probabilities [B, T', V], in float32 or higher, after the columns to keep."""
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = head(features[:, kept])
-        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+        mask = segment_mask(self.config, input_ids, inputs_embeds, attention_mask, cache)
+        if inputs_embeds is not None:
+            return tokens_first(inputs_embeds, mask), None, mask
+        ids = input_ids.long()
+        if mask is not None:
+            ids = tokens_first(ids.masked_fill(~mask, self.config.pad_token_id or 0), mask)
+        return self.embed_tokens(ids), ids, mask
 
 
 class RecurrentLanguageModel(RecurrentGenerationMixin):
@@ -253,7 +184,10 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
 
     network_class: type[RecurrentPreTrainedModel]
     """The bare network."""
+    penalizes_activation = False
+    """Whether `penalties` are `activation_losses`."""
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _has_trees = True
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -284,11 +218,18 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         """
         return {}
 
-    def supervised_losses(self, input_ids: Tensor, output: RecurrentModelOutput, gold: Any) -> dict[str, WeightedLoss]:
+    @property
+    def language_model_weight(self) -> float:
+        """Hook: weight of the language model's loss, penalties included, beside the supervised losses."""
+        return 1.0
+
+    def supervised_losses(
+        self, input_ids: Tensor | None, output: RecurrentModelOutput, gold: Any
+    ) -> dict[str, WeightedLoss]:
         """Hook: losses of gold trees; none by default.
 
         Args:
-            input_ids: [B, T].
+            input_ids: [B, T]; None if embeddings were given, for which there are no gold trees.
             output: of the bare network.
             gold: the gold trees as `score_text` got them; None = none.
 
@@ -300,59 +241,52 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
     # ------------------------------------------------------------------------------------------- scores and loss
     def score_text(
         self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
+        input_ids: Tensor | None,
         labels: Tensor | None,
-        past_key_values: RecurrentCache | None,
-        use_cache: bool | None,
         logits_to_keep: int | Tensor,
         loss_shares: Mapping[str, float] | None,
         more: dict[str, Any],
         gold: Any = None,
+        inputs_embeds: Tensor | None = None,
+        **text: Any,
     ) -> RecurrentLMOutput:
-        """Next-token log-probabilities, or the loss if there are labels: the common part of every `forward`.
+        """Next-token log-probabilities, and the loss if there are labels: the common part of every `forward`.
 
         Args:
             input_ids: [B, T].
-            attention_mask: [B, T] or None.
             labels: [B, T] = `input_ids`, -100 where the loss shall not count.
-            past_key_values: state to continue from.
-            use_cache: return the state.
             logits_to_keep: compute `logits` for the last columns only, this many (0 = all), or for these columns.
             loss_shares: factors of the parts of the loss, besides their weights.
             more: remaining keyword arguments: `shift_labels` [B, T], which are already shifted and replace `labels`;
                 `output_hidden_states` and `output_attentions` of the bare network.
             gold: gold trees for `supervised_losses`.
+            inputs_embeds: [B, T, E] instead of `input_ids`.
+            **text: further arguments of the bare network: `attention_mask`, `past_key_values`, `use_cache`.
 
         Returns:
-            The output with `loss`, `losses` and `joint_log_prob`, or with `logits`.
+            The output, with labels with `loss`, `losses` and `joint_log_prob`. It holds `logits` but in training with
+            labels.
 
         Raises:
             ValueError: for bad labels, labels together with logits_to_keep, and unknown names in `loss_shares`.
             TypeError: for other keyword arguments.
         """
-        given, shifted = self._given_labels(input_ids, labels, logits_to_keep, more)
-        output = self.model(
-            input_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            return_dict=True,
-            **asked_of_layers(more),
-        )
+        columns = columns_of(input_ids, inputs_embeds)
+        given, shifted = self._given_labels(columns, labels, logits_to_keep, more)
+        output = self.model(input_ids, inputs_embeds=inputs_embeds, return_dict=True, **text, **asked_of_layers(more))
         features = self.output_features(output)
         names = ("past_key_values", "hidden_states", "attentions", "distances", "syd_distances", "span_scores")
         result = RecurrentLMOutput(**{name: output.get(name) for name in names})
-        if given is None:
+        if given is None or not self.training:
             result.logits = self._log_probs(self.lm_head, features, logits_to_keep)
+        if given is None:
             return result
         targets = _targets(given, shifted, output.token_mask)
         loss, log_prob_BT = self._cross_entropy(features, targets)
         result.loss, result.joint_log_prob = loss * share_of(loss_shares, "language_model"), log_prob_BT.sum(1)
         result.losses = {"language_model": result.loss.detach()}
         _add_losses(result, self.penalties(output, features), loss_shares)
-        if hasattr(self.config, "language_model_weight"):
-            result.loss = self.config.language_model_weight * result.loss
+        result.loss = self.language_model_weight * result.loss
         _add_losses(result, self.supervised_losses(input_ids, output, gold), loss_shares)
         check_shares(loss_shares, result.losses)
         return result
@@ -389,7 +323,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         shifted = shift_labels is not None
         targets = _targets(shift_labels if shifted else others["labels"], shifted, mask)
         counts = {"language_model": int((targets != -100).sum())}
-        if hasattr(self.config, "activation_regularization"):
+        if self.penalizes_activation:
             tokens_B = torch.ones_like(input_ids).sum(1) if mask is None else mask.sum(1)
             counts["activation"] = int(tokens_B.sum())
             counts["temporal_activation"] = int((tokens_B - 1).clamp_min(0).sum())
@@ -446,84 +380,6 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
             else [[x + end for end in row] for x, row in zip(offsets, ends, strict=True)],
         )
 
-    # ------------------------------------------------------------------------------------------------- generation
-    def generate(
-        self,
-        inputs: Tensor | None = None,
-        generation_config: GenerationConfig | None = None,
-        logits_processor: LogitsProcessorList | None = None,
-        stopping_criteria: StoppingCriteriaList | None = None,
-        **kwargs: Any,
-    ) -> RecurrentGenerateOutput | RecurrentGenerateBeamOutput | Tensor:
-        """Continue prompts by the stock decoding loops; the output holds the trees of the sequences.
-
-        Args:
-            inputs: Prompts [B, L]; left padding. Without prompts the text begins with the begin token.
-            generation_config: Options; keyword arguments win.
-            logits_processor: Extra processors of word scores.
-            stopping_criteria: Extra criteria.
-            **kwargs: `attention_mask` [B, L], and any option of transformers: num_beams, num_return_sequences,
-                do_sample, top_k, top_p, temperature, max_new_tokens, eos_token_id, stop_strings, repetition_penalty,
-                length_penalty, output_scores, return_dict_in_generate, streamer, ...
-
-        Returns:
-            Sequences [B * num_return_sequences, L'], or with `return_dict_in_generate=True` an output with `sequences`,
-            `spans` and `actions`: the tree of each sequence, prompt included, as `parse` finds it by default.
-
-        Raises:
-            ValueError: for unknown options and those that a recurrent network does not support; for assisted decoding,
-                which needs a state that can go back; and, if the output has trees, for prompts with holes or padding
-                on the right.
-
-        Cost: one step per token from the cached state; for trees one more pass over the text.
-        """
-        return super().generate(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
-
-    def _check_generation(self, prompts: Tensor, mask: Tensor | None, config: Any) -> None:
-        super()._check_generation(prompts, mask, config)
-        if config.return_dict_in_generate and mask is not None and self._has_trees:
-            # A word will follow each prompt: with one, holes and padding on the right are found here.
-            text = torch.cat([prompts, prompts[:, -1:]], 1), torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
-            frame_sentences(self.config, *text)
-
-    @property
-    def _has_trees(self) -> bool:
-        """Whether the network computes something that trees are read from."""
-        return True
-
-    def _with_trees(self, kind: Any, result: Any, prompts: Tensor, mask: Tensor | None, config: Any) -> Any:
-        """Add the trees of the sequences to a result with fields.
-
-        `prompts` [P, N] and their mask hold every prompt `num_beams` or `num_return_sequences` times.
-        """
-        if isinstance(result, Tensor) or not self._has_trees:
-            return result
-        count, width = len(result.sequences), prompts.shape[1]
-        mask = torch.ones_like(prompts) if mask is None else mask
-        # Beam search holds each prompt num_beams times and returns num_return_sequences of it.
-        row = torch.arange(count, device=prompts.device) // config.num_return_sequences
-        copies = config.num_beams if config.num_beams > 1 else config.num_return_sequences
-        mask = mask[row * copies, :width]
-        new = result.sequences[:, width:]
-        ended = torch.zeros_like(new, dtype=torch.bool)
-        if config._eos_token_tensor is not None:
-            ended = torch.isin(new, config._eos_token_tensor)
-        present = ended.long().cumsum(1) == 0  # words stand before the first end token
-        if config._pad_token_tensor is not None:
-            filled = present & (new != config._pad_token_tensor)
-            present = present & (filled.flip(1).long().cumsum(1).flip(1) > 0)
-        text = torch.cat([mask.bool(), present], 1)
-        spans: list[list[Span]] = [[] for _ in range(count)]
-        actions = torch.full((count, 1), PAD_ACTION, device=new.device)
-        words = (frame_sentences(self.config, result.sequences, text).count_B > 0).nonzero()[:, 0]
-        if len(words):
-            parsed = self.parse(result.sequences[words], text[words])
-            actions = actions.new_full((count, parsed.actions.shape[2]), PAD_ACTION)
-            actions[words] = parsed.actions[:, 0]
-            for place, trees in zip(words.tolist(), parsed.spans, strict=True):
-                spans[place] = trees[0]
-        return kind(**result, actions=actions, spans=spans)
-
 
 def _targets(labels: Tensor, shifted: bool, mask: Tensor | None) -> Tensor:
     """The target after each column [B, T], -100 where there is none, of labels that may be shifted already."""
@@ -572,11 +428,13 @@ class RecurrentSequenceClassifier:
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         output_hidden_states: HiddenStateChoice = None,
         output_attentions: bool | None = None,
+        **others: None,
     ) -> SyntacticClassifierOutput:
         """Classify texts.
 
@@ -584,21 +442,26 @@ class RecurrentSequenceClassifier:
             input_ids: [B, T] token ids.
             attention_mask: [B, T], 1 = token; masked columns are skipped. Without a mask every column is a token.
             labels: [B] class ids (or targets of a regression, or [B, num_labels] of a multi-label problem).
+            inputs_embeds: [B, T, E] instead of `input_ids`.
             output_hidden_states: also return `hidden_states` of the bare network.
             output_attentions: also return `attentions` of the bare network.
+            **others: arguments of other models, all None.
 
         Returns:
             `SyntacticClassifierOutput` with `logits` [B, num_labels].
 
         Raises:
             ValueError: see the bare network.
+            TypeError: for other arguments.
         """
         output = self.model(
             input_ids,
             attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
             return_dict=True,
+            **others,
         )
         # Masked columns have the state of the last token before them.
         logits = self.score(self.dropout(output.last_hidden_state[:, -1]))

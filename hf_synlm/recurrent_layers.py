@@ -97,14 +97,16 @@ def locked_dropout(values_BTD: Tensor, p: float, training: bool) -> Tensor:
     return values_BTD * keep_mask((values_BTD.shape[0], 1, values_BTD.shape[2]), p, values_BTD)
 
 
-def embedding_dropout(embedded_BTE: Tensor, input_ids: Tensor, vocab_size: int, p: float, training: bool) -> Tensor:
+def embedding_dropout(
+    embedded_BTE: Tensor, input_ids: Tensor | None, vocab_size: int, p: float, training: bool
+) -> Tensor:
     """Drop words: all occurrences of a token id in the batch together.
 
     This equals dropping rows of the embedding matrix before the lookup, without a copy of the matrix.
 
     Args:
         embedded_BTE: embeddings of `input_ids`.
-        input_ids: [B, T].
+        input_ids: [B, T]; None: the embeddings came without ids (`inputs_embeds`), and nothing is dropped.
         vocab_size: number of token ids V.
         p: probability of dropping.
         training: False: nothing is dropped.
@@ -112,7 +114,7 @@ def embedding_dropout(embedded_BTE: Tensor, input_ids: Tensor, vocab_size: int, 
     Returns:
         [B, T, E].
     """
-    if not training or p == 0:
+    if not training or p == 0 or input_ids is None:
         return embedded_BTE
     return embedded_BTE * keep_mask((vocab_size, 1), p, embedded_BTE)[input_ids]
 

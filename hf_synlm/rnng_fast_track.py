@@ -80,6 +80,10 @@ class Reached(NamedTuple):
         """The hypotheses `index` [B, C'] with new scores."""
         return Reached(scores, *(value.gather(1, index) for value in self[1:]))
 
+    def candidates(self) -> Candidates:
+        """These hypotheses as candidates of the next word."""
+        return Candidates(self.scores, self.parents, self.tokens, self.origin, self.steps)
+
     def with_more(self, more: "Reached", count: int) -> "Reached":
         """The best `count` of these and others."""
         both = Reached(*(torch.cat(pair, 1) for pair in zip(self, more, strict=True)))
@@ -167,9 +171,9 @@ class FastTrackSearch:
 
     def begin(self, batch_size: int, device: torch.device) -> SearchState:
         """State before the first word."""
-        pool, nodes, history = self.machine.begin(batch_size, device)
+        pool, nodes = self.machine.begin(batch_size, device)
         scores = torch.zeros(nodes.shape, dtype=torch.float32, device=device)
-        return SearchState(pool, nodes, scores, history, torch.zeros_like(nodes[:, 0]), [1])
+        return SearchState(pool, nodes, scores, torch.zeros_like(nodes[:, 0]), [1])
 
     def refresh(self, state: SearchState) -> None:
         """Nothing to recount: levels are not laid out ahead."""
@@ -363,19 +367,6 @@ class FastTrackSearch:
         decided = (worst > NEG_INF) & (live.amax(1, keepdim=True) <= worst)
         return decided if limits is None else decided & ~limits.raises.any(1, keepdim=True)
 
-    def _candidates(self, state: SearchState, reached: Reached, first: int) -> Candidates:
-        """Candidates with their histories: those of the beam, and the nodes from `first` on that lead to them."""
-        pool, width = state.pool, state.history.shape[2]
-        history = state.history.gather(1, reached.origin[..., None].expand(-1, -1, width))
-        history = F.pad(history, (0, pool.size - width))
-        node = reached.parents
-        for _ in range(int(reached.steps.masked_fill(reached.scores == NEG_INF, 0).amax()) if node.numel() else 0):
-            new = node >= first
-            # Nodes of the old beam are in its history already.
-            history.scatter_(2, node[..., None], history.gather(2, node[..., None]) | new[..., None])
-            node = torch.where(new, pool.field("predecessor", node), node)
-        return Candidates(reached.scores, reached.parents, history, reached.tokens, reached.origin, reached.steps)
-
     # ------------------------------------------------------------------------------------------------ given words
     def propose(
         self, state: SearchState, tokens: Tensor, block: object = None, active: Tensor | None = None
@@ -393,10 +384,7 @@ class FastTrackSearch:
         """
         if active is not None:
             state = replace(state, scores=state.scores.masked_fill(~active[:, None], NEG_INF))
-        first = state.pool.size
-        return self._candidates(
-            state, self._reach(state, Phase.CONTINUE, _GivenWords(self.machine, state.pool, tokens))[0], first
-        )
+        return self._reach(state, Phase.CONTINUE, _GivenWords(self.machine, state.pool, tokens))[0].candidates()
 
     def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
         """Log-probability [B, K] of the word of every candidate, without the actions before it."""
@@ -421,43 +409,33 @@ class FastTrackSearch:
         if active is not None:
             chosen = keep_frozen(state, chosen, active)
         alive = chosen.scores > NEG_INF
-        keep = (chosen.history & alive[..., None]).any(1)
-        rows, live = torch.stack([alive.sum(1).amax(), keep.sum(1).amax()]).tolist()
+        lengths = pool.field("length", chosen.parents).masked_fill(~alive, 0)
+        rows, longest = torch.stack([alive.sum(1).amax(), lengths.amax()]).tolist()
+        keep = pool.in_use(chosen.parents, alive, longest + 1)
         order = chosen.scores.argsort(dim=1, descending=True, stable=True)[:, : max(1, rows)]
         scores, parents, tokens = (x.gather(1, order) for x in (chosen.scores, chosen.parents, chosen.tokens))
-        history = chosen.history.gather(1, order[..., None].expand(-1, -1, chosen.history.shape[2]))
-        if pool.size > 2 * live + 32:
-            index, renumber = pool.compact(F.pad(keep, (0, pool.size - keep.shape[1])), max(1, live))
-            parents = renumber.gather(1, parents).clamp(min=0)
-            inside = index < history.shape[2]
-            index = index.clamp(max=history.shape[2] - 1)[:, None].expand(-1, history.shape[1], -1)
-            history = history.gather(2, index) & inside[:, None]
+        parents = pool.compact(keep, int(keep.sum(1).amax()), parents)
         moving = torch.ones_like(state.num_tokens, dtype=torch.bool) if active is None else active
         shifts = torch.full_like(parents, SHIFT)
         live_rows = (scores > NEG_INF) & moving[:, None]
         nodes = self.machine.push(pool, parents, shifts, tokens, state.num_tokens, state.edges, live_rows)
         nodes = torch.where(moving[:, None], nodes, parents)
-        new = SearchState(
-            pool, nodes, scores, _with_nodes(pool, history, nodes, moving), state.num_tokens + moving,
-            [nodes.shape[1]], state.edges,
-        )  # fmt: skip
+        new = SearchState(pool, nodes, scores, state.num_tokens + moving, [nodes.shape[1]], state.edges)
         return new, order
 
     def close(self, state: SearchState) -> SearchState:
         """Take structural actions until the sentence is over: the best K complete derivations, best first."""
-        first = state.pool.size
         reached = self._reach(state, Phase.END, None)[1]
-        return self._ended(state, self._candidates(state, reached, first), reached.actions)
+        return self._ended(state, reached.candidates(), reached.actions)
 
     def _ended(self, state: SearchState, chosen: Candidates, actions: Tensor) -> SearchState:
         """Execute the actions [B, K] that end the sentence."""
         pool, live = state.pool, chosen.scores > NEG_INF
         tokens = torch.zeros_like(actions)
         nodes = self.machine.push(pool, chosen.parents, actions, tokens, state.num_tokens, state.edges, live)
-        history = _with_nodes(pool, chosen.history, nodes, torch.ones_like(live[:, 0]))
         return replace(
-            state, nodes=nodes, scores=chosen.scores, history=history, level_sizes=[nodes.shape[1]],
-            origin=chosen.origin, next_log_probs=None,
+            state, nodes=nodes, scores=chosen.scores, level_sizes=[nodes.shape[1]], origin=chosen.origin,
+            next_log_probs=None,
         )  # fmt: skip
 
     def close_each(self, state: SearchState) -> tuple[Tensor, Nodes]:
@@ -473,7 +451,7 @@ class FastTrackSearch:
         count = state.nodes.shape[1]
         same = closed.origin[:, None] == torch.arange(count, device=closed.origin.device)[:, None]
         scores, index = closed.scores[:, None].masked_fill(~same, NEG_INF).max(2)
-        history = closed.history.gather(1, index[..., None].expand(-1, -1, closed.history.shape[2]))
+        ends = closed.nodes.gather(1, index)
         lost = (scores == NEG_INF) & (state.scores > NEG_INF)
         for column in lost.any(0).nonzero().flatten().tolist():
             chosen = lost[:, column]
@@ -481,9 +459,8 @@ class FastTrackSearch:
             alone.scores = alone.scores.masked_fill(~chosen[:, None], NEG_INF)
             closed = wide.close(alone)
             scores[:, column] = torch.where(chosen, closed.scores[:, 0], scores[:, column])
-            history = F.pad(history, (0, closed.history.shape[2] - history.shape[2]))
-            history[:, column] = torch.where(chosen[:, None], closed.history[:, 0], history[:, column])
-        nodes = pool.derivations(history & (scores > NEG_INF)[..., None])
+            ends[:, column] = torch.where(chosen, closed.nodes[:, 0], ends[:, column])
+        nodes = pool.derivations(ends, scores > NEG_INF)
         pool.truncate(size)
         return scores, nodes
 
@@ -491,10 +468,3 @@ class FastTrackSearch:
 def own_places(nodes: Tensor) -> Tensor:
     """The place of every hypothesis in its beam [B, R], of their `nodes` [B, R]."""
     return torch.arange(nodes.shape[1], device=nodes.device).expand_as(nodes)
-
-
-def _with_nodes(pool: NodePool, history: Tensor, nodes: Tensor, moving: Tensor) -> Tensor:
-    """Histories [B, K, N] that include one new node each where a sentence moves [B]."""
-    history = F.pad(history, (0, pool.size - history.shape[2]))
-    place = nodes[..., None]
-    return history.scatter(2, place, history.gather(2, place) | moving[:, None, None])

@@ -18,7 +18,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .rnng_actions import SHIFT
 from .rnng_fast_track import FastTrackSearch, Frontier, Limits, Reached, own_places
@@ -65,15 +64,13 @@ class FastTrackDecoder(FastTrackSearch):
             return torch.cat([best.values for best in parts], 1), torch.cat([best.indices for best in parts], 1)
 
         limits = self._limits(process, own_places(state.nodes))
-        first = state.pool.size
         going, over = self._reach(state, self._free_phase, best_words, limits)
         summed = self._summed_words(state, process, limits) if keep_scores else None
-        chosen, ended = self._candidates(state, going, first), None
+        chosen, ended = going.candidates(), None
         if self.eos_token_ids is not None:
-            ended = self._candidates(state, over, first)
+            ended = over.candidates()
             closed = self._ended(state, ended, over.actions)
-            ended = replace(ended, parents=closed.nodes, history=closed.history)
-            chosen = replace(chosen, history=F.pad(chosen.history, (0, state.pool.size - chosen.history.shape[2])))
+            ended = replace(ended, parents=closed.nodes)
         return chosen, ended, summed
 
     def draw_word(self, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
@@ -90,7 +87,7 @@ class FastTrackDecoder(FastTrackSearch):
             One candidate per sentence, its score the log-probability under the model (without the processors; -inf
             where no word is possible), and the word scores [B, V] it was drawn from.
         """
-        pool, machine, first = state.pool, self.machine, state.pool.size
+        pool, machine = state.pool, self.machine
         origin = draw_index(state.scores)
         limits = self._limits(process, own_places(state.nodes))
         nodes, scores = state.nodes.gather(1, origin), state.scores.gather(1, origin)
@@ -119,7 +116,7 @@ class FastTrackDecoder(FastTrackSearch):
             pushed = machine.push(pool, nodes, action, zero, state.num_tokens, state.edges, going)
             nodes, steps = torch.where(going, pushed, nodes), steps + going
         reached = Reached(scores, nodes, torch.zeros_like(nodes), origin, steps, actions)
-        return self._drawn(state, process, limits, reached, ended, first)
+        return self._drawn(state, process, limits, reached, ended)
 
     def _drawn(
         self,
@@ -128,7 +125,6 @@ class FastTrackDecoder(FastTrackSearch):
         limits: Limits | None,
         reached: Reached,
         ended: Tensor,
-        first: int,
     ) -> tuple[Candidates, Tensor]:
         """Draw the words of states [B, 1] that SHIFT reached, and end those that have `ended` [B, 1]."""
         scores, origin = reached.scores, reached.origin
@@ -143,16 +139,11 @@ class FastTrackDecoder(FastTrackSearch):
             token = torch.where(ended, eos, token)
             only_end = torch.full_like(words[:, 0], NEG_INF).scatter(1, eos, 0.0)
             words = torch.where(ended[..., None], only_end[:, None], words)
-        chosen = self._candidates(state, reached._replace(scores=scores, tokens=token), first)
+        chosen = reached._replace(scores=scores, tokens=token).candidates()
         if bool(ended.any()):
             over = replace(chosen, scores=scores.masked_fill(~ended, NEG_INF))
             closed = self._ended(state, over, reached.actions)
-            history = F.pad(chosen.history, (0, closed.history.shape[2] - chosen.history.shape[2]))
-            chosen = replace(
-                chosen,
-                parents=torch.where(ended, closed.nodes, chosen.parents),
-                history=torch.where(ended[..., None], closed.history, history),
-            )
+            chosen = replace(chosen, parents=torch.where(ended, closed.nodes, chosen.parents))
         return chosen, words[:, 0]
 
     # ----------------------------------------------------------------------------------------------- word scores

@@ -51,8 +51,7 @@ class ParticleSearch(FastTrackSearch):
         """All derivations that generate a given word [B] and still have particles, best first."""
         if active is not None:
             state = replace(state, scores=state.scores.masked_fill(~active[:, None], NEG_INF))
-        first = state.pool.size
-        return self._candidates(state, self._spread(state, Phase.CONTINUE, tokens), first)
+        return self._spread(state, Phase.CONTINUE, tokens).candidates()
 
     def commit(
         self, state: SearchState, chosen: Candidates, active: Tensor | None = None, wanted: Tensor | None = None
@@ -71,11 +70,10 @@ class ParticleSearch(FastTrackSearch):
 
     def close(self, state: SearchState) -> SearchState:
         """End the sentence: the complete derivations that still have particles, best first."""
-        first = state.pool.size
         reached = self._spread(state, Phase.END, None)
         alive = reached.scores.masked_fill(self._dealt(reached.scores) == 0, NEG_INF)
         reached = reached._replace(scores=alive)
-        return self._ended(state, self._candidates(state, reached, first), reached.actions)
+        return self._ended(state, reached.candidates(), reached.actions)
 
     def _dealt(self, scores: Tensor) -> Tensor:
         """Particles [B, K] in proportion to exp(scores), rounded."""

@@ -31,7 +31,7 @@ from .search_stack import NodePool, Nodes
 from .search_state import NEG_INF, WordEdges
 
 _LINKS = ("open", "base", "corner")
-_COUNTS = ("num_open", "consecutive", "length", "inside_word")
+_COUNTS = ("num_open", "consecutive", "inside_word")
 # Maximum length of a derivation, at least and per token, as in the authors' code; it bounds unary chains at the end.
 _MIN_LENGTH, _LENGTH_PER_TOKEN = 100, 5
 # Numbers in one chunk of logits where only two of each row are kept: memory does not grow with the batch.
@@ -50,9 +50,9 @@ class RNNGStackMachine:
     """Runs an RNNG on node pools.
 
     Args:
-        model: the language model. Used attributes: `config`, `dtype`, `action_head`, `lm_head`; `model.embed_tokens`,
-            `model.embed_nonterminals`, `model.initial_element`, `model.stack_lstm`, `model.composition`,
-            `model.predictor`, `model.word_ends_of`.
+        model: with heads. Used attributes: `config`, `dtype`, `action_head`, `lm_head`; of its `base_model`
+            `embed_tokens`, `embed_nonterminals`, `initial_element`, `stack_lstm`, `composition`, `predictor`,
+            `word_ends_of`.
         normalization: "search" or "train" (see `RNNGConfig`); None = the config's.
         end_token_ids: ids that stand for the end of a sentence [E] and are not words; None = all ids are words.
 
@@ -61,11 +61,11 @@ class RNNGStackMachine:
     """
 
     max_tokens = math.inf
-    pad_action = PAD
+    pad_action, token_action = PAD, SHIFT
 
     def __init__(self, model: Any, normalization: str | None = None, end_token_ids: Tensor | None = None) -> None:
         self.config, self.dtype = model.config, model.dtype
-        self.model, self.action_head, self.lm_head = model.model, model.action_head, model.lm_head
+        self.model, self.action_head, self.lm_head = model.base_model, model.action_head, model.lm_head
         self.normalization = self.config.normalization if normalization is None else normalization
         self.end_token_ids = end_token_ids
         if self.normalization not in ("search", "train"):
@@ -74,8 +74,8 @@ class RNNGStackMachine:
         self.in_order, self.first = self.config.in_order, self.config.first_nonterminal
 
     # ---------------------------------------------------------------------------------------------------- nodes
-    def begin(self, batch_size: int, device: torch.device) -> tuple[NodePool, Tensor, Tensor]:
-        """The pool, the state before the first action [B, 1], and its history [B, 1, N]."""
+    def begin(self, batch_size: int, device: torch.device) -> tuple[NodePool, Tensor]:
+        """The pool and the state before the first action [B, 1]."""
         config = self.config
         features = {
             "hidden": (config.num_layers * config.hidden_size, self.dtype),
@@ -84,17 +84,17 @@ class RNNGStackMachine:
             "predictor": (config.embedding_size, self.dtype),
             "actions": (config.num_actions, torch.float32),
         }
-        pool = NodePool(batch_size, features, 0, device, links=_LINKS, counts=_COUNTS)
+        pool = NodePool(batch_size, features, device, links=_LINKS, counts=_COUNTS)
         none = torch.full((batch_size, 1), -1, device=device)
         zero = torch.zeros_like(none)
         element = self.model.initial_element.expand(batch_size, -1)
         nothing = element.new_zeros(batch_size, config.num_layers, config.hidden_size)
         values = self._run(element, nothing, nothing)
         pool.append(
-            Nodes(none, none, zero, none, none, none), none, none, none, zero, zero, zero, zero,
+            Nodes(none, none, zero, none, none, none), none, none, none, zero, zero, zero,
             **{name: value[:, None] for name, value in values.items()},
         )  # fmt: skip
-        return pool, zero, torch.ones(batch_size, 1, 1, dtype=torch.bool, device=device)
+        return pool, zero
 
     def _run(self, elements: Tensor, hidden: Tensor, cells: Tensor) -> dict[str, Tensor]:
         """Features of pushes [R, ..] from their elements [R, w] and the states below them [R, L, h]."""
@@ -189,8 +189,7 @@ class RNNGStackMachine:
         consecutive = torch.where(opens, consecutive + 1, torch.where(chain | finish, consecutive, 0))
         num_open = num_open + opens.long() - reduce.long()
         nodes = Nodes(parents, below, depth, actions, torch.where(shift, tokens, -1), start)
-        length = pool.field("length", parents) + 1
-        return nodes, (open_now, torch.where(opens, base, -1), corner_now, num_open, consecutive, length, inside_word)
+        return nodes, (open_now, torch.where(opens, base, -1), corner_now, num_open, consecutive, inside_word)
 
     def _starts_inside(self, tokens: Tensor, num_tokens: Tensor, edges: WordEdges | None) -> Tensor:
         """1 where more pieces of a word must follow a token [B, R] that is generated now, else 0."""

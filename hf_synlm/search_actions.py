@@ -5,7 +5,7 @@ forbidden before the softmax over actions, so that forced actions cost nothing. 
 `search_words.py`; states and stack machine are the same. The slow and obvious version is `action_beam` in
 tests/reference/exhaustive_search.py.
 
-Shapes: B sentences, R hypotheses of a beam, M expansions, N nodes, T tokens, V vocabulary.
+Shapes: B sentences, R hypotheses of a beam, M expansions, T tokens, V vocabulary.
 """
 
 from dataclasses import replace
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .actions import COMP, GEN
 from .search_state import NEG_INF, SearchState
-from .search_words import WordBeamSearch, append_own
+from .search_words import WordBeamSearch
 
 STAY = 2
 
@@ -68,27 +68,21 @@ def take_actions(
     pool, machine = state.pool, search.machine
     parents = state.with_hypotheses(chosen.origin)
     alive = chosen.scores > NEG_INF
-    keep = (parents.history & alive[..., None]).any(1)
+    keep = pool.in_use(parents.nodes, alive, state.max_length)
     rows, live = torch.stack([alive.sum(1).amax(), keep.sum(1).amax()]).tolist()
     rows = max(1, rows)
     scores, _, actions, tokens = (value[:, :rows] for value in chosen)
-    nodes, history = parents.nodes[:, :rows], parents.history[:, :rows]
     # A hypothesis that does not exist reads nothing: otherwise it would read past the end of the text.
     num_tokens = parents.num_tokens[:, :rows] + ((actions == GEN) & alive[:, :rows])
-    if pool.size > 2 * live + 32:
-        old, renumber = pool.compact(keep, max(1, live))
-        nodes = renumber.gather(1, nodes).clamp(min=0)
-        history = history.gather(2, old[:, None].expand(-1, rows, -1))
+    nodes = pool.compact(keep, live, parents.nodes[:, :rows])
     first = machine.push(pool, nodes, num_tokens, tokens=tokens, actions=actions)
-    new, history = append_own(first, history)
-    machine.read_actions(pool, history)
-    machine.score_words(pool, history)
+    new = torch.arange(first, pool.size, device=nodes.device).expand_as(nodes)
+    machine.read(pool, pool.paths(nodes, state.max_length), new[..., None])
     if active is not None:
         new = torch.where(active[:, None], new, nodes)
-        history[..., first:] &= active[:, None, None]
     return replace(
-        state, nodes=new, scores=scores, history=history, num_tokens=num_tokens, level_sizes=[rows],
-        max_depth=state.max_depth + 1,
+        state, nodes=new, scores=scores, num_tokens=num_tokens, level_sizes=[rows],
+        max_depth=state.max_depth + 1, max_length=state.max_length + 1,
     )  # fmt: skip
 
 

@@ -292,23 +292,67 @@ def parse_with_search(
     if not synchronous:
         state = read_by_actions(search, state, text.tokens, text.present.sum(1))  # type: ignore[arg-type]  # GPST only
         return _parse_output(search, state, text, offsets, num_return_sequences, word_ends)
-    notes = _Notes(input_ids.shape[1])
+    edges, notes = state.edges, _Notes(input_ids.shape[1])
+    shared = _SharedPrefixes(text, edges, context_sentence_ids is not None)
     for step in range(text.tokens.shape[1]):
-        tokens, active = text.tokens[:, step], text.active(step)
+        rows = shared.split(state, step)
+        if edges is not None:
+            state.edges = edges.select_rows(rows)
+        tokens, present = text.tokens[rows, step], text.present[rows]
+        active = None if text.active(step) is None else present[:, step]
         block = None
         if stepwise:
             log_probs = search.next_token_log_probs(state)  # type: ignore[attr-defined]  # of a WordDecoder
-            notes.stepwise.append(log_probs.gather(1, tokens[:, None]).squeeze(1))
+            notes.stepwise.append(log_probs.gather(1, tokens[:, None]).squeeze(1)[shared.place])
             block = state.block
         chosen = search.propose(state, tokens, block, active)
         words = search.log_probs_of_candidates(state, chosen) if lexical else None
         # Level sizes may leave out sentences that are over: `close` counts again.
         wanted = text.present[:, step + 1] if step + 1 < text.tokens.shape[1] else None
+        if wanted is not None:
+            wanted = torch.zeros_like(tokens).index_add_(0, shared.place, wanted.long()) > 0
         state, order = search.commit(state, chosen, active, wanted)
-        notes.add(search, state, chosen, order, words)
+        notes.add(search, state, chosen, order, shared.place, words)
+    state.select_rows(shared.place)
+    state.edges = edges
     output = _parse_output(search, search.close(state), text, offsets, num_return_sequences, word_ends)
     notes.write(output, text)
     return output
+
+
+class _SharedPrefixes:
+    """Sentences that begin alike share one beam up to where they part.
+
+    Args:
+        text: Words of B sentences.
+        edges: Their word edges, if words must stay whole.
+        alone: Whether no two of them share anything, because they have contexts.
+
+    Fields:
+        place: [B] row of the beam that holds each sentence.
+    """
+
+    def __init__(self, text: AlignedText, edges: WordEdges | None, alone: bool) -> None:
+        batch = torch.arange(len(text.tokens), device=text.tokens.device)
+        keys = text.tokens.masked_fill(~text.present, -1)[..., None]
+        if edges is not None:
+            keys = torch.cat([keys, edges.is_end[..., None]], 2)
+        differs = (keys[:, None] != keys).any(3).cummax(2).values
+        if alone:
+            differs |= (batch[:, None] != batch)[..., None]
+        # The first sentence with the same prefix, for every step and sentence; one host sync.
+        self._leaders = batch[:, None].where(~differs, len(batch)).amin(1).T.tolist()
+        self.place = batch
+
+    def split(self, state: SearchState, step: int) -> Tensor:
+        """Give every sentence that differs at `step` its own row of the beam, in place; one sentence of every row."""
+        leaders = self._leaders[step]
+        rows = sorted(set(leaders))
+        index = torch.tensor(rows, device=self.place.device)
+        if len(rows) != state.pool.batch_size:
+            state.select_rows(self.place[index])
+        self.place = torch.tensor([rows.index(leader) for leader in leaders], device=self.place.device)
+        return index
 
 
 class _Notes:
@@ -324,22 +368,37 @@ class _Notes:
         self.lexical: list[Tensor] = []
 
     def add(
-        self, search: WordSearch, state: SearchState, chosen: Candidates, order: Tensor, words: Tensor | None = None
+        self,
+        search: WordSearch,
+        state: SearchState,
+        chosen: Candidates,
+        order: Tensor,
+        place: Tensor,
+        words: Tensor | None = None,
     ) -> None:
-        """Note the beam `state` that came from the candidates, `words` [B, K] the log-probabilities of their words."""
+        """Note the beam `state` that came from the candidates.
+
+        Args:
+            search: The search.
+            state: The beam.
+            chosen: The candidates.
+            order: Candidate of every hypothesis.
+            place: [B] row of the beam that holds each sentence.
+            words: Log-probabilities of the candidates' words.
+        """
         marginal = state.scores.logsumexp(1)
         # An empty beam has no posterior; its statistics are 0.
         log_posterior = (state.scores - marginal[:, None]).nan_to_num(nan=NEG_INF)
         posterior = log_posterior.exp()
         order = order.clamp(max=chosen.num_structural.shape[1] - 1)
-        self.marginal.append(marginal)
-        self.entropy.append(-(posterior * log_posterior.clamp(min=-1e4)).sum(1))
-        self.structural.append((posterior * chosen.num_structural.gather(1, order)).sum(1))
-        self.depth.append((posterior * state.pool.field("depth", state.nodes)).sum(1))
+        self.marginal.append(marginal[place])
+        self.entropy.append(-(posterior * log_posterior.clamp(min=-1e4)).sum(1)[place])
+        self.structural.append((posterior * chosen.num_structural.gather(1, order)).sum(1)[place])
+        self.depth.append((posterior * state.pool.field("depth", state.nodes)).sum(1)[place])
         if words is not None:
             # Of the same derivations just before the word; nothing is left after an impossible one.
             before = (state.scores - words.gather(1, order)).nan_to_num(nan=NEG_INF, posinf=NEG_INF).logsumexp(1)
-            self.lexical.append((marginal - before).nan_to_num(nan=NEG_INF))
+            self.lexical.append((marginal - before).nan_to_num(nan=NEG_INF)[place])
 
     def write(self, output: ParseOutput, text: AlignedText) -> None:
         """Put the statistics into the output, in input columns."""
@@ -371,10 +430,9 @@ def _parse_output(
 ) -> ParseOutput:
     """Trees of the finished beam, best first."""
     count, total = num_return_sequences, state.scores.logsumexp(1)
-    scores, history = state.scores[:, :count], state.history[:, :count]
-    scores = F.pad(scores, (0, count - scores.shape[1]), value=NEG_INF)
-    history = F.pad(history, (0, 0, 0, count - history.shape[1]))
-    nodes = state.pool.derivations(history & (scores > NEG_INF)[..., None])
+    missing = max(0, count - state.scores.shape[1])
+    scores = F.pad(state.scores, (0, missing), value=NEG_INF)[:, :count]
+    nodes = state.pool.derivations(F.pad(state.nodes, (0, missing))[:, :count], scores > NEG_INF)
     exists = (scores > NEG_INF).tolist()
     trees, labels = search.machine.trees(nodes)
     spans = [

@@ -1,17 +1,18 @@
 """Batched stacks whose entries are node ids: hypotheses branch without copying a vector.
 
 A *node* is the state of a derivation after one action. It is also the entry that this action put on the stack, and
-one slot of the key-value caches of the layers that read the action sequence. A hypothesis is the id of its last node;
-the stack below it is a chain of ids. A node is written once and never changes. The slow and obvious version is
-`ListHypothesis` in tests/test_search_stack.py.
+one entry of the key-value caches of the layers that read the action sequence. A hypothesis is the id of its last node;
+the stack below it and the derivation before it are chains of ids. A node is written once and never changes. The slow
+and obvious version is `ListHypothesis` in tests/test_search_stack.py.
 
-Shapes: B sentences, N nodes, R new nodes of one step, K hypotheses, A actions, H heads, D features of a vector.
+Shapes: B sentences, N nodes, R new nodes of one step, K hypotheses, A actions, L nodes of a path, H heads, D features
+of a vector.
 """
 
 from typing import Any, NamedTuple
 
 import torch
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache
 
 _FIELDS = ("predecessor", "below", "depth", "action", "token", "start")
 
@@ -45,99 +46,53 @@ def _grown(tensor: torch.Tensor, dim: int, capacity: int) -> torch.Tensor:
     return grown
 
 
-class SlotLayer(DynamicLayer):
-    """Keys and values of one attention layer, one slot per node, in storage that doubles when it is full.
+class PathCache(Cache):
+    """Keys and values of nodes that continue derivations, for one call of a decoder on M of them.
 
-    `keys` and `values` [B, H, N, D / H] are views of the filled part, so that an update copies only the new slots.
+    A row of the call is C nodes that follow one another. It attends to itself and to the L nodes before it, whose keys
+    and values are gathered: what a row costs does not depend on how many other derivations the pool holds.
+
+    Args:
+        pool: The pool, with one feature of width 2 D per layer.
+        names: Names of these features.
+        places: Flat indices (see `NodePool.places`) of the nodes before the row and of its own [M, L + C].
+        count: Number C of its own.
     """
 
-    is_croppable = False
+    def __init__(self, pool: "NodePool", names: list[str], places: torch.Tensor, count: int) -> None:
+        super().__init__(layers=[])
+        self._stores = [pool.features[name].flatten(0, 1) for name in names]
+        self._before, self._own = places[:, :-count], places[:, -count:].flatten()
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """Refuse: a slot is an action, not a token."""
-        raise ValueError(f"crop({tokens_to_remove}): the slots of a syntactic cache are actions, not tokens")
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Set up storage from the shape [B, H, R, D / H] of the first keys."""
-        self.dtype, self.device = key_states.dtype, key_states.device
-        batch, heads, rows, width = key_states.shape
-        self.storage = key_states.new_zeros(2, batch, heads, max(64, rows), width)
-        self.length = 0
-        self.is_initialized = True
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Number L of nodes before those of the call."""
+        return self._before.shape[1]
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append R slots.
+        """Write the keys and values of the new nodes.
 
         Args:
-            key_states: Keys of the new slots [B, H, R, D / H].
-            value_states: Values of the new slots, same shape.
+            key_states: Keys of the new nodes [M, H, C, D / H].
+            value_states: Values of the new nodes, same shape.
+            layer_idx: Number of the layer.
             *args: Unused, part of the interface.
             **kwargs: Unused, part of the interface.
 
         Returns:
-            All keys and all values, each [B, H, N, D / H].
+            Keys and values of the nodes before them and of themselves, each [M, H, L + C, D / H].
         """
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        first, self.length = self.length, self.length + key_states.shape[2]
-        if self.length > self.storage.shape[3]:
-            self.storage = _grown(self.storage, 3, max(self.length, 2 * self.storage.shape[3]))
-        self.storage[0, :, :, first : self.length] = key_states
-        self.storage[1, :, :, first : self.length] = value_states
-        self._set_views()
-        return self.keys, self.values
-
-    def _set_views(self) -> None:
-        self.keys = self.storage[0, :, :, : self.length]
-        self.values = self.storage[1, :, :, : self.length]
-
-    def get_seq_length(self) -> int:
-        """Number of filled slots N."""
-        return self.length if self.is_initialized else 0
-
-    def keep_slots(self, index: torch.Tensor) -> None:
-        """Keep the slots `index` [B, N'] of each sentence, in that order."""
-        if self.is_initialized:
-            index = index[:, None, :, None].expand(-1, self.storage.shape[2], -1, self.storage.shape[4])
-            kept = torch.stack([self.keys.gather(2, index), self.values.gather(2, index)])
-            self.length = index.shape[2]
-            self.storage[:, :, :, : self.length] = kept
-            self._set_views()
-
-    def truncate(self, length: int) -> None:
-        """Forget the slots from `length` on."""
-        if self.is_initialized and self.length > length:
-            self.length = length
-            self._set_views()
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Keep the sentences `beam_idx` [B'], in that order."""
-        if self.is_initialized:
-            self.storage = self.storage[:, :, :, : self.length].index_select(1, beam_idx.to(self.device))
-            self._set_views()
-
-
-class SlotCache(Cache):
-    """One `SlotLayer` per attention layer, made on first use."""
-
-    def __init__(self) -> None:
-        super().__init__(layer_class_to_replicate=SlotLayer)
-
-    def keep_slots(self, index: torch.Tensor) -> None:
-        """Keep the slots `index` [B, N'] of each sentence in all layers."""
-        for layer in self.layers:
-            layer.keep_slots(index)
-
-    def truncate(self, length: int) -> None:
-        """Forget the slots from `length` on in all layers."""
-        for layer in self.layers:
-            layer.truncate(length)
+        store = self._stores[layer_idx]
+        new = torch.stack([key_states, value_states], 1).permute(0, 3, 1, 2, 4)
+        store.index_copy_(0, self._own, new.reshape(len(self._own), -1).to(store.dtype))
+        before = store.index_select(0, self._before.flatten()).view(*self._before.shape, *new.shape[2:])
+        keys, values = torch.cat([before.to(new.dtype), new], 1).transpose(1, 3).unbind(2)
+        return keys, values
 
 
 class NodePool:
-    """All nodes of B sentences, with the vectors that a model attaches to them and its key-value caches.
+    """All nodes of B sentences, with the vectors that a model attaches to them, keys and values among them.
 
     Every step appends the same number R of slots to every sentence, so that a range of slots is a slice. Slots that a
     sentence does not need hold nodes to which no hypothesis points.
@@ -145,7 +100,6 @@ class NodePool:
     Args:
         batch_size: Number of sentences B.
         features: Width and dtype of each vector that the model keeps per node, by name.
-        num_caches: Number of key-value caches whose slots are nodes.
         device: Where the tensors live.
         capacity: Slots to reserve at first; storage doubles when it is full.
         links: Names of further fields that hold ids of nodes (-1 = none) of the same derivation.
@@ -156,21 +110,19 @@ class NodePool:
         self,
         batch_size: int,
         features: dict[str, tuple[int, torch.dtype]],
-        num_caches: int,
         device: torch.device,
         capacity: int = 64,
         links: tuple[str, ...] = (),
         counts: tuple[str, ...] = (),
     ) -> None:
         self.size = 0
-        self.names = (*_FIELDS, *links, *counts)
+        self.names = (*_FIELDS, "length", *links, *counts)
         self._links = [self.names.index(name) for name in ("predecessor", "below", *links)]
         self.fields = torch.zeros(batch_size, capacity, len(self.names), dtype=torch.long, device=device)
         self.features = {
             name: torch.zeros(batch_size, capacity, width, dtype=dtype, device=device)
             for name, (width, dtype) in features.items()
         }
-        self.caches = [SlotCache() for _ in range(num_caches)]
         # Tokens before the derivation [B]: positions of its own tokens count from here.
         self.num_context = torch.zeros(batch_size, dtype=torch.long, device=device)
 
@@ -201,7 +153,9 @@ class NodePool:
             capacity = max(self.size, 2 * capacity)
             self.fields = _grown(self.fields, 1, capacity)
             self.features = {name: _grown(value, 1, capacity) for name, value in self.features.items()}
-        torch.stack((*nodes, *further), -1, out=self.fields[:, first : self.size])
+        # Actions of the derivation: none before its start.
+        length = torch.where(nodes.start < 0, 0, self.field("length", nodes.predecessor) + 1)
+        torch.stack((*nodes, length, *further), -1, out=self.fields[:, first : self.size])
         for name, value in features.items():
             self.features[name][:, first : self.size] = value
         return first
@@ -260,27 +214,57 @@ class NodePool:
         self.fields = self.fields.index_select(0, index)
         self.num_context = self.num_context.index_select(0, index)
         self.features = {name: value.index_select(0, index) for name, value in self.features.items()}
-        for cache in self.caches:
-            cache.reorder_cache(index)
 
     def truncate(self, size: int) -> None:
         """Forget the nodes from `size` on; no node that stays may point to them."""
         self.size = size
-        for cache in self.caches:
-            cache.truncate(size)
 
-    def compact(self, keep: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep some nodes of every sentence and renumber them in their old order.
+    def places(self, ids: torch.Tensor) -> torch.Tensor:
+        """Indices of the nodes `ids` [B, ...] in tables whose first two dimensions are flattened; node 0 where < 0."""
+        first = torch.arange(self.batch_size, device=ids.device) * self.fields.shape[1]
+        return ids.clamp(min=0) + first.view(-1, *[1] * (ids.dim() - 1))
+
+    def paths(self, ids: torch.Tensor, length: int) -> torch.Tensor:
+        """The last nodes of derivations.
+
+        Args:
+            ids: Last node of every derivation [B, R].
+            length: How many nodes to list.
+
+        Returns:
+            Ids [B, R, length], `ids` last; -1 before the first node.
+        """
+        before, path = self.field("predecessor").clamp(min=0), [ids]
+        for _ in range(length - 1):
+            path.append(before.gather(1, path[-1]))
+        listed = torch.stack(path[::-1], 2)
+        # Node 0 is the first of all derivations: what stands before it repeats it.
+        listed[..., :-1].masked_fill_(listed[..., 1:] == 0, -1)
+        return listed
+
+    def in_use(self, ids: torch.Tensor, alive: torch.Tensor, length: int) -> torch.Tensor:
+        """Nodes [B, N] of the derivations `ids` [B, R] that are `alive` [B, R] and have at most `length` nodes."""
+        path = self.paths(ids, length)
+        path = torch.where(alive[..., None] & (path >= 0), path, self.size)
+        used = torch.zeros(len(ids), self.size + 1, dtype=torch.bool, device=ids.device)
+        return used.scatter_(1, path.flatten(1), True)[:, :-1]
+
+    def compact(self, keep: torch.Tensor, count: int, ids: torch.Tensor) -> torch.Tensor:
+        """Keep some nodes of every sentence and renumber them in their old order, once fewer than half are needed.
 
         Args:
             keep: Nodes to keep [B, N], bool. The nodes that kept ones link to must be kept.
             count: The largest number of nodes kept in a sentence; the others get padding slots.
+            ids: Nodes [B, R].
 
         Returns:
-            Old id of every new slot [B, count], and the new id of every old node [B, N] (-1 or arbitrary if dropped).
+            New ids of the nodes `ids`; arbitrary if they were dropped.
         """
+        count = max(1, count)
+        if self.size <= 2 * count + 32:
+            return ids
         index = (~keep).to(torch.uint8).argsort(dim=1, stable=True)[:, :count]
-        renumber = keep.long().cumsum(1) - 1
+        renumber = (keep.long().cumsum(1) - 1).clamp(min=0)
         fields = self.fields.gather(1, index[..., None].expand(-1, -1, len(self.names)))
         for column in self._links:
             old = fields[..., column]
@@ -288,25 +272,26 @@ class NodePool:
         self.fields[:, :count] = fields
         for name, value in self.features.items():
             value[:, :count] = self.feature(name, index)
-        for cache in self.caches:
-            cache.keep_slots(index)
         self.size = count
-        return index, renumber
+        return renumber.gather(1, ids)
 
-    def derivations(self, history: torch.Tensor) -> Nodes:
+    def derivations(self, ids: torch.Tensor, exists: torch.Tensor | None = None) -> Nodes:
         """Actions of hypotheses in order.
 
         Args:
-            history: Nodes of every hypothesis [B, K, N], bool.
+            ids: Last node of every hypothesis [B, K].
+            exists: Which of them exist [B, K]; None = all.
 
         Returns:
-            Fields [B, K, A] of the nodes of each derivation, oldest first (ids grow with time); all fields are -1
-            after its end. Nodes before the derivation are left out. `predecessor` and `below` are ids of this pool.
+            Fields [B, K, A] of the nodes of each derivation, oldest first; all fields are -1 after its end. Nodes
+            before the derivation are left out. `predecessor` and `below` are ids of this pool.
         """
-        used = history & (self.field("start") >= 0)[:, None]
-        length = used.sum(2)
+        length = self.field("length", ids)
+        length = length if exists is None else length.masked_fill(~exists, 0)
         longest = int(length.max()) if length.numel() else 0
-        index = (~used).to(torch.uint8).argsort(dim=2, stable=True)[..., :longest]
-        beyond = torch.arange(longest, device=index.device) >= length[..., None]
-        flat = self.nodes(index.flatten(1))
-        return Nodes(*(field.view_as(index).masked_fill(beyond, -1) for field in flat))
+        column = torch.arange(longest, device=ids.device)
+        index = (column + longest - length[..., None]).clamp(max=max(0, longest - 1))
+        path = self.paths(ids, longest).gather(2, index) if longest else ids[..., None][..., :0]
+        flat = self.nodes(path.flatten(1))
+        beyond = column >= length[..., None]
+        return Nodes(*(field.view_as(path).masked_fill(beyond, -1) for field in flat))

@@ -2,7 +2,7 @@
 
 `StackMachine`, `WordSearch` and `WordDecoder` say what shared code needs of a model and of its search.
 
-Shapes: B sentences, K hypotheses, R rows of a block, C levels, N nodes, T tokens, V vocabulary.
+Shapes: B sentences, K hypotheses, R rows of a block, C levels, T tokens, V vocabulary.
 All scores are natural logs in float32; -inf marks a hypothesis that does not exist.
 """
 
@@ -59,7 +59,6 @@ class Block:
         scores: [B, R] joint log-probability of the derivation so far.
         log_probs: [B, R, 2] log-probabilities of the next action: generate a word, take the structural action; -inf if
             illegal.
-        history: [B, R, N] nodes of the derivation, itself included.
         origin: [B, R] which state of the beam the row descends from.
         bounds: First and last + 1 row of every level.
         level: Structural actions before the first level.
@@ -70,7 +69,6 @@ class Block:
     nodes: Tensor
     scores: Tensor
     log_probs: Tensor
-    history: Tensor
     origin: Tensor
     bounds: list[tuple[int, int]]
     level: int = 0
@@ -85,12 +83,12 @@ class SearchState:
     Fields:
         nodes: [B, R] last node of every hypothesis, deepest stack first.
         scores: [B, R] joint log-probabilities; -inf = no hypothesis.
-        history: [B, R, N] nodes of every hypothesis, itself included.
         num_tokens: [B] tokens generated in the current derivation, or [B, R] where hypotheses differ.
         level_sizes: Level c of the next block has at most this many rows.
         origin: [B, R] state of the beam before this one in the same word; None right after a word.
         level: Structural actions since the last word.
         max_depth: Upper bound of all stack depths, known without asking the device.
+        max_length: Upper bound of the nodes of a derivation, those before its start included, known likewise.
         block: All structural successors, if they are known already.
         particles: [B, R] number of particles of every hypothesis (particle filter only).
         next_log_probs: [B, V] distribution of the next word, if it is known already.
@@ -99,13 +97,13 @@ class SearchState:
     pool: NodePool
     nodes: Tensor
     scores: Tensor
-    history: Tensor
     num_tokens: Tensor
     level_sizes: list[int]
     edges: WordEdges | None = None
     origin: Tensor | None = None
     level: int = 0
     max_depth: int = 0
+    max_length: int = 1
     block: Block | None = None
     particles: Tensor | None = None
     next_log_probs: Tensor | None = None
@@ -113,14 +111,15 @@ class SearchState:
     def select_rows(self, index: Tensor) -> None:
         """Keep the sentences `index` [B'], in that order, in place."""
         self.pool.select_rows(index)
-        for name in ("nodes", "scores", "history", "num_tokens"):
+        for name in ("nodes", "scores", "num_tokens"):
             setattr(self, name, getattr(self, name).index_select(0, index))
         if self.edges is not None:
             self.edges = self.edges.select_rows(index)
-        if self.next_log_probs is not None:
-            self.next_log_probs = self.next_log_probs.index_select(0, index)
+        for name in ("next_log_probs", "particles"):
+            if getattr(self, name) is not None:
+                setattr(self, name, getattr(self, name).index_select(0, index))
         if self.block is not None:
-            for name in ("nodes", "scores", "log_probs", "history", "origin", "word_log_probs"):
+            for name in ("nodes", "scores", "log_probs", "origin", "word_log_probs"):
                 value = getattr(self.block, name)
                 if value is not None:
                     setattr(self.block, name, value.index_select(0, index))
@@ -132,7 +131,6 @@ class SearchState:
             self,
             nodes=self.nodes.gather(1, index),
             scores=self.scores.gather(1, index),
-            history=self.history.take_along_dim(index[..., None], 1),
             num_tokens=num_tokens,
             level_sizes=[index.shape[1]],
             block=None,
@@ -147,7 +145,6 @@ class Candidates:
     Fields:
         scores: [B, K] joint log-probability including the word.
         parents: [B, K] node from which the word is generated.
-        history: [B, K, N] nodes of the derivation up to the parent.
         tokens: [B, K] the words.
         origin: [B, K] hypothesis of the beam that is continued.
         num_structural: [B, K] structural actions before the word.
@@ -155,7 +152,6 @@ class Candidates:
 
     scores: Tensor
     parents: Tensor
-    history: Tensor
     tokens: Tensor
     origin: Tensor
     num_structural: Tensor
@@ -174,9 +170,6 @@ class BlockTable:
 
     def candidates(self, scores: Tensor, rows: Tensor, tokens: Tensor) -> Candidates:
         """Look up rows [B, K] of the table."""
-        width = self.blocks[-1].history.shape[2]
-        parts = [F.pad(block.history, (0, width - block.history.shape[2])) for block in self.blocks]
-        history = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         nodes = torch.cat([block.nodes for block in self.blocks], 1)
         origin = torch.cat([block.origin for block in self.blocks], 1)
         levels = [
@@ -186,7 +179,6 @@ class BlockTable:
         return Candidates(
             scores,
             nodes.gather(1, rows),
-            history.take_along_dim(rows[..., None], 1),
             tokens,
             origin.gather(1, rows),
             level[rows],
@@ -205,7 +197,6 @@ def keep_frozen(state: SearchState, chosen: Candidates, active: Tensor) -> Candi
         Candidates, as many as the larger of both.
     """
     width = max(chosen.scores.shape[1], state.scores.shape[1])
-    size = chosen.history.shape[2]
     own = torch.arange(width, device=active.device).expand(len(active), -1)
     zero = torch.zeros_like(state.nodes)
 
@@ -213,12 +204,9 @@ def keep_frozen(state: SearchState, chosen: Candidates, active: Tensor) -> Candi
         new, old = (F.pad(x, (0, width - x.shape[1]), value=fill) for x in (new, old))
         return torch.where(active[:, None], new, old)
 
-    old_history = F.pad(state.history, (0, size - state.history.shape[2], 0, width - state.history.shape[1]))
-    history = F.pad(chosen.history, (0, 0, 0, width - chosen.history.shape[1]))
     return Candidates(
         merge(chosen.scores, state.scores, NEG_INF),
         merge(chosen.parents, state.nodes),
-        torch.where(active[:, None, None], history, old_history),
         merge(chosen.tokens, zero),
         merge(chosen.origin, own),
         merge(chosen.num_structural, zero),
@@ -231,17 +219,19 @@ class StackMachine(Protocol):
     Fields:
         config: Configuration of the model: `vocab_size`, `pad_token_id`.
         pad_action: Id that pads action sequences.
+        token_action: Id of the action that adds a token.
     """
 
     config: Any
     pad_action: int
+    token_action: int
 
     @property
     def max_tokens(self) -> float:
         """Number of tokens for which the model has positions."""
 
-    def begin(self, batch_size: int, device: torch.device) -> tuple[NodePool, Tensor, Tensor]:
-        """The pool, the state before the first action [B, 1], and its history [B, 1, N]."""
+    def begin(self, batch_size: int, device: torch.device) -> tuple[NodePool, Tensor]:
+        """The pool and the state before the first action [B, 1]."""
 
     def word_ends_of(self, tokens: Tensor) -> Tensor | None:
         """Which of the `tokens` [B, T] end a word, as far as the vocabulary tells; None = all."""

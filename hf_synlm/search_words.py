@@ -18,7 +18,7 @@ copies. The model side is a `LevelMachine`.
 
 The slow and obvious version is `synchronous_beam` in tests/reference/exhaustive_search.py.
 
-Shapes: B sentences, K hypotheses, R rows of a step, C levels, N nodes, T tokens, V vocabulary.
+Shapes: B sentences, K hypotheses, R rows of a step, C levels, L nodes of a path, T tokens, V vocabulary.
 All scores are natural logs in float32; -inf marks a hypothesis that does not exist.
 """
 
@@ -36,12 +36,14 @@ from .search_state import NEG_INF, Block, BlockTable, Candidates, SearchState, S
 
 # Numbers in one chunk of logits where only a few of each row are kept: memory does not grow with the batch.
 _CHUNK_ELEMENTS = 1 << 24
+# Rows that cost hardly more than none: the layers are called for them at once.
+_SMALL_RUN = 64
 
 
 class LevelMachine(StackMachine, Protocol):
     """A stack machine with one structural action: what `WordBeamSearch` needs of a model."""
 
-    def begin(self, batch_size: int, device: torch.device, **context: Any) -> tuple[NodePool, Tensor, Tensor]:
+    def begin(self, batch_size: int, device: torch.device, **context: Any) -> tuple[NodePool, Tensor]:
         """As `StackMachine.begin`; `context` are complete sentences before the text."""
 
     def push(
@@ -54,11 +56,11 @@ class LevelMachine(StackMachine, Protocol):
     ) -> int:
         """Take one action from each of R states; returns the id of the first of R new nodes."""
 
-    def num_unread(self, pool: NodePool) -> int:
-        """Number of newest nodes that the layers which predict actions have not read."""
+    def read(self, pool: NodePool, path: Tensor, nodes: Tensor, words: bool = True) -> None:
+        """Run the layers on nodes [B, R, C] that follow one another, behind paths [B, R, L].
 
-    def read_actions(self, pool: NodePool, history: Tensor) -> None:
-        """Run the layers that predict actions on the R newest nodes, with their histories [B, R, N]."""
+        With `words`, also those that predict words.
+        """
 
     def action_log_probs(
         self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, edges: WordEdges | None, renormalize: bool = False
@@ -70,12 +72,6 @@ class LevelMachine(StackMachine, Protocol):
 
     def is_complete(self, pool: NodePool, nodes: Tensor) -> Tensor:
         """Whether exactly one tree is on the stack [B, R]."""
-
-    def num_unscored(self, pool: NodePool) -> int:
-        """Number of newest nodes that the layers which predict words have not read."""
-
-    def score_words(self, pool: NodePool, history: Tensor) -> None:
-        """Run the layers that predict words on the R newest nodes, with their histories [B, R, N]."""
 
     def word_features(self, pool: NodePool, nodes: Tensor) -> Tensor:
         """Inputs [B, R, D] of `logits_of`."""
@@ -89,61 +85,28 @@ class _Levels:
     """A block while its levels are added.
 
     Fields:
-        sizes: Rows of each level; row k of level c + 1 succeeds row k of level c.
-        history: [B, all rows, N + new nodes]
-        chain: [all rows] state from which each row descends.
+        nodes: Rows of each level [B, R]; row k of level c + 1 succeeds row k of level c.
+        path: [B, R, L] nodes before the rows of the next level.
         num_tokens: [B, R] of each state.
         mass: [B, 1] log of the mass of all words after the rows so far.
     """
 
-    sizes: list[int]
-    history: Tensor
-    chain: Tensor
+    path: Tensor
     num_tokens: Tensor
-    nodes: list[Tensor]
-    scores: list[Tensor]
+    nodes: list[Tensor] = field(default_factory=list)
+    scores: list[Tensor] = field(default_factory=list)
     log_probs: list[Tensor] = field(default_factory=list)
     mass: Tensor | None = None
 
-    @classmethod
-    def start(cls, state: SearchState, sizes: list[int]) -> "_Levels":
-        """The states themselves as level 0."""
-        # The pool may hold nodes of an earlier expansion of this state.
-        history = F.pad(state.history, (0, state.pool.size - state.history.shape[2]))
-        history, chain = chain_history(history, sizes)
-        counts = state.num_tokens if state.num_tokens.dim() == 2 else state.num_tokens[:, None].expand_as(state.nodes)
-        return cls(sizes, history, chain, counts, [state.nodes], [state.scores])
-
-    def add_scores(self, level: int, negligible: float | None) -> None:
-        """Score a level whose action probabilities are known; leave out negligible rows."""
-        if level:
-            self.scores.append(
-                self.scores[-1][:, : self.sizes[level]] + self.log_probs[level - 1][:, : self.sizes[level], 1]
-            )
-        if negligible is None:
-            return
-        if self.mass is not None:
-            self.scores[-1] = self.scores[-1].masked_fill(self.scores[-1] < self.mass - negligible, NEG_INF)
-        more = (self.scores[-1] + self.log_probs[level][..., 0]).logsumexp(1, keepdim=True)
-        self.mass = more if self.mass is None else torch.logaddexp(self.mass, more)
-
-
-def chain_history(history: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
-    """Histories of all rows of a block whose new nodes are laid out level by level behind the old ones.
-
-    Args:
-        history: Nodes of the states [B, R, N].
-        sizes: Rows of each level; row k of level c + 1 succeeds row k of level c.
-
-    Returns:
-        Histories [B, sum(sizes), N + sum(sizes[1:])] and the state [sum(sizes)] each row descends from.
-    """
-    device = history.device
-    chain = torch.cat([torch.arange(size, device=device) for size in sizes])
-    level = torch.cat([torch.full((size,), c, device=device) for c, size in enumerate(sizes)])
-    new_chain, new_level = chain[sizes[0] :], level[sizes[0] :]
-    own = (chain[:, None] == new_chain) & (level[:, None] >= new_level)
-    return torch.cat([history[:, chain], own.expand(history.shape[0], -1, -1)], 2), chain
+    def add_scores(self, scores: Tensor, log_probs: Tensor, negligible: float | None) -> None:
+        """Add a level with its scores [B, R] and action probabilities [B, R, 2]; leave out negligible rows."""
+        if negligible is not None:
+            if self.mass is not None:
+                scores = scores.masked_fill(scores < self.mass - negligible, NEG_INF)
+            more = (scores + log_probs[..., 0]).logsumexp(1, keepdim=True)
+            self.mass = more if self.mass is None else torch.logaddexp(self.mass, more)
+        self.scores.append(scores)
+        self.log_probs.append(log_probs)
 
 
 class WordBeamSearch:
@@ -174,9 +137,9 @@ class WordBeamSearch:
     # ------------------------------------------------------------------------------------------------ one block
     def begin(self, batch_size: int, device: torch.device, **context: Any) -> SearchState:
         """State before the first word; `context` goes to the machine (complete sentences before the text)."""
-        pool, nodes, history = self.machine.begin(batch_size, device, **context)
+        pool, nodes = self.machine.begin(batch_size, device, **context)
         scores = torch.zeros(nodes.shape, dtype=torch.float32, device=device)
-        return SearchState(pool, nodes, scores, history, torch.zeros_like(nodes[:, 0]), [1])
+        return SearchState(pool, nodes, scores, torch.zeros_like(nodes[:, 0]), [1], max_length=pool.size)
 
     def refresh(self, state: SearchState) -> None:
         """Recount the levels of the next block over all sentences (one host sync)."""
@@ -204,56 +167,53 @@ class WordBeamSearch:
             The block. Its new nodes stay in the pool.
         """
         sizes, cut = self._block_sizes(state.level_sizes, max_rows)
-        rows = _Levels.start(state, sizes)
-        for first, last in self._chunks(sizes, negligible is not None):
-            self._run_levels(state, rows, first, last)
+        counts = state.num_tokens if state.num_tokens.dim() == 2 else state.num_tokens[:, None].expand_as(state.nodes)
+        rows = _Levels(state.pool.paths(state.nodes, state.max_length)[..., :-1], counts)
+        for first, last in self._runs(sizes, negligible is not None):
+            self._lay_out(state, rows, sizes[first], range(first, last), words)
             for level in range(first, last):
-                rows.add_scores(level, negligible)
-            if last < len(sizes) and not bool((rows.scores[-1] > NEG_INF).any()):
+                nodes = rows.nodes[level][:, : sizes[level]]
+                num_tokens = counts[:, : sizes[level]]
+                scores = state.scores
+                if level:
+                    scores = (rows.scores[-1] + rows.log_probs[-1][..., 1])[:, : sizes[level]]
+                log_probs = self.machine.action_log_probs(state.pool, nodes, num_tokens, state.edges, self.renormalize)
+                rows.add_scores(scores, log_probs, negligible)
+            if last < len(sizes) and negligible is not None and not bool((rows.scores[-1] > NEG_INF).any()):
                 sizes = sizes[:last]
                 break
-        end = sum(sizes)
-        history, chain = rows.history[:, :end, : state.pool.size], rows.chain[:end]
-        unscored = self.machine.num_unscored(state.pool)
-        if words and unscored:
-            self.machine.score_words(state.pool, history[:, end - unscored :])
-        origin = chain.expand(len(history), -1) if state.origin is None else state.origin[:, chain]
+        nodes = torch.cat([level[:, :size] for level, size in zip(rows.nodes, sizes, strict=True)], 1)
+        chain = torch.cat([torch.arange(size, device=nodes.device) for size in sizes])
+        origin = chain.expand_as(nodes) if state.origin is None else state.origin[:, chain]
         bounds = [(sum(sizes[:c]), sum(sizes[: c + 1])) for c in range(len(sizes))]
-        nodes, scores, log_probs = (torch.cat(levels, 1) for levels in (rows.nodes, rows.scores, rows.log_probs))
-        return Block(nodes, scores, log_probs, history, origin, bounds, state.level, cut)
+        scores, log_probs = torch.cat(rows.scores, 1), torch.cat(rows.log_probs, 1)
+        return Block(nodes, scores, log_probs, origin, bounds, state.level, cut)
 
-    def _run_levels(self, state: SearchState, rows: _Levels, first: int, last: int) -> None:
-        """Push the nodes of the levels `first` .. `last` - 1, and compute the probabilities of their next actions."""
-        pool, sizes, history = state.pool, rows.sizes, rows.history
-        for size in sizes[max(first, 1) : last]:
-            start = self.machine.push(pool, rows.nodes[-1][:, :size], rows.num_tokens[:, :size])
-            rows.nodes.append(torch.arange(start, start + size, device=history.device).expand(len(history), -1))
-        end, unread = sum(sizes[:last]), self.machine.num_unread(pool)
-        if unread:
-            self.machine.read_actions(pool, history[:, end - unread : end, : pool.size])
-        ids = torch.cat(rows.nodes[first:last], 1)
-        num_tokens = rows.num_tokens[:, rows.chain[end - ids.shape[1] : end]]
-        actions = self.machine.action_log_probs(pool, ids, num_tokens, state.edges, self.renormalize)
-        rows.log_probs += actions.split(sizes[first:last], 1)
+    def _lay_out(self, state: SearchState, rows: _Levels, width: int, levels: range, words: bool) -> None:
+        """Push the nodes of some levels of `width` rows each, and run the layers on them."""
+        for level in levels:
+            nodes = state.nodes
+            if level:
+                first = self.machine.push(state.pool, rows.nodes[-1][:, :width], rows.num_tokens[:, :width])
+                nodes = torch.arange(first, state.pool.size, device=nodes.device).expand(len(nodes), -1)
+            rows.nodes.append(nodes)
+        nodes, path = torch.stack(rows.nodes[levels.start :], 2), rows.path[:, :width]
+        self.machine.read(state.pool, path, nodes, words)
+        rows.path = torch.cat([path, nodes], 2)
 
-    def _chunks(self, sizes: list[int], may_stop: bool) -> list[tuple[int, int]]:
-        """Levels to run together, as (first, last + 1): all, or runs of about 4 K rows if the search may stop early."""
-        if not may_stop:
-            return [(0, len(sizes))]
-        stops, rows = [0], 0
-        for level, size in enumerate(sizes):
-            if rows + size > 4 * self.num_beams and rows:
+    def _runs(self, sizes: list[int], may_stop: bool) -> list[tuple[int, int]]:
+        """Levels that are laid out together, as (first, last + 1).
+
+        All levels of a run get as many rows as its first, so a run ends where too many of them would be in vain, and
+        after about 4 K rows if the search may stop early.
+        """
+        stops = [0]
+        for level in range(1, len(sizes)):
+            rows = sizes[stops[-1]] * (level + 1 - stops[-1])
+            in_vain = rows > max(_SMALL_RUN, 1.25 * sum(sizes[stops[-1] : level + 1]))
+            if in_vain or (may_stop and rows > 4 * self.num_beams):
                 stops.append(level)
-                rows = 0
-            rows += size
         return list(zip(stops, [*stops[1:], len(sizes)], strict=True))
-
-    def settle(self, state: SearchState) -> None:
-        """Run the layers on the newest nodes before the beam is reordered: they must read nodes in the order of ids."""
-        if self.machine.num_unread(state.pool):
-            self.machine.read_actions(state.pool, state.history)
-        if self.machine.num_unscored(state.pool):
-            self.machine.score_words(state.pool, state.history)
 
     def _block_sizes(self, level_sizes: list[int], max_rows: int | None) -> tuple[list[int], bool]:
         """Rows per level of the next block, and whether states with successors remain behind it."""
@@ -280,9 +240,9 @@ class WordBeamSearch:
 
     def log_probs_of(self, state: SearchState, nodes: Tensor, tokens: Tensor) -> Tensor:
         """Log-probability [B, R] of one next word per state, `tokens` [B, R]."""
-        index = tokens.flatten()[:, None]
+        target = tokens.flatten()
         return self._by_chunks(
-            state, nodes, lambda logits, rows: logits.gather(1, index[rows]).squeeze(1) - logits.logsumexp(1)
+            state, nodes, lambda logits, rows: -F.cross_entropy(logits, target[rows], reduction="none")
         )
 
     def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
@@ -360,15 +320,14 @@ class WordBeamSearch:
         counts = _level_counts(chain, state.max_depth, first=0).tolist()
         order = order[:, : max(1, counts[0])]
         row, moved, parents = row.gather(1, order), moved.gather(1, order), parents.gather(1, order)
-        history = block.history.take_along_dim(row[..., None], 1)
         first = self.machine.push(state.pool, parents, state.num_tokens)
-        nodes, history = append_own(first, history)
+        nodes = torch.arange(first, state.pool.size, device=parents.device).expand_as(parents)
         origin = block.origin.gather(1, row)
         level = block.level + len(block.bounds)
         sizes = [nodes.shape[1], *counts[1:]]
         return SearchState(
-            state.pool, nodes, moved, history, state.num_tokens, sizes, state.edges, origin, level,
-            state.max_depth,
+            state.pool, nodes, moved, state.num_tokens, sizes, state.edges, origin, level, state.max_depth,
+            state.max_length,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------ one word
@@ -421,10 +380,10 @@ class WordBeamSearch:
         moving = torch.ones_like(state.num_tokens, dtype=torch.bool) if active is None else active
         if active is not None:
             chosen = keep_frozen(state, chosen, active)
-        scores, parents, tokens, history = chosen.scores, chosen.parents, chosen.tokens, chosen.history
+        scores, parents, tokens = chosen.scores, chosen.parents, chosen.tokens
         chain = self.machine.chain_bound(pool, parents) + moving[:, None]
         alive = scores > NEG_INF
-        keep = (history & alive[..., None]).any(1)
+        keep = pool.in_use(parents, alive, state.max_length)
         chain, order = chain.masked_fill(~alive, -1).sort(dim=1, descending=True, stable=True)
         counted = chain if wanted is None else chain.masked_fill(~wanted[:, None], -1)
         counts = _level_counts(counted, state.max_depth + 1)
@@ -432,19 +391,14 @@ class WordBeamSearch:
         rows, live, *sizes = torch.cat([alive.sum(1).amax()[None], keep.sum(1).amax()[None], counts]).tolist()
         order = order[:, : max(1, rows)]
         scores, parents, tokens = scores.gather(1, order), parents.gather(1, order), tokens.gather(1, order)
-        history = history.take_along_dim(order[..., None], 1)
-        if pool.size > 2 * live + 32:
-            index, renumber = pool.compact(keep, max(1, live))
-            parents = renumber.gather(1, parents).clamp(min=0)
-            history = history.gather(2, index[:, None].expand(-1, history.shape[1], -1))
+        parents = pool.compact(keep, live, parents)
         first = self.machine.push(pool, parents, state.num_tokens + 1, tokens=tokens)
-        nodes, new_history = append_own(first, history)
+        nodes = torch.arange(first, pool.size, device=parents.device).expand_as(parents)
         if active is not None:
             nodes = torch.where(active[:, None], nodes, parents)
-            new_history[..., -nodes.shape[1] :] &= active[:, None, None]
         new = SearchState(
-            pool, nodes, scores, new_history, state.num_tokens + moving, [nodes.shape[1], *sizes], state.edges,
-            max_depth=state.max_depth + 1,
+            pool, nodes, scores, state.num_tokens + moving, [nodes.shape[1], *sizes], state.edges,
+            max_depth=state.max_depth + 1, max_length=state.max_length + 2,
         )  # fmt: skip
         return new, order
 
@@ -459,8 +413,6 @@ class WordBeamSearch:
         """
         chain = self.machine.chain_bound(state.pool, state.nodes).masked_fill(state.scores == NEG_INF, -1)
         chain, deepest = chain.sort(dim=1, descending=True, stable=True)
-        if not bool((deepest[:, 1:] > deepest[:, :-1]).all()):
-            self.settle(state)
         state = state.with_hypotheses(deepest)
         self.refresh(state)
         block = self.expand(state, words=False)
@@ -471,10 +423,9 @@ class WordBeamSearch:
         scores = block.scores.gather(1, row).masked_fill(state.scores == NEG_INF, NEG_INF)
         scores, order = scores.sort(dim=1, descending=True, stable=True)
         row = row.gather(1, order)
-        history = block.history.take_along_dim(row[..., None], 1)
         return SearchState(
-            state.pool, block.nodes.gather(1, row), scores, history, state.num_tokens, [row.shape[1]], state.edges,
-            deepest.gather(1, order), max_depth=state.max_depth,
+            state.pool, block.nodes.gather(1, row), scores, state.num_tokens, [row.shape[1]], state.edges,
+            deepest.gather(1, order), max_depth=state.max_depth, max_length=state.max_length,
         )  # fmt: skip
 
     def close_each(self, state: SearchState) -> tuple[Tensor, Nodes]:
@@ -482,14 +433,12 @@ class WordBeamSearch:
         size = state.pool.size
         closed = self.close(state)
         back = closed.origin.argsort(1)
-        history = closed.history.take_along_dim(back[..., None], 1)
-        nodes = state.pool.derivations(history)
+        nodes = state.pool.derivations(closed.nodes.gather(1, back))
         state.pool.truncate(size)
         return closed.scores.gather(1, back), nodes
 
     def keep(self, state: SearchState, index: Tensor) -> SearchState:
         """The beam with the hypotheses `index` [B, R'] only, over the same pool."""
-        self.settle(state)
         state = state.with_hypotheses(index)
         chain = self.machine.chain_bound(state.pool, state.nodes).masked_fill(state.scores == NEG_INF, -1)
         return state.with_hypotheses(chain.argsort(dim=1, descending=True, stable=True))
@@ -519,22 +468,6 @@ class WordBeamSearch:
         weights = weights - weights.amax(1, keepdim=True).clamp(min=torch.finfo(weights.dtype).min)
         total = (weights[..., None] + block.word_log_probs).logsumexp(1)
         return total.masked_fill((total == NEG_INF).all(1, keepdim=True), 0.0).log_softmax(-1)
-
-
-def append_own(first: int, history: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the nodes that were just pushed to their own histories.
-
-    Args:
-        first: Id of the first one.
-        history: Nodes of the parents [B, R, N].
-
-    Returns:
-        Ids of the R nodes [B, R], and their histories [B, R, N + R].
-    """
-    batch, rows, _ = history.shape
-    own = torch.eye(rows, dtype=torch.bool, device=history.device).expand(batch, -1, -1)
-    nodes = torch.arange(first, first + rows, device=history.device).expand(batch, -1)
-    return nodes, torch.cat([history, own], 2)
 
 
 def _level_counts(chain: Tensor, max_depth: int, first: int = 1) -> Tensor:

@@ -223,27 +223,28 @@ def count_pairs(config: Any, input_ids: Tensor, mask_BT: Tensor | None, gold_BT:
 
 
 def distance_losses(
-    config: Any, input_ids: Tensor, mask_BT: Tensor | None, predicted_XBT: Tensor | None, gold_BT: Tensor | None
+    config: Any, input_ids: Tensor | None, mask_BT: Tensor | None, predicted_BXT: Tensor | None, gold_BT: Tensor | None
 ) -> dict[str, tuple[float, Tensor]]:
     """Ranking loss of a model's supervised distances, summed over the layers that have them.
 
     Args:
         config: with `eos_token_id`, which ends a sentence (None: every row is one), and the fields of
             `SyntacticDistanceConfig`.
-        input_ids: [B, T].
+        input_ids: [B, T]; None without gold distances.
         mask_BT: True = token; None = every column.
-        predicted_XBT: supervised distances of X layers; None: the model has none.
+        predicted_BXT: supervised distances of X layers; None: the model has none.
         gold_BT: gold distances, NaN where there is none. None: the loss is 0, and every parameter still gets a
             gradient.
 
     Returns:
         Weight and value of "syntactic_distance"; nothing for a model without supervised distances.
     """
-    if predicted_XBT is None:
+    if predicted_BXT is None:
         return {}
-    predicted_XBT = predicted_XBT * config.syntactic_distance_scale
-    gold_BT = torch.full_like(predicted_XBT[0], torch.nan) if gold_BT is None else gold_BT.to(predicted_XBT)
-    gold_BT, sentence_ids_BT = _gold_values(config, input_ids, mask_BT, gold_BT)
+    if gold_BT is None:
+        return {"syntactic_distance": (config.syntactic_distance_weight, 0 * predicted_BXT.sum())}
+    predicted_BXT = predicted_BXT * config.syntactic_distance_scale
+    gold_BT, sentence_ids_BT = _gold_values(config, input_ids, mask_BT, gold_BT.to(predicted_BXT))
     losses = [
         ranking_loss(
             predicted_BT,
@@ -253,18 +254,18 @@ def distance_losses(
             reduction=config.syntactic_distance_reduction,
             sentence_ids_BT=sentence_ids_BT,
         )
-        for predicted_BT in predicted_XBT
+        for predicted_BT in predicted_BXT.unbind(1)
     ]
     return {"syntactic_distance": (config.syntactic_distance_weight, torch.stack(losses).sum())}
 
 
 def check_gold_distances(
-    input_ids: Tensor, distances: Tensor | None, labeled: bool, remedy: str | None
+    input_ids: Tensor | None, distances: Tensor | None, labeled: bool, remedy: str | None
 ) -> Tensor | None:
     """Check the gold distances of a call.
 
     Args:
-        input_ids: [B, T].
+        input_ids: [B, T]; None if embeddings were given.
         distances: [B, T] or None.
         labeled: whether there are labels.
         remedy: how to get a model that learns from them; None if this one does.
@@ -281,6 +282,8 @@ def check_gold_distances(
         raise ValueError("distances are for training. Pass labels, too, or leave distances out.")
     if remedy is not None:
         raise ValueError(f"This model learns from no trees. Leave distances out, or {remedy}.")
+    if input_ids is None:
+        raise ValueError("distances go with input_ids: an end token says where a sentence ends. Leave one of them out.")
     if not isinstance(distances, Tensor):
         raise ValueError(f"distances are a {type(distances).__name__}. Give a tensor, NaN where there is none.")
     if distances.shape != input_ids.shape:

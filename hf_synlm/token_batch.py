@@ -42,6 +42,27 @@ def attended_tokens(
     return mask & ~begin
 
 
+def only_token_ids(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    """`input_ids`, of models that cannot read vectors instead.
+
+    Args:
+        input_ids: [B, T], as given to `forward`.
+        inputs_embeds: [B, T, D], as given to `forward`.
+
+    Returns:
+        `input_ids`.
+
+    Raises:
+        ValueError: for vectors, and where there are no ids.
+    """
+    if input_ids is None or inputs_embeds is not None:
+        raise ValueError(
+            "This model reads input_ids, not inputs_embeds: its trees, and the words that it predicts, are those of "
+            "the ids. Pass input_ids; with PEFT, take LoRA instead of prompt tuning."
+        )
+    return input_ids
+
+
 def first_token_mask(input_ids: Tensor, mask: Tensor, bos_token_id: int | None) -> Tensor:
     """Find the begin tokens: a `bos_token_id` that is the first token of its row is the beginning, not a word.
 
@@ -77,7 +98,7 @@ def check_tokens(config: PreTrainedConfig, input_ids: Tensor, attention_mask: Te
             code, the embedding lookup finds these ids: a check would stall every step and break the graph.)
     """
     _check_shapes(input_ids, attention_mask)
-    if not (input_ids.is_cuda or torch.compiler.is_compiling()):
+    if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
         outside = (input_ids < 0) | (input_ids >= config.vocab_size)
         if attention_mask is not None:
             outside = outside & attention_mask.bool()
@@ -87,13 +108,25 @@ def check_tokens(config: PreTrainedConfig, input_ids: Tensor, attention_mask: Te
 
 
 def _check_shapes(input_ids: Tensor, attention_mask: Tensor | None) -> None:
-    integers = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
-    if input_ids.dim() != 2 or input_ids.dtype not in integers or input_ids.numel() == 0:
-        raise ValueError(f"input_ids must be integers [batch, tokens], not {input_ids.dtype} {tuple(input_ids.shape)}.")
-    if attention_mask is not None and attention_mask.shape != input_ids.shape:
+    if not isinstance(input_ids, Tensor):
         raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)}. Align them."
+            f"input_ids is a {type(input_ids).__name__}, not a tensor of token ids. Call the tokenizer first: "
+            "model.parse(**tokenizer([text], return_tensors='pt'))."
         )
+    integers = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+    # A tokenizer makes an empty tensor of floats of an empty text, so this comes first.
+    check_columns("input_ids", input_ids, attention_mask)
+    if input_ids.dim() != 2 or input_ids.dtype not in integers:
+        raise ValueError(f"input_ids must be integers [batch, tokens], not {input_ids.dtype} {tuple(input_ids.shape)}.")
+
+
+def check_columns(name: str, values_BT: Tensor, attention_mask: Tensor | None) -> None:
+    """Raise ValueError if an input, called `name` in the message, is empty or does not fit its mask."""
+    shape = list(values_BT.shape)
+    if values_BT.numel() == 0:
+        raise ValueError(f"{name} {shape} hold no token. Leave empty texts out, or give the begin token.")
+    if attention_mask is not None and attention_mask.shape != values_BT.shape:
+        raise ValueError(f"attention_mask has shape {list(attention_mask.shape)}, {name} {shape}. Align them.")
 
 
 def check_labels(config: PreTrainedConfig, labels: Tensor, input_ids: Tensor) -> None:
@@ -123,7 +156,7 @@ def check_label_ids(config: PreTrainedConfig, labels: Tensor) -> None:
     Raises:
         ValueError: unless they are. (Not on a GPU and not in compiled code, see `check_labels`.)
     """
-    if not (labels.is_cuda or torch.compiler.is_compiling()):
+    if labels.device.type == "cpu" and not torch.compiler.is_compiling():
         outside = (labels != -100) & ((labels < 0) | (labels >= config.vocab_size))
         if outside.any():
             raise ValueError(

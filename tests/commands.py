@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from hf_synlm.cli import main
@@ -16,10 +17,10 @@ def run(capsys: Any, *arguments: object, status: int = 0) -> str:
 
 
 def fail(capsys: Any, *arguments: object) -> str:
-    """The message of a command that refuses its input, without the frame of typer's own messages."""
+    """The message of a command that refuses its input, without the lines of usage above it."""
     code = main([str(argument) for argument in arguments])
     error = capsys.readouterr().err
     assert code == 2 and "Traceback" not in error, error
-    assert error.count("error: ") + error.count("─ Error ─") == 1, error
-    message = error[error.index("error: ") :] if "error: " in error else error.replace("│", " ")
-    return " ".join(message.split())
+    _, *messages = re.split("^error: ", error, flags=re.M | re.I)
+    assert len(messages) == 1, error
+    return " ".join(messages[0].split())

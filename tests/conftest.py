@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import socket
@@ -36,6 +37,13 @@ settings.load_profile("hf_synlm")
 with torch.device("meta"):
     torch.empty(1)
 
+if not torch.cuda.is_available():
+    # Without a device, torch stores the call stack of every seed for later: this takes longer than many tests.
+    torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = lambda seed: None
+
+# Where log records are captured, torch.compile writes down every node of every graph.
+logging.getLogger("torch.__trace").disabled = True
+
 LOOPBACK = ("127.", "::1", "localhost", "0.0.0.0")
 POISONS: dict[torch.dtype, float] = {
     **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32, torch.float64), float("nan")),
@@ -43,15 +51,34 @@ POISONS: dict[torch.dtype, float] = {
 }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--pretend-gpu", action="store_true", help="run tests marked gpu on the pretend GPU")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what is marked `gpu` where there is none."""
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() or config.getoption("pretend_gpu"):
         return
     # Only for lack of the device: on a machine with one, nothing is skipped.
     skip = pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def gpu_of_session(request: pytest.FixtureRequest) -> Any:
+    """The GPU of this process: a real one, or the pretend one."""
+    from tests.pretend_gpu import CUDA, PretendGPU
+
+    return PretendGPU() if request.config.getoption("pretend_gpu") else CUDA()
+
+
+@pytest.fixture
+def gpu(gpu_of_session: Any) -> Iterator[Any]:
+    """The device of tests marked `gpu`, see `tests/pretend_gpu.py`."""
+    with gpu_of_session:
+        yield gpu_of_session
 
 
 def _is_loopback(address: Any) -> bool:
@@ -124,6 +151,18 @@ def saved_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for part in model_and_tokenizer("gpt2"):
         part.save_pretrained(folder / "gpt2")
     return folder
+
+
+@pytest.fixture
+def warm_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `verify_export` fork its process without hf_synlm from one that has imported torch."""
+    import subprocess
+    from types import SimpleNamespace
+
+    from hf_synlm.hub import probe
+    from tests import warm_python
+
+    monkeypatch.setattr(probe, "subprocess", SimpleNamespace(**{**vars(subprocess), "run": warm_python.run}))
 
 
 @pytest.fixture

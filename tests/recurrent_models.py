@@ -9,9 +9,9 @@ import hf_synlm
 
 PADDING, BOUNDARY, WORDS = 29, 0, range(1, 28)
 
-_ON_LSTM = {"embedding_size": 8, "hidden_size": 12, "num_layers": 3, "chunk_size": 2}
-_PRPN = {"embedding_size": 6, "hidden_size": 8, "num_slots": 4, "num_lookback": 2, "resolution": 0.2}
-_PALM = {"embedding_size": 10, "hidden_size": 12, "num_spans": 4, "rrnn_size": 5, "attention_size": 7}
+_ON_LSTM = {"embedding_size": 8, "layer_size": 12, "num_layers": 3, "chunk_size": 2}
+_PRPN = {"embedding_size": 6, "layer_size": 8, "num_slots": 4, "num_lookback": 2, "resolution": 0.2}
+_PALM = {"embedding_size": 10, "layer_size": 12, "num_spans": 4, "rrnn_size": 5, "attention_size": 7}
 # Name -> prefix of the classes, fields of the configuration.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "on_lstm": ("ONLSTM", _ON_LSTM),
@@ -108,7 +108,7 @@ def structures(output: Any) -> dict[str, Tensor]:
     batch_first = {name: value for name, value in fields.items() if value is not None}
     for name in ("distances", "syd_distances"):
         if name in batch_first:
-            batch_first[name] = batch_first[name].movedim(0, 2)
+            batch_first[name] = batch_first[name].movedim(1, 2)
     return batch_first
 
 

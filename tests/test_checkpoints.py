@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -25,6 +24,7 @@ from hf_synlm.cli import main
 from hf_synlm.evaluation.results import EvaluationResult, card_rows, load_result
 from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.verify import verify_export
+from tests import warm_python
 
 ROOT = Path(__file__).resolve().parents[1]
 CARDS = ROOT / "model_cards"
@@ -177,7 +177,7 @@ def test_archive_is_reproducible(tmp_path: Path, monkeypatch):
         f"print(model.parse(**tok(['{SENTENCE}'], return_tensors='pt')).spans[0][0])\n"
     )
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    run = subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path / "unpacked", capture_output=True, text=True)
+    run = warm_python.run([sys.executable, "-I", "-c", code], cwd=tmp_path / "unpacked")
     model, tokenizer = load("prpn-syd-tiny")
     expected = model.parse(**tokenizer([SENTENCE], return_tensors="pt")).spans[0][0]
     assert run.returncode == 0 and run.stdout.strip() == str(expected), run.stderr

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -23,14 +24,18 @@ import torch
 
 from hf_synlm import __version__
 from hf_synlm.cli import main
-from hf_synlm.evaluation.blimp import evaluate_pairs, read_pairs
+from hf_synlm.evaluation.blimp import evaluate_pairs, read_pairs, sentence_log_probs
 from hf_synlm.evaluation.perplexity import evaluate_perplexity
 from hf_synlm.evaluation.surprisal import columns, score_words
+from hf_synlm.evaluation.syntaxgym import load_suite, region_surprisals
 from hf_synlm.evaluation.text_items import TextItem, read_items
+from tests import warm_python
 from tests.commands import fail, run
 from tests.scoring_models import SENTENCES, scorer_of
 from tests.test_blimp import write_blimp
 from tests.test_syntaxgym import suite_data
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -108,7 +113,7 @@ def test_surprisal_can_be_read_by_pandas(models, texts):
 
 def test_surprisal_options(models, tmp_path):
     table = tmp_path / "items.csv"
-    table.write_text("id,text,document\nx1,We ask,1\nx2,for peace,1\n", encoding="utf-8")
+    table.write_text("id,text,document,word\nx1,We ask,1,p\nx2,for peace,1,q\n", encoding="utf-8")
     out = tmp_path / "out.tsv"
     reading = ["--text-column", "text", "--item-column", "id"]
     common = ["surprisal", str(table), "--model", models["gpt2"], "--out", str(out), "--device", "cpu", *reading]
@@ -120,6 +125,7 @@ def test_surprisal_options(models, tmp_path):
     nats = [-p for found in expected for p in found.log_probs.tolist()]
     assert [float(row["surprisal_nats"]) for row in rows] == pytest.approx(nats, abs=1e-4)
     assert [row["item"] for row in rows] == ["x1", "x1", "x2", "x2"]
+    assert list(rows[0])[-2:] == ["document", "word_input"] and [row["word_input"] for row in rows] == list("ppqq")
     common.append("--overwrite")
     assert main([*common, "--no-first-word"]) == 0
     assert [row["surprisal_bits"] == "" for row in read_tsv(out)] == [True, False, True, False]
@@ -146,6 +152,15 @@ def test_surprisal_tells_of_items_with_several_texts(models, tmp_path, capsys):
     assert "items with several texts: 1. Join other tables by sentence_id" in capsys.readouterr().err
     places = [(row["item"], row["sentence_id"], row["word_id"]) for row in read_tsv(tmp_path / "a.tsv")]
     assert ["".join(place) for place in places] == ["111", "112", "121", "122", "231", "232"]
+
+
+def test_surprisal_tells_of_windows(models, tmp_path, capsys):
+    (tmp_path / "long.txt").write_text("We ask for peace\n" + "peace and hope " * 60 + "\n")
+    command = ["surprisal", str(tmp_path / "long.txt"), "--model", models["gpt2"], "--device", "cpu"]
+    assert main(command) == 0
+    captured = capsys.readouterr()
+    assert "1 of 2 texts are longer than the model's 127 positions: they were scored in windows" in captured.err
+    assert len(captured.out.splitlines()) == 1 + 4 + 180
 
 
 def test_surprisal_tells_how_many_words_are_unknown(models, tmp_path, capsys):
@@ -176,16 +191,37 @@ def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
     (suites / "own_agreement.json").write_text(json.dumps(suite_data()), encoding="utf-8")
     common = ["--model", models["gpt2"], "--device", "cpu"]
     out = tmp_path / "sg.json"
-    assert main(["evaluate", "syntaxgym", str(suites), *common, "--suite", "own_agreement", "--out", str(out)]) == 0
+    items = tmp_path / "items.tsv"
+    syntaxgym = ["evaluate", "syntaxgym", str(suites), *common, "--suite", "own_agreement", "--items-out", str(items)]
+    assert main([*syntaxgym, "--out", str(out)]) == 0
+    suite = load_suite(suites / "own_agreement.json")
+    (expected,) = region_surprisals(scorer_of("gpt2"), [suite])
+    rows = read_tsv(items)
+    assert list(rows[0]) == "suite item condition region region_name content surprisal_bits oov".split()
+    assert len(rows) == 3 * 2 * 4 and (rows[6]["region_name"], rows[6]["content"]) == ("verb", "is")
+    for row in rows:
+        value = expected[int(row["item"]) - 1][row["condition"], int(row["region"])]
+        assert float(row["surprisal_bits"]) == pytest.approx(value, abs=1e-4)
+    assert main(syntaxgym) == 2 and "items.tsv exists" in capsys.readouterr().err
     assert "suite own_agreement" in json.loads(out.read_text())["scores"]
     write_blimp(tmp_path / "blimp")
     blimp = ["evaluate", "blimp", str(tmp_path / "blimp"), *common, "--limit", "2", "--paradigm", "agreement_1"]
     assert main([*blimp, "--out", str(tmp_path / "blimp.json")]) == 0
     assert json.loads((tmp_path / "blimp.json").read_text())["data"]["pairs"] == 2
     pairs = tmp_path / "pairs.tsv"
-    pairs.write_text("sentence_good\tsentence_bad\tkind\nWe ask\tWe asks\ta\nShe is\tShe are\tb\n", encoding="utf-8")
+    pairs.write_text(
+        "sentence_good\tsentence_bad\tkind\tlist\nWe ask\tWe asks\ta\tx\nShe is\tShe are\tb\ty\n", encoding="utf-8"
+    )
     options = ["--group-column", "kind", "--end-of-sentence", "--out", str(tmp_path / "pairs.json")]
-    assert main(["evaluate", "pairs", str(pairs), *common, *options]) == 0
+    assert main(["evaluate", "pairs", str(pairs), *common, *options, "--items-out", str(items), "--overwrite"]) == 0
+    rows = read_tsv(items)
+    assert [(row["pair"], row["group"], row["sentence_bad"], row["list"]) for row in rows] == [
+        ("1", "a", "We asks", "x"), ("2", "b", "She are", "y"),
+    ]  # fmt: skip
+    good = sentence_log_probs(scorer_of("gpt2"), ["We ask", "She is"], end=True)
+    assert [float(row["logprob_good_nats"]) for row in rows] == pytest.approx(good, abs=1e-4)
+    better = [float(row["logprob_good_nats"]) > float(row["logprob_bad_nats"]) for row in rows]
+    assert [row["correct"] == "1" for row in rows] == better
     found = json.loads((tmp_path / "pairs.json").read_text())
     expected = evaluate_pairs(scorer_of("gpt2"), read_pairs(pairs, group_column="kind"), end=True)
     assert found["scores"] == pytest.approx(expected.scores)
@@ -211,11 +247,11 @@ def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
     picture = tmp_path / "blimp.svg"
     assert main(["evaluate", "plot", *runs, "--label", "GPT-2", "--label", "GPT-2", "--out", str(picture)]) == 0
     drawn = "".join(ElementTree.parse(picture).getroot().itertext())
-    assert "blimp: GPT-2 (2 runs)" in drawn and "mean_over_groups, GPT-2" in drawn and "± 0.000" in drawn
+    assert all(words in drawn for words in ("blimp: GPT-2 (2 runs)", "mean_over_groups", "accuracy", "chance"))
     plot = ["evaluate", "plot", "--out", str(picture), "--overwrite"]
     assert main([*plot, *runs, "--label", "GPT-2"]) == 2
-    assert main(["evaluate", "plot", *runs, "--out", str(picture.with_suffix(".png"))]) == 2
-    assert "Choose a name in .svg" in capsys.readouterr().err
+    assert main(["evaluate", "plot", *runs, "--out", str(picture.with_suffix(".gif"))]) == 2
+    assert "choose a name in .svg, .png or .pdf" in capsys.readouterr().err
     assert main([*plot, runs[0], str(tmp_path / "sg.json")]) == 2
     # A file counts once, by whatever name; and only labels make runs of one model.
     again = tmp_path / "again.json"
@@ -243,7 +279,7 @@ def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
     [
         (["surprisal", "missing.txt"], "No such file or directory: 'missing.txt'"),
         (["surprisal", "texts.txt", "--model", "missing"], "missing"),
-        (["surprisal", "texts.txt", "--num-beams", "3"], "not an option of GPT2LMHeadModel"),
+        (["surprisal", "texts.txt", "--num-beams", "3"], "num_beams (--num-beams): not an option of GPT2LMHeadModel"),
         (["surprisal", "texts.txt", "--estimator", "stepwise"], "choose 'exact'"),
         (["surprisal", "texts.txt", "--format", "tsv"], "no column 'sentence'"),
         (["evaluate", "syntaxgym", "."], "holds no suites"),
@@ -272,7 +308,7 @@ def test_wrong_input_is_one_message_and_exit_code_2(models, texts, monkeypatch, 
         Path(name).touch()
     out = ["--out", "out.tsv"] if arguments[0] == "surprisal" and "--out" not in arguments else []
     if "--out" in arguments:  # such a mistake costs no time: it shows before the model is loaded
-        monkeypatch.setattr("hf_synlm.cli.options.TextScorer", None)
+        monkeypatch.setattr("hf_synlm.evaluation.scoring.TextScorer", None)
     model = [] if "--model" in arguments or "summary" in arguments else ["--model", models["gpt2"]]
     device = [] if "--device" in arguments or "summary" in arguments else ["--device", "cpu"]
     assert message in fail(capsys, *arguments, *model, *out, *device)
@@ -360,30 +396,62 @@ def test_a_lack_of_memory_is_one_line_and_other_mistakes_keep_their_traceback(mo
         torch.OutOfMemoryError("CUDA out of memory"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory"),
     ):
-        monkeypatch.setattr("hf_synlm.cli.evaluate.evaluate_perplexity", Mock(side_effect=error))
+        monkeypatch.setattr("hf_synlm.evaluation.perplexity.evaluate_perplexity", Mock(side_effect=error))
         assert main(command) == 2
         assert "out of memory: lower the batch size" in capsys.readouterr().err
-    monkeypatch.setattr("hf_synlm.cli.evaluate.evaluate_perplexity", Mock(side_effect=RuntimeError("shapes")))
+    monkeypatch.setattr("hf_synlm.evaluation.perplexity.evaluate_perplexity", Mock(side_effect=RuntimeError("shapes")))
     with pytest.raises(RuntimeError, match="shapes"):
         main(command)
 
 
 def test_help_and_version(capsys):
     for command in ([], ["surprisal"], ["evaluate"], ["evaluate", "perplexity"], ["evaluate", "syntaxgym"]):
-        assert main([*command, "--help"]) == 0
+        assert main([*command, "-h"]) == 0
         assert "Usage: synlm" in capsys.readouterr().out
     for command in ("blimp", "pairs", "summary", "plot"):
         assert main(["evaluate", command, "--help"]) == 0
-        assert "Example: synlm evaluate" in " ".join(capsys.readouterr().out.split())
+        assert "Examples: synlm evaluate" in " ".join(capsys.readouterr().out.split())
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == f"hf_synlm {__version__}"
 
 
-def test_module_and_script_are_the_command():
-    run = subprocess.run(
-        [sys.executable, "-m", "hf_synlm.cli", "evaluate", "pairs"], capture_output=True, text=True, check=False
+@pytest.mark.parametrize("width", ["60", "80"])
+def test_help_names_every_option_in_full_under_its_heading(monkeypatch, capsys, width):
+    monkeypatch.setenv("COLUMNS", width)
+    assert main(["surprisal", "-h"]) == 0
+    text = capsys.readouterr().out
+    given = set(re.findall("--[a-z-]+", text))
+    assert given > {"--word-correction", "--no-first-word", "--trust-remote-code", "--action-beam-size"}
+    headings = re.findall(r"^(\w.*):$", text, re.M)
+    assert headings == ["Arguments", "Options", "Model", "Computation", "Estimator and beam"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [(["--help"], 0), (["--version"], 0), (["draw", "trees.txt"], 0), (["surprisal", "--nothing"], 2),
+     (["surprisal", "missing.txt", "--model", "m"], 2), (["evaluate", "parsing", "-h"], 0), (["export", "-h"], 0)],
+)  # fmt: skip
+def test_what_needs_no_model_starts_without_torch_and_transformers(tmp_path, arguments, status):
+    (tmp_path / "trees.txt").write_text("((the cat) sleeps)\n")
+    code = f"import sys, synlm; print(synlm.main({arguments}), {{'torch', 'transformers'}} & set(sys.modules))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, env=environment
     )
+    assert done.stdout.splitlines()[-1] == f"{status} set()"
+
+
+def test_the_script_loads_models_and_prints_results_alone():
+    command = [sys.executable, "-c", "import sys, synlm; sys.exit(synlm.main())", "surprisal", "-"]
+    command += ["--model", str(ROOT / "model_cards" / "gpst-tiny")]
+    run = subprocess.run(command, input="the people agree", capture_output=True, text=True, check=False, cwd=ROOT)
+    assert [line.split("\t")[3] for line in run.stdout.splitlines()] == ["word", "the", "people", "agree"]
+    assert (run.returncode, run.stderr) == (0, ""), "other libraries are quiet"
+
+
+def test_module_and_script_are_the_command():
+    run = warm_python.run([sys.executable, "-m", "hf_synlm.cli", "evaluate", "pairs"])
     assert run.returncode == 2 and "Usage: synlm evaluate pairs" in run.stderr
-    scripts = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     module, name = scripts["project"]["scripts"]["synlm"].split(":")
     assert getattr(importlib.import_module(module), name) is main

@@ -6,7 +6,6 @@ it is exported, so that an exported recurrent model reads texts of one shape.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -55,10 +54,8 @@ def ids_of(name: str) -> Tensor:
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh_compiler() -> None:
     torch.compiler.reset()
-    # Where log records are captured, torch writes down every node of every graph.
-    monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
 
 
 @pytest.mark.parametrize("name", NO_FULL_GRAPH)

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -18,6 +17,7 @@ from hf_synlm.conversion.__main__ import main
 from hf_synlm.conversion.files import convert_files, read_state_dict
 from hf_synlm.conversion.rename import rename_state_dict
 from hf_synlm.conversion.rnng import EXTRACTION
+from tests import warm_python
 
 CASE = Path(__file__).parent / "goldens" / "gpst" / "02_packed"
 
@@ -279,7 +279,7 @@ def test_command_line_of_rnng(rnng_checkpoint, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**meta["config"], "vocabulary": words}))
     files = ["--weights", str(tmp_path / "weights.pt"), "--config", str(tmp_path / "config.json")]
     command = [sys.executable, "-m", "hf_synlm.conversion", "rnng", *files, "--output", str(tmp_path / "out")]
-    run = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
+    run = warm_python.run(command, cwd=Path(__file__).parents[1], check=True)
     assert "saved" in run.stdout
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert loaded.config.nonterminals == meta["config"]["nonterminals"]

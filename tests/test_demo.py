@@ -58,6 +58,13 @@ def test_page_answers(app: Any) -> None:
     page = app.build(model, tokenizer, "test")
     _, url, _ = page.launch(server_name="127.0.0.1", share=False, prevent_thread_lock=True, quiet=True)
     try:
+        shown = {
+            part["props"].get("label"): part["props"].get("value") for part in page.get_config_file()["components"]
+        }
+        assert "<svg" in shown["Trees"] and [row[0] for row in shown["Words"]["data"]] == app.EXAMPLE.split()
+        (button,) = (k for k, part in page.blocks.items() if getattr(part, "value", None) == "Parse")
+        (wired,) = page.get_config_file()["dependencies"]
+        assert (button, "click") in map(tuple, wired["targets"]) and wired["api_name"] == "analyse"
         html, words, trees = client.Client(url, verbose=False).predict(SENTENCE, 4, 3, api_name="/analyse")
     finally:
         page.close()

@@ -1,5 +1,6 @@
 """Two processes on CPU (gloo): DDP and FSDP2 give the gradients of one process."""
 
+import itertools
 import os
 import socket
 from pathlib import Path
@@ -31,6 +32,8 @@ RECURRENT = {
     "prpn": (PRPNForCausalLM, PRPNConfig(**SIZES, **NO_PRPN_DROPOUT, num_slots=4, parsing_network="recurrent")),
     "palm": (PaLMForCausalLM, PaLMConfig(**SIZES, **NO_AWD_DROPOUT, num_spans=4, rrnn_size=6, attention_size=5)),
 }
+KINDS = ("ddp", "fsdp")
+ARCHITECTURES = ("gpst", "rnng", *RECURRENT)
 
 
 def make(architecture):
@@ -53,11 +56,7 @@ def batch(architecture, rank):
     return {"input_ids": ids[rows], "attention_mask": mask[rows], "labels": labels[rows]}
 
 
-def worker(rank: int, kind: str, architecture: str, port: int, folder: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    assert dist.get_world_size() == 2
+def gradients(kind: str, architecture: str, rank: int) -> dict[str, torch.Tensor]:
     model = make(architecture)
     if kind == "ddp":
         run = DistributedDataParallel(model)
@@ -68,23 +67,39 @@ def worker(rank: int, kind: str, architecture: str, port: int, folder: str) -> N
                 fully_shard(module, mesh=mesh)
         run = fully_shard(model, mesh=mesh)
     run(**batch(architecture, rank)).loss.backward()
-    full = {n: p.grad.full_tensor() if kind == "fsdp" else p.grad for n, p in model.named_parameters()}
-    if rank == 0:
-        torch.save(full, Path(folder) / "gradients.pt")
+    # The wrapper dies here, before the group: the last one to hold the group would wait for threads that wait for
+    # Python's lock.
+    return {n: p.grad.full_tensor() if kind == "fsdp" else p.grad for n, p in model.named_parameters()}
+
+
+def worker(rank: int, port: int, folder: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    assert dist.get_world_size() == 2
+    for kind, architecture in itertools.product(KINDS, ARCHITECTURES):
+        found = gradients(kind, architecture, rank)
+        if rank == 0:
+            torch.save(found, Path(folder) / f"{kind}-{architecture}.pt")
     dist.barrier()
-    # Before the group goes: a wrapper that is the last to hold it would wait for threads that wait for Python's lock.
-    del run
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("architecture", ["gpst", "rnng", *RECURRENT])
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_two_processes_equal_one(kind, architecture, tmp_path):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Gradients of all cases, computed by the same two processes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(worker, args=(kind, architecture, port, str(tmp_path)), nprocs=2)
-    theirs = torch.load(tmp_path / "gradients.pt", weights_only=True)
+    folder = tmp_path_factory.mktemp("gradients")
+    mp.spawn(worker, args=(port, str(folder)), nprocs=2)
+    return folder
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_equal_one(kind, architecture, folder):
+    theirs = torch.load(folder / f"{kind}-{architecture}.pt", weights_only=True)
     model = make(architecture)
     (0.5 * sum(model(**batch(architecture, rank)).loss for rank in (0, 1))).backward()
     for name, parameter in model.named_parameters():

@@ -6,6 +6,8 @@ shapes of outputs, caches, prompts of all kinds, and errors for what a model can
 
 from __future__ import annotations
 
+import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -112,6 +114,54 @@ def test_outputs_of_the_search(mode):
                 generate(model, prompts(), **options, **refused, return_dict_in_generate=True)
 
 
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_transition_scores(model, num_beams):
+    """They add up to `sequences_scores`; a joint beam, whose words share their score with the tree, refuses."""
+    options = {"num_beams": num_beams, "num_return_sequences": num_beams, "length_penalty": 0.0}
+    options |= {"output_scores": True, "return_dict_in_generate": True}
+    output = generate(model, prompts(), **options, **stock(model))
+    beams = output.get("beam_indices")
+    found = model.compute_transition_scores(output.sequences, output.scores, beams)
+    assert found.shape == (2 * num_beams, NEW)
+    if num_beams > 1:
+        torch.testing.assert_close(found.sum(1), output.sequences_scores)
+    if not hasattr(model, "word_search"):
+        return
+    output = generate(model, prompts(), **options)
+    if num_beams > 1:
+        with pytest.raises(ValueError, match="sequences_scores.*structure_mode='marginal'"):
+            model.compute_transition_scores(output.sequences, output.scores, output.beam_indices)
+    else:
+        found = model.compute_transition_scores(output.sequences, output.scores)
+        steps = [step.gather(1, output.sequences[:, PROMPT + t, None]) for t, step in enumerate(output.scores)]
+        assert torch.equal(found, torch.cat(steps, 1))
+
+
+@pytest.mark.parametrize("mode", ["greedy", "several of a beam"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES[:5])
+def test_spans_are_columns_of_the_sequences(architecture, mode):
+    """Also behind padding; `brackets` writes the tree from the tokenizer or from one string per column."""
+    model, ids = causal_model(architecture), prompts()
+    mask = torch.ones_like(ids)
+    ids[0, 0] = mask[0, 0] = 0
+    output = generate(model, ids, attention_mask=mask, return_dict_in_generate=True, **MODES[mode])
+    columns = [f"w{column}" for column in range(output.sequences.shape[1])]
+    for row, spans in enumerate(output.spans):
+        first, last = output.offsets[row], output.offsets[row] + output.lengths[row]
+        assert first == int(row < len(output.spans) // 2) and PROMPT < last <= len(columns)
+        assert max(spans, key=lambda span: span[1] - span[0]) == (first, last)
+        written = output.brackets(columns, row)
+        assert [word for word in re.findall(r"[^() ]+", written) if word in columns] == columns[first:last]
+    tokenizer = SimpleNamespace(convert_ids_to_tokens=lambda ids: [f"t{int(i)}" for i in ids])
+    assert f"t{int(output.sequences[1, PROMPT])}" in output.brackets(tokenizer, 1)
+    with pytest.raises(ValueError, match="one per column"):
+        output.brackets(["a"], 1)
+    with pytest.raises(ValueError, match="No tree of sequence 9"):
+        output.brackets(columns, 9)
+    with pytest.raises(ValueError, match="Pad on the left|holes or padding|holes inside"):
+        generate(model, ids.flip(1), attention_mask=mask.flip(1), return_dict_in_generate=True)
+
+
 def test_the_cache_changes_nothing(model):
     for options in ({}, {"num_beams": 3}):
         with_cache = generate(model, prompts(), **options, **stock(model), use_cache=True)
@@ -169,5 +219,5 @@ def test_what_is_not_supported_is_an_error(model, options):
 
 
 def test_embeddings_as_prompts_are_an_error(model):
-    with pytest.raises((TypeError, ValueError), match="inputs_embeds"):
-        generate(model, None, inputs_embeds=torch.zeros(1, 2, 8))
+    with pytest.raises((TypeError, ValueError), match="inputs_embeds"):  # of recurrent models, trees need the ids
+        generate(model, None, inputs_embeds=torch.zeros(1, 2, 8), return_dict_in_generate=True)

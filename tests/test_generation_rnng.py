@@ -82,7 +82,8 @@ def test_every_sequence_has_its_tree(system: str, subwords: bool, options: dict,
             assert eos is not None or len(words) == 5 + (len(prompt[0]) if prompt[0] != [EOS] else 0)
             ends = [*Grammar(model, words).word_ends[:-1], True]
             spans = rules.actions_to_spans(actions, ends)
-            assert output.spans[row] == [(i, j) for _, i, j in spans]
+            first = int(prompt == [[EOS]])
+            assert output.spans[row] == [(i + first, j + first) for _, i, j in spans]
             assert output.labels[row] == [model.config.nonterminals[label] for label, _, _ in spans]
             tensors = torch.tensor([words]), torch.tensor([actions])
             assert torch.isfinite(model(tensors[0], actions=tensors[1]).joint_log_prob).all()
@@ -174,7 +175,9 @@ def test_batch_equals_one_by_one(system: str, options: dict, structure_mode: str
             assert new[: len(expected)] == expected and set(new[len(expected) :]) <= {EOS}
             if structure_mode == "joint":
                 assert actions_of(output, index) == actions_of(single, rank)
-                assert output.spans[index] == single.spans[rank] and output.labels[index] == single.labels[rank]
+                shift = ids.shape[1] - len(prompt)
+                assert output.spans[index] == [(i + shift, j + shift) for i, j in single.spans[rank]]
+                assert output.labels[index] == single.labels[rank]
                 score = float(single.sequences_scores[rank])
                 assert float(output.sequences_scores[index]) == pytest.approx(score, abs=1e-4)
     unmasked = generate(model, ids.masked_fill(mask == 0, 0), **common)  # padding is known by its id

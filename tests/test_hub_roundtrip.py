@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -39,6 +38,9 @@ from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.checkpoint import pickled_files
 from hf_synlm.hub.export import check_complete, export_model, push_to_hub
 from hf_synlm.hub.verify import PACKAGE, main, verify_export
+from tests import warm_python
+
+pytestmark = pytest.mark.usefixtures("warm_probe")
 
 SPECIAL = ["<pad>", "<s>", "<reduce>", "<cls>", "<sep>", "<unk>"]
 WORDS = "fruit flies like a banana the keys to cabinet are on table".split()
@@ -94,7 +96,7 @@ def run_without_package(code: str, *arguments: str, cache: Path) -> str:
     block = "import sys; sys.modules['hf_synlm'] = None\n"
     command = [sys.executable, "-I", "-c", block + code, *arguments]
     environment = {"HF_HOME": str(cache), "HF_HUB_OFFLINE": "1", "PATH": "", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    run = warm_python.run(command, env=environment)
     assert run.returncode == 0, run.stderr
     return run.stdout
 

@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.data.tokenizers import train_bpe_tokenizer
 from hf_synlm.hub.export import export_model
+from tests import warm_python
 from tests.hub_server import HubServer, Repository
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,9 +75,8 @@ class Client:
         )
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=240)
-        return process.returncode, out, err
+        done = warm_python.run([sys.executable, *arguments], env=self.environment, timeout=240)
+        return done.returncode, done.stdout, done.stderr
 
     def code(self, code: str, *arguments: str) -> str:
         status, out, err = self.run("-c", WITHOUT_PACKAGE + code, *arguments)

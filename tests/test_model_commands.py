@@ -222,6 +222,7 @@ def test_export_keeps_a_classifier(small: Path, tmp_path: Path, capsys):
     assert card.data.pipeline_tag == "text-classification" and len(loaded.config.id2label) == 3
 
 
+@pytest.mark.usefixtures("warm_probe")
 def test_verify_and_push_stop_at_what_differs(small: Path, tmp_path: Path, capsys):
     report = json.loads(run(capsys, "verify", small, "--text", "We ask", "--max-new-tokens", 2, "--format", "json"))
     assert report["passed"] and {"AutoModelForCausalLM", "parse", "generate"} <= {c["name"] for c in report["checks"]}
@@ -241,11 +242,11 @@ def test_verify_and_push_stop_at_what_differs(small: Path, tmp_path: Path, capsy
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_teaches(command: str, capsys):
     text = " ".join(run(capsys, command, "--help").split())
-    assert f"Usage: synlm {command}" in text and f"Example: synlm {command}" in text
-    assert text.index("Options") < text.index("Example:") < text.index("Exit codes: 0 done; 1 a check failed; 2")
+    assert f"Usage: synlm {command}" in text and f"synlm {command} " in text.partition("Examples:")[2]
+    assert text.index("Options") < text.index("Examples:") < text.index("Exit codes: 0 done; 1 a check failed; 2")
     assert "Args:" not in text
 
 
 def test_help_lists_every_command(capsys):
     text = run(capsys, "--help")
-    assert all(f"│ {command} " in text for command in (*COMMANDS, "evaluate")) and "Exit codes" in text
+    assert all(f"\n  {command} " in text for command in (*COMMANDS, "evaluate")) and "Exit codes" in text

@@ -92,10 +92,10 @@ def test_padding_and_batching_change_nothing(left):
     model = tiny()
     lengths = (9, 4, 1)
     ids, mask = ids_of(*lengths, width=12, left=left)
-    together = model(ids, attention_mask=mask, spans=None, output_chart=True)
+    together = model(ids, attention_mask=mask, spans=None, output_chart=True, output_spans=True)
     for row, n in enumerate(lengths):
         own = ids[row][mask[row].bool()][None]
-        alone = model(own, output_chart=True)
+        alone = model(own, output_chart=True, output_spans=True)
         start = 12 - n if left else 0
         assert together.spans[row] == [(i + start, j + start) for i, j in alone.spans[0]]
         torch.testing.assert_close(together.joint_log_prob[row], alone.joint_log_prob[0], atol=1e-5, rtol=1e-5)
@@ -108,7 +108,7 @@ def test_leading_begin_token_is_the_beginning():
     model = tiny()
     ids, _ = ids_of(6)
     with_begin = torch.cat([torch.ones_like(ids[:, :1]), ids], 1)
-    mine, other = model(with_begin, output_chart=True), model(ids, output_chart=True)
+    mine, other = (model(x, output_chart=True, output_spans=True) for x in (with_begin, ids))
     torch.testing.assert_close(mine.joint_log_prob, other.joint_log_prob)
     assert mine.spans == [[(i + 1, j + 1) for i, j in other.spans[0]]]
     assert torch.equal(model(with_begin, labels=with_begin).loss, model(ids, labels=ids).loss)
@@ -117,7 +117,8 @@ def test_leading_begin_token_is_the_beginning():
 def test_trailing_padding_without_mask_is_seen():
     model = tiny()
     ids, mask = ids_of(5, width=8)
-    assert model(ids, output_chart=True).spans == model(ids, attention_mask=mask, output_chart=True).spans
+    tree = {"output_chart": True, "output_spans": True}
+    assert model(ids, **tree).spans == model(ids, attention_mask=mask, **tree).spans is not None
 
 
 def test_labels_mask_the_token_loss_only():
@@ -147,7 +148,7 @@ def test_shifted_labels():
 def test_joint_log_prob_is_actions_plus_tokens():
     model = tiny()
     ids, _ = ids_of(6)
-    output = model(ids, spans=[right_branching(6)])
+    output = model(ids, spans=[right_branching(6)], output_spans=True)
     assert output.spans[0] == sorted(right_branching(6), key=lambda s: (s[1], -s[0]))
     tokens = output.token_logits_given_tree.log_softmax(-1)[0, torch.arange(6), ids[0]].sum()
     actions = output.action_logits.log_softmax(-1)[0]
@@ -161,7 +162,7 @@ def test_joint_log_prob_is_actions_plus_tokens():
 def test_parser_loss_equals_the_specification():
     model = tiny()
     ids, _ = ids_of(10)
-    output = model.model(ids)
+    output = model.model(ids, output_structure=True)
     nodes = output.structure.nodes
     splits = [
         (i, j, k)
@@ -176,8 +177,8 @@ def test_packed_sentences_get_the_trees_they_have_alone():
     model = tiny()
     ids, _ = ids_of(9)
     sentence_ids = torch.tensor([[1] * 4 + [2] + [3] * 4])
-    spans = model.model(ids, sentence_ids=sentence_ids).spans[0]
-    first, last = model.model(ids[:, :4]).spans[0], model.model(ids[:, 5:]).spans[0]
+    spans = model.model(ids, sentence_ids=sentence_ids, output_spans=True).spans[0]
+    first, last = (model.model(part, output_spans=True).spans[0] for part in (ids[:, :4], ids[:, 5:]))
     assert spans == first + [(i + 5, j + 5) for i, j in last]
 
 
@@ -305,10 +306,11 @@ def test_classifier():
     text, pair = [10, 11, 12, 13, 4], [10, 11, 5, 12, 13, 14, 4]
     ids = torch.tensor([text + [2, 2], pair])
     mask = (ids != 2).long()
-    output = model(ids, attention_mask=mask)
+    output = model(ids, attention_mask=mask, output_spans=True)
     assert output.logits.shape == (2, 3)
     torch.testing.assert_close(output.logits[:1], model(torch.tensor([text])).logits)
-    assert output.spans[1] == model.model(ids[1:], sentence_ids=torch.tensor([[1, 1, 2, 3, 3, 3, 4]])).spans[0]
+    numbers = torch.tensor([[1, 1, 2, 3, 3, 3, 4]])
+    assert output.spans[1] == model.model(ids[1:], sentence_ids=numbers, output_spans=True).spans[0]
     trained = model.train()(ids, attention_mask=mask, labels=torch.tensor([0, 2]))
     trained.loss.backward()
     assert "classification" in trained.losses and all(p.grad is not None for p in model.parameters())
@@ -317,7 +319,7 @@ def test_classifier():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "integers"),
+        ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "hold no token"),
         ({"input_ids": torch.rand(2, 3)}, "integers"),
         ({"input_ids": torch.tensor([[7, 99]])}, "99"),
         ({"input_ids": torch.tensor([[7, -5]])}, "-5"),
@@ -466,7 +468,7 @@ def test_given_orders_keep_words_whole():
         word_ends = torch.rand(1, 12) < 0.6
         word_ends[0, -1] = True
         order = torch.randperm(11)[None]
-        spans = model.model(ids, word_ends=word_ends, merge_order=order).spans[0]
+        spans = model.model(ids, word_ends=word_ends, merge_order=order, output_spans=True).spans[0]
         edges = {0, *(t + 1 for t in range(12) if word_ends[0, t])}
         for i, j in spans:
             inside_word = not any(i < edge < j for edge in edges)

@@ -12,7 +12,7 @@ from hf_synlm.trees import fold_tokens
 from tests.recurrent_models import ids_of
 from tests.reference import on_lstm as reference
 
-TINY = {"vocab_size": 30, "embedding_size": 8, "hidden_size": 12, "num_layers": 3, "chunk_size": 2, "pad_token_id": 29}
+TINY = {"vocab_size": 30, "embedding_size": 8, "layer_size": 12, "num_layers": 3, "chunk_size": 2, "pad_token_id": 29}
 SUPERVISED = {"supervised_layers": [2, 0], "syntactic_distance_scope": "sentence"}
 HEADS = ["split", "shared", "hidden"]
 
@@ -51,18 +51,17 @@ def test_values_are_those_of_the_definition(options):
         own = reference.read(model, ids[0].tolist())
         output = model(ids)
     torch.testing.assert_close(output.logits[0], own["log_probs"])
-    torch.testing.assert_close(output.distances[:, 0], own["distances"])
+    torch.testing.assert_close(output.distances[0], own["distances"])
     torch.testing.assert_close(output.logits.exp().sum(-1), torch.ones(1, 7, dtype=torch.float64))
     torch.testing.assert_close(model.model(ids).last_hidden_state[0], own["outputs"])
     if "supervised_layers" in options:
-        torch.testing.assert_close(output.syd_distances[:, 0], own["splits"][[2, 0]])
+        torch.testing.assert_close(output.syd_distances[0], own["splits"][[2, 0]])
     taken = own["log_probs"][torch.arange(6), ids[0, 1:]]
     labeled = model(ids, labels=ids)
     torch.testing.assert_close(labeled.losses["language_model"].double(), -taken.mean())
     torch.testing.assert_close(labeled.joint_log_prob[0].double(), taken.sum())
     torch.testing.assert_close(labeled.losses["activation"], own["outputs"].square().mean())
     torch.testing.assert_close(labeled.losses["temporal_activation"], own["outputs"].diff(dim=0).square().mean())
-    assert labeled.logits is None
 
 
 def test_loss_is_the_weighted_sum_of_its_parts():
@@ -145,7 +144,7 @@ class TestSupervision:
         gold = torch.randint(1, 4, ids.shape).float()
         gold[1, 5] = math.nan
         output = model(ids, labels=ids, distances=gold)
-        predicted = output.syd_distances[0].tolist()
+        predicted = output.syd_distances[:, 0].tolist()
         own = reference.ranking_loss(predicted, gold.tolist(), 0.4, "sentence", "mean", sentences)
         assert output.losses["syntactic_distance"].item() == pytest.approx(own, rel=1e-5)
 
@@ -157,21 +156,20 @@ class TestSupervision:
         gold = torch.rand(3, 7)
         output = model(ids, attention_mask=mask, labels=ids, distances=gold)
         seen = gold.masked_fill(mask == 0, math.nan).tolist()
-        parts = [
-            reference.ranking_loss((5 * layer).tolist(), seen, 1.0, scope, "sum") for layer in output.syd_distances
-        ]
+        layers = (5 * output.syd_distances).unbind(1)
+        parts = [reference.ranking_loss(layer.tolist(), seen, 1.0, scope, "sum") for layer in layers]
         assert output.losses["syntactic_distance"].item() == pytest.approx(sum(parts), rel=1e-5)
 
     def test_one_set_of_trees(self):
         model = tiny(supervised_layers=[1], syntactic_distance_head="shared")
         output = model(ids_of(6)[0])
-        assert torch.equal(output.syd_distances[0], output.distances[1])
+        assert torch.equal(output.syd_distances[:, 0], output.distances[:, 1])
 
     def test_vanilla_multitasking_reads_states(self):
         model = tiny(supervised_layers=[2], syntactic_distance_head="hidden")
         ids, _ = ids_of(6)
         states = model.model(ids).last_hidden_state
-        torch.testing.assert_close(model(ids).syd_distances[0], model.model.distance_heads[0](states)[..., 0])
+        torch.testing.assert_close(model(ids).syd_distances[:, 0], model.model.distance_heads[0](states)[..., 0])
 
     def test_learns_a_tree(self):
         model = without_dropout(supervised_layers=[1])
@@ -216,7 +214,7 @@ class TestParse:
         torch.testing.assert_close(parsed.log_probs, log_probs.sum()[None, None])
         expected = torch.cat([torch.zeros(int(begin)), log_probs if end else log_probs[:-1]])
         torch.testing.assert_close(parsed.token_log_probs[0], expected)
-        spans = distances_to_spans(output.syd_distances[1, 0, 1:7].tolist(), decoder)
+        spans = distances_to_spans(output.syd_distances[0, 1, 1:7].tolist(), decoder)
         assert parsed.spans == [[[(i + begin, j + begin) for i, j in spans]]]
         assert (parsed.offsets, parsed.lengths, parsed.actions.shape) == ([int(begin)], [6], (1, 1, 11))
         assert parsed.brackets(list("abcdef")).replace("(", "").replace(")", "") == "a b c d e f"
@@ -243,7 +241,7 @@ class TestParse:
         ids, _ = ids_of(7)
         ends = torch.tensor([[0, 1, 1, 0, 0, 1, 1]]).bool()
         parsed = model.parse(ids, word_ends=ends)
-        distances = model(torch.cat([torch.tensor([[0]]), ids], 1)).distances[1, 0, 1:]
+        distances = model(torch.cat([torch.tensor([[0]]), ids], 1)).distances[0, 1, 1:]
         words = distances_to_spans(distances[[0, 2, 3, 6]].tolist())
         assert sorted(fold_tokens(parsed.spans[0][0], ends[0].tolist())) == sorted(words)
         assert parsed.word_ends == [[2, 3, 6, 7]] and len(parsed.spans[0][0]) == 6
@@ -257,7 +255,7 @@ class TestParse:
         assert tree == distances_to_spans(output.syd_distances[0, 0, 1:].tolist())
         for layer in range(3):
             tree = model.parse(ids, distances="language_model", layer=layer).spans[0][0]
-            assert tree == distances_to_spans(output.distances[layer, 0, 1:].tolist())
+            assert tree == distances_to_spans(output.distances[0, layer, 1:].tolist())
         assert model.parse(ids, layer=1).spans == model.parse(ids, distances="language_model", layer=1).spans
         assert tiny().parse(ids).spans == tiny().parse(ids, layer=1).spans
 
@@ -287,7 +285,7 @@ class TestParse:
 # ---------------------------------------------------------------------------------------------- saving, types, input
 @pytest.mark.parametrize("tied", [True, False])
 def test_fresh_parameters(tied):
-    config = ONLSTMConfig(vocab_size=2000, embedding_size=64, hidden_size=100, chunk_size=2, tie_word_embeddings=tied)
+    config = ONLSTMConfig(vocab_size=2000, embedding_size=64, layer_size=100, chunk_size=2, tie_word_embeddings=tied)
     model = ONLSTMForCausalLM(config)
     for weight in (model.lm_head.weight, model.model.embed_tokens.weight):
         assert weight.abs().max().item() == pytest.approx(0.1, rel=0.01)

@@ -16,7 +16,7 @@ TINY = {
     "vocab_size": 30,
     "pad_token_id": 29,
     "embedding_size": 6,
-    "hidden_size": 8,
+    "layer_size": 8,
     "num_layers": 2,
     "num_slots": 4,
     "num_lookback": 2,
@@ -71,9 +71,9 @@ class TestDefinition:
         for row, keep in enumerate(mask.bool()):
             torch.testing.assert_close(output.logits[row][keep], torch.stack(expected[row]))
             theirs = torch.stack([torch.stack(token) for token in distances[row]], 1)
-            torch.testing.assert_close(output.distances[0, row][keep].double(), theirs[0])
+            torch.testing.assert_close(output.distances[row, 0][keep].double(), theirs[0])
             if model.config.parsing_network == "recurrent":
-                torch.testing.assert_close(output.syd_distances[0, row][keep].double(), theirs[2])
+                torch.testing.assert_close(output.syd_distances[row, 0][keep].double(), theirs[2])
         weight = torch.randn(*output.logits.shape, dtype=torch.double)
         mine = gradients(model, (output.logits * weight)[mask.bool()].sum())
         summed = sum(
@@ -207,7 +207,7 @@ class TestSupervision:
         gold = torch.randint(0, 4, ids.shape).float()
         gold[0, 0] = torch.nan
         output = model(ids, attention_mask=mask, labels=ids, distances=gold)
-        predicted = model(ids, attention_mask=mask).syd_distances[0]
+        predicted = model(ids, attention_mask=mask).syd_distances[:, 0]
         expected = ranking_loss(3 * predicted, gold.masked_fill(mask == 0, torch.nan), margin=1.0)
         torch.testing.assert_close(output.losses["syntactic_distance"], expected)
         torch.testing.assert_close(output.loss, 0.5 * output.losses["language_model"] + 2 * expected)
@@ -237,7 +237,7 @@ class TestSupervision:
             optimizer.zero_grad()
             model(ids, labels=ids, distances=gold).loss.backward()
             optimizer.step()
-        predicted = model(ids).syd_distances[0]
+        predicted = model(ids).syd_distances[:, 0]
         assert all(
             distances_to_spans(mine, "biased") == distances_to_spans(theirs, "biased")
             for mine, theirs in zip(predicted.tolist(), gold.tolist(), strict=True)
@@ -307,7 +307,7 @@ class TestParse:
 class TestModel:
     def test_fresh_parameters(self):
         torch.manual_seed(0)
-        model = PRPNForCausalLM(PRPNConfig(vocab_size=500, embedding_size=40, hidden_size=60, num_residual_blocks=1))
+        model = PRPNForCausalLM(PRPNConfig(vocab_size=500, embedding_size=40, layer_size=60, num_residual_blocks=1))
         weights, base = model.state_dict(), model.model
         assert weights["lm_head.weight"].abs().max().item() == pytest.approx(0.01, rel=0.01)
         assert not weights["lm_head.bias"].any()
@@ -331,7 +331,7 @@ class TestModel:
     @pytest.mark.parametrize(
         ("fields", "message"),
         [
-            ({"hidden_size": 7}, "hidden_size must be even"),
+            ({"layer_size": 7}, "layer_size must be even"),
             ({"num_slots": 0}, "num_slots must be at least 1"),
             ({"num_lookback": -1}, "num_lookback must not be negative"),
             ({"resolution": 0.0}, "resolution"),

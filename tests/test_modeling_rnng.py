@@ -462,7 +462,6 @@ def test_trainer_trains_on_trees(composition, tmp_path):
         disable_tqdm=True,
         save_strategy="no",
         remove_unused_columns=False,
-        label_names=["actions"],
     )
     trainer = Trainer(model=fresh, args=arguments, train_dataset=rows, eval_dataset=rows, data_collator=batch_of)
     before = trainer.evaluate()["eval_loss"]
@@ -546,7 +545,7 @@ TWO = torch.tensor([[5, 6, 7], [0, 0, 0]])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "integers"),
+        ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "hold no token"),
         ({"input_ids": torch.rand(1, 3)}, "integers"),
         ({"input_ids": torch.tensor([[5, 6, 99]])}, "99"),
         ({"input_ids": torch.tensor([[5, 6, -2]])}, "-2"),
@@ -596,3 +595,11 @@ def test_bad_input_of_the_other_classes_is_named(cls):
     if cls is RNNGForSequenceClassification:
         with pytest.raises(ValueError, match="Row 1"):
             model(TWO)
+
+
+def test_padding_after_a_cache_is_no_begin_token():
+    """Without a mask, id 0 right before a text is its begin token; where the text has begun, it is padding."""
+    model = tiny()
+    cache = model(torch.tensor([[3, 4]]), use_cache=True).past_key_values
+    continued = model(torch.tensor([[0, 5]]), past_key_values=cache).logits[:, -1]
+    torch.testing.assert_close(continued, model(torch.tensor([[3, 4, 5]])).logits[:, -1])

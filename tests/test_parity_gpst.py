@@ -75,7 +75,7 @@ def test_other_height_losses(case, variant, key):
 @pytest.mark.parametrize("case", FORWARD)
 def test_chart_trees_and_states(case):
     model, batch, _, io, _ = load(case)
-    output = model.model(**batch, output_chart=True, output_spans=True)
+    output = model.model(**batch, output_chart=True, output_spans=True, output_structure=True)
     chart = output.chart
     row, first = _sentence_starts(io)
     cell = {

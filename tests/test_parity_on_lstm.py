@@ -92,10 +92,10 @@ def test_values(case, prefix, monkeypatch):
     output = model(ids, past_key_values=initial_cache(model, io, prefix))
     assert next(masks, None) is None
     close(output.logits, io[f"{prefix}.logits"].transpose(0, 1).log_softmax(-1))
-    close(output.distances, io[f"{prefix}.distance_forget"].transpose(1, 2))
+    close(output.distances, io[f"{prefix}.distance_forget"].permute(2, 0, 1))
     supervised = model.config.supervised_layers
     if supervised is not None:
-        close(output.syd_distances, io[f"{prefix}.distance_syd"][supervised].transpose(1, 2))
+        close(output.syd_distances, io[f"{prefix}.distance_syd"][supervised].permute(2, 0, 1))
     for place, tensor in enumerate(output.past_key_values.state):
         close(tensor, io[f"{prefix}.out.{place // 2}.{'hc'[place % 2]}"])
 
@@ -148,7 +148,7 @@ def test_split_heads_of_all_layers():
     model = ONLSTMForCausalLM(ONLSTMConfig.from_dict({**fields, "supervised_layers": [2, 0, 1]})).eval()
     model.load_state_dict(rename_state_dict(state, RULES))
     output = model(inputs_of(io, "seg1")[0])
-    close(output.syd_distances, io["seg1.distance_syd"][[2, 0, 1]].transpose(1, 2))
+    close(output.syd_distances, io["seg1.distance_syd"][[2, 0, 1]].permute(2, 0, 1))
 
 
 @pytest.mark.parametrize(("case", "prefix"), [(case, segment) for case in SUPERVISED for segment in ("seg1", "seg2")])

@@ -50,8 +50,8 @@ def watch(model, monkeypatch):
 
     def keep_states(input_BND, forget_BND, num_spans):
         seen["u"], seen["f"] = input_BND, forget_BND
-        every = list(states(input_BND, forget_BND, num_spans))
-        seen["states"] = torch.stack(every[::-1], 2)
+        every = states(input_BND, forget_BND, num_spans)
+        seen["states"] = every.permute(1, 2, 0, 3)
         return every
 
     monkeypatch.setattr(palm_span_attention, "span_states", keep_states)
@@ -215,7 +215,7 @@ def test_extreme_gates(name):
     logit, preactivation = (io[f"{name}.{part}"] for part in ("forget_logit", "input_preact"))
     gates = (preactivation * (-logit).sigmoid(), logit.sigmoid())
     gates = [value[-num_spans - meta["config"]["T"] : -1].transpose(0, 1).repeat(1, 1, 2) for value in gates]
-    states = torch.stack(list(span_states(*gates, num_spans))[::-1], 2)
+    states = span_states(*gates, num_spans).permute(1, 2, 0, 3)
     for mine, direction in zip(states.chunk(2, -1), ("fw", "bw"), strict=True):
         close(mine, io[f"{name}.span_state_{direction}"])
 

@@ -43,7 +43,7 @@ class Segment:
         mask = self.io.get(f"{name}.mask")
         targets = self["targets"].view(self["input_ids"].shape)
         self.labels = (targets if mask is None else targets.masked_fill(mask == 0, -100)).t()
-        self.layers, self.size = config.num_layers, config.hidden_size
+        self.layers, self.size = config.num_layers, config.layer_size
 
     def __getitem__(self, key):
         return self.io[f"{self.prefix}.{key}"]
@@ -83,7 +83,7 @@ def test_values(case, segment):
     with torch.no_grad():
         output = model.model(gold.ids, past_key_values=cache, output_attentions=True)
         logits = model(gold.ids, past_key_values=gold.cache(model.config.embedding_size)).logits
-    torch.testing.assert_close(output.distances[0], gold["distance"], **CLOSE)
+    torch.testing.assert_close(output.distances[:, 0], gold["distance"], **CLOSE)
     torch.testing.assert_close(output.next_distances, gold["distance_next"], **CLOSE)
     torch.testing.assert_close(output.last_hidden_state.transpose(0, 1), gold["features"], **CLOSE)
     torch.testing.assert_close(logits.transpose(0, 1), gold["logits"].log_softmax(-1), **CLOSE)
@@ -96,7 +96,7 @@ def test_values(case, segment):
     # The authors' third tape is the one of the last layer.
     assert torch.equal(gold["in.predictor.memory"], gold[f"in.reader.{model.config.num_layers - 1}.memory_h"])
     before = gold.state("in")[0]
-    own, following = output.distances[0].t(), output.next_distances.t()
+    own, following = output.distances[:, 0].t(), output.next_distances.t()
     gates = gates_of(torch.cat([before, own]), own, following, model.config.gate, model.config.resolution)
     for mine, name in zip(gates, ("memory_gate", "memory_gate_next"), strict=True):
         torch.testing.assert_close(mine.flip(2), gold[name], rtol=1e-4, atol=2e-5)  # distances / resolution
@@ -182,7 +182,7 @@ def test_sentences_of_a_batch_are_those_alone(case):
         output = model.model(gold.ids, attention_mask=mask, output_attentions=True)
     for row, sentence in enumerate(sentences):
         steps = len(sentence)
-        torch.testing.assert_close(output.distances[0, row, :steps], gold.io[f"single.{row}.distance"], **CLOSE)
+        torch.testing.assert_close(output.distances[row, 0, :steps], gold.io[f"single.{row}.distance"], **CLOSE)
         attentions = torch.stack([newest_first(weights) for weights in output.attentions], 2)[:steps, row]
         theirs = gold.io[f"single.{row}.attentions"][:, 0]
         torch.testing.assert_close(attentions[:, :-1], theirs[:, 1:-2], **CLOSE)

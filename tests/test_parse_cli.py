@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import hf_synlm
 from hf_synlm.cli import main
-from hf_synlm.data.parsed import ParsedSentence, read_parses
+from hf_synlm.data.parsed import ParsedSentence, guess_style, read_parses
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.evaluation.baseline_trees import left_branching
@@ -136,12 +137,37 @@ def test_wrong_input_of_parse_and_draw(saved, files, capsys):
 
 def test_styles_of_trees(files, capsys):
     (files / "labeled.txt").write_text("(S (NP the cat) (VP sleeps))\n", encoding="utf-8")
-    assert run(capsys, "draw", files / "labeled.txt", "--tree-style", "labeled").startswith("S ─┬─ NP ─┬─ the\n")
-    brackets = run(capsys, "draw", files / "gold.mrg", "--tree-style", "treebank", "--format", "brackets")
-    assert brackets.splitlines()[0] == "(S (NP We) (VP ask (PP for (NP peace))) .)"
+    for style in ((), ("--tree-style", "labeled")):
+        assert run(capsys, "draw", files / "labeled.txt", *style).startswith("S ─┬─ NP ─┬─ the\n")
+    for style in ((), ("--tree-style", "treebank")):
+        brackets = run(capsys, "draw", files / "gold.mrg", *style, "--format", "brackets")
+        assert brackets.splitlines()[0] == "(S (NP We) (VP ask (PP for (NP peace))) .)"
+
+
+@pytest.mark.parametrize(
+    ("line", "style"),
+    [
+        ("((the cat) sleeps)", "unlabeled"), ("(I (ask (for peace)))", "unlabeled"), ("(a b)", "unlabeled"),
+        ("((the cat) (sat down))", "unlabeled"), ("(S (NP We) (VP sleep))", "labeled"), ("(S We (VP ask))", "labeled"),
+        ("( (S (NP (PRP We)) (VP (VBP ask)) (. .)) )", "treebank"), ("(S (PRP We) (VP (VBP ask)))", "treebank"),
+        ('{"words": ["A"]}', "labeled"),
+    ],
+)  # fmt: skip
+def test_labels_are_told_from_words(line, style):
+    assert guess_style([line, "", line]) == style
 
 
 # ---------------------------------------------------------------------------------------------------------- evaluation
+@pytest.mark.parametrize("architecture", ["gpst", "palm"])
+def test_text_is_parsed_in_one_line(architecture):
+    model, tokenizer = model_and_tokenizer(architecture)
+    texts = ["We ask for peace", ["We", "ask"]]
+    parsed = hf_synlm.parse_sentences(model, tokenizer, texts)
+    assert [sentence.words for sentence in parsed] == [("We", "ask", "for", "peace"), ("We", "ask")]
+    assert parsed == parse_sentences(model, tokenizer, [texts[0].split(), texts[1]])
+    assert len(parsed[0].word_log_probs) == 4 and parsed[1].brackets() == "(We ask)"
+
+
 def test_words_that_cannot_be_encoded_are_named_with_their_sentence():
     model, tokenizer = model_and_tokenizer("gpst")
     with pytest.raises(ValueError, match=r"sentence 2 \('We a b'\): word 1 is 'a b'"):
@@ -196,6 +222,44 @@ def test_a_model_on_a_treebank(saved, files, capsys):
     names = [row["trees"] for row in tables["unlabeled F1 (%)"]]
     assert names == [str(saved / "gpst"), "left", "right", "balanced", "random", "binarized gold"]
     assert {row["label"]: row["gold"] for row in tables["recall by label (%)"]} == {"NP": 3, "VP": 2, "PP": 2}
+
+
+def test_saved_trees_score_alike_and_compare(saved, files, capsys):
+    bank = ("--treebank", sample_path("trees.test.txt"), "--limit", 30, "--max-length", 15)
+    scores = {}
+    for name in ("on_lstm", "rnng"):
+        out, trees = files / f"{name}.json", files / f"{name}.mrg"
+        parsed = run(capsys, "evaluate", "parsing", *bank, "--model", saved / name, "--out", out, "--save-trees", trees)
+        assert "more rows: --out FILE.json writes them" in parsed and len(trees.read_text().splitlines()) == 30
+        run(capsys, "evaluate", "parsing", *bank, "--trees", trees, "--out", out, "--overwrite")
+        scores[name] = load_result(out).scores
+        assert f"| f1 | {scores[name]['f1']:.2f}" in parsed
+    out = files / "compared.json"
+    run(capsys, "evaluate", "compare", files / "on_lstm.mrg", files / "rnng.mrg", *bank, "--out", out)
+    found = load_result(out)
+    assert (found.scores["first"], found.scores["second"]) == (scores["on_lstm"]["f1"], scores["rnng"]["f1"])
+    assert 0 < found.scores["p"] <= 1 and found.scores["gold"] == scores["rnng"]["num_sentences"]
+    table = found.tables["sentence F1 and recall by label (%)"]
+    recall = load_result(files / "on_lstm.json").tables["recall by label (%)"]
+    assert [(row["measure"], row["first"], row["gold"]) for row in table[1:]] == [
+        (f"recall {row['label']}", row["recall"], row["gold"]) for row in recall
+    ]
+    # A picture shows right-branching trees beside the scores, and never mixes conventions.
+    plot = ("evaluate", "plot", files / "on_lstm.json", "--out", files / "f1.svg")
+    run(capsys, *plot)
+    texts = {text.strip() for text in ElementTree.parse(files / "f1.svg").getroot().itertext()}
+    right = load_result(files / "on_lstm.json").tables["unlabeled F1 (%)"][2]
+    assert right["trees"] == "right" and f"{right['corpus, without sentence span']:.3f}" in texts
+    assert {"%", "right branching", "sentence_drop"} <= texts and "f1" not in texts
+    other = files / "other.json"
+    trees = ("--trees", files / "on_lstm.mrg", "--convention", "on-lstm", "--out", other)
+    run(capsys, "evaluate", "parsing", *bank, *trees)
+    message = fail(capsys, *plot, other, "--overwrite")
+    assert "results by different rules are not comparable: convention is 'gpst" in message
+    assert "--save-trees: --trees are in a file" in fail(
+        capsys, "evaluate", "parsing", *bank, "--trees", files / "rnng.mrg", "--save-trees", files / "again.mrg"
+    )
+    assert "--model is given 2 times" in fail(capsys, "evaluate", "parsing", *bank, "--model", "a", "--model", "b")
 
 
 def test_trees_from_elsewhere_and_agreement(files, capsys):

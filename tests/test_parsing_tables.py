@@ -6,6 +6,7 @@ set HF_SYNLM_PTB_SAMPLE to a folder of its .mrg files (NLTK's corpus "treebank",
 
 import os
 import random
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from hf_synlm.evaluation.parsing import binarized_gold, branching_baselines, unl
 from hf_synlm.evaluation.parsing_analysis import (
     Recall,
     agreement,
+    permutation_test,
     recall_by_height,
     recall_by_label,
     recall_by_length,
@@ -35,6 +37,20 @@ from hf_synlm.evaluation.treebank_parsing import (
     score_trees,
 )
 from hf_synlm.trees import right_branching, spans_to_tree
+
+
+def test_paired_permutations_are_those_of_a_full_count():
+    first, second = [0.9, 0.8, 0.4, 1.0, 0.7, 0.3, 0.6], [0.5, 0.6, 0.5, 0.4, 0.6, 0.3, 0.2]
+    differences = [a - b for a, b in zip(first, second, strict=True)]
+    sums = [sum(s * d for s, d in zip(signs, differences, strict=True)) for signs in product((1, -1), repeat=7)]
+    exact = sum(abs(value) >= abs(sum(differences)) - 1e-9 for value in sums) / len(sums)
+    assert permutation_test(first, second) == pytest.approx(exact, abs=0.01)
+    assert permutation_test(second, first) == permutation_test(first, second)
+    assert permutation_test(first, first) == 1.0
+    assert permutation_test([1.0] * 30, [0.0] * 30) == pytest.approx(1 / 10_001)
+    with pytest.raises(ValueError, match="no sentences"):
+        permutation_test([], [])
+
 
 TREE = "(S (NP (DT the) (NN cat)) (VP (VBD sat) (PP (IN on) (NP (NP (DT a) (NN mat))))) (. .))"
 

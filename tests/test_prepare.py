@@ -39,6 +39,9 @@ from hf_synlm.data.samples import sample_path
 from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
 from hf_synlm.training.arguments import parse_arguments, read_mapping
+from hf_synlm.training.finetune_grammar_induction import InductionArguments
+from hf_synlm.training.pretrain_gpst import EvaluationArguments, GPSTRecipe
+from hf_synlm.training.sentence_files import SentenceFileArguments
 from hf_synlm.training.text_contexts import DataArguments
 
 TEXT = sample_path("raw.train.txt").read_text(encoding="utf-8")
@@ -146,7 +149,8 @@ def encoded(
 
 
 def test_embedded_corpus(tmp_path, small_blocks):
-    text = prepare.prepare(CorpusArguments(tokenizer_vocab_size=500), tmp_path, shard_tokens=30_000)
+    arguments = CorpusArguments(tokenizer_vocab_size=500, train_files=["embedded"])
+    text = prepare.prepare(arguments, tmp_path, shard_tokens=30_000)
     documents = [part for part in TEXT.split("\n\n") if part.strip()]
     assert (text.train.num_documents, text.train.num_sentences) == (10, 3361) == (len(documents), 3361)
     assert len(text.train.records) > 2 and text.train.counts == {}
@@ -634,8 +638,50 @@ def test_prepared_without_text_has_to_be_complete(tmp_path: Path) -> None:
     ):
         DataArguments(prepared=str(tmp_path / "typo"))
     assert not (tmp_path / "typo").exists()
-    assert DataArguments(prepared=str(tmp_path / "new"), train_trees=["embedded"]).train_files  # text is named
+    assert DataArguments(prepared=str(tmp_path / "new"), train_files=["embedded"]).train_files  # text is named
     assert DataArguments().train_files == [str(sample_path("raw.train.txt"))]
+
+
+def gpst_arguments(*flags: str) -> tuple[DataArguments, EvaluationArguments]:
+    types = GPSTRecipe.argument_types
+    _, data, evaluation, _ = parse_arguments(
+        types, ["--config", "gpst_tiny", "--output_dir", "x", *flags], GPSTRecipe.mappings
+    )
+    evaluation.complete(data)
+    return data, evaluation
+
+
+@pytest.mark.parametrize("named", ["train_files", "train_trees"])
+def test_only_named_text_is_read(tmp_path: Path, named: str) -> None:
+    mine, held_out = (write(tmp_path / name, "(S (PRP we) (VBP rest))\n") for name in ("mine.mrg", "held_out.mrg"))
+    data, evaluation = gpst_arguments(f"--{named}", mine)
+    assert evaluation.validation_trees is evaluation.test_trees is None
+    if named == "train_trees":
+        with pytest.raises(ValueError, match="A treebank is one document. Pass --validation_words TREEBANK or"):
+            data.sources("validation")
+        data, evaluation = gpst_arguments(f"--{named}", mine, "--validation_trees", held_out)
+        assert [source.paths for source in data.sources("validation")[0]] == [[held_out]]
+    assert [source.paths for source in data.sources("train")[0]] == [[mine]]
+
+
+def test_embedded_text_is_the_default() -> None:
+    data, evaluation = gpst_arguments()
+    names = [Path(path).name for source in data.sources("train")[0] for path in source.paths]
+    assert names == ["raw.train.txt", "trees.train.txt"]
+    assert Path(evaluation.validation_trees).name == "trees.valid.txt"
+
+
+def test_other_programs_read_only_named_trees(tmp_path: Path) -> None:
+    mine = write(tmp_path / "mine.mrg", "(S (PRP we) (VBP rest))\n")
+    with pytest.raises(ValueError, match="No training text is named"):
+        DataArguments(validation_files=[mine]).sources("train")
+    with pytest.raises(ValueError, match="train_files are not set, but other files are"):
+        SentenceFileArguments(validation_files=[mine])
+    with pytest.raises(ValueError, match="validation_trees is not set. Pass --validation_trees"):
+        InductionArguments(train_trees=[mine])
+    assert list(InductionArguments(train_trees=[mine], validation_trees=mine, test_trees=mine).sentences()) == [
+        ["we", "rest"]
+    ]
 
 
 def test_missing_files_are_named(prepared, tmp_path):

@@ -1,14 +1,13 @@
 """What all recurrent language models promise: padding, labels, cache, generation, saving, types, bad input, tools."""
 
 import copy
-import importlib
 import math
 import pickle
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -18,9 +17,6 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
     TextIteratorStreamer,
-    Trainer,
-    TrainingArguments,
-    pipeline,
 )
 
 from tests.recurrent_models import (
@@ -29,7 +25,6 @@ from tests.recurrent_models import (
     MODELS,
     PADDING,
     WITH_TREES,
-    WORDS,
     dropouts,
     gradients,
     ids_of,
@@ -40,7 +35,6 @@ from tests.recurrent_models import (
     without_penalties,
 )
 
-SENTENCES = ["the keys to the cabinet are on the table", "fruit flies like a banana", "flies like the table"]
 every_model = pytest.mark.parametrize("name", list(MODELS))
 every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 sides = pytest.mark.parametrize("left", [False, True])
@@ -146,11 +140,35 @@ def test_labels_choose_what_counts(name):
     output = model(ids, labels=labels)
     torch.testing.assert_close(output.loss, -log_probs[4:].mean())
     torch.testing.assert_close(output.joint_log_prob, log_probs[4:].sum()[None].detach())
-    assert output.logits is None and not any(value.requires_grad for value in output.losses.values())
+    assert torch.equal(output.logits[0, torch.arange(7), ids[0, 1:]], log_probs)
+    assert not any(value.requires_grad for value in output.losses.values())
+    assert model.train()(ids, labels=labels).logits is None  # the largest tensor of all
+    model.eval()
     shifted = torch.cat([ids[:, 1:], torch.tensor([[5]])], 1)
     last = model(ids).logits[0, -1, 5]
     torch.testing.assert_close(model(ids, shift_labels=shifted).loss, -torch.cat([log_probs, last[None]]).mean())
     assert torch.equal(model(ids, labels=ids, shift_labels=shifted).loss, model(ids, shift_labels=shifted).loss)
+
+
+@every_architecture
+@sides
+def test_padding_has_no_labels_and_is_not_counted(name, left):
+    model = make_model(name, **without_penalties(name))
+    ids, mask = ids_of(7, 4, 1, left=left)
+    output = model(ids, attention_mask=mask)
+    shifted = torch.randint(1, 28, ids.shape)  # also at padding, where no token stands
+    own = output.logits.gather(2, shifted[..., None])[..., 0]
+    counts = mask.bool()
+    if name == "lstm":  # the label before the first token is predicted from the beginning
+        counts = counts | torch.nn.functional.pad(counts[:, 1:], (0, 1))
+        mask_only = shifted.masked_fill(mask == 0, -100)
+        torch.testing.assert_close(model(ids, mask, shift_labels=mask_only).loss, -own[mask == 1].mean())
+    else:
+        torch.testing.assert_close(model(ids, mask, shift_labels=shifted).loss, -own[counts].mean())
+    items = model.count_loss_items(ids, attention_mask=mask, shift_labels=shifted)
+    assert items["word" if name == "lstm" else "language_model"] == counts.sum()
+    if "activation" in items:
+        assert (items["activation"], items["temporal_activation"]) == (12, 9)
 
 
 @every_model
@@ -522,7 +540,7 @@ class TestGenerate:
             output = make_model(name).generate(
                 ids_of(4)[0], max_new_tokens=3, eos_token_id=None, return_dict_in_generate=True
             )
-            assert output.sequences.shape == (1, 7) and not hasattr(output, "spans")
+            assert output.sequences.shape == (1, 7) and output.spans is None
 
 
 # ----------------------------------------------------------------------------------------------- saving and resizing
@@ -590,9 +608,12 @@ def test_autocast(name, dtype):
     with torch.autocast("cpu", dtype=dtype):
         first = model(ids[:, :5], attention_mask=mask[:, :5], use_cache=True)
         second = model(ids[:, 5:], attention_mask=mask, past_key_values=first.past_key_values)
+        states = model.model(ids[:, :5]).last_hidden_state
         evaluated = model(ids, attention_mask=mask, labels=ids).loss
         loss = model.train()(ids, attention_mask=mask, labels=ids).loss
     assert evaluated.item() == pytest.approx(expected, rel=0.1)
+    if name in ("palm", "awd_lstm", "lstm"):  # whose layers run in the type of their weights, on every CPU
+        assert states.dtype == torch.float32
     assert torch.isfinite(second.logits).all() and second.logits.dtype == torch.float32
     for gradient in gradients(model, loss).values():
         assert torch.isfinite(gradient).all() and gradient.dtype == torch.float32
@@ -657,7 +678,7 @@ SEVENS = torch.full((1, 4), 7)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "integers"),
+        ({"input_ids": torch.zeros(1, 0)}, "hold no token"),
         ({"input_ids": torch.rand(2, 3)}, "integers"),
         ({"input_ids": torch.tensor([[7, 99]])}, "99"),
         ({"input_ids": SEVENS, "attention_mask": torch.ones(1, 5)}, "attention_mask"),
@@ -679,7 +700,7 @@ def test_bad_configurations_are_named(name):
     config_class = model_class(name).config_class
     rate = dropouts(name)[0]
     for fields, message in (
-        ({"hidden_size": 0}, "hidden_size must be at least 1"),
+        ({"num_layers": 0}, "num_layers must be at least 1"),
         ({rate: 1.0}, rf"{rate} must be in \[0, 1\)"),
         ({"pad_token_id": 30}, "pad_token_id 30 is outside"),
         ({"eos_token_id": -1}, "eos_token_id -1 is outside"),
@@ -702,6 +723,8 @@ def test_classifier_reads_the_last_token(name, left, tmp_path):
         torch.testing.assert_close(output.logits[row], model(own).logits[0])
     torch.testing.assert_close(output.loss, -output.logits.log_softmax(-1)[[0, 1], [0, 2]].mean())
     assert set(output.losses) == {"classification"}
+    rate = "dropout" if name.startswith("prpn") else "output_dropout"
+    assert make_model(name, "ForSequenceClassification", rates=0.0, **{rate: 0.25}).dropout.p == 0.25
     output.loss.backward()
     assert model.score.weight.grad.any() and model.model.embed_tokens.weight.grad.any()
     language_model = make_model(name)
@@ -740,75 +763,3 @@ def test_supervision_without_end_token(name):
         losses["syntactic_distance"],
         make_model(name)(ids, labels=ids, distances=distances).losses["syntactic_distance"],
     )
-
-
-# ------------------------------------------------------------------------------------------------------------- tools
-@pytest.fixture(scope="module")
-def tokenizer():
-    words = sorted({word for sentence in SENTENCES for word in sentence.split()})
-    assert len(words) < len(WORDS)
-    vocabulary = {word: index for index, word in enumerate(["</s>", "<unk>", *words])} | {"<pad>": PADDING}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="<unk>", bos_token="</s>", eos_token="</s>", pad_token="<pad>"
-    )
-
-
-def own_scores(model, tokenizer):
-    """Log-probability of each sentence after the beginning."""
-    scores = []
-    for sentence in SENTENCES:
-        ids = torch.tensor([[BOUNDARY, *tokenizer(sentence)["input_ids"]]])
-        scores.append(model(ids, labels=ids).joint_log_prob.item())
-    return scores
-
-
-@every_architecture
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_lm_eval_gives_the_own_log_probabilities(name, tokenizer, batch_size):
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
-
-    model = make_model(name)
-    expected = pytest.approx(own_scores(model, tokenizer), abs=1e-4)
-    lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
-    requests = [Instance("loglikelihood", {}, ("", sentence), x) for x, sentence in enumerate(SENTENCES)]
-    assert [score for score, _ in lm.loglikelihood(requests)] == expected
-    rolling = [Instance("loglikelihood_rolling", {}, (sentence,), x) for x, sentence in enumerate(SENTENCES)]
-    assert lm.loglikelihood_rolling(rolling) == expected
-
-
-@every_architecture
-def test_minicons_gives_the_own_log_probabilities(name, tokenizer):
-    model = make_model(name)
-    scorer = importlib.import_module("minicons.scorer").IncrementalLMScorer(model, "cpu", tokenizer=tokenizer)
-    scores = scorer.sequence_score(SENTENCES, reduction=lambda x: x.sum(0).item(), bos_token=True)
-    assert scores == pytest.approx(own_scores(model, tokenizer), abs=1e-4)
-    if name in WITH_TREES:
-        for sentence, score in zip(SENTENCES, scores, strict=True):
-            parsed = model.parse(torch.tensor([tokenizer(sentence)["input_ids"]]))
-            assert parsed.token_log_probs.sum().item() == pytest.approx(score, abs=1e-4)
-
-
-@every_architecture
-def test_pipeline_and_trainer(name, tokenizer, tmp_path):
-    model = make_model(name, rates=0.0)
-    rows = [[BOUNDARY, *tokenizer(sentence)["input_ids"], BOUNDARY] for sentence in SENTENCES]
-
-    def collate(batch):
-        padded = tokenizer.pad({"input_ids": [row["input_ids"] for row in batch]}, return_tensors="pt")
-        return padded | {"labels": padded["input_ids"].masked_fill(padded["attention_mask"] == 0, -100)}
-
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path), max_steps=40, per_device_train_batch_size=3, gradient_accumulation_steps=2,
-        learning_rate=3e-2, report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no",
-    )  # fmt: skip
-    data = [{"input_ids": row} for row in rows]
-    trainer = Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data, data_collator=collate)
-    before = trainer.evaluate()["eval_loss"]
-    trainer.train()
-    assert trainer.evaluate()["eval_loss"] < before - 1
-    generator = pipeline("text-generation", model=model, tokenizer=tokenizer)
-    results = generator(["the keys", "fruit"], max_new_tokens=3, do_sample=False, batch_size=2)
-    assert [result[0]["generated_text"] for result in results][1].startswith("fruit")

@@ -9,7 +9,7 @@ import torch
 
 from hf_synlm import RNNGConfig, RNNGForCausalLM
 from hf_synlm.rnng_actions import TransitionSystem
-from hf_synlm.rnng_fast_track import FastTrackSearch
+from hf_synlm.rnng_fast_track import FastTrackSearch, Reached, SetAside
 from hf_synlm.search_state import SyntacticCache
 from tests.reference.rnng_search import Actions, Grammar, log_sum_exp
 
@@ -167,6 +167,20 @@ def test_selection_is_that_of_the_authors(system: str, setting: tuple[int, int, 
             assert_same(hypotheses(output), beam)
         found = output.token_log_probs[0].cumsum(0).tolist()
         assert found == pytest.approx(marginals, abs=1e-4)
+
+
+@pytest.mark.parametrize(("size", "track", "most"), [(8, 1, 13), (8, 2, 16), (3, 0, 3)])
+def test_a_word_sets_aside_no_more_than_the_authors_do(size: int, track: int, most: int) -> None:
+    search = make_model().word_search(size, action_beam_size=size, fast_track_size=track)
+    scores, index = -torch.arange(size).float()[None], torch.arange(size)[None]
+    reached = Reached(scores, *[torch.zeros(1, size, dtype=torch.long)] * 5)
+    before = torch.tensor([[most - 2]])
+    aside = SetAside(*[Reached.none(1, scores.device)] * 2, before, before)
+    assert not search._is_full(aside).item()
+    after = search._collect(aside, reached, scores, index, torch.ones_like(index, dtype=torch.bool))
+    assert after.total.item() == most and search._is_full(after).item()
+    kept = torch.cat([after.words.scores, after.ends.scores], 1)
+    assert sorted(kept[kept > -math.inf].tolist()) == [-1.0, 0.0]  # the best of the step
 
 
 @pytest.mark.parametrize("system", ["top_down", "in_order"])
@@ -504,3 +518,13 @@ def test_large_vocabularies_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -
     found = model.generate(ids, **options)
     assert torch.equal(found.sequences, expected[1].sequences)
     assert torch.allclose(found.sequences_scores, expected[1].sequences_scores, atol=1e-5)
+
+
+@pytest.mark.parametrize(("num_tokens", "longest"), [(5, 100), (30, 150)])
+def test_length_of_a_derivation_is_bounded(num_tokens: int, longest: int) -> None:
+    """At the end of a sentence an in-order model that always opens a constituent stops at the authors' length."""
+    model = make_model("in_order", max_consecutive_nonterminals=1000, nonterminals=["S"])
+    with torch.no_grad():
+        model.action_head.bias[model.config.first_nonterminal] += 50.0
+    actions = model.parse(torch.full((1, num_tokens), 3), num_beams=1, action_beam_size=2).actions
+    assert longest - 8 < int((actions > 0).sum()) <= longest

@@ -1,12 +1,11 @@
-"""Node pools and slot caches against Python lists and the stock cache."""
+"""Node pools and their caches against Python lists."""
 
 import random
 
 import pytest
 import torch
-from transformers.cache_utils import DynamicCache
 
-from hf_synlm.search_stack import NodePool, SlotCache
+from hf_synlm.search_stack import NodePool, PathCache
 
 GEN, COMP = 0, 1
 
@@ -36,15 +35,16 @@ class ListHypothesis:
         return other
 
 
-def new_pool(batch: int) -> tuple[NodePool, torch.Tensor, torch.Tensor]:
-    """A pool with its first node, that node, and its history."""
-    pool = NodePool(batch, {"vector": (1, torch.float32)}, 1, torch.device("cpu"), capacity=2)
+def new_pool(batch: int) -> tuple[NodePool, torch.Tensor]:
+    """A pool with its first node, and that node."""
+    features = {"vector": (1, torch.float32), "layer": (4, torch.float32)}
+    pool = NodePool(batch, features, torch.device("cpu"), capacity=2)
     none = torch.full((batch, 1), -1)
     pool.append(type(pool.nodes(none))(none, none, none + 1, none, none, none), vector=torch.zeros(batch, 1, 1))
-    return pool, torch.zeros(batch, 1, dtype=torch.long), torch.ones(batch, 1, 1, dtype=torch.bool)
+    return pool, torch.zeros(batch, 1, dtype=torch.long)
 
 
-def step(pool: NodePool, nodes: torch.Tensor, history: torch.Tensor, action: int, values: torch.Tensor, start: int):
+def step(pool: NodePool, nodes: torch.Tensor, action: int, values: torch.Tensor, start: int) -> torch.Tensor:
     """Take one action in all hypotheses [B, K]."""
     if action == GEN:
         made, vector = pool.push(nodes, GEN, values.long(), torch.full_like(nodes, start)), values[..., None]
@@ -52,90 +52,83 @@ def step(pool: NodePool, nodes: torch.Tensor, history: torch.Tensor, action: int
         made, left = pool.pop_two(nodes, COMP)
         vector = 2 * pool.feature("vector", left) + pool.feature("vector", nodes)
     first = pool.append(made, vector=vector)
-    keys = vector.view(len(nodes), 1, -1, 1)
-    pool.caches[0].update(keys, -keys, 0)
-    own = torch.eye(nodes.shape[1], dtype=torch.bool).expand(len(nodes), -1, -1)
-    return torch.arange(first, pool.size).expand_as(nodes), torch.cat([history, own], 2)
+    return torch.arange(first, pool.size).expand_as(nodes)
 
 
 @pytest.mark.parametrize("compact", [False, True])
 def test_branching_derivations_match_lists(compact: bool) -> None:
     """Hypotheses that branch, are dropped and reordered read out as if each had lists of its own."""
     rng, batch, width = random.Random(3), 3, 4
-    pool, nodes, history = new_pool(batch)
-    keys = torch.zeros(batch, 1, 1, 1)
-    pool.caches[0].update(keys, keys, 0)
-    nodes, history = nodes.expand(-1, width), history.expand(-1, width, -1)
+    pool, nodes = new_pool(batch)
+    nodes = nodes.expand(-1, width)
     lists = [[ListHypothesis() for _ in range(width)] for _ in range(batch)]
-    for _ in range(25):
+    for count in range(1, 41):
         depth = min(len(h.stack) for row in lists for h in row)
         action = GEN if depth < 2 or rng.random() < 0.5 else COMP
         picks = torch.tensor([[rng.randrange(width) for _ in range(width)] for _ in range(batch)])
         nodes = nodes.gather(1, picks)
-        history = history.gather(1, picks[..., None].expand(-1, -1, history.shape[2]))
         lists = [[lists[b][k].copy() for k in picks[b].tolist()] for b in range(batch)]
         if compact:
-            keep = history.any(1)
-            index, renumber = pool.compact(keep, int(keep.sum(1).max()))
-            nodes = renumber.gather(1, nodes)
-            history = history.gather(2, index[:, None].expand(-1, width, -1))
+            keep = pool.in_use(nodes, torch.ones_like(nodes, dtype=torch.bool), count)
+            nodes = pool.compact(keep, int(keep.sum(1).max()), nodes)
         values = torch.tensor([[float(rng.randrange(9)) for _ in range(width)] for _ in range(batch)])
-        nodes, history = step(pool, nodes, history, action, values, lists[0][0].generated)
+        nodes = step(pool, nodes, action, values, lists[0][0].generated)
         for b in range(batch):
             for k in range(width):
                 lists[b][k].take(action, float(values[b, k]))
-    read = pool.derivations(history)
+    read, paths = pool.derivations(nodes), pool.paths(nodes, 43)
     for b in range(batch):
         for k in range(width):
             expected = lists[b][k]
             assert read.action[b, k].tolist() == expected.actions
             assert read.start[b, k].tolist() == expected.starts
+            assert paths[b, k, :3].tolist() == [-1, -1, 0] and (paths[b, k, 3:] > 0).all()
             stack, node = [], nodes[b, k]
             while node >= 0:
                 stack.append(float(pool.features["vector"][b, node]))
-                assert float(pool.caches[0].layers[0].keys[b, 0, node]) == stack[-1]
                 node = pool.field("below")[b, node]
             assert stack[::-1] == [vector for _, vector in expected.stack]
             assert int(pool.field("depth", nodes)[b, k]) == len(expected.stack)
-    if compact:
-        assert pool.size < 25 * width
+    assert (pool.size < 40 * width) == compact
 
 
 def test_derivations_are_padded() -> None:
     """Shorter derivations, and hypotheses that do not exist, end in -1."""
-    pool, nodes, history = new_pool(1)
-    nodes, history = step(pool, nodes, history, GEN, torch.tensor([[5.0]]), 0)
-    assert pool.derivations(torch.zeros(1, 2, pool.size, dtype=torch.bool)).action.shape == (1, 2, 0)
-    read = pool.derivations(torch.cat([history, torch.zeros_like(history)], 1))
-    assert read.action.tolist() == [[[GEN], [-1]]]
-    assert read.token.tolist() == [[[5], [-1]]]
+    pool, nodes = new_pool(1)
+    after = step(pool, nodes, GEN, torch.tensor([[5.0]]), 0)
+    assert pool.derivations(nodes).action.shape == (1, 1, 0)
+    read = pool.derivations(torch.cat([nodes, after, after], 1), torch.tensor([[True, True, False]]))
+    assert read.action.tolist() == [[[-1], [GEN], [-1]]]
+    assert read.token.tolist() == [[[-1], [5], [-1]]]
 
 
 def test_select_rows_and_truncate() -> None:
     """Rows are copied with all that belongs to them, and the newest nodes can be forgotten."""
-    pool, nodes, history = new_pool(2)
-    keys = torch.zeros(2, 1, 1, 1)
-    pool.caches[0].update(keys, keys, 0)
-    nodes, history = step(pool, nodes, history, GEN, torch.tensor([[5.0], [6.0]]), 0)
+    pool, nodes = new_pool(2)
+    step(pool, nodes, GEN, torch.tensor([[5.0], [6.0]]), 0)
     pool.num_context = torch.tensor([3, 4])
     pool.select_rows(torch.tensor([1, 1, 0]))
     assert pool.batch_size == 3 and pool.num_context.tolist() == [4, 4, 3]
     assert pool.field("token")[:, 1].tolist() == [6, 6, 5]
-    assert pool.caches[0].layers[0].keys[:, 0, 1, 0].tolist() == [6, 6, 5]
+    assert pool.features["vector"][:, 1, 0].tolist() == [6, 6, 5]
     pool.truncate(1)
-    assert pool.size == 1 and pool.caches[0].get_seq_length() == 1
+    assert pool.size == 1
 
 
-def test_slot_cache_equals_dynamic_cache() -> None:
-    """Appending gives the keys and values of the stock cache, through several doublings."""
-    ours, stock = SlotCache(), DynamicCache()
-    for rows in (1, 40, 3, 100, 2):
-        keys, values = torch.randn(2, 3, rows, 4), torch.randn(2, 3, rows, 4)
-        for layer in range(2):
-            mine, theirs = ours.update(keys, values, layer), stock.update(keys, values, layer)
-            assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-    order = torch.tensor([1, 0, 1])
-    ours.reorder_cache(order), stock.reorder_cache(order)
-    assert torch.equal(ours.layers[1].values, stock.layers[1].values)
-    keys = torch.randn(3, 3, 5, 4)
-    assert torch.equal(ours.update(keys, keys, 0)[0], stock.update(keys, keys, 0)[0])
+def test_caches_hold_the_keys_and_values_along_a_path() -> None:
+    """What a call wrote comes back, in order, to all calls whose paths hold its nodes."""
+    pool, nodes = new_pool(2)
+    values = torch.zeros(2, 2)
+    nodes = step(pool, nodes.expand(-1, 2), GEN, values, 0)  # nodes 1 and 2 of both sentences
+    keys, values = torch.randn(4, 2, 1, 1), torch.randn(4, 2, 1, 1)
+    own = pool.places(nodes[..., None]).flatten(0, 1)
+    PathCache(pool, ["layer"], own, 1).update(keys, values, 0)
+    # Two more nodes in a row after node 2 of sentence 0 and node 1 of sentence 1.
+    pool.append(pool.nodes(torch.zeros(2, 2, dtype=torch.long)))
+    places = pool.places(torch.tensor([[[2, 3, 4]], [[1, 3, 4]]])).flatten(0, 1)
+    new_keys, new_values = torch.randn(2, 2, 2, 1), torch.randn(2, 2, 2, 1)
+    cache = PathCache(pool, ["layer"], places, 2)
+    both = cache.update(new_keys, new_values, 0)
+    assert cache.get_seq_length() == 1
+    for got, old, new in zip(both, (keys, values), (new_keys, new_values), strict=True):
+        assert torch.equal(got, torch.cat([old[[1, 2]], new], 2))

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from hf_synlm import GPSTForCausalLM, search_words
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.search_parsing import marginal_logits, parse_with_search
-from hf_synlm.search_state import SyntacticCache
+from hf_synlm.search_state import Block, SyntacticCache
 from tests.reference import exhaustive_search as reference
 
 GOLDENS = Path(__file__).parent / "goldens" / "gpst"
@@ -144,6 +145,20 @@ def test_wide_beam_is_exact(tiny_gpst_config: Any, surrogate: bool) -> None:
         for count in range(1, 6)
     ]
     assert output.token_log_probs[0].cumsum(0).tolist() == pytest.approx(prefixes, abs=1e-4)
+
+
+def test_what_the_beam_drops_is_no_longer_pending() -> None:
+    """Two states of two levels: the beam of two holds the word and the structural action of the second state."""
+    log_probs = torch.tensor([[[-9.0, -9.0], [-1.0, -1.0], [-1.0, -1.0], [-1.0, -1.0]]])
+    none = torch.zeros(1, 4, dtype=torch.long)
+    scores = torch.tensor([[0.0, 0.0, -9.0, -1.0]])
+    block = Block(none, scores, log_probs, none[..., None], none, bounds=[(0, 2), (2, 4)])
+    synced = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.long)
+    search = SimpleNamespace(num_beams=2)
+    words = (scores + log_probs[..., 0])[..., None]
+    (kept, ids), pending, _ = search_words.WordBeamSearch.select(search, block, words, synced, 0)
+    assert pending.tolist() == [[True, True, False, True]]
+    assert kept[kept > -math.inf].tolist() == [-1.0, -2.0] and set(ids[kept > -math.inf].tolist()) == {1, 3}
 
 
 @pytest.mark.parametrize("gen_bias", [0.0, 4.0, 9.0])
@@ -295,6 +310,31 @@ def test_batch_equals_one_by_one(model: GPSTForCausalLM, left: bool) -> None:
             for (i, _), (j, _) in zip(tree, other, strict=True)
         }
         assert shifts <= {int(columns.long().argmax())}
+
+
+def test_prefixes_are_read_once(model: GPSTForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sentences that begin alike, end early or are equal share a beam; numbers and trees are those one by one."""
+    rows = [[9, 12, 9, 30, 5], [9, 12, 7, 30], [9, 12], [9, 12, 9, 30, 5], [4, 12, 9]]
+    ids, mask = padded(rows, left=False)
+    ends = torch.tensor([[token == 9 for token in row] for row in ids.tolist()])
+    sizes = []
+    propose = search_words.WordBeamSearch.propose
+    monkeypatch.setattr(
+        search_words.WordBeamSearch, "propose",
+        lambda self, state, *args: sizes.append(state.pool.batch_size) or propose(self, state, *args),
+    )  # fmt: skip
+    for options in ({}, {"stepwise": True, "lexical": True}, {"word_ends": ends}):
+        sizes.clear()
+        output = parse(model, ids, 4, mask, **options)
+        assert sizes == [2, 2 if "word_ends" not in options else 3, 4, 4, 4]
+        for number, row in enumerate(rows):
+            alone = options | ({"word_ends": ends[number, None, : len(row)]} if "word_ends" in options else {})
+            single = parse(model, row, 4, **alone)
+            assert [a for _, a in hypotheses(output, number)] == [a for _, a in hypotheses(single)]
+            torch.testing.assert_close(output.log_probs[number, : single.log_probs.shape[1]], single.log_probs[0])
+            for name in ("token_log_probs", "beam_entropy", "stack_depth", "stepwise_log_probs", "lexical_log_probs"):
+                if getattr(single, name) is not None:
+                    torch.testing.assert_close(getattr(output, name)[number, : len(row)], getattr(single, name)[0])
 
 
 def test_logits_are_causal_distributions(model: GPSTForCausalLM) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import importlib
+import io
 import json
 import math
 import random
@@ -14,9 +15,12 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from hf_synlm.evaluation import scoring
+from hf_synlm.evaluation.parsing_analysis import span_heights
 from hf_synlm.evaluation.scoring import TextScorer, num_alike
-from hf_synlm.evaluation.surprisal import can_correct_words, columns, score_words, token_table, word_table, write_table
-from hf_synlm.evaluation.text_items import TextItem, read_items
+from hf_synlm.evaluation.surprisal import can_correct_words, columns, score_words, token_table, word_table
+from hf_synlm.evaluation.text_items import TextItem, read_items, table_text
+from hf_synlm.evaluation.treebank_parsing import parse_sentences
 from hf_synlm.evaluation.words import encode_sentences, split_words, word_starts
 from tests.scoring_models import ARCHITECTURES, SEARCHING, SENTENCES, model_and_tokenizer, scorer_of, tokenizer_of
 
@@ -148,9 +152,9 @@ def test_batches_change_nothing_and_duplicates_are_scored_once(monkeypatch):
     assert together == pytest.approx(alone, abs=1e-3)
     assert together[:3] == together[5:2:-1] and together[6] == together[1]
     rows.clear()
-    wide = totals(score_words(scorer_of("gpst", batch_size=8, num_beams=300), many))
+    monkeypatch.setattr(scoring, "_MAX_DERIVATIONS", model.config.scoring_num_beams)
+    assert totals(score_words(scorer_of("gpst", batch_size=8), many)) == pytest.approx(alone, abs=1e-3)
     assert max(rows) == 1 and sum(rows) == len(ITEMS)  # on a CPU, fewer texts go together where beams are wide
-    assert wide == pytest.approx(totals(score_words(scorer_of("gpst", batch_size=1, num_beams=300), many)), abs=1e-3)
 
 
 def test_options_are_those_of_the_search():
@@ -292,21 +296,44 @@ def messy_line(generator: random.Random) -> str:
     return generator.choice([" ", "  ", "\t", " \t "]).join(words)
 
 
+@pytest.mark.parametrize("architecture", ["on_lstm", "prpn", "palm"])
+def test_measures_of_the_one_tree(architecture):
+    lines = ["We ask for peace and hope", "", "We", "\x00 The state of our Union"]
+    scorer = scorer_of(architecture, details=True)
+    scores = score_words(scorer, [TextItem("", line) for line in lines])
+    model, tokenizer = model_and_tokenizer(architecture)
+    (parsed,) = parse_sentences(model, tokenizer, [lines[0].split()])
+    distance, depth, opened, closed = scores[0].tree.T.tolist()
+    spans = parsed.tree().spans
+    assert depth == [sum(i <= k < j for i, j in spans) for k in range(6)]
+    assert opened == [sum(i == k for i, _ in spans) for k in range(6)]
+    assert closed == [sum(j == k + 1 for _, j in spans) for k in range(6)]
+    heights = span_heights(spans)
+    over = [heights[min((j - i, (i, j)) for i, j in spans if i < k < j)[1]] for k in range(1, 6)]
+    assert math.isnan(distance[0]) and distance[1:] == over, "trees are binary: a word has height 1"
+    assert [len(found.tree) for found in scores] == [6, 0, 1, 6] and scores[2].tree[0, 1:].tolist() == [0, 0, 0]
+    assert scores[3].tree[:, 1].isnan().tolist() == [not count for count in scores[3].num_tokens.tolist()]
+    rows = word_table([TextItem("", lines[0])], scores[:1])
+    assert [row[15:] for row in rows[1:]] == scores[0].tree[1:].tolist()
+    assert (
+        scorer_of("gpst", details=True).searches
+        and score_words(scorer_of("gpt2"), [TextItem("", "We")])[0].tree is None
+    )
+
+
 @pytest.mark.parametrize("architecture", ["gpst", "rnng", "rnng_pieces", "on_lstm", "gpt2"])
-def test_one_row_per_word_of_messy_text(architecture, tmp_path):
+def test_one_row_per_word_of_messy_text(architecture):
     generator = random.Random(1)
     lines = ["", "   ", *[messy_line(generator) for _ in range(20)], "x" * 300, "\x00", "\u200f\u202e abc"]
     items = [TextItem(str(number), line) for number, line in enumerate(lines, 1)]
-    options = {"num_beams": 2, "details": True} if architecture in SEARCHING else {}
-    scores = score_words(scorer_of(architecture, **options), items)
+    options = {"num_beams": 2} if architecture in SEARCHING else {}
+    scores = score_words(scorer_of(architecture, details=True, **options), items)
     rows = word_table(items, scores)
     assert [row[3] for row in rows] == [word for line in lines for word in line.split()]
     assert all(lines[row[1] - 1][row[13] : row[14]] == row[3] for row in rows)
     assert all(math.isfinite(row[6]) == (row[4] > 0) for row in rows)
     assert sum(row[4] for row in rows) == sum(len(found.tokens) for found in scores)
-    path = write_table(tmp_path / "out.tsv", columns("bits"), rows)
-    with path.open(encoding="utf-8", newline="") as file:
-        read = list(csv.reader(file, delimiter="\t"))
+    read = list(csv.reader(io.StringIO(table_text(columns("bits"), rows)), delimiter="\t"))
     assert read[0] == columns("bits") and [row[3] for row in read[1:]] == [row[3] for row in rows]
 
 
@@ -374,8 +401,8 @@ def test_begin_token_can_be_chosen():
         ("gpst", {"begin_token": "<|CLS|>"}, "reads every sentence from its own begin token"),
         ("gpt2", {"estimator": "stepwise"}, "choose 'exact'"),
         ("gpst", {"estimator": "exact"}, "choose 'beam_marginal' or 'stepwise'"),
-        ("gpt2", {"num_beams": 3}, "num_beams: not an option of GPT2LMHeadModel"),
-        ("gpst", {"search_options": {"fast_track_size": 3}}, "fast_track_size: not an option"),
+        ("gpt2", {"num_beams": 3}, "--num-beams.: not an option of GPT2LMHeadModel"),
+        ("gpst", {"search_options": {"fast_track_size": 3}}, "--fast-track-size.: not an option"),
         ("gpt2", {"batch_size": 0}, "batch_size is 0"),
         ("gpst", {"begin": False}, "begin=False"),
     ],

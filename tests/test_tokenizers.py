@@ -33,6 +33,7 @@ from hf_synlm.data.vocabulary import (
     word_final_ids,
     word_tokenizer,
 )
+from tests import warm_python
 
 SENTENCES = [
     ["the", "dog", "Barks", "."],
@@ -478,7 +479,7 @@ def test_saved_tokenizers_load_with_transformers_alone(sample, bpe, wordpiece, s
         assert config["tokenizer_class"] == ("GPT2Tokenizer" if name in ("bpe", "gpst") else "TokenizersBackend")
     text = " ".join([*sample[0], *sample[1], "Zorkings 1,234.5 unzorked ☃ re-zorked the cat<|REDUCE|> sat, don't"])
     command = [sys.executable, "-c", LOADER, text, *(str(tmp_path / name) for name in made)]
-    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
+    run = warm_python.run(command, check=True, cwd="/")
     for tokenizer, line in zip(made.values(), run.stdout.splitlines(), strict=True):
         ids = tokenizer(text)["input_ids"]
         assert json.loads(line) == [

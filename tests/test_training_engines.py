@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,13 +18,14 @@ from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.cli import main
 from hf_synlm.training.arguments import TrainingArguments
 from hf_synlm.training.run import make_accelerator
+from tests import warm_python
 
 FILES = sorted((TRAINING / "accelerate").glob("*.yaml"))
 
 
 def flags(output_dir: Path) -> list[str]:
     """A run of two steps on a few sentences, with a checkpoint."""
-    files = sample_files(output_dir.parent, "raw", train=20, valid=20)
+    files = sample_files(output_dir.parent, "raw", train=120, valid=120)
     return [
         *("--config", "gpst_tiny", "--output_dir", str(output_dir), "--config_overrides", SMALL_GPST),
         *("--train_files", files["train"], "--validation_files", files["valid"], "--max_train_steps", "2"),
@@ -87,7 +87,7 @@ def test_synlm_train_needs_only_the_package(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "HF_DATASETS_CACHE": str(tmp_path / "cache")}
     start = "import sys; from hf_synlm.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", start, "train", "gpst", *flags(tmp_path / "out")]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    done = warm_python.run(command, env=environment, cwd=tmp_path, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     assert results_of(tmp_path / "out")["step"] == 2
 

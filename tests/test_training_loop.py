@@ -402,7 +402,7 @@ def test_stop_signals() -> None:
 def gpst(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ScriptRun]:
     """Starts small runs of pretrain_gpst.py, with a checkpoint after every step."""
     folder = tmp_path_factory.mktemp("gpst")
-    files = sample_files(folder, "raw", train=40, valid=40)
+    files = sample_files(folder, "raw", train=120, valid=120)
     flags = (
         f"--config gpst_tiny --overwrite_output_dir False --config_overrides {SMALL_GPST} "
         f"--train_files {files['train']} --validation_files {files['valid']} --one_sentence_per_line "

@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
+import sys
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,6 +24,7 @@ from hf_synlm.training import (
     finetuning,
     loop,
     pretrain_gpst,
+    recipe,
     samplers,
     train_recurrent,
     train_rnng,
@@ -65,6 +68,7 @@ def parse(*flags: str) -> tuple:
 
 def test_two_steps_with_trees_and_final_report(corpus: dict[str, str], tmp_path: Path) -> None:
     flags = ("--max_train_steps", "2", "--max_tree_sentences", "6", "--validation_trees", "embedded")
+    flags = (*flags, "--test_trees", "embedded")
     results = run(corpus, tmp_path / "out", *flags, "--search_num_beams", "2", "--report_punctuation", "remove", "keep")
     assert results["step"] == 2 and len(results["train"]) == 2
     assert set(results["train"][0]) >= {"loss", "auto_encoding", "height", "parser", "token", "action"}
@@ -336,3 +340,22 @@ def test_validation_losses_do_not_depend_on_the_batches(tiny_gpst_config: GPSTCo
     assert five == pytest.approx(
         {"loss": whole.loss.item(), **{k: v.item() for k, v in whole.losses.items()}}, rel=1e-5
     )
+
+
+def test_errors_of_users_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(sys, "argv", ["pretrain_gpst.py", "--output_dir", "x", "--train_file", "a.txt"])
+    with pytest.raises(SystemExit) as stopped:
+        pretrain_gpst.main()
+    assert stopped.value.code == 2
+    expected = "error: --train_file is not an option of this program. Did you mean --train_files?\n"
+    assert capsys.readouterr().err == expected
+    monkeypatch.setenv("HF_SYNLM_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="Did you mean"):
+        pretrain_gpst.main()
+
+
+def test_errors_of_other_libraries_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_SYNLM_TRACEBACK", raising=False)
+    monkeypatch.setattr(recipe, "_run", lambda *_: np.zeros(2).reshape(3))
+    with pytest.raises(ValueError, match="reshape"):
+        pretrain_gpst.main()

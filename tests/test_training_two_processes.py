@@ -120,7 +120,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     """All jobs of this file, in one launch."""
     folder = tmp_path_factory.mktemp("two")
     given = {}
-    for kind, train, valid in (("raw", 60, 12), ("trees", 30, 6)):
+    for kind, train, valid in (("raw", 120, 60), ("trees", 30, 6)):
         paths = sample_files(folder, kind, train=train, valid=valid)
         given[kind] = ["--train_files", paths["train"], "--validation_files", paths["valid"]]
     gpst = ["--config", "gpst_tiny", "--final_report", "False", *given["raw"], "--overwrite_output_dir", "False"]

@@ -23,12 +23,12 @@ from hf_synlm.evaluation.baseline_trees import random_tree
 from hf_synlm.outputs import ParseOutput
 from hf_synlm.trees import right_branching
 from hf_synlm.viz import (
-    bars_to_svg,
     chart_scores,
     chart_to_svg,
     distances_to_svg,
     escape_latex,
     heatmap_to_svg,
+    plot_bars,
     posteriors,
     sentence_to_html,
     sentence_to_page,
@@ -297,13 +297,11 @@ def test_distances_of_on_lstm():
     model = ONLSTMForCausalLM(ONLSTMConfig(vocab_size=20, embedding_size=8, hidden_size=12, chunk_size=4)).eval()
     output = model(input_ids=torch.tensor([[4, 5, 6], [7, 8, 9]]))
     layers = output.distances
-    for given_distances in (layers, layers[:, 1], list(layers)):
-        svg = distances_to_svg(
-            given_distances, ["a", "b", "c"], sentence=1 if given_distances is not layers[:, 1] else 0
-        )
+    for given_distances in (layers, layers[1], list(layers)):
+        svg = distances_to_svg(given_distances, ["a", "b", "c"], sentence=1)
         shown = [float(name.rsplit(" ", 1)[1]) for _, name in cells(svg)]
-        assert shown == pytest.approx(layers[:, 1].flatten().tolist(), abs=1e-3)
-        assert texts(svg)[3:-1] == [f"layer {k + 1}" for k in range(len(layers))]
+        assert shown == pytest.approx(layers[1].flatten().tolist(), abs=1e-3)
+        assert texts(svg)[3:-1] == [f"layer {k + 1}" for k in range(layers.shape[1])]
     with pytest.raises(ValueError, match="there is no sentence 2"):
         distances_to_svg(layers, ["a", "b", "c"], sentence=2)
     with pytest.raises(ValueError, match="2 column names"):
@@ -326,40 +324,24 @@ def test_span_attention_of_palm():
         span_attention_to_svg(output.span_scores, list("abc"))
 
 
-def test_bars():
-    series = {"a <b>": [0.5, 0.25, None], "c": [1.0, math.nan, 0.0]}
-    svg = bars_to_svg(["x", "y", "z"], series, deviations={"a <b>": [0.1, None, None]}, title="t", largest=1.0)
-    root = ElementTree.fromstring(svg)
-    name = "{http://www.w3.org/2000/svg}"
-    told = [title.text for group in root.iter(f"{name}g") for title in group.iter(f"{name}title")]
-    assert [text for text in told if text.startswith("x, ")] == ["x, a <b>: 0.500 ± 0.100", "x, c: 1.000"]
-    assert "y, c: none" in told and "z, c: 0.000" in told
-    widths = [float(bar.get("width")) for group in root.iter(f"{name}g") for bar in group.iter(f"{name}rect")]
-    assert widths == pytest.approx([210, 420, 105, 0], abs=0.1)  # 420 pixels are the largest value
-    whiskers = [path.get("d") for group in root.iter(f"{name}g") for path in group.iter(f"{name}path")]
-    assert len(whiskers) == 1
-    # Below 0, bars go to the left: 420 pixels from -0.5 - 0.25 to 1.0 + 0.25.
-    svg = bars_to_svg(["x", "y"], {"a": [-0.5, 1.0]}, deviations={"a": [0.25, 0.25]}, title="t")
-    bars = [bar for group in ElementTree.fromstring(svg).iter(f"{name}g") for bar in group.iter(f"{name}rect")]
-    assert [float(bar.get("width")) for bar in bars] == pytest.approx([105, 210], abs=0.1)
-    assert float(bars[1].get("x")) - float(bars[0].get("x")) == pytest.approx(105, abs=0.2)
-    # Whiskers are drawn in full where a value is negative; else they are cut at 0, with no tick there.
-    ends = []
-    for values in ([0.1, -0.05], [0.1, 0.05]):
-        svg = bars_to_svg(["x", "y"], {"a": values}, deviations={"a": [0.5, 0.01]}, title="t", largest=0.5)
-        root = ElementTree.fromstring(svg)
-        whisker = next(path for group in root.iter(f"{name}g") for path in group.iter(f"{name}path")).get("d")
-        bar = next(bar for group in root.iter(f"{name}g") for bar in group.iter(f"{name}rect"))
-        start, end = map(float, re.match(r"M([\d.]+) [\d.]+H([\d.]+)", whisker).groups())
-        ends.append((start - float(bar.get("x")), end - start, whisker.count("v6")))
-    # 420 pixels are 1.0, from -0.4 to 0.6; and 0.6, from 0.
-    assert ends == [pytest.approx((-168, 420, 2), abs=0.2), pytest.approx((0, 420, 1), abs=0.2)]
+@pytest.mark.parametrize("ending", ["svg", "png", "pdf"])
+def test_bars(tmp_path, ending):
+    path, again = tmp_path / f"bars.{ending}", tmp_path / f"again.{ending}"
+    series = {"a <b>": [0.5, 0.25, None], "c": [1.0, math.nan, -0.25]}
+    options = {"deviations": {"a <b>": [0.1, None, None]}, "title": "t & u", "axis": "accuracy", "chance": 0.5}
+    for file in (path, again):
+        plot_bars(file, ["x", "y", "z"], series, limit=1.2, **options)
+    signature = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}[ending]
+    assert path.read_bytes().startswith(signature) and (ending == "pdf" or path.read_bytes() == again.read_bytes())
+    if ending == "svg":
+        texts = {text.strip() for text in ElementTree.parse(path).getroot().itertext()}
+        assert {"x", "y", "z", "a <b>", "c", "t & u", "accuracy", "chance", "0.500", "-0.250", "none"} <= texts
     for names, values, message in (
         (["x"], {"a": [1.0, 2.0]}, "2 values for 1 names"),
         (["x"], {"a": [None]}, "no finite value"),
     ):
         with pytest.raises(ValueError, match=message):
-            bars_to_svg(names, values, title="t")
+            plot_bars(path, names, values, title="t", axis="a")
 
 
 def test_output_of_parse_in_a_notebook():

@@ -5,14 +5,15 @@ wrong, or the Hub refuses; one line says which and what to do.
 """
 
 import inspect
+import logging
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-import torch
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from hf_synlm import __version__
 from hf_synlm.cli import evaluate, hub, options, train, trees
@@ -31,11 +32,33 @@ class _Commands(TyperGroup):
             typer.echo(f"error: {message}", err=True)
             raise typer.Exit(2) from error
         except RuntimeError as error:
-            # On a CPU, running out of memory raises a plain RuntimeError.
-            if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            if not any(words in str(error) for words in ("out of memory", "allocate memory")):
                 raise
             typer.echo("error: out of memory: lower the batch size or the widths of the beam", err=True)
             raise typer.Exit(2) from error
+
+
+class _Command(TyperCommand):
+    """Shows options under the headings that `options` gives them, and refuses an option that is given twice."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        for option, count in Counter(given).items():
+            if count > 1 and not option.multiple and option.nargs == 1:
+                raise typer.BadParameter(f"{option.opts[0]} is given {count} times: it takes one value", ctx)
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 EXIT_CODES = "Exit codes: 0 done; 1 a check failed; 2 an option or an input is wrong."
@@ -44,9 +67,10 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,  # rich cuts long names of options where the terminal is narrow
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Trees, word-by-word measures, evaluation and publishing of syntactic and other causal language models.",
-    epilog=f"`synlm COMMAND --help` shows options and examples.\n\n{EXIT_CODES}",
+    epilog=f"`synlm COMMAND -h` shows options and examples.\n\n{EXIT_CODES}",
 )
 evaluations = typer.Typer(no_args_is_help=True, help="Score a model on a data set; results as JSON and Markdown.")
 app.add_typer(evaluations, name="evaluate")
@@ -57,14 +81,22 @@ def _add(group: typer.Typer, *commands: Callable[..., None]) -> None:
     for command in commands:
         text, _, examples = options.without_options(inspect.getdoc(command) or "").partition("\n\nExample")
         lines = [line.strip() for line in examples.removeprefix("s").removeprefix(":").strip().splitlines()]
-        epilog = "\n\n".join(f"Example: {line}" for line in lines)
-        add = group.command(command.__name__, help=text, epilog=f"{epilog}\n\n{EXIT_CODES}")
+        epilog = "\b\n" + "\n".join(["Examples:", *(f"  {line}" for line in lines)])  # \b keeps the lines as they are
+        add = group.command(command.__name__, cls=_Command, help=text, epilog=f"{epilog}\n\n{EXIT_CODES}")
         add(options.as_typer_command(command))
 
 
 _add(app, trees.parse, trees.surprisal, trees.generate, trees.draw)
 _add(app, hub.convert, hub.info, hub.export, hub.verify, hub.push)
-_add(evaluations, evaluate.parsing, evaluate.perplexity, evaluate.syntaxgym, evaluate.blimp, evaluate.pairs)
+_add(
+    evaluations,
+    evaluate.parsing,
+    evaluate.compare,
+    evaluate.perplexity,
+    evaluate.syntaxgym,
+    evaluate.blimp,
+    evaluate.pairs,
+)
 _add(evaluations, evaluate.summary, evaluate.plot)
 app.add_typer(train.app, name="train")
 
@@ -94,6 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit code.
     """
     typed = list(sys.argv[1:] if arguments is None else arguments)
+    for library in ("torchao", "torch.utils._pytree"):  # they warn of parts that nobody asked for
+        logging.getLogger(library).setLevel(logging.ERROR)
     options.command_line.set(shlex.join(["synlm", *typed]))
     try:
         app(args=typed, prog_name="synlm")

@@ -1,26 +1,27 @@
 """`synlm evaluate`: scores of models on treebanks, texts and test suites; means and pictures of the results."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from hf_synlm.cli import options
 from hf_synlm.data.files import check_output, write_text
-from hf_synlm.data.parsed import ParsedSentence, read_parses
-from hf_synlm.evaluation.blimp import evaluate_blimp, evaluate_pairs, find_blimp, first_pairs, read_pairs
+from hf_synlm.data.parsed import ParsedSentence, guess_style, parses_of_lines
+from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.evalb import COLLINS, EvalbParameters
 from hf_synlm.evaluation.parsing import CONVENTIONS, ParsingConvention, resolve_convention
-from hf_synlm.evaluation.perplexity import evaluate_perplexity
-from hf_synlm.evaluation.results import EvaluationResult, describe_files, markdown_table, write_report
+from hf_synlm.evaluation.results import F1_TITLES, EvaluationResult, describe_files, markdown_table, write_report
 from hf_synlm.evaluation.summary import load_runs, scores_of_groups, summarize, summary_to_json
-from hf_synlm.evaluation.syntaxgym import evaluate_syntaxgym, find_suites
 from hf_synlm.evaluation.text_items import read_items, read_treebank_items
-from hf_synlm.evaluation.treebank_parsing import Treebank, load_treebank, parse_sentences, report_evalb, report_parsing
-from hf_synlm.viz import bars_to_svg
+from hf_synlm.viz import plot_bars
+
+if TYPE_CHECKING:
+    from hf_synlm.evaluation.treebank_parsing import Treebank
 
 Results = Annotated[list[Path], typer.Argument(**options.INPUT_FILE)]
 Folder = Annotated[Path, typer.Argument(exists=True)]
@@ -70,12 +71,14 @@ class CountingOptions:
             raise ValueError(f"--prm and --unlabeled belong to --convention evalb, not to {self.convention}")
         return resolve_convention(self.convention, **changes)
 
-    def treebank(self, path: Path, limit: int | None) -> Treebank:
+    def treebank(self, path: Path, limit: int | None) -> "Treebank":
         """The gold trees, with punctuation as the options say."""
+        from hf_synlm.evaluation.treebank_parsing import load_treebank
+
         usual = "keep" if self.convention == "evalb" else "remove"
         return load_treebank(path, self.punctuation or usual, limit, punctuation_by=self.punctuation_by)
 
-    def describe(self, rule: ParsingConvention | EvalbParameters, bank: Treebank) -> dict[str, Any]:
+    def describe(self, rule: ParsingConvention | EvalbParameters, bank: "Treebank") -> dict[str, Any]:
         """The options of the result."""
         punctuation = bank.convention
         if isinstance(rule, ParsingConvention):
@@ -97,8 +100,9 @@ def parsing(
     parsing: options.Parsing,
     model: str | None = None,
     trees: list[Path] | None = None,
-    tree_style: options.TreeStyle = "unlabeled",
+    tree_style: options.TreeStyle | None = None,
     limit: options.OptionalPositive = None,
+    save_trees: options.ItemsOutput = None,
     out: options.Output = None,
     overwrite: bool = False,
 ) -> None:
@@ -112,8 +116,12 @@ def parsing(
         model: Folder of the model that parses, or its name on the Hub.
         trees: Score the trees in this file instead, one line per gold sentence; repeat for several runs.
         limit: Take only the first sentences, at most this many.
+        save_trees: File to write with the trees of the model, one line per gold sentence, blank where it is not scored.
+            `--trees`, `synlm evaluate compare` and `synlm draw` read it.
 
-    Example: synlm evaluate parsing --treebank wsj23.mrg --model runs/gpst_tiny/model --num-beams 20 --out f1.json
+    Examples:
+        synlm evaluate parsing --treebank hf_synlm/data/samples/trees.test.txt --limit 50 --model model_cards/gpst-tiny
+        synlm evaluate parsing --treebank wsj23.mrg --model model_cards/rnng-tiny --num-beams 20 --out f1.json
     """
     if (model is None) == (not trees):
         raise ValueError("give either --model, which parses the treebank, or --trees, which are already parsed")
@@ -122,21 +130,30 @@ def parsing(
     data = {"files": describe_files([treebank, *(trees or ()), *filter(None, [counting.parameters])])}
     if model is None:
         _check_unused(parsing)
-        scores, tables = _score(bank, {str(path): read_parses(path, tree_style) for path in trees or ()}, rule)
+        if save_trees is not None:
+            raise ValueError("--save-trees: --trees are in a file already. Leave it out.")
+        scores, tables = _score(bank, {str(path): _read_trees(path, tree_style) for path in trees or ()}, rule)
         named = {"name": ", ".join(map(str, trees or ()))}
         result = EvaluationResult("parsing", scores, named, settings, data, tables)
     else:
+        from hf_synlm.evaluation.treebank_parsing import parse_sentences
+
         chosen, scorer = parsing.chosen(), parsing.scorer(model)
-        if isinstance(rule, ParsingConvention):
-            bank = bank.select(bank.numbers_scored(rule))
-        elif rule.labeled and not getattr(scorer.model.config, "nonterminals", None):
+        if isinstance(rule, EvalbParameters) and rule.labeled and not hasattr(scorer.model.config, "nonterminals"):
             name = scorer.model.config.model_type
             raise ValueError(f"{name} gives trees without labels; score them without (--unlabeled)")
+        count = len(bank.sentences)
+        numbers = bank.numbers_scored(rule) if isinstance(rule, ParsingConvention) else range(count)
+        bank = bank.select(numbers)
         start, bar = time.perf_counter(), f"parse: {scorer.name}"
         parsed = parse_sentences(
             scorer.model, scorer.tokenizer, bank.words, batch_size=parsing.batch_size, progress=bar, **chosen
         )
         seconds = time.perf_counter() - start
+        if save_trees is not None:
+            lines = dict(zip(numbers, (s.brackets() if s.hypotheses else "" for s in parsed), strict=True))
+            write_text(save_trees, "".join(f"{lines.get(number, '')}\n" for number in range(count)))
+            typer.echo(f"wrote {save_trees}", err=True)
         scores, tables = _score(bank, {scorer.name: parsed}, rule)
         unused = ["estimator", "begin_token", *([] if chosen.get("method", "search") == "search" else ["num_beams"])]
         settings |= {**dict.fromkeys(unused), "parse": chosen, "seed": parsing.seed}
@@ -145,9 +162,51 @@ def parsing(
 
 
 def _score(
-    bank: Treebank, runs: Mapping[str, Sequence[ParsedSentence]], rule: ParsingConvention | EvalbParameters
+    bank: "Treebank", runs: Mapping[str, Sequence[ParsedSentence]], rule: ParsingConvention | EvalbParameters
 ) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
+    from hf_synlm.evaluation.treebank_parsing import report_evalb, report_parsing
+
     return report_evalb(bank, runs, rule) if isinstance(rule, EvalbParameters) else report_parsing(bank, runs, rule)
+
+
+def compare(
+    treebank: Path,
+    counting: CountingOptions,
+    first: Annotated[Path, typer.Argument(**options.INPUT_FILE)],
+    second: Annotated[Path, typer.Argument(**options.INPUT_FILE)],
+    tree_style: options.TreeStyle | None = None,
+    limit: options.OptionalPositive = None,
+    out: options.Output = None,
+    overwrite: bool = False,
+) -> None:
+    """Test whether two parsers differ on a treebank.
+
+    Sentence F1 and recall by label of both, with p of a paired permutation test over the sentences (two-sided, 10,000
+    samples, not corrected for the number of tests).
+
+    Options:
+        first: Trees of one parser, as `synlm evaluate parsing --save-trees` writes them.
+        second: Trees of the other parser.
+        treebank: Gold trees in the format of the Penn Treebank.
+        limit: Take only the first sentences, at most this many.
+
+    Example: synlm evaluate compare gpst.mrg rnng.mrg --treebank wsj23.mrg
+    """
+    from hf_synlm.evaluation.treebank_parsing import report_comparison
+
+    rule, bank = counting.rule(), counting.treebank(treebank, limit)
+    if isinstance(rule, EvalbParameters):
+        raise ValueError("--convention evalb: choose a convention of unlabeled F1")
+    parses = {str(path): _read_trees(path, tree_style) for path in (first, second)}
+    scores, tables = report_comparison(bank, parses, rule)
+    data = {"files": describe_files([treebank, first, second])}
+    named = {"name": f"{first} and {second}"}
+    options.report(EvaluationResult("compare", scores, named, counting.describe(rule, bank), data, tables), out)
+
+
+def _read_trees(path: Path, style: options.TreeStyle | None) -> list[ParsedSentence]:
+    lines = list(read_lines(path))
+    return parses_of_lines(lines, style or guess_style(lines), source=str(path))
 
 
 def _check_unused(parsing: options.Parsing) -> None:
@@ -180,7 +239,9 @@ def perplexity(
         file_format: Format of the input; default: by its name. treebank: the words of bracketed trees.
         punctuation: Of a treebank: keep it (default), or remove it by its tags before scoring.
 
-    Example: synlm evaluate perplexity valid.txt --model runs/gpst_tiny/model --estimator stepwise --out ppl.json
+    Examples:
+        synlm evaluate perplexity hf_synlm/data/samples/raw.valid.txt --model model_cards/palm-s-tiny
+        synlm evaluate perplexity valid.txt --model model_cards/gpst-tiny --estimator stepwise --out ppl.json
     """
     settings: dict[str, object] = {"seed": scoring.seed}
     if file_format == "treebank":
@@ -191,6 +252,8 @@ def perplexity(
         raise ValueError("--punctuation belongs to --format treebank, which has tags; remove it from the text yourself")
     else:
         items = read_items(texts, kind=file_format, text_column=text_column)
+    from hf_synlm.evaluation.perplexity import evaluate_perplexity
+
     data = {"files": describe_files([texts])}
     result = evaluate_perplexity(scoring.scorer(model), items, context=context, data=data, options=settings)
     options.report(result, out)
@@ -201,6 +264,7 @@ def syntaxgym(
     model: str,
     scoring: options.Scoring,
     out: options.Output = None,
+    items_out: options.ItemsOutput = None,
     overwrite: bool = False,
     suite: list[str] | None = None,
 ) -> None:
@@ -213,13 +277,15 @@ def syntaxgym(
         suites: Folder of suites in SyntaxGym's JSON format, or one suite.
         suite: Take only this suite; repeat for several.
 
-    Example: synlm evaluate syntaxgym test_suites/json --model runs/gpst_tiny/model --num-beams 300 --out sg.json
+    Example: synlm evaluate syntaxgym test_suites/json --model model_cards/gpst-tiny --num-beams 300 --out sg.json
     """
+    from hf_synlm.evaluation.syntaxgym import evaluate_syntaxgym, find_suites
+
     paths = find_suites(suites, suite or [])
     if out is not None and out.resolve().parent == suites.resolve():
         raise ValueError(f"--out {out} is in the folder of the suites, and would be read as one. Choose another folder")
     result = evaluate_syntaxgym(scoring.scorer(model), paths, options={"seed": scoring.seed})
-    options.report(result, out)
+    options.report(result, out, items_out)
 
 
 def blimp(
@@ -227,6 +293,7 @@ def blimp(
     model: str,
     scoring: options.Scoring,
     out: options.Output = None,
+    items_out: options.ItemsOutput = None,
     overwrite: bool = False,
     paradigm: list[str] | None = None,
     limit: options.OptionalPositive = None,
@@ -242,12 +309,14 @@ def blimp(
         limit: Take only the first pairs of each paradigm, at most this many.
         end_of_sentence: Count the end of the sentences in their probability.
 
-    Example: synlm evaluate blimp blimp/data --model runs/gpst_tiny/model --limit 100 --out blimp.json
+    Example: synlm evaluate blimp blimp/data --model model_cards/gpst-tiny --limit 100 --out blimp.json
     """
+    from hf_synlm.evaluation.blimp import evaluate_blimp, find_blimp
+
     paths = find_blimp(paradigms, paradigm or [])
     scorer = scoring.scorer(model)
     result = evaluate_blimp(scorer, paths, limit=limit, end=end_of_sentence, options={"seed": scoring.seed})
-    options.report(result, out)
+    options.report(result, out, items_out)
 
 
 def pairs(
@@ -255,6 +324,7 @@ def pairs(
     model: str,
     scoring: options.Scoring,
     out: options.Output = None,
+    items_out: options.ItemsOutput = None,
     overwrite: bool = False,
     good_column: str = "sentence_good",
     bad_column: str = "sentence_bad",
@@ -274,14 +344,17 @@ def pairs(
         limit: Take only the first pairs of each group, at most this many.
         end_of_sentence: Count the end of the sentences in their probability.
 
-    Example: synlm evaluate pairs agreement.tsv --model runs/rnng_tiny/model --group-column construction
+    Example: synlm evaluate pairs agreement.tsv --model model_cards/rnng-tiny --group-column construction --items-out
+    items.tsv
     """
+    from hf_synlm.evaluation.blimp import evaluate_pairs, first_pairs, read_pairs
+
     read = read_pairs(pairs, good_column=good_column, bad_column=bad_column, group_column=group_column)
     scorer = scoring.scorer(model)
     data = {"files": describe_files([pairs])}
     settings = {"pairs_per_group": limit or "all", "seed": scoring.seed}
     result = evaluate_pairs(scorer, first_pairs(read, limit), end=end_of_sentence, data=data, options=settings)
-    options.report(result, out)
+    options.report(result, out, items_out)
 
 
 # ------------------------------------------------------------------------------------------------- several results
@@ -307,8 +380,8 @@ def summary(results: Results, out: options.Output = None, overwrite: bool = Fals
 
 
 def _check_picture(out: Path, overwrite: bool) -> None:
-    if out.suffix.lower() != ".svg":
-        raise ValueError(f"--out {out}: the picture is SVG. Choose a name in .svg")
+    if out.suffix.lower() not in (".svg", ".png", ".pdf"):
+        raise ValueError(f"--out {out}: choose a name in .svg, .png or .pdf")
     check_output(out, overwrite)
 
 
@@ -321,9 +394,12 @@ def plot(
 ) -> None:
     """Draw the scores of one or several results as bars.
 
+    Several runs of one model (--label) are drawn as mean with standard deviation. Right-branching trees stand beside
+    F1, and a line marks chance for minimal pairs. Needs matplotlib.
+
     Options:
         results: JSON files of one evaluation, for several models or seeds.
-        out: SVG file to write.
+        out: File to write; its ending (.svg, .png, .pdf) is the format.
         label: Name of a file in the picture; repeat for each file in order. Files with the same name are runs of one
             model, drawn as mean with standard deviation. Default: names of the files, or of their folders.
         score: Score to draw, or the beginning of its name, such as 'suite '; repeat for several. Default: means and the
@@ -338,10 +414,28 @@ def plot(
     names, means, deviations = scores_of_groups(loaded, labels, score or [])
     runs = {name: labels.count(name) for name in means}
     named = ", ".join(name if count == 1 else f"{name} ({count} runs)" for name, count in runs.items())
-    unit = 1.0 if all(value is None or value <= 1 for row in means.values() for value in row) else None
-    title = f"{loaded[0].task}: {named}"
-    write_text(out, bars_to_svg(names, means, deviations=deviations, title=title, largest=unit) + "\n")
+    task, chance = loaded[0].task, 0.5 if loaded[0].task in ("blimp", "pairs") else None
+    baseline = _right_branching(loaded[0])
+    if any(name in baseline for name in names):
+        means["right branching"] = [baseline.get(name, math.nan) for name in names]
+    axis, limit = _AXES.get(task, ("score", None))
+    title = "\n".join(filter(None, [f"{task}: {named}", loaded[0].options.get("convention", "").partition(",")[0]]))
+    plot_bars(out, names, means, deviations=deviations, title=title, axis=axis, limit=limit, chance=chance)
     typer.echo(f"wrote {out}", err=True)
+
+
+# What the scores of a task are, and where their axis ends.
+_AXES = {
+    "parsing": ("%", 100.0),
+    "perplexity": ("perplexity", None),
+    **dict.fromkeys(("syntaxgym", "blimp", "pairs"), ("accuracy", 1.0)),
+}
+
+
+def _right_branching(result: EvaluationResult) -> dict[str, float]:
+    """Scores of right-branching trees by name, where the result has them."""
+    rows = [row for row in result.tables.get("unlabeled F1 (%)", ()) if row["trees"] == "right"]
+    return {name: row[title] for row in rows for name, title in F1_TITLES.items()}
 
 
 def _names(paths: list[Path]) -> list[str]:

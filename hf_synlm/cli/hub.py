@@ -6,19 +6,19 @@ from typing import Annotated, Any, Literal
 
 import typer
 import yaml
-from huggingface_hub import snapshot_download
 
 from hf_synlm.cli import options
-from hf_synlm.conversion.files import convert_files
 from hf_synlm.evaluation.results import card_rows, load_result
-from hf_synlm.hub.card import fill_card
-from hf_synlm.hub.checkpoint import check_model_source, load_pretrained, load_tokenizer, saved_auto_class
-from hf_synlm.hub.export import check_target, export_model, push_to_hub
-from hf_synlm.hub.info import describe_model, files_table, info_table, shipped_files
-from hf_synlm.hub.verify import encode_texts, verify_export
+
+
+def _check_target(out: Path, overwrite: bool) -> None:
+    from hf_synlm.hub.export import check_target
+
+    check_target(out, overwrite)
+
 
 ModelName = Annotated[str, typer.Argument()]
-OutFolder = Annotated[Path, options.Writes(check_target, replaces_folder=True)]
+OutFolder = Annotated[Path, options.Writes(_check_target, replaces_folder=True)]
 ReportFormat = Annotated[Literal["table", "json"], typer.Option("--format")]
 
 
@@ -30,10 +30,11 @@ def convert(
     overwrite: bool = False,
     tokenizer: str | None = None,
 ) -> None:
-    """Convert a checkpoint of the authors' code into a self-contained repository.
+    """Convert a checkpoint of the authors' code.
 
-    The conversion accounts for every tensor, or it stops and names the tensors that are left. Pickles with more than
-    tensors are refused, because they can run code; the message says how to take the tensors out.
+    The result is a self-contained repository. The conversion accounts for every tensor, or it stops and names the
+    tensors that are left. Pickles with more than tensors are refused, because they can run code; the message says how
+    to take the tensors out.
 
     Options:
         architecture: Architecture of the checkpoint.
@@ -46,6 +47,9 @@ def convert(
         synlm convert gpst --weights model.bin --config r2d2.json --config gpt.json --tokenizer gpst-vocab --out gpst
         synlm convert rnng --weights weights.pt --config config.json --out rnng
     """
+    from hf_synlm.conversion.files import convert_files
+    from hf_synlm.hub.checkpoint import load_tokenizer
+
     loaded = None if tokenizer is None else load_tokenizer(tokenizer)
     convert_files(architecture, weights, config, out, loaded, overwrite=overwrite)
     typer.echo(f"wrote {out}; check it by `synlm verify {out}`", err=True)
@@ -57,22 +61,25 @@ def info(
     style: ReportFormat = "table",
     revision: str | None = None,
 ) -> None:
-    """Show what a model is: architecture, size, tokens, Auto classes, whether it is complete, and what its card says.
+    """Show what a model is, without running it.
 
-    The command reads files and runs no code, so it is safe for models of unknown origin. The weights of a model on the
-    Hub are not downloaded.
+    That is its architecture, size, tokens, Auto classes, whether it is complete, and what its card says. The command
+    reads files and runs no code, so it is safe for models of unknown origin. The weights of a model on the Hub are not
+    downloaded.
 
     Options:
         files: List instead the files of code that ship with every model of this architecture.
         style: How to print the result.
 
     Examples:
-        synlm info runs/gpst_tiny/model
+        synlm info model_cards/gpst-tiny
         synlm info your-name/gpst-tiny --revision v1.0 --format json
         synlm info --files gpst
     """
     if (model is None) == (files is None):
         raise ValueError("give either a model or --files ARCHITECTURE")
+    from hf_synlm.hub.info import describe_model, files_table, info_table, shipped_files
+
     if files is not None:
         found: dict[str, Any] = shipped_files(files)
     else:
@@ -93,10 +100,11 @@ def export(
     trust_remote_code: bool = False,
     dtype: options.DType = "auto",
 ) -> None:
-    """Write a self-contained repository: code, weights in safetensors, tokenizer, generation options, card.
+    """Write a repository that needs no hf_synlm.
 
-    A language model stays a language model, and a classifier a classifier. The code is that of the installed hf_synlm,
-    also for a fine-tuned copy of a model from the Hub. The folder appears when it is complete.
+    It holds code, weights in safetensors, tokenizer, generation options and card. A language model stays a language
+    model, and a classifier a classifier. The code is that of the installed hf_synlm, also for a fine-tuned copy of a
+    model from the Hub. The folder appears when it is complete.
 
     Options:
         out: Folder to write.
@@ -106,9 +114,13 @@ def export(
 
     Examples:
         synlm export model_cards/gpst-tiny --out gpst-tiny --facts model_cards/gpst-tiny/card.yaml
-        synlm export runs/gpst_tiny/model --out my-gpst --results f1.json --results ppl.json
+        synlm export model_cards/gpst-tiny --out my-gpst --results f1.json --results ppl.json
         synlm export your-name/gpst-tiny --revision v1.0 --out gpst-tiny-v1 --dtype bfloat16
     """
+    from hf_synlm.hub.card import fill_card
+    from hf_synlm.hub.checkpoint import load_pretrained, saved_auto_class
+    from hf_synlm.hub.export import export_model
+
     stated = {"repo_id": out.resolve().name, **_read_facts(facts)}
     measured = [row for path in results or () for row in card_rows(load_result(path))]
     stated["results"] = [*stated.get("results", ()), *measured]
@@ -144,10 +156,11 @@ def verify(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> None:
-    """Load a model here and in a clean process where `import hf_synlm` fails, and compare what the two compute.
+    """Check that a folder loads without hf_synlm.
 
-    Configuration, tokenizer, logits, parses and generated text with its trees must agree. The command runs the code of
-    the folder, so a model on the Hub needs --trust-remote-code. Exit code 1 if something differs.
+    The command loads a model here and in a clean process where `import hf_synlm` fails, and compares what the two
+    compute: configuration, tokenizer, logits, parses and generated text with its trees must agree. The command runs the
+    code of the folder, so a model on the Hub needs --trust-remote-code. Exit code 1 if something differs.
 
     Options:
         text: Text to tokenize, parse and continue; repeatable.
@@ -160,6 +173,11 @@ def verify(
         synlm verify gpst-tiny
         synlm verify your-name/gpst-tiny --revision v1.0 --trust-remote-code --text "fruit flies like a banana"
     """
+    from huggingface_hub import snapshot_download
+
+    from hf_synlm.hub.checkpoint import check_model_source
+    from hf_synlm.hub.verify import encode_texts
+
     check_model_source(model, revision)
     folder = Path(model)
     if not folder.is_dir() and not trust_remote_code:
@@ -178,6 +196,8 @@ def verify(
 
 def _print_report(folder: Path, style: str = "table", **choices: Any) -> bool:
     """Verify a folder and print the report; True if all checks passed."""
+    from hf_synlm.hub.verify import verify_export
+
     try:
         report = verify_export(folder, **choices)
     except RuntimeError as error:  # the clean process could not even start: a finding about the folder
@@ -217,6 +237,8 @@ def push(
     if check and not _print_report(folder):
         typer.echo(f"{folder} was not pushed", err=True)
         raise typer.Exit(1)
+    from hf_synlm.hub.export import push_to_hub
+
     commit = push_to_hub(folder, repo_id, private=private, revision=revision, commit_message=message)
     typer.echo(f'pushed {repo_id}; load it by from_pretrained("{repo_id}", revision="{commit}", ...)', err=True)
     typer.echo(commit)

@@ -15,15 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from hf_synlm.data.files import check_output
+from hf_synlm.data.files import TOKENIZER_FILES, check_output, write_text
 from hf_synlm.evaluation.results import EvaluationResult, check_report
-from hf_synlm.evaluation.scoring import TextScorer
-from hf_synlm.hub.checkpoint import TOKENIZER_FILES
+from hf_synlm.evaluation.text_items import rows_text
+
+if TYPE_CHECKING:
+    from hf_synlm.evaluation.scoring import TextScorer
 
 # Headings of the help, by option.
 _PANELS = {
@@ -37,12 +39,13 @@ _SHARED = {
     "model": "Folder of a model, or its name on the Hub.",
     "out": "JSON file (.json) with all that repeats the result; a Markdown table lies beside it.",
     "overwrite": "Replace the output if it exists.",
+    "items_out": "TSV file to write, with what was measured of every item: a row per pair or region.",
     "texts": "Text (one sentence per line), or a .tsv, .csv or .jsonl table; - reads standard input.",
     "context": "Read each sentence alone, or after the earlier sentences of its document.",
     "file_format": "Format of the input; default: by its name.",
     "text_column": "Column of the texts in a table; default: sentence.",
-    "tree_style": "Trees in a file: ((the cat) sleeps), (S (NP the cat) (VP sleeps)), or with a tag for each word. "
-    "JSON lines do not need it.",
+    "tree_style": "Trees in a file: ((the cat) sleeps), (S (NP the cat) (VP sleeps)), or with a tag for each word; "
+    "default: told by capital letters. JSON lines do not need it.",
 }
 
 
@@ -70,6 +73,7 @@ PathArgument = Annotated[Path, typer.Argument()]
 Positive = Annotated[int, typer.Option(min=1)]
 OptionalPositive = Annotated[int | None, typer.Option(min=1)]
 FastTrackSize = Annotated[int | None, typer.Option(min=0)]
+ItemsOutput = Annotated[Path | None, Writes()]
 Output = Annotated[Path | None, Writes(check_report, beside=lambda path: path.with_suffix(".md"))]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 TreeStyle = Literal["unlabeled", "labeled", "treebank"]
@@ -124,7 +128,7 @@ class Loading:
     batch_size: Positive = 16
     seed: int = 0
 
-    def scorer(self, model: str, **more: Any) -> TextScorer:
+    def scorer(self, model: str, **more: Any) -> "TextScorer":
         """Load a model with the options of this group.
 
         Args:
@@ -134,6 +138,12 @@ class Loading:
         Returns:
             The model with its tokenizer.
         """
+        from transformers.utils import logging
+
+        from hf_synlm.evaluation.scoring import TextScorer
+
+        # No bar for the loading of weights; bars of downloads stay.
+        logging.set_tqdm_hook(lambda bar, args, named: bar(*args, **{**named, "disable": True}))
         given = dataclasses.asdict(self)
         search = {name: given.pop(name) for name in ("action_beam_size", "fast_track_size") if name in given}
         of_parse = ("method", "parse_option")
@@ -224,12 +234,13 @@ def as_typer_command(command: Callable[..., None]) -> Callable[..., None]:
         for base in reversed(kind.__mro__):
             of_group |= _descriptions(base)
         parameters += [_for_typer(f.name, types[f.name], f.default, of_group) for f in dataclasses.fields(kind)]
-    writes = next((extra for extra in get_args(hints.get("out")) if isinstance(extra, Writes)), None)
+    writes = {name: extra for name, hint in hints.items() for extra in get_args(hint) if isinstance(extra, Writes)}
 
     @wraps(command)
     def run(**given: Any) -> None:
-        if writes is not None and given["out"] is not None:
-            _check_out(writes, given)
+        for name, rule in writes.items():
+            if given[name] is not None:
+                _check_out(name, rule, given)
         made = {
             name: kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
             for name, kind in groups.items()
@@ -277,26 +288,25 @@ _OF_MODELS = (
 )
 
 
-def _check_out(writes: Writes, given: Mapping[str, Any]) -> None:
-    """Raise ValueError if `--out` cannot be written, exists without `--overwrite`, or names a file that is read."""
-    out: Path = given["out"]
+def _check_out(name: str, writes: Writes, given: Mapping[str, Any]) -> None:
+    """Raise ValueError if an output cannot be written, exists without `--overwrite`, or names a file that is read."""
+    out, flag = given[name], f"--{name.replace('_', '-')}"
     if str(out) == "-":
-        raise ValueError("--out -: name a file or folder. Commands that can print do so without --out.")
-    inputs = _input_files(given)
+        raise ValueError(f"{flag} -: name a file or folder. Commands that can print do so without {flag}.")
+    inputs = _input_files({other: value for other, value in given.items() if other != name})
     if writes.replaces_folder:
         inputs |= {folder for file in inputs for folder in file.parents}
     for path in (out, *([writes.beside(out)] if writes.beside else ())):
         if path.resolve() in inputs:
             raise ValueError(
-                f"--out {out} would overwrite an input or a part of the model ({path}). Choose another name."
+                f"{flag} {out} would overwrite an input or a part of the model ({path}). Choose another name."
             )
     writes.check(out, given["overwrite"])
 
 
 def _input_files(given: Mapping[str, Any]) -> set[Path]:
-    """Files that a command reads: all paths among its options but `--out`, and the files of its model."""
-    values = [value for name, value in given.items() if name != "out"]
-    listed = [value if isinstance(value, list) else [value] for value in values]
+    """Files that a command reads: all paths among its options, and the files of its model."""
+    listed = [value if isinstance(value, list) else [value] for value in given.values()]
     inputs = {path.resolve() for paths in listed for path in paths if isinstance(path, Path)}
     # A folder with items (suites, pairs) stands for its files, wherever links lead.
     inputs |= {file.resolve() for path in inputs if path.is_dir() for file in path.glob("*.json*")}
@@ -312,12 +322,19 @@ command_line: ContextVar[str | None] = ContextVar("command_line", default=None)
 """The command that runs, as the user typed it."""
 
 
-def report(result: EvaluationResult, out: Path | None) -> None:
+# Rows of a table that a terminal shows.
+_MAX_ROWS = 8
+
+
+def report(result: EvaluationResult, out: Path | None, items_out: Path | None = None) -> None:
     """Write a result with its command, if `out` is given, and print its table, even if writing fails."""
     result.command = command_line.get()
     try:
         if out is not None:
             paths = result.save(out)
             typer.echo(f"wrote {paths[0]} and {paths[1]}", err=True)
+        if items_out is not None:
+            write_text(items_out, rows_text(result.items))
+            typer.echo(f"wrote {len(result.items)} rows to {items_out}", err=True)
     finally:
-        typer.echo(result.to_markdown(), nl=False)
+        typer.echo(result.to_markdown(_MAX_ROWS), nl=False)

@@ -31,8 +31,9 @@ def _add(name: str, module: str, text: str) -> None:
 
     @app.command(name, help=text, context_settings=settings)
     def run(context: typer.Context) -> None:
-        sys.argv = [f"synlm train {name}", *context.args]  # argparse shows the first in its help
-        importlib.import_module(f"hf_synlm.training.{module}").main(context.args)
+        sys.argv = [f"synlm train {name}", *context.args]
+        importlib.import_module("hf_synlm.hub.architectures")  # registers them
+        importlib.import_module(f"hf_synlm.training.{module}").main()
 
 
 for _name, (_module, _text) in PROGRAMS.items():

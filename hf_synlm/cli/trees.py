@@ -6,28 +6,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
 from hf_synlm.cli import options
 from hf_synlm.data.files import check_output, write_text
-from hf_synlm.data.parsed import ParsedSentence, parses_of_lines
+from hf_synlm.data.parsed import ParsedSentence, guess_style, parses_of_lines
 from hf_synlm.data.text import read_lines
-from hf_synlm.evaluation.generation import GeneratedText, generate_texts
 from hf_synlm.evaluation.results import EvaluationResult, describe_files, markdown_table
-from hf_synlm.evaluation.surprisal import (
-    LMZOO_COLUMNS,
-    can_correct_words,
-    columns,
-    score_words,
-    token_table,
-    word_table,
-    write_table,
-)
-from hf_synlm.evaluation.text_items import read_items
-from hf_synlm.evaluation.treebank_parsing import parse_sentences
+from hf_synlm.evaluation.text_items import read_items, table_text
 from hf_synlm.viz import SentenceView, sentences_to_page
+
+if TYPE_CHECKING:
+    from hf_synlm.evaluation.generation import GeneratedText
 
 Format: TypeAlias = Literal["brackets", "json", "text", "upright", "latex", "svg", "html"]
 FormatOption = Annotated[Format, typer.Option("--format")]
@@ -44,11 +36,11 @@ def parse(
     overwrite: bool = False,
     num_trees: options.Positive = 1,
 ) -> None:
-    """Parse sentences: trees as brackets, JSON, drawings, LaTeX, SVG or a page of HTML.
+    """Parse sentences into trees.
 
-    White space separates words; the pieces of a word stay together. A blank line stays blank, and so does a sentence
-    without a tree. Pictures show the surprisal of each word given the words
-    before it, summed over trees.
+    Trees come as brackets, JSON, drawings, LaTeX, SVG or a page of HTML. White space separates words; the pieces of a
+    word stay together. A blank line stays blank, and so does a sentence without a tree. Pictures show the surprisal of
+    each word given the words before it, summed over trees.
 
     Options:
         texts: Text, one sentence per line; - reads standard input.
@@ -57,12 +49,16 @@ def parse(
         out: File to write (svg of several sentences: folder); default: print.
         num_trees: Trees per sentence (json, html) of a model with a beam. Trees that are equal over words count once.
 
-    Example: synlm parse in.txt --model runs/gpst_tiny/model --num-beams 20 --num-trees 5 --format html --out trees.html
+    Examples:
+        echo "the people agree" | synlm parse - --model model_cards/rnng-tiny
+        synlm parse in.txt --model model_cards/gpst-tiny --num-trees 5 --format html --out trees.html
     """
     sentences = [line.split() for line in read_lines(texts)]
     if not any(sentences):
         raise ValueError(f"{texts} holds no sentence: give one per line")
     _check_drawings(sentences, style, out, overwrite)
+    from hf_synlm.evaluation.treebank_parsing import parse_sentences
+
     chosen = parsing.chosen(num_return_sequences=None if num_trees == 1 else num_trees)
     scorer = parsing.scorer(model)
     width = parsing.num_beams or getattr(scorer.model.config, "scoring_num_beams", None)
@@ -75,7 +71,7 @@ def parse(
         scorer.tokenizer,
         [words for words in sentences if words],
         batch_size=parsing.batch_size,
-        progress=f"parse: {scorer.name}" if out is not None else None,
+        progress=f"parse: {scorer.name}",
         **chosen,
     )
     missing = sum(not sentence.hypotheses for sentence in found)
@@ -88,12 +84,14 @@ def parse(
 
 def draw(
     trees: options.PathArgument,
-    tree_style: options.TreeStyle = "unlabeled",
+    tree_style: options.TreeStyle | None = None,
     style: FormatOption = "text",
     out: Out = None,
     overwrite: bool = False,
 ) -> None:
-    """Draw the trees of a file, from any program; no model is needed.
+    """Draw trees from a file of any program.
+
+    No model is needed. Without --tree-style the command tells labels and tags from words by their capital letters.
 
     Options:
         trees: One tree per line, or the JSON lines of `synlm parse --format json`; - reads standard input.
@@ -101,9 +99,12 @@ def draw(
             file per sentence; html: one page with all trees and surprisals.
         out: File to write (svg of several sentences: folder); default: print.
 
-    Example: synlm draw trees.txt --tree-style treebank --format svg --out pictures
+    Examples:
+        echo "(S (NP the cat) (VP sleeps))" | synlm draw -
+        synlm draw hf_synlm/data/samples/trees.test.txt --format html --out trees.html
     """
-    sentences = parses_of_lines(read_lines(trees), tree_style, source=str(trees))
+    lines = list(read_lines(trees))
+    sentences = parses_of_lines(lines, tree_style or guess_style(lines), source=str(trees))
     _check_drawings([sentence.words for sentence in sentences], style, out, overwrite)
     _write_drawings(sentences, style, out, title=str(trees))
 
@@ -248,12 +249,14 @@ def generate(
         out: File to write; default: print.
 
     Examples:
-        synlm generate --model runs/gpst_tiny/model --prompt "The state of our Union" --num-beams 5 --format tree
-        synlm generate prompts.txt --model gpt2 --sample --top-k 20 --num-sequences 3 --seed 1
-        synlm generate --model runs/rnng_tiny/model --sample --format brackets | synlm draw - --tree-style labeled
+        synlm generate --model model_cards/gpst-tiny --prompt "The state of our Union" --num-beams 5 --format tree
+        synlm generate --model model_cards/rnng-tiny --sample --seed 1 --format brackets | synlm draw -
+        synlm generate prompts.txt --model gpt2 --sample --top-k 20 --num-sequences 3
     """
     texts = _read_prompts(prompts, prompt)
     chosen = choosing.chosen()
+    from hf_synlm.evaluation.generation import generate_texts
+
     scorer = loading.scorer(model, gguf_file=gguf_file)
     has_trees = hasattr(scorer.model, "parse") and chosen.get("structure_mode") != "marginal"
     if style in ("tree", "brackets") and not has_trees:
@@ -263,7 +266,7 @@ def generate(
         scorer.tokenizer,
         texts,
         batch_size=loading.batch_size,
-        progress=f"generate: {scorer.name}" if out is not None else None,
+        progress=f"generate: {scorer.name}",
         **chosen,
     )
     if style == "table":
@@ -288,7 +291,7 @@ def _read_prompts(path: Path | None, given: Sequence[str] | None) -> list[str]:
     return texts
 
 
-def _row(text: GeneratedText) -> dict[str, Any]:
+def _row(text: "GeneratedText") -> dict[str, Any]:
     tree = text.tree.brackets() if text.tree.hypotheses else None
     return {"prompt": text.prompt, "text": text.text, "score": text.score, "tree": tree}
 
@@ -310,7 +313,7 @@ def surprisal(
     texts: options.PathArgument,
     model: str,
     scoring: options.Scoring,
-    out: Annotated[Path, options.Writes(_check_table, beside=_meta)],
+    out: Annotated[Path | None, options.Writes(_check_table, beside=_meta)] = None,
     overwrite: bool = False,
     unit: Literal["bits", "nats"] = "bits",
     context: options.Context = "sentence",
@@ -321,14 +324,16 @@ def surprisal(
     text_column: str | None = None,
     item_column: str | None = None,
 ) -> None:
-    """Surprisal of every word of a text, one row per word of the input.
+    """Surprisal of every word of a text.
 
-    White space separates words; attached punctuation belongs to its word. Columns: item, sentence_id, word_id, word,
-    n_tokens, oov, surprisal_bits, its lexical and structural part (GPST, RNNG), cum_logprob_nats, beam_entropy_bits,
-    n_actions, stack_depth, char_start, char_end. A field is empty if the model does not have this measure.
+    The table has one row per word of the input. White space separates words; attached punctuation belongs to its word.
+    Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
+    RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, tree_distance, tree_depth,
+    n_opened, n_closed (ON-LSTM, PRPN, PaLM), and the other columns of an input table. A field is empty if the model
+    does not have this measure.
 
     Options:
-        out: TSV file to write; OUT.meta.json describes it.
+        out: TSV file to write; OUT.meta.json describes it. Default: print the table.
         unit: Unit of surprisal, which is part of the column's name.
         word_correction: Probability of words instead of tokens: count the space that ends a word to this word, not to
             the next one. Has no effect if tokens do not mark the beginning of words; OUT.meta.json says so.
@@ -336,28 +341,32 @@ def surprisal(
         first_word: Score the first word, after a begin token; otherwise it has no value.
         item_column: Column of the items' ids in a table; default: item, or the number of the row.
 
-    Example: synlm surprisal stories.txt --model runs/rnng_tiny/model --out surprisals.tsv --num-beams 100
+    Examples:
+        echo "the people agree" | synlm surprisal - --model model_cards/rnng-tiny
+        synlm surprisal stories.txt --model model_cards/gpst-tiny --num-beams 100 --out surprisals.tsv
     """
     if lmzoo and unit != "bits":
         raise ValueError(f"--unit {unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
     items = read_items(texts, kind=file_format, text_column=text_column, item_column=item_column)
     repeated = sum(count > 1 for count in Counter(item.item for item in items).values())
     if repeated and not lmzoo:
-        typer.echo(
+        _say(
             f"items with several texts: {repeated}. Join other tables by sentence_id, which counts the rows of the "
-            "input, and word_id, not by item",
-            err=True,
+            "input, and word_id, not by item"
         )
     scorer = scoring.scorer(model, begin=first_word, details=not lmzoo)
-    if word_correction and not can_correct_words(scorer):
+    from hf_synlm.evaluation import surprisal as words
+
+    if word_correction and not words.can_correct_words(scorer):
         word_correction = False
-        typer.echo("--word-correction does not apply: tokens of this model tell where a word ends", err=True)
+        _say("--word-correction does not apply: tokens of this model tell where a word ends")
     start = time.perf_counter()
-    bar = f"surprisal: {scorer.name}"
-    scores = score_words(scorer, items, context=context, word_correction=word_correction, progress=bar)
+    scores = words.score_words(
+        scorer, items, context=context, word_correction=word_correction, progress=f"surprisal: {scorer.name}"
+    )
     seconds = time.perf_counter() - start
-    rows = token_table(scores) if lmzoo else word_table(items, scores, unit)
-    names = LMZOO_COLUMNS if lmzoo else columns(unit)
+    rows = words.token_table(scores) if lmzoo else words.word_table(items, scores, unit)
+    names = words.LMZOO_COLUMNS if lmzoo else words.columns(unit, items)
     counts = {
         "texts": len(scores),
         "words": sum(len(found.words) for found in scores),
@@ -371,12 +380,22 @@ def surprisal(
     data = {"files": describe_files([texts]), "columns": list(names)}
     result = EvaluationResult.of(scorer, "surprisal", counts, settings, data=data, seconds=seconds)
     result.command = options.command_line.get()
-    write_table(out, names, rows)
-    write_text(_meta(out), result.to_json())
+    _print_or_write(table_text(names, rows), out)
+    if out is not None:
+        write_text(_meta(out), result.to_json())
+        _say(f"wrote {_meta(out)}, which says how the table was made")
     if counts["unknown_words"]:
-        typer.echo(
+        _say(
             f"{counts['unknown_words']} of {counts['words']} words are outside the vocabulary (oov 1): write case, and "
-            "white space around punctuation, as in the training text of the model",
-            err=True,
+            "white space around punctuation, as in the training text of the model"
         )
-    typer.echo(f"wrote {len(rows)} rows to {out}, and {_meta(out)}", err=True)
+    if scorer.cuts["texts_in_windows"]:
+        _say(
+            f"{scorer.cuts['texts_in_windows']} of {len(items)} texts are longer than the model's {scorer.max_tokens} "
+            "positions: they were scored in windows that overlap by half"
+        )
+
+
+def _say(message: str) -> None:
+    """A remark beside the results."""
+    typer.echo(message, err=True)

@@ -151,8 +151,10 @@ def gpst_config(original_config: Mapping[str, Any], surrogate: bool = True) -> G
         embedding_dropout=gpt.get("embd_pdrop", 0.1),
         residual_dropout=gpt.get("resid_pdrop", 0.1),
         attention_dropout=gpt.get("attn_pdrop", 0.1),
-        composition_dropout=chart.get("hidden_dropout_prob", 0.1),
+        # The authors' composition drops everything at the rate of its attention.
+        composition_dropout=chart.get("attention_probs_dropout_prob", 0.1),
         composition_attention_dropout=chart.get("attention_probs_dropout_prob", 0.1),
+        parser_dropout=chart.get("hidden_dropout_prob", 0.1),
         bos_token_id=chart.get("bos_token_id"),
         eos_token_id=chart.get("eos_token_id"),
         reduce_token_id=chart["reduce_token_id"],

@@ -105,7 +105,7 @@ def on_lstm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) ->
     return ONLSTMConfig(
         vocab_size=vocab_size,
         embedding_size=width,
-        hidden_size=sizes["nhid"],
+        layer_size=sizes["nhid"],
         num_layers=sizes["nlayers"],
         chunk_size=options["chunk_size"],
         tie_word_embeddings=torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])

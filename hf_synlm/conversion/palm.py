@@ -119,7 +119,7 @@ def palm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Pa
     return PaLMConfig(
         vocab_size=vocab_size,
         embedding_size=embedding_size,
-        hidden_size=sizes["hidden_size"],
+        layer_size=sizes["hidden_size"],
         num_layers=num_layers,
         span_attention=span_attention,
         **boundary_ids(options),

@@ -130,7 +130,7 @@ def prpn_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PR
     return PRPNConfig(
         vocab_size=sizes["ntoken"],
         embedding_size=sizes["ninp"],
-        hidden_size=sizes["nhid"],
+        layer_size=sizes["nhid"],
         num_layers=sizes["nlayers"],
         num_lookback=sizes["nlookback"],
         num_residual_blocks=sizes["res"],

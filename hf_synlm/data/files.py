@@ -18,6 +18,10 @@ from hf_synlm.data.text import PathLike
 
 PARTIAL_SUFFIX = ".partial"
 _OLD_SUFFIX = f".old{PARTIAL_SUFFIX}"
+# Tokenizers load from one of them; all but the first two are older, or of other libraries.
+TOKENIZER_FILES = tuple(
+    "tokenizer.json tokenizer_config.json vocab* *.model *.tiktoken tekken.json *.spm *.tokenizer dict.txt".split()
+)
 
 
 def write_bytes(path: PathLike, data: bytes) -> None:

@@ -7,11 +7,18 @@ and numbers), or one bracketed tree per line (the best one); `read_parses` reads
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 from hf_synlm.data.text import PathLike, errors_at, read_lines
-from hf_synlm.data.treebank import brackets_to_labeled_spans, parse_treebank
+from hf_synlm.data.treebank import (
+    PUNCTUATION_TAGS,
+    SYMBOL_TAGS,
+    WORD_TAGS,
+    brackets_to_labeled_spans,
+    parse_treebank,
+)
 from hf_synlm.trees import (
     Span,
     brackets_to_tree,
@@ -109,7 +116,7 @@ class ParsedSentence:
         trees = [Hypothesis(*tree, _log_sum(values) if values else None) for tree, values in found.items()]
         log_probs = None
         if output.token_log_probs is not None:
-            row = output.token_log_probs[sentence].double().cpu().tolist()
+            row = output.token_log_probs[sentence].cpu().double().tolist()
             log_probs = tuple(math.fsum(row[i:j]) for i, j in zip([offset, *ends], ends, strict=False))
         return cls(tuple(words), tuple(trees), log_probs)
 
@@ -279,6 +286,26 @@ def parses_of_lines(
         with errors_at(f"{source}:{number}"):
             sentences.append(read_parse(line, style))
     return sentences
+
+
+def guess_style(lines: Iterable[str]) -> TreeStyle:
+    """Tell labels and tags of bracketed trees from words: they have no small letters.
+
+    Args:
+        lines: as in a file of parses; JSON lines have no style.
+
+    Returns:
+        "unlabeled" if a bracket begins with a bracket or with a word in small letters; else "treebank" if every word
+        stands alone with a tag, most of them of the Penn Treebank; else "labeled".
+    """
+    trees = [re.sub(r"^\s*\(\s*\(", "(", line) for line in lines if line.strip() and not line.startswith('{"')]
+    first = [word for tree in trees for word in re.findall(r"\(\s*([^\s()]*)", tree)]
+    if not all(word and word == word.upper() for word in first):
+        return "unlabeled"
+    preterminals = [words.split() for tree in trees for words in re.findall(r"\(([^()]*)\)", tree)]
+    known = sum(words[0] in WORD_TAGS | PUNCTUATION_TAGS | SYMBOL_TAGS for words in preterminals)
+    alone = all(len(words) == 2 for words in preterminals)
+    return "treebank" if alone and 2 * known > len(preterminals) else "labeled"
 
 
 def read_parse(line: str, style: TreeStyle = "unlabeled") -> ParsedSentence:

@@ -4,7 +4,8 @@
         --validation_split none --tokenizer_name openai-community/gpt2 --preprocessing_num_workers 16
     python -m hf_synlm.data.prepare --output_dir shards/owt --config training/configs/gpst_small_owt.yaml
 
-Text comes from files (text, parquet, json, csv), from a data set of the Hub, or (default) from the embedded corpus. The
+Text comes from files (text, parquet, json, csv, treebanks) or from a data set of the Hub. If none is named, it is the
+embedded corpus: its raw text and the words of its trees. The
 output folder contains `tokenizer/`, `train/` and `validation/`; `PreparedCorpus` reads the latter two. After a run was
 killed, the same command resumes it, and makes the same files, byte for byte.
 """
@@ -31,7 +32,7 @@ from hf_synlm.data.encoding import (
     tokenizer_sha256,
 )
 from hf_synlm.data.files import folder_writer, write_json
-from hf_synlm.data.samples import sample_path
+from hf_synlm.data.samples import EMBEDDED, resolve_embedded, sample_path
 from hf_synlm.data.shards import (
     INDEX_FILE,
     MADE_FROM_FILE,
@@ -77,11 +78,15 @@ class CorpusArguments:
     num_validation_documents: int = option(
         1000, "Number of first documents to take from the training text if there is no validation text."
     )
-    train_files: list[str] = option([], "Text files (blank lines separate documents), or parquet, json, csv, tsv.")
+    train_files: list[str] = option(
+        [], "Text files (blank lines separate documents), or parquet, json, csv, tsv; 'embedded': the embedded text."
+    )
     validation_files: list[str] = option([], "The same for validation.")
     train_trees: list[str] = option(
-        [], "Treebank files whose words are added as training sentences; their trees are not used."
+        [],
+        "Treebank files whose words are training sentences; their trees are not used. 'embedded': the embedded trees.",
     )
+    validation_words: list[str] = option([], "Treebank files whose words are validation sentences.")
     text_column: str = option("text", "Column of the text in data sets and tables.")
     rows: str = option("documents", "What a row of a data set is: 'documents' or 'lines' (WikiText).")
     streaming: bool = option(False, "Read the data set over the network, without storing it; the shards are the same.")
@@ -111,12 +116,16 @@ class CorpusArguments:
                 raise ValueError(f"{name} must be at least 1 and is {getattr(self, name)}.")
         if self.validation_split == "none":
             self.validation_split = None
-        if self.dataset_name is None and not self.train_files and not self.takes_finished:
-            self.train_files = [str(sample_path("raw.train.txt"))]
-            self.validation_files = self.validation_files or [str(sample_path("raw.valid.txt"))]
+        if not self.names_text and not self.takes_finished:
+            self.train_files, self.train_trees = [EMBEDDED], [EMBEDDED]
+        if self.dataset_name is None and {*self.train_files, *self.train_trees} == {EMBEDDED}:
+            self.validation_files = self.validation_files or [EMBEDDED]
             self.one_sentence_per_line = True
-        self.train_trees = [str(sample_path("trees.train.txt")) if x == "embedded" else x for x in self.train_trees]
-        for path in (*self.train_files, *self.validation_files, *self.train_trees):
+        self.train_files = [resolve_embedded(name, "raw.train.txt") for name in self.train_files]
+        self.validation_files = [resolve_embedded(name, "raw.valid.txt") for name in self.validation_files]
+        self.train_trees = [resolve_embedded(name, "trees.train.txt") for name in self.train_trees]
+        self.validation_words = [resolve_embedded(name, "trees.valid.txt") for name in self.validation_words]
+        for path in (*self.train_files, *self.validation_files, *self.train_trees, *self.validation_words):
             if not Path(path).is_file():
                 raise ValueError(f"There is no file {path!r}.")
 
@@ -133,7 +142,24 @@ class CorpusArguments:
     @property
     def names_text(self) -> bool:
         """Whether a file or data set is named."""
-        return bool(self.dataset_name or self.train_files or self.validation_files or self.train_trees)
+        return bool(self.dataset_name or self.train_files or self.train_trees or self.has_validation_files)
+
+    @property
+    def has_validation_files(self) -> bool:
+        """Whether files for validation are named."""
+        return bool(self.validation_files or self.validation_words)
+
+    @property
+    def only_trees(self) -> bool:
+        """Whether all training text is that of treebanks."""
+        return bool(self.train_trees) and not self.train_files and self.dataset_name is None
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether all training text is embedded."""
+        embedded = {str(sample_path("raw.train.txt")), str(sample_path("trees.train.txt"))}
+        files = {*self.train_files, *self.train_trees}
+        return self.dataset_name is None and bool(files) and files <= embedded
 
     @property
     def text_options(self) -> TextOptions:
@@ -149,28 +175,31 @@ class CorpusArguments:
         Returns:
             The sources, and the arguments `skip_documents` or `max_documents` of `read_blocks`, if any.
         """
-        has_validation = bool(self.validation_files or (self.dataset_name and self.validation_split))
+        if self.dataset_name is None and not self.train_files and not self.train_trees:
+            raise ValueError("No training text is named. Pass --train_files, --train_trees or --dataset_name.")
+        has_validation = self.has_validation_files or bool(self.dataset_name and self.validation_split)
         if split == "validation" and has_validation:
-            return self._sources(self.validation_files, self.validation_split), {}
-        train = self._sources(self.train_files, self.train_split)
+            split_name = None if self.has_validation_files else self.validation_split
+            return self._sources(self.validation_files, self.validation_words, split_name), {}
+        if self.only_trees and not has_validation:
+            raise ValueError("A treebank is one document. Pass --validation_words TREEBANK or --validation_files TEXT.")
         if split == "validation":
+            train = self._sources(self.train_files, [], self.train_split)
             return train, {"max_documents": self.num_validation_documents}
-        if self.train_trees:
-            train.append(TreebankFiles(self.train_trees, self.drop_punctuation))
+        train = self._sources(self.train_files, self.train_trees, self.train_split)
         return train, {} if has_validation else {"skip_documents": self.num_validation_documents}
 
-    def _sources(self, files: Sequence[str], split: str | None) -> list[TextSource]:
-        """Files, or a split of the data set."""
+    def _sources(self, files: Sequence[str], trees: Sequence[str], split: str | None) -> list[TextSource]:
+        """Files, or a split of the data set; and words of treebanks."""
         is_document = self.rows == "documents"
-        if not files:
-            assert self.dataset_name is not None and split is not None
-            names = (self.dataset_name, self.dataset_config_name, split, self.text_column)
-            return [HubSource(*names, is_document, self.streaming)]
         found: list[TextSource] = []
+        if self.dataset_name is not None and split is not None and not files:
+            names = (self.dataset_name, self.dataset_config_name, split, self.text_column)
+            found.append(HubSource(*names, is_document, self.streaming))
         for kind, group in groupby(files, key=lambda path: _TABLES.get(Path(path).suffix.lower())):
             paths = list(group)
             found.append(TextFiles(paths) if kind is None else kind(paths, self.text_column, is_document))
-        return found
+        return [*found, TreebankFiles(trees, self.drop_punctuation)] if trees else found
 
 
 @dataclass
@@ -188,8 +217,11 @@ class PreparedText:
     validation: PreparedCorpus
 
     def describe(self) -> str:
-        """A line per split."""
-        return "\n".join(f"{name} text: {getattr(self, name).describe()}" for name in SPLITS)
+        """A line per split: sources and counts."""
+        splits = {name: getattr(self, name) for name in SPLITS}
+        return "\n".join(
+            f"{name} text ({', '.join(corpus.source_names())}): {corpus.describe()}" for name, corpus in splits.items()
+        )
 
 
 def is_prepared(folder: PathLike) -> bool:
@@ -227,7 +259,8 @@ def prepare(
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
             if not is_prepared(folder):  # by another process
-                TreebankFiles(arguments.train_trees, arguments.drop_punctuation).check()
+                trees = [*arguments.train_trees, *arguments.validation_words]
+                TreebankFiles(trees, arguments.drop_punctuation).check()
                 _prepare_tokenizer(arguments, folder / "tokenizer")
                 tokenizer = load_tokenizer(folder / "tokenizer")
                 for split in SPLITS:

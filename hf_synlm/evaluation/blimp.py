@@ -12,7 +12,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,16 @@ class MinimalPair:
         bad: the other one.
         group: what the pair tests (BLiMP: the paradigm).
         phenomenon: group of groups.
+        number: of its row in the file.
+        columns: the other columns of its table.
     """
 
     good: str
     bad: str
     group: str = "all"
     phenomenon: str | None = None
+    number: int | None = field(default=None, compare=False)
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 def read_pairs(
@@ -82,7 +86,10 @@ def read_pairs(
         if not good.strip() or not bad.strip():
             raise ValueError(f"{path}: row {number} has an empty sentence")
         group = row[group_column] if group_column else "all"
-        pairs.append(MinimalPair(good, bad, group, row[phenomenon_column] if phenomenon_column else None))
+        used = (good_column, bad_column, *groups)
+        more = {name: value for name, value in row.items() if name not in used}
+        phenomenon = row[phenomenon_column] if phenomenon_column else None
+        pairs.append(MinimalPair(good, bad, group, phenomenon, number, more))
     return pairs
 
 
@@ -200,7 +207,7 @@ def evaluate_pairs(
         The result. Scores: "accuracy" (over all pairs), "mean_over_groups"; where pairs have phenomena,
         "mean_over_phenomena" (mean over phenomena of the mean over their groups) and the accuracy of each. Tables: one
         row per group with its accuracy, the mean difference of the log-probabilities in bits, and how many pairs have
-        a word outside the vocabulary.
+        a word outside the vocabulary. Items: one row per pair with both log-probabilities.
 
     Raises:
         ValueError: there are no pairs, or a sentence has no tokens.
@@ -229,6 +236,14 @@ def evaluate_pairs(
         }
         for (phenomenon, group), values in groups.items()
     ]
+    items: list[Row] = [
+        {
+            "pair": pair.number, "group": pair.group, "phenomenon": pair.phenomenon, "sentence_good": pair.good,
+            "sentence_bad": pair.bad, "logprob_good_nats": good, "logprob_bad_nats": bad, "correct": good > bad,
+            "oov": unknown_good or unknown_bad, **pair.columns,
+        }
+        for pair, (good, unknown_good), (bad, unknown_bad) in zip(pairs, scored[::2], scored[1::2], strict=True)
+    ]  # fmt: skip
     scores = {
         "accuracy": statistics.fmean(difference > 0 for difference in differences),
         "mean_over_groups": statistics.fmean(row["accuracy"] for row in rows),
@@ -248,6 +263,7 @@ def evaluate_pairs(
         settings,
         data={"pairs": len(pairs), **(data or {})},
         tables={"Groups": rows},
+        items=items,
         seconds=seconds,
     )
 

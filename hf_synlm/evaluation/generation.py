@@ -147,8 +147,7 @@ def _continue(
     for number, sequence in enumerate(sequences):
         prompt, new = rows[number // per_prompt], sequence[width:]
         read = prompt[prompt[0] == model.config.bos_token_id :]
-        # GPST and RNNG count from the first token, recurrent models by columns of the row.
-        offset = 0 if not trees else min((i for i, _ in trees[number]), default=0)
+        offset = width - len(read)
         spans = None if trees is None else [(i - offset, j - offset) for i, j in trees[number]]
         first_end = next((place for place, token in enumerate(new) if token in ends), len(new))
         # The tree knows best how long the text is: an untrained model may write the padding token as a word.

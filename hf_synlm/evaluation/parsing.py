@@ -196,7 +196,7 @@ def _unknown_tags(tags: Mapping[str, int]) -> Counter[str]:
 
 
 def check_tags(
-    tags: Mapping[str, int], remedy: str = "keep punctuation, or tell it by form where that can be chosen"
+    tags: Mapping[str, int], remedy: str = "tell it by form (--punctuation-by form), or keep it (--punctuation keep)"
 ) -> int:
     """Check that tags identify punctuation (`has_penn_tags`), and warn of unknown tags.
 
@@ -516,8 +516,8 @@ def branching_baselines(
         **changes: as in `unlabeled_f1`.
 
     Returns:
-        Scores by name: "left", "right", "balanced", "random", and "binarized gold", the oracle: no binary tree scores
-        higher, because it has all gold spans and n - 1 spans in all, as every binary tree.
+        Scores by name: "left", "right", "balanced", "random", and "binarized gold", the upper bound: no binary tree
+        scores higher, because it has all gold spans and n - 1 spans in all, as every binary tree.
 
     Raises:
         ValueError: as `unlabeled_f1`, or gold spans of a sentence that cross.

@@ -1,4 +1,4 @@
-"""What parsers find and what their trees look like: recall by class, depth, branching direction, agreement of runs.
+"""What parsers find and what their trees look like: recall by class, tests of differences, branching, agreement.
 
 Recall of a class (label, width or height) = gold constituents of that class whose span the predicted tree has / gold
 constituents of that class. A `ParsingConvention` says which constituents count (the whole sentence, narrow spans,
@@ -13,9 +13,11 @@ import dataclasses
 import statistics
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import Any
+
+import numpy as np
 
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.parsing import (
@@ -72,20 +74,112 @@ def recall_by_label(
 
     Cost: O(number of spans).
     """
-    resolved = resolve_convention(convention, **changes)
-    lengths = [len(sentence.words) for sentence in gold]
     found, total = Counter[str](), Counter[str]()
+    for of_sentence, truth in _labels_found(predicted, gold, resolve_convention(convention, **changes)):
+        found.update(of_sentence)
+        total.update(truth)
+    return {label: Recall(found[label], count) for label, count in total.most_common()}
+
+
+def _labels_found(
+    predicted: Sequence[Sequence[Span]], gold: Sequence[TreebankSentence], convention: ParsingConvention
+) -> Iterator[tuple[Counter[str], Counter[str]]]:
+    """Per sentence that is scored: constituents found, and all gold ones, by label."""
+    lengths = [len(sentence.words) for sentence in gold]
     spans = [[(i, j) for _, i, j in sentence.labeled_spans] for sentence in gold]
-    for number, prediction, truth in _scored(predicted, spans, lengths, resolved):
+    for number, prediction, truth in _scored(predicted, spans, lengths, convention):
+        found, total = Counter[str](), Counter[str]()
         by_span: defaultdict[Span, list[str]] = defaultdict(list)
         for label, i, j in gold[number].labeled_spans:
             by_span[i, j].append(label)
         for span in truth:
-            names = by_span[span] if resolved.duplicates == "multiset" else list(dict.fromkeys(by_span[span]))
+            names = by_span[span] if convention.duplicates == "multiset" else list(dict.fromkeys(by_span[span]))
             total.update(names)
             if span in prediction:
                 found.update(names)
-    return {label: Recall(found[label], count) for label, count in total.most_common()}
+        yield found, total
+
+
+def permutation_test(
+    first: Sequence[float], second: Sequence[float], num_samples: int = 10_000, seed: int = 0
+) -> float:
+    """Paired permutation test: how often chance alone makes two systems differ as much in their mean.
+
+    Under the null hypothesis the two systems are interchangeable, so every sentence's two values may be exchanged. The
+    test draws exchanges at random (Noreen 1989; Yeh 2000).
+
+    Args:
+        first: one value per sentence of one system.
+        second: of the other system, in the same order.
+        num_samples: number of random exchanges.
+        seed: of the exchanges.
+
+    Returns:
+        Two-sided p, at least 1 / (num_samples + 1).
+
+    Raises:
+        ValueError: different numbers of values, or none.
+
+    Cost: O(num_samples x sentences).
+    """
+    differences = np.asarray(first, dtype=float) - np.asarray(second, dtype=float)
+    if not differences.size:
+        raise ValueError("there are no sentences to compare")
+    generator = np.random.default_rng(seed)
+    observed, extreme = abs(differences.sum()) - 1e-9, 0
+    for _ in range(num_samples):
+        extreme += abs(differences @ generator.choice((-1.0, 1.0), differences.size)) >= observed
+    return (extreme + 1) / (num_samples + 1)
+
+
+def compare_parses(
+    first: Sequence[Sequence[Span]],
+    second: Sequence[Sequence[Span]],
+    gold: Sequence[TreebankSentence],
+    convention: str | ParsingConvention = "gpst",
+    **changes: Any,
+) -> list[dict[str, Any]]:
+    """Compare the trees of two systems: sentence F1, and recall by label, with paired permutation tests.
+
+    Args:
+        first: per sentence the half-open word spans of one system's tree.
+        second: of the other system.
+        gold: the gold sentences; leave out punctuation before (`TreebankSentence.select_words`).
+        convention: as in `unlabeled_f1`.
+        **changes: as in `unlabeled_f1`.
+
+    Returns:
+        Rows `measure`, `first`, `second`, `difference` (second - first; percent), `p`, `gold` (sentences or
+        constituents), not corrected for the number of tests.
+
+    Raises:
+        ValueError: as `unlabeled_f1`.
+    """
+    convention = resolve_convention(convention, **changes)
+    lengths = [len(sentence.words) for sentence in gold]
+    spans = [sentence.spans for sentence in gold]
+    scores = [unlabeled_f1(trees, spans, lengths, convention) for trees in (first, second)]
+    by_sentence = [[value for value in score.f1_per_sentence if value is not None] for score in scores]
+    rows = [_compared("sentence F1", by_sentence[0], by_sentence[1], scores[0].num_sentences)]
+    found = [list(_labels_found(trees, gold, convention)) for trees in (first, second)]
+    total = sum((truth for _, truth in found[0]), Counter[str]())
+    for label, count in total.most_common():
+        ours, theirs = ([part[label] for part, _ in each] for each in found)
+        rows.append(_compared(f"recall {label}", ours, theirs, count))
+    return rows
+
+
+def _compared(measure: str, first: Sequence[float], second: Sequence[float], count: int) -> dict[str, Any]:
+    """A row: sums over `count` things, in percent, and whether their difference may be chance."""
+    ours, theirs = (100 * sum(values) / count for values in (first, second))
+    return {
+        "measure": measure,
+        "first": round(ours, 2),
+        "second": round(theirs, 2),
+        "difference": round(theirs - ours, 2),
+        "p": round(permutation_test(first, second), 4),
+        "gold": count,
+    }
 
 
 def recall_by_length(

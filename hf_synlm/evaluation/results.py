@@ -34,8 +34,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Self, TypeAlias
 
-import torch
-
 from hf_synlm.data.files import check_output, write_text
 from hf_synlm.data.text import PathLike, read_bytes
 
@@ -50,6 +48,14 @@ CARD_SCORES = {
     "blimp": ("accuracy",),
     "pairs": ("accuracy",),
 }
+F1_TITLES = {
+    "f1": "F1 by the convention",
+    "sentence_drop": "sentence, without sentence span",
+    "corpus_drop": "corpus, without sentence span",
+    "sentence_count": "sentence, with sentence span",
+    "corpus_count": "corpus, with sentence span",
+}
+"""Score of unlabeled F1 -> its column in tables."""
 _OTHER_WIDTHS = {"action_beam_size": "action beam", "fast_track_size": "fast track"}
 _LIBRARIES = ("hf_synlm", "torch", "transformers", "tokenizers", "numpy")
 
@@ -69,6 +75,7 @@ class EvaluationResult:
         versions: of the libraries.
         hardware: device and threads.
         command: the command line that made it, or None.
+        items: what was measured of every item, pair or region; not part of the JSON.
     """
 
     task: str
@@ -81,6 +88,7 @@ class EvaluationResult:
     versions: dict[str, str] = dataclasses.field(default_factory=lambda: library_versions())
     hardware: dict[str, Any] = dataclasses.field(default_factory=lambda: describe_hardware())
     command: str | None = None
+    items: list[Row] = dataclasses.field(default_factory=list)
 
     @classmethod
     def of(
@@ -117,16 +125,25 @@ class EvaluationResult:
 
     def to_json(self) -> str:
         """The result as a JSON document; numbers that are not finite become null."""
-        return json_text({"format": FORMAT, "format_version": FORMAT_VERSION, **dataclasses.asdict(self)})
+        fields = dataclasses.asdict(dataclasses.replace(self, items=[]))
+        del fields["items"]
+        return json_text({"format": FORMAT, "format_version": FORMAT_VERSION, **fields})
 
-    def to_markdown(self) -> str:
-        """The scores and tables for a reader, with what they depend on."""
+    def to_markdown(self, max_rows: int | None = None) -> str:
+        """The scores and tables for a reader, with what they depend on.
+
+        Args:
+            max_rows: longer tables are cut to so many rows, with a note; None = they are not.
+
+        Returns:
+            The document.
+        """
         shown = {**self.options, **{key: value for key, value in self.data.items() if isinstance(value, int)}}
         parts = [
             f"# {self.task}: {self.model.get('name', '')}",
             ", ".join(f"{key} {value}" for key, value in shown.items() if value is not None),
             markdown_table([{"score": name, "value": value} for name, value in self.scores.items()]),
-            *(f"## {title}\n\n{markdown_table(rows)}" for title, rows in self.tables.items() if rows),
+            *(f"## {title}\n\n{_cut_table(rows, max_rows)}" for title, rows in self.tables.items() if rows),
             ", ".join(f"{key} {value}" for key, value in self.versions.items()),
         ]
         return "\n\n".join(part for part in parts if part) + "\n"
@@ -144,6 +161,12 @@ class EvaluationResult:
             ValueError: see `write_report`.
         """
         return write_report(path, self.to_json(), self.to_markdown())
+
+
+def _cut_table(rows: Sequence[Row], max_rows: int | None) -> str:
+    left = 0 if max_rows is None else len(rows) - max_rows
+    table = markdown_table(rows[:max_rows])
+    return f"{table}\n\n{left} more rows: --out FILE.json writes them" if left > 0 else table
 
 
 def write_report(path: PathLike, document: str, table: str) -> tuple[Path, Path]:
@@ -213,15 +236,17 @@ def library_versions(*more: str) -> dict[str, str]:
     return versions
 
 
-def describe_hardware(device: str | torch.device = "cpu") -> dict[str, Any]:
+def describe_hardware(device: Any = "cpu") -> dict[str, Any]:
     """Describe the device and the processor.
 
     Args:
-        device: of the model.
+        device: of the model, a name or a `torch.device`.
 
     Returns:
         `device`, `device_name` and `num_threads`.
     """
+    import torch  # results are read without it
+
     device = torch.device(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor_name()
     return {"device": str(device), "device_name": name, "num_threads": torch.get_num_threads()}
@@ -275,7 +300,7 @@ def load_result(path: PathLike) -> EvaluationResult:
     if fields.pop("format_version", None) != FORMAT_VERSION:
         raise ValueError(f"{path} is a result of another version: evaluate again, or read it with its own version")
     fields.setdefault("command", None)  # later than the format
-    known = {field.name for field in dataclasses.fields(EvaluationResult)}
+    known = {field.name for field in dataclasses.fields(EvaluationResult)} - {"items"}
     if set(fields) != known:
         raise ValueError(f"{path} has missing or unknown fields: {', '.join(sorted(set(fields) ^ known))}")
     _check_fields(path, fields)

@@ -174,7 +174,8 @@ class TextScorer:
             known = inspect.signature(self.model.parse).parameters if self.searches else {}
             unknown = sorted(set(given) - set(known))
             if unknown:
-                raise ValueError(f"{', '.join(unknown)}: not an option of {name}. Leave it out.")
+                flags = ", ".join(f"{option} (--{option.replace('_', '-')})" for option in unknown)
+                raise ValueError(f"{flags}: not an option of {name}. Leave it out.")
         return allowed[0] if estimator is None else allowed[allowed.index(estimator)]
 
     def _begin_id(self, token: str | None) -> int | None:
@@ -383,7 +384,7 @@ class TextScorer:
         norm = logits.logsumexp(-1)
         reading = {"following": _on_host(logits.gather(1, following[:, None]).squeeze(1) - norm)}
         if self.end_ids:
-            reading["ends"] = _on_host(logits[:, self.end_ids].logsumexp(1) - norm)
+            reading["ends"] = _on_host(logits[:, torch.tensor(self.end_ids, device=logits.device)].logsumexp(1) - norm)
         if starting is not None:
             which = starting.nonzero().squeeze(1).to(logits.device)
             reading["starts"] = _on_host(logits.index_select(1, which).logsumexp(1) - norm)
@@ -562,7 +563,7 @@ def _checked_device(name: str | None) -> torch.device:
 
 
 def _on_host(values: Tensor) -> Tensor:
-    return values.double().cpu()
+    return values.cpu().double()
 
 
 def _without_prefix(values: Tensor, length: int) -> Tensor:

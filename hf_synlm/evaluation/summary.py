@@ -11,6 +11,8 @@ from hf_synlm.evaluation.results import SUMMARY_FORMAT, EvaluationResult, PathLi
 
 # How many texts did not fit the positions of the model.
 _CUTS = ("texts_in_windows", "contexts_cut")
+# Options that say what is counted; others, such as the beam, belong to a model.
+_RULES = ("convention", "unlabeled", "punctuation", "unit", "context", "pairs_per_group", "pairs_per_paradigm")
 # Scores that a picture shows where none are named, by task: names, or their beginnings.
 _SHOWN = {
     "syntaxgym": ("mean_", "circuit "),
@@ -119,8 +121,8 @@ def scores_of_groups(
         Names of the scores; by group their means; and by group their standard deviations, None for a single run.
 
     Raises:
-        ValueError: results of different tasks or data, runs in a group that differ in options, or a score that is
-            missing.
+        ValueError: results of different tasks, data or conventions, runs in a group that differ in options, or a score
+            that is missing.
     """
     first = results[0]
     for other in results[1:]:
@@ -130,8 +132,15 @@ def scores_of_groups(
             raise ValueError(
                 f"results of {first.task} on different data ({', '.join(differing)}): draw those on the same data"
             )
+        rules = [{key: result.options.get(key) for key in _RULES} for result in (first, other)]
+        differing = _differences(*rules)
+        if differing:
+            shown = "; ".join(f"{key} is {rules[0][key]!r} and {rules[1][key]!r}" for key in differing)
+            raise ValueError(f"results by different rules are not comparable: {shown}")
     chosen = tuple(wanted) or _SHOWN.get(first.task, ("",))
     names = [name for name in first.scores if any(name == k or (k[-1:] in " _" and name.startswith(k)) for k in chosen)]
+    if not wanted and "sentence_drop" in names:
+        names.remove("f1")  # one of the four, by the convention
     missing = [k for k in wanted if not any(name.startswith(k) for name in names)]
     if missing or not names:
         raise ValueError(f"no score {', '.join(missing or chosen)}: there are {', '.join(first.scores)}")

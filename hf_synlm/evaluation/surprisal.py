@@ -13,24 +13,30 @@ by beam it has two parts (Roark et al. 2009): with B the derivations in the beam
     p(word | before) = p(tokens | before) p(a word begins or the text ends | before, word) / p(a word begins | before)
 
 The last factor is 1 for the first word of a text. Off by default, as most published numbers are without it.
+
+*Trees.* ON-LSTM, PRPN and PaLM give every sentence one tree, which is a function of all its words. From it each word
+has its depth (constituents around it), how many constituents begin with it and end with it, and the distance to the
+word before: the height, less one, of the smallest constituent over both, in the tree binarized to the right (Shen et
+al. 2018).
 """
 
-import csv
-import io
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from hf_synlm.data.files import write_text
-from hf_synlm.data.text import PathLike
-from hf_synlm.evaluation.scoring import PER_TOKEN, TextScorer, TokenScores
+from hf_synlm.data.collate import collate_contexts
+from hf_synlm.data.parsed import ParsedSentence
+from hf_synlm.evaluation.scoring import PER_TOKEN, TextScorer, TokenScores, alike_batches
 from hf_synlm.evaluation.text_items import TextItem
 from hf_synlm.evaluation.words import EncodedText, Word, encode_sentences, split_words, word_starts
+from hf_synlm.syntactic_distance import spans_to_distances
+from hf_synlm.trees import Span
 
 Unit = Literal["bits", "nats"]
 Context = Literal["sentence", "document"]
@@ -53,6 +59,7 @@ class WordScores:
         stack_depth: [n] expected number of trees on the stack after the word.
         tokens: per token its text and its log-probability.
         end: log p(the text ends), or None.
+        tree: [n, 4] distance, depth, constituents opened and closed (models of one tree), or None.
     """
 
     words: list[Word]
@@ -65,6 +72,7 @@ class WordScores:
     stack_depth: Tensor
     tokens: list[tuple[str, float]]
     end: float | None = None
+    tree: Tensor | None = None
 
 
 def score_words(
@@ -119,7 +127,43 @@ def score_words(
             first += len(split[k])
             if [word.text for word in results[k].words] != items[k].text.split():
                 raise RuntimeError(f"The words of item {items[k].item!r} were lost. Please report this.")
+    if scorer.details and hasattr(scorer.model, "parse") and not scorer.searches:
+        for k, measures in enumerate(_tree_measures(scorer, split)):
+            results[k].tree = measures
     return [results[k] for k in range(len(items))]
+
+
+def _tree_measures(scorer: TextScorer, split: Sequence[Sequence[Word]]) -> list[Tensor]:
+    """`WordScores.tree` of sentences; a word without tokens has no place in the tree, and NaN.
+
+    Cost: one more pass over the texts.
+    """
+    texts = encode_sentences(scorer.tokenizer, [[word.text for word in words] for words in split])
+    found = [torch.full((text.num_words, 4), math.nan, dtype=torch.float64) for text in texts]
+    full = [k for k, text in enumerate(texts) if text.ids]
+    for rows in alike_batches([len(texts[k].ids) for k in full], lambda _: scorer.batch_size, False):
+        numbers = [full[row] for row in rows]
+        owners = [texts[k].word_of_token for k in numbers]
+        ends = [[a != b for a, b in zip(row, [*row[1:], -1], strict=True)] for row in owners]
+        batch = collate_contexts(
+            [{"input_ids": texts[k].ids, "word_ends": end} for k, end in zip(numbers, ends, strict=True)],
+            scorer.model.config.pad_token_id,
+        )
+        inputs = ("input_ids", "attention_mask", "word_ends")
+        output = scorer.model.parse(**{name: batch[name].to(scorer.model.device) for name in inputs})
+        for row, (k, owner) in enumerate(zip(numbers, owners, strict=True)):
+            places = list(dict.fromkeys(owner))
+            parsed = ParsedSentence.from_output(output, [split[k][place].text for place in places], row)
+            found[k][places] = torch.tensor(_measures_of_tree(parsed.tree().spans, len(places)), dtype=torch.float64)
+    return found
+
+
+def _measures_of_tree(spans: Sequence[Span], num_words: int) -> list[list[float]]:
+    """Distance, depth, constituents opened and closed of every word; the first word has no distance."""
+    distances = [math.nan, *spans_to_distances(spans, num_words)[1:]]
+    opened, closed = Counter(i for i, _ in spans), Counter(j - 1 for _, j in spans)
+    depths = accumulate(opened[k] - closed[k - 1] for k in range(num_words))
+    return [[distances[k], depth, opened[k], closed[k]] for k, depth in enumerate(depths)]
 
 
 def can_correct_words(scorer: TextScorer) -> bool:
@@ -239,13 +283,26 @@ def _slice(whole: WordScores, text: EncodedText, first: int, last: int) -> WordS
 
 
 # ---------------------------------------------------------------------------------------------------------- files
-def columns(unit: Unit) -> list[str]:
-    """Names of the columns of a table of words in `unit`; units are part of the names."""
-    return [
+def columns(unit: Unit, items: Sequence[TextItem] = ()) -> list[str]:
+    """Names of the columns of a table of words.
+
+    Args:
+        unit: of surprisals and entropies; it is part of their names.
+        items: the texts, whose further columns follow.
+
+    Returns:
+        The names; a further column of a name that is taken already ends in "_input".
+    """
+    own = [
         "item", "sentence_id", "word_id", "word", "n_tokens", "oov", f"surprisal_{unit}", f"lexical_{unit}",
         f"structural_{unit}", "cum_logprob_nats", f"beam_entropy_{unit}", "n_actions", "stack_depth", "char_start",
-        "char_end",
+        "char_end", "tree_distance", "tree_depth", "n_opened", "n_closed",
     ]  # fmt: skip
+    return own + [f"{name}_input" if name in own else name for name in _more_columns(items)]
+
+
+def _more_columns(items: Sequence[TextItem]) -> list[str]:
+    return list(dict.fromkeys(name for item in items for name in item.columns))
 
 
 def word_table(items: Sequence[TextItem], scores: Sequence[WordScores], unit: Unit = "bits") -> list[list[Any]]:
@@ -260,9 +317,10 @@ def word_table(items: Sequence[TextItem], scores: Sequence[WordScores], unit: Un
         unit: of surprisals and entropies.
 
     Returns:
-        Rows with the columns of `columns(unit)`; NaN where a measure does not exist.
+        Rows with the columns of `columns(unit, items)`; NaN where a measure does not exist.
     """
     rows: list[list[Any]] = []
+    more = _more_columns(items)
     for number, (item, found) in enumerate(zip(items, scores, strict=True), 1):
         total = found.log_probs.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf).cumsum(0).tolist()
         measures = torch.stack([
@@ -274,11 +332,13 @@ def word_table(items: Sequence[TextItem], scores: Sequence[WordScores], unit: Un
             found.stack_depth,
         ], 1).tolist()  # fmt: skip
         counts = found.num_tokens.tolist()
+        trees = [[math.nan] * 4] * len(counts) if found.tree is None else found.tree.tolist()
         for place, word in enumerate(found.words):
             surprisal, lexical, structural, entropy, actions, depth = measures[place]
             rows.append([
                 item.item, number, place + 1, word.text, counts[place], int(found.unknown[place]), surprisal, lexical,
                 structural, total[place], entropy, actions, depth, word.start, word.end,
+                *trees[place], *(item.columns.get(name) for name in more),
             ])  # fmt: skip
     return rows
 
@@ -300,30 +360,3 @@ def token_table(scores: Sequence[WordScores]) -> list[list[Any]]:
 
 
 LMZOO_COLUMNS = ["sentence_id", "token_id", "token", "surprisal"]
-
-
-def write_table(path: PathLike, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Path:
-    """Write a tab-separated file with a header, in one step.
-
-    Fields with quotation marks are quoted as in CSV, which pandas and R's `read.delim` undo; NaN is an empty field.
-
-    Args:
-        path: the file.
-        names: header.
-        rows: fields.
-
-    Returns:
-        The path.
-    """
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, delimiter="\t", lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([[_field(value) for value in row] for row in rows])
-    write_text(path, buffer.getvalue())
-    return Path(path)
-
-
-def _field(value: Any) -> Any:
-    if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value + 0.0:.8g}"  # no -0
-    return value

@@ -16,7 +16,7 @@ this package.
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -222,6 +222,20 @@ def _score_regions(
     return results
 
 
+def _region_rows(suite: Suite, measured: Sequence[Mapping[tuple[str, int], tuple[float, bool]]]) -> Iterator[Row]:
+    """One row per region of every sentence of a suite."""
+    names = {number: name for name, number in suite.region_names.items()}
+    for (number, group), values in zip(suite.items, measured, strict=True):
+        for sentence in group:
+            for region, words in sentence.regions:
+                surprisal, unknown = values[sentence.condition, region]
+                yield {
+                    "suite": suite.name, "item": number, "condition": sentence.condition, "region": region,
+                    "region_name": names.get(region), "content": " ".join(words), "surprisal_bits": surprisal,
+                    "oov": unknown,
+                }  # fmt: skip
+
+
 def _reads_unknown_words(formula: Formula, suite: Suite, regions: Mapping[tuple[str, int], tuple[float, bool]]) -> bool:
     """Whether a region that decides a prediction for an item has a word outside the vocabulary."""
     places = formula.places(suite.region_names)
@@ -281,7 +295,7 @@ def evaluate_syntaxgym(
     Returns:
         The result: `summary` and the accuracy of every suite as scores, one row per prediction in `tables`. There,
         `items_with_unknown_words` counts the items in which a region of the formula has a word outside the vocabulary:
-        the preference of a model there says little about syntax.
+        the preference of a model there says little about syntax. Items: one row per region with its surprisal.
 
     Raises:
         ValueError: no suites, two suites of one name, and what `load_suite` finds wrong.
@@ -319,5 +333,6 @@ def evaluate_syntaxgym(
         {"suite_accuracy": "first prediction", "regions": "joined by single spaces", **(options or {})},
         data={"files": describe_files(paths)},
         tables={"Predictions": rows},
+        items=[row for suite, measured in zip(suites, regions, strict=True) for row in _region_rows(suite, measured)],
         seconds=seconds,
     )

@@ -1,14 +1,15 @@
 """Texts with item ids, read from plain text, TSV, CSV or JSON lines, or from the words of a treebank."""
 
 import csv
+import io
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hf_synlm.data.text import PathLike, read_lines
-from hf_synlm.evaluation.treebank_parsing import load_treebank
 
 FORMATS = ("txt", "tsv", "csv", "jsonl")
 # Endings of files that are neither plain text nor one of `FORMATS`, with what to do about them.
@@ -29,11 +30,13 @@ class TextItem:
         item: the user's id; the number of the line in plain text.
         text: as it stands in the file.
         document: texts with the same number belong together, in this order.
+        columns: the other columns of its table.
     """
 
     item: str
     text: str
     document: int = 0
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 def file_format(path: PathLike, given: str | None = None) -> str:
@@ -119,6 +122,44 @@ def _separated(path: PathLike, delimiter: str) -> Iterator[dict[str, Any]]:
         ) from error
 
 
+def table_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A tab-separated table with a header.
+
+    Fields with quotation marks are quoted as in CSV, which pandas and R's `read.delim` undo.
+
+    Args:
+        names: header.
+        rows: fields; None and NaN are empty ones.
+
+    Returns:
+        Its lines.
+    """
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, delimiter="\t", lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([_field(value) for value in row] for row in rows)
+    return buffer.getvalue()
+
+
+def rows_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as a tab-separated table.
+
+    Args:
+        rows: at least one; their keys, in order of appearance, are the columns.
+
+    Returns:
+        The lines of the table.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return table_text(names, ([row.get(name) for name in names] for row in rows))
+
+
+def _field(value: Any) -> Any:
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value + 0.0:.8g}"  # no -0
+    return int(value) if isinstance(value, bool) else value
+
+
 def find_files(place: PathLike, ending: str, names: Sequence[str], what: str, source: str) -> list[Path]:
     """Find the files of a benchmark.
 
@@ -164,7 +205,7 @@ def need_columns(path: PathLike, rows: Sequence[dict[str, Any]], names: Sequence
                 problem = "no column" if name not in row else f"{row[name]!r} in the column"
                 raise ValueError(
                     f"{path}: row {number} has {problem} {name!r} (it has {', '.join(map(str, row))}): every row needs "
-                    "text there. Name the column that has it, or give it this name"
+                    "text there. Name the column that has it (--text-column, --good-column ...), or give it this name"
                 )
 
 
@@ -208,7 +249,10 @@ def read_items(
             where = f"{path}: row {number}"
             document = documents.setdefault(_label(row, "document", where), len(documents))
             item = _label(row, item_column or "item", where, needed=item_column is not None)
-            items.append(TextItem(str(number if item is None else item), row[text_column or "sentence"], document))
+            text = row[text_column or "sentence"]
+            used = (text_column or "sentence", item_column or "item")
+            more = {name: value for name, value in row.items() if name not in used}
+            items.append(TextItem(str(number if item is None else item), text, document, more))
     if not any(item.text.strip() for item in items):
         raise ValueError(f"{path} holds no text")
     return items
@@ -238,6 +282,8 @@ def read_treebank_items(path: PathLike, punctuation: str = "keep") -> tuple[list
     Raises:
         ValueError: the file cannot be read as a treebank, or has no sentences.
     """
+    from hf_synlm.evaluation.treebank_parsing import load_treebank  # imports torch
+
     treebank = load_treebank(Path(path), punctuation)
     items = [TextItem(str(number), " ".join(words)) for number, words in enumerate(treebank.words, 1)]
     return items, treebank.convention

@@ -36,12 +36,13 @@ from hf_synlm.evaluation.parsing import (
 from hf_synlm.evaluation.parsing_analysis import (
     Recall,
     agreement,
+    compare_parses,
     recall_by_height,
     recall_by_label,
     recall_by_length,
     tree_statistics,
 )
-from hf_synlm.evaluation.results import Row
+from hf_synlm.evaluation.results import F1_TITLES, Row
 from hf_synlm.evaluation.scoring import alike_batches, texts_per_search
 from hf_synlm.module_tools import evaluation_mode
 from hf_synlm.trees import Span, escape_word
@@ -198,18 +199,21 @@ def make_treebank(
 def parse_sentences(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    sentences: Sequence[Sequence[str]],
+    sentences: Sequence[str | Sequence[str]],
     *,
     batch_size: int = 32,
     progress: str | None = None,
     **options: Any,
 ) -> list[ParsedSentence]:
-    """Parse sentences given as words.
+    """Parse sentences.
+
+        (parsed,) = hf_synlm.parse_sentences(model, tokenizer, ["the people agree"])
+        print(parsed.brackets())
 
     Args:
         model: a model with `parse`.
         tokenizer: its tokenizer.
-        sentences: per sentence its words, at least one.
+        sentences: each as text, whose words are separated by white space, or as a sequence of words; at least one word.
         batch_size: sentences per call, at most: those of one call are about equally long.
         progress: name of a progress bar; None = no bar.
         **options: for `model.parse`, such as `method="inside"`, `num_beams=20` or `num_return_sequences=5`.
@@ -230,8 +234,9 @@ def parse_sentences(
         raise ValueError(f"{', '.join(unknown)}: not an option of {name}.parse. Leave it out.")
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
-    encoded = [_encode(tokenizer, words, number) for number, words in enumerate(sentences, 1)]
-    _check_lengths(model, sentences, encoded)
+    split = [sentence.split() if isinstance(sentence, str) else list(sentence) for sentence in sentences]
+    encoded = [_encode(tokenizer, words, number) for number, words in enumerate(split, 1)]
+    _check_lengths(model, split, encoded)
     parsed: dict[int, ParsedSentence] = {}
     searches = hasattr(model, "word_search") and options.get("method", "search") == "search"
     most = texts_per_search(model, batch_size, options.get("num_beams")) if searches else batch_size
@@ -244,7 +249,7 @@ def parse_sentences(
             inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask", "word_ends")}
             output = model.parse(**inputs, **options)
             for place, row in enumerate(rows):
-                parsed[row] = ParsedSentence.from_output(output, sentences[row], place)
+                parsed[row] = ParsedSentence.from_output(output, split[row], place)
             bar.update(len(rows))
     return [parsed[row] for row in range(len(encoded))]
 
@@ -444,9 +449,11 @@ def report_parsing(
     kept = {name: _scored_part(found, treebank) for name, found in trees.items()}
     shapes = _shapes(kept, treebank, lengths)
     numbers = [_numbers(score, shapes[name]) for name, score in scores.items()]
-    values = {name: statistics.fmean(each[name] for each in numbers) for name in numbers[0]}
-    values["num_without_tree"] = statistics.fmean(sum(not s.hypotheses for s in parsed) for parsed in runs.values())
+    for each, parsed in zip(numbers, runs.values(), strict=True):
+        each["num_without_tree"] = sum(not sentence.hypotheses for sentence in parsed)
+    values = numbers[0]
     if len(runs) > 1:
+        values = {name: statistics.fmean(each[name] for each in numbers) for name in values}
         values["f1_standard_deviation"] = statistics.stdev(each["f1"] for each in numbers)
         agreed = agreement(list(trees.values()), treebank.lengths, convention, keep=treebank.keep)
         values["agreement"] = round(100 * agreed.mean, 2)
@@ -459,6 +466,30 @@ def report_parsing(
     return values, tables
 
 
+def report_comparison(
+    treebank: Treebank, systems: Mapping[str, Sequence[ParsedSentence]], convention: str | ParsingConvention = "gpst"
+) -> tuple[dict[str, float], dict[str, list[Row]]]:
+    """Compare two parsers on a treebank; see `compare_parses`.
+
+    Args:
+        treebank: the gold trees.
+        systems: the parsed sentences of two systems, by name.
+        convention: as in `unlabeled_f1`.
+
+    Returns:
+        The row of sentence F1 as scores by name, and all rows as a table.
+
+    Raises:
+        ValueError: trees that are not over the words of the treebank, or as `unlabeled_f1`.
+    """
+    for name, parsed in systems.items():
+        match_treebank(parsed, treebank, name)
+    first, second = (_scored_part(best_trees(parsed), treebank) for parsed in systems.values())
+    rows = compare_parses(first, second, treebank.scored(), convention)
+    scores = {name: value for name, value in rows[0].items() if name != "measure"}
+    return scores, {"sentence F1 and recall by label (%)": rows}
+
+
 def _numbers(score: ParsingScores, shape: Mapping[str, float]) -> dict[str, float]:
     pooled = {"precision": round(100 * score.precision, 2), "recall": round(100 * score.recall, 2)}
     return {**score.numbers(), **pooled, **shape, "num_sentences": score.num_sentences}
@@ -466,14 +497,7 @@ def _numbers(score: ParsingScores, shape: Mapping[str, float]) -> dict[str, floa
 
 def _f1_row(name: str, score: ParsingScores) -> Row:
     numbers = score.numbers()
-    return {
-        "trees": name,
-        "F1 by the convention": numbers["f1"],
-        "sentence, without sentence span": numbers["sentence_drop"],
-        "corpus, without sentence span": numbers["corpus_drop"],
-        "sentence, with sentence span": numbers["sentence_count"],
-        "corpus, with sentence span": numbers["corpus_count"],
-    }
+    return {"trees": name, **{title: numbers[key] for key, title in F1_TITLES.items()}}
 
 
 def _scored_part(trees: Sequence[Sequence[Span]], treebank: Treebank) -> list[list[Span]]:

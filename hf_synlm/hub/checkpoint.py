@@ -25,14 +25,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-import hf_synlm  # registers the architectures
+from hf_synlm.data.files import TOKENIZER_FILES
+from hf_synlm.hub import architectures
 
 CONFIG_FILE, INDEX_FILE = "config.json", "model.safetensors.index.json"
 ADAPTER_FILE = "adapter_config.json"  # of PEFT: the model itself lies elsewhere
-# Tokenizers load from one of them; all but the first two are older, or of other libraries.
-TOKENIZER_FILES = tuple(
-    "tokenizer.json tokenizer_config.json vocab* *.model *.tiktoken tekken.json *.spm *.tokenizer dict.txt".split()
-)
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
 # What `from_pretrained` raises for files that are damaged, or something else than they claim to be.
 _UNUSABLE = (
@@ -150,9 +147,9 @@ def check_checkpoint(folder: str | os.PathLike) -> None:
     """
     folder = Path(folder)
     values, tensors = read_json(folder / CONFIG_FILE), stored_tensors(folder)
-    architectures = values.get("architectures")
-    name = architectures[0] if isinstance(architectures, list) and architectures else None
-    model_class: Any = getattr(hf_synlm, name) if isinstance(name, str) and name in hf_synlm.__all__ else None
+    named = values.get("architectures")
+    name = str(named[0]) if isinstance(named, list) and named else ""
+    model_class: Any = getattr(architectures, name) if name in architectures.__all__ else None
     config_class = getattr(model_class, "config_class", None)
     if config_class is None or config_class.model_type != values.get("model_type"):
         return

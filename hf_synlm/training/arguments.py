@@ -44,6 +44,9 @@ class TrainingArguments:
     adam_beta1: float = HfArg(default=0.9, help="AdamW: decay of the first moment.")
     adam_beta2: float = HfArg(default=0.999, help="AdamW: decay of the second moment.")
     adam_epsilon: float = HfArg(default=1e-6, help="AdamW: term in the denominator.")
+    adam_bias_correction: bool = HfArg(
+        default=True, help="AdamW: correct the moments for their start at 0; GPST's authors do not."
+    )
     weight_decay: float = HfArg(default=0.0, help="AdamW: decay of matrices; biases and norms are not decayed.")
     max_grad_norm: float = HfArg(default=1.0, help="Clip gradients to this norm; 0 disables.")
     lr_scheduler_type: str = HfArg(
@@ -222,6 +225,7 @@ def check_overrides(config_class: type, overrides: Any, decided: Collection[str]
         ValueError: the configuration has no such field, or it is one of `decided`.
     """
     types = {f.name: f.type for f in dataclasses.fields(config_class)}
+    types |= {other: types[name] for other, name in getattr(config_class, "attribute_map", {}).items() if name in types}
     checked: dict[str, Any] = {}
     for name, value in (overrides or {}).items():
         if name not in types:
@@ -338,8 +342,14 @@ def parse_arguments(
         "gpst_tiny; flags win.",
     )
     given = {name: value for name, value in values.items() if not isinstance(value, dict)}
-    # `--config` itself belongs to no dataclass and comes last, as a namespace.
-    parsed = parser.parse_args_into_dataclasses(args=[*config_flags(given), *rest], look_for_args_file=False)
+    # `--config` itself belongs to no dataclass and comes after them, as a namespace; then what was not understood.
+    *parsed, unknown = parser.parse_args_into_dataclasses(
+        args=[*config_flags(given), *rest], look_for_args_file=False, return_remaining_strings=True
+    )
+    if unknown:
+        close = difflib.get_close_matches(unknown[0].removeprefix("--").partition("=")[0], names, 1)
+        hint = f" Did you mean --{close[0]}?" if close else " --help lists all options."
+        raise ValueError(f"{unknown[0]} is not an option of this program.{hint}")
     parsed = parsed[: len(types)]
     for arguments in parsed:
         for f in dataclasses.fields(arguments):

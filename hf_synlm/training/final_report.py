@@ -120,7 +120,10 @@ def report_saved_model(
         "seed": seed,
     }
     answer = run_without_package("report", folder, request)
-    print(f"loaded {folder} without hf_synlm ({answer['class']})")
+    count = len(next(iter(treebanks.values())).words)
+    print(
+        f"loaded {folder} without hf_synlm ({answer['class']}); its trees of the first {count} sentences for the test:"
+    )
     scores: dict[str, dict[str, ParsingScores]] = {}
     for name, treebank in treebanks.items():
         scores[name] = {}

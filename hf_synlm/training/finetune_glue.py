@@ -24,6 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.hf_argparser import HfArg
 
+from hf_synlm.data.tokenizers import add_classification_template
 from hf_synlm.evaluation.glue import TextTask, check_labels, glue_task, main_score, task_scores
 from hf_synlm.module_tools import evaluation_mode
 from hf_synlm.training.arguments import TrainingArguments, check_minimum
@@ -40,7 +41,6 @@ from hf_synlm.training.finetuning import (
     CourseArguments,
     FineTuning,
     ModelArguments,
-    check_length,
     load_model,
     map_rows,
     read_config,
@@ -71,7 +71,10 @@ class GlueArguments:
         default=None, help="Data set of the Hub, or a folder, instead of files; default for a task: nyu-mll/glue."
     )
     dataset_config_name: str | None = HfArg(default=None, help="Its configuration; default: task_name.")
-    max_length: int = HfArg(default=128, help="Longest input in tokens; the longer text of a pair is cut.")
+    max_length: int = HfArg(
+        default=128,
+        help="Longest input in tokens, at most the positions of the model; the longer text of a pair is cut.",
+    )
     max_train_tokens: int | None = HfArg(
         default=None,
         help="Leave out longer training examples instead of cutting them (authors: 100 for QQP, 150 for MNLI "
@@ -234,42 +237,23 @@ def read_labels(task: TextTask, table: Dataset, source: str) -> np.ndarray:
     return numbers.astype(np.float32 if task.is_regression else np.int64)
 
 
-def cut_pair(a: list[int], b: list[int], budget: int) -> tuple[list[int], list[int]]:
-    """Cut the texts `a` and `b` to `budget` tokens together: the longer one first, then both alike."""
-    share = max(budget // 2, budget - len(a))
-    kept_b = b[:share]
-    return a[: budget - len(kept_b)], kept_b
-
-
 def encode_texts(
     texts: list[list[str]], tokenizer: PreTrainedTokenizerBase, max_length: int | None
 ) -> dict[str, list[list[int]]]:
-    """Encode texts as `a <CLS>` or `a <SEP> b <CLS>`, or in the tokenizer's own layout of pairs.
+    """Encode texts by the tokenizer alone, so that pipelines give the model the inputs it was trained on.
 
     Args:
         texts: one or two columns.
-        tokenizer: of the model.
+        tokenizer: of the model, with the layout of classifiers (`add_classification_template`).
         max_length: in tokens; longer texts are cut.
 
     Returns:
         `input_ids`, and what else the tokenizer gives, per row.
     """
-    if has_own_layout(tokenizer):
-        options = {} if max_length is None else {"truncation": True, "max_length": max_length}
-        encoded = dict(tokenizer(*texts, verbose=False, **options))
-        encoded.pop("attention_mask", None)
-        return encoded
-    columns = [
-        tokenizer([text.strip() for text in column], add_special_tokens=False, verbose=False)["input_ids"]
-        for column in texts
-    ]
-    sep, cls = tokenizer.sep_token_id, tokenizer.cls_token_id
-    if len(columns) == 1:
-        return {"input_ids": [[*(a if max_length is None else a[: max_length - 1]), cls] for a in columns[0]]}
-    pairs = zip(*columns, strict=True)
-    if max_length is not None:
-        pairs = (cut_pair(a, b, max_length - 2) for a, b in pairs)
-    return {"input_ids": [[*a, sep, *b, cls] for a, b in pairs]}
+    options = {} if max_length is None else {"truncation": True, "max_length": max_length}
+    encoded = dict(tokenizer(*texts, verbose=False, **options))
+    encoded.pop("attention_mask", None)
+    return encoded
 
 
 def encode_batch(
@@ -302,11 +286,6 @@ def encode_batch(
     lengths = map(len, encode_texts(texts, tokenizer, None)["input_ids"])
     kept = [index for index, length in enumerate(lengths) if length <= max_tokens]
     return {name: [values[index] for index in kept] for name, values in encoded.items()}
-
-
-def has_own_layout(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether `tokenizer` itself marks both texts of a pair (BERT, RoBERTa), not just the beginning."""
-    return tokenizer.num_special_tokens_to_add(pair=True) > 1
 
 
 @dataclass
@@ -375,8 +354,12 @@ class GlueRecipe(FineTuning):
             label2id={name: index for index, name in enumerate(names)},
             problem_type="regression" if task.is_regression else "single_label_classification",
         )
-        check_length(config, self.data.max_length, "max_length")
+        positions = getattr(config, "max_position_embeddings", None) or self.data.max_length
+        self.data.max_length = min(self.data.max_length, positions)
+        self.accelerator.print(f"inputs have at most {self.data.max_length} tokens")
         self.tokenizer = read_tokenizer(arguments, config, ["cls_token", "sep_token"])
+        add_classification_template(self.tokenizer)
+        self.tokenizer.model_max_length = self.data.max_length
         return load_model(AutoModelForSequenceClassification, arguments, config, self.tokenizer)
 
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from transformers.hf_argparser import HfArg
 
 from hf_synlm.data.collate import collate_contexts, encode_words
-from hf_synlm.data.samples import sample_path
+from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.data.text import read_lines
 from hf_synlm.evaluation.parsing import PUNCTUATION_WORDS, ParsingScores, resolve_convention
 from hf_synlm.evaluation.results import describe_files
@@ -67,13 +67,13 @@ class InductionArguments:
 
     train_trees: list[str] = HfArg(
         default_factory=list,
-        help="Treebank files whose words are trained on, or 'embedded' (default without train_files).",
+        help="Treebank files whose words are trained on, or 'embedded', which is the default if no file is named.",
     )
     train_files: list[str] = HfArg(
         default_factory=list, help="Text files: one sentence per line, words separated by white space."
     )
-    validation_trees: str = HfArg(default="embedded", help="Treebank file that chooses the best model.")
-    test_trees: str = HfArg(default="embedded", help="Treebank file of the final scores.")
+    validation_trees: str = HfArg(default="", help="Treebank file that chooses the best model, or 'embedded'.")
+    test_trees: str = HfArg(default="", help="Treebank file of the final scores, or 'embedded'.")
     punctuation: Literal["remove", "ignore", "keep"] = HfArg(
         default="remove", help="Remove it before training and parsing (paper), ignore it in the score only, or keep it."
     )
@@ -93,11 +93,16 @@ class InductionArguments:
 
     def __post_init__(self):
         """Resolve the names of the embedded treebanks and check the values."""
+        if not any((self.train_trees, self.train_files, self.validation_trees, self.test_trees)):
+            self.train_trees, self.validation_trees, self.test_trees = [EMBEDDED], EMBEDDED, EMBEDDED
         if not self.train_trees and not self.train_files:
-            self.train_trees = ["embedded"]
-        self.train_trees = [_resolve(name, "trees.train.txt") for name in self.train_trees]
-        self.validation_trees = _resolve(self.validation_trees, "trees.valid.txt")
-        self.test_trees = _resolve(self.test_trees, "trees.test.txt")
+            raise ValueError("No training sentences are named. Pass --train_trees or --train_files.")
+        for name in ("validation_trees", "test_trees"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} is not set. Pass --{name} with a treebank, or 'embedded'.")
+        self.train_trees = [resolve_embedded(name, "trees.train.txt") for name in self.train_trees]
+        self.validation_trees = resolve_embedded(self.validation_trees, "trees.valid.txt")
+        self.test_trees = resolve_embedded(self.test_trees, "trees.test.txt")
         check_files(*self.train_trees, *self.train_files, self.validation_trees, self.test_trees)
         for name in (*self.methods, self.selection_method):
             if name not in METHODS:
@@ -149,10 +154,6 @@ class InductionArguments:
         return f"{', '.join(names)}; no trees. The best model was chosen on the trees of {self.validation_trees}."
 
 
-def _resolve(name: str, sample: str) -> str:
-    return str(sample_path(sample)) if name == "embedded" else name
-
-
 # ---------------------------------------------------------------------------------------------- examples
 def encode_sentences(
     sentences: list[list[str]], tokenizer: PreTrainedTokenizerBase, max_tokens: int | None
@@ -191,9 +192,14 @@ class InductionRecipe(FineTuning):
         self.examples = encode_sentences(list(data.sentences()), self.tokenizer, data.max_sentence_tokens)
         encoded = {part: encode_sentences(bank.words, self.tokenizer, None) for part, bank in self.treebanks.items()}
         for part, sentences in {"training": self.examples, **encoded}.items():
-            check_length(model.config, max(sentences.lengths), f"The longest {part} sentence")
+            name = "max_sentence_tokens" if part == "training" else "max_tree_words"
+            limits = f"Lower --{name}."
+            check_length(model.config, max(sentences.lengths), f"The longest {part} sentence", limits)
         self.held_out = encoded["validation"]
-        accelerator.print(f"training: {self.examples.describe()}\nvalidation: {self.held_out.describe()}")
+        names = ", ".join((*data.train_trees, *data.train_files))
+        accelerator.print(f"train data ({names}): {self.examples.describe()}")
+        for part, path in (("validation", data.validation_trees), ("test", data.test_trees)):
+            accelerator.print(f"{part} data ({path}): {len(self.treebanks[part].words):,} sentences")
         self.settle_steps()
         return model
 

@@ -130,7 +130,8 @@ class SummarizationRecipe(FineTuning):
         self.options = {"max_new_tokens": length, "eos_token_id": end_id, **self.decoding.options(model.config)}
         length = self.options["max_new_tokens"]
         longest = layout.longest(self.tokenizer) - layout.max_target + length
-        check_length(model.config, longest, f"A document with a summary of max_new_tokens {length}")
+        what = f"A document with a summary of max_new_tokens {length}"
+        check_length(model.config, longest, what, "Lower --max_source_length or --max_new_tokens.")
         # A wrong option fails here, before training.
         self._summarize(model, "validation", 1, max_new_tokens=2)
         return model

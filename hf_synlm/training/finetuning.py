@@ -180,23 +180,21 @@ def takes(model: nn.Module, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
 
-def check_length(config: PreTrainedConfig, length: int, what: str) -> None:
+def check_length(config: PreTrainedConfig, length: int, what: str, remedy: str) -> None:
     """Check that a text fits the positions of a model.
 
     Args:
         config: of the model.
         length: in tokens.
         what: the text, for the message.
+        remedy: what to do, for the message.
 
     Raises:
         ValueError: it does not fit.
     """
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and length > limit:
-        raise ValueError(
-            f"{what} is {length} tokens, and the model has {limit} positions. Lower the limits on length "
-            "(see --help: max_...)."
-        )
+        raise ValueError(f"{what} is {length} tokens, and the model has {limit} positions. {remedy}")
 
 
 # ---------------------------------------------------------------------------------------------- the recipe

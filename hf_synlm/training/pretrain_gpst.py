@@ -2,7 +2,7 @@
 
     accelerate launch training/pretrain_gpst.py --config training/configs/gpst_tiny.yaml --output_dir runs/gpst_tiny
 
-Text comes from files, from a data set of the Hub, or (default) from the embedded corpus. It is split into sentences,
+Text comes from files or from a data set of the Hub; if none is named, it is embedded. It is split into sentences,
 encoded, and packed into contexts of whole sentences; every sentence gets a tree of its own. No trees are read for
 training: treebanks only serve evaluation. `--architecture gpt2` trains a GPT-2 on the same contexts.
 Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024).
@@ -26,7 +26,7 @@ from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.data.collate import collate_contexts
 from hf_synlm.data.contexts import ContextDataset
 from hf_synlm.data.prepare import PreparedText
-from hf_synlm.data.samples import sample_path
+from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.data.tokenizers import special_token_ids
 from hf_synlm.evaluation.treebank_parsing import (
     PUNCTUATION,
@@ -92,11 +92,11 @@ class EvaluationArguments:
     """What is measured during training and at its end."""
 
     validation_trees: str | None = HfArg(
-        default="embedded", help="Treebank file for F1 during training; 'embedded', or 'none'."
+        default=None,
+        help="Treebank file for F1 during training; 'embedded', or 'none'; default: embedded for the embedded text, "
+        "otherwise none.",
     )
-    test_trees: str | None = HfArg(
-        default="embedded", help="Treebank file for the final report; 'embedded', or 'none'."
-    )
+    test_trees: str | None = HfArg(default=None, help="The same for the final report.")
     punctuation: str = HfArg(
         default="remove", help="Punctuation in treebanks: remove it before parsing, ignore it in the score, or keep it."
     )
@@ -114,16 +114,23 @@ class EvaluationArguments:
     )
 
     def __post_init__(self):
-        """Resolve the names of the embedded treebanks."""
-        for name, embedded in (("validation_trees", "trees.valid.txt"), ("test_trees", "trees.test.txt")):
-            value = getattr(self, name)
-            if value == "embedded":
-                setattr(self, name, str(sample_path(embedded)))
-            elif value in ("none", ""):
-                setattr(self, name, None)
+        """Check the values."""
         for value in (self.punctuation, *self.report_punctuation):
             check_choice("punctuation", value, PUNCTUATION)
         check_minimum(self, 0, "search_num_beams")
+
+    def complete(self, data: DataArguments) -> None:
+        """Settle the treebanks; words of validation trees are validation text, if treebanks are all training text.
+
+        Args:
+            data: tells whether the training text is embedded; completed, too.
+        """
+        default = EMBEDDED if data.is_embedded else "none"
+        for name, sample in (("validation_trees", "trees.valid.txt"), ("test_trees", "trees.test.txt")):
+            value = getattr(self, name) or default
+            setattr(self, name, None if value == "none" else resolve_embedded(value, sample))
+        if data.only_trees and not data.has_validation_files and self.validation_trees is not None:
+            data.validation_words = [self.validation_trees]
 
     def without_trees(self) -> None:
         """Disable evaluations of trees, for a model that has none."""
@@ -297,6 +304,7 @@ class GPSTRecipe(Recipe):
     ):
         super().__init__(accelerator, arguments)
         self.model_arguments, self.data, self.evaluation = model_arguments, data, evaluation
+        evaluation.complete(data)
         if model_arguments.is_baseline:
             evaluation.without_trees()
         if accelerator.distributed_type == DistributedType.FSDP:
@@ -326,6 +334,8 @@ class GPSTRecipe(Recipe):
                 collate_plain, pad_token_id=tokenizer.pad_token_id, begin_token_id=tokenizer.bos_token_id
             )
         self.accelerator.print(self.text.describe())
+        for name in ("validation_trees", "test_trees"):
+            self.accelerator.print(f"{name}: {getattr(evaluation, name) or f'none (--{name} names a treebank)'}")
         self.accelerator.print(
             f"training contexts: {self.contexts.describe()}\nvalidation contexts: {self.validation.describe()}"
         )

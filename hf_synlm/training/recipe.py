@@ -8,7 +8,10 @@ test (`final_results`), `all_results.json`, end of the processes, `report`, push
 import dataclasses
 import inspect
 import json
+import os
+import sys
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,6 +50,7 @@ from hf_synlm.training.run import (
 from hf_synlm.training.steps import model_loss
 from hf_synlm.viz import SentenceView
 
+PACKAGE = Path(__file__).parents[1]
 # Of generated samples.
 NUM_SENTENCES = 3
 NEW_TOKENS = 20
@@ -225,6 +229,9 @@ def kept_evaluation(results: dict[str, Any]) -> dict[str, Any]:
 def run_recipe(recipe_type: type[Recipe], argv: Sequence[str] | None = None) -> None:
     """Run a training program from its command line to the push of its model.
 
+    With the command line of the process, an error of the user is one line on stderr and exit status 2; the environment
+    variable HF_SYNLM_TRACEBACK=1 shows where it was raised.
+
     Args:
         recipe_type: the program.
         argv: command line without the program name; default: the process's.
@@ -236,6 +243,23 @@ def run_recipe(recipe_type: type[Recipe], argv: Sequence[str] | None = None) -> 
         SystemExit: with status 0, after SIGTERM or SIGINT, when a checkpoint has been saved.
         RuntimeError: the finished run cannot be pushed to the Hub.
     """
+    try:
+        _run(recipe_type, argv)
+    except (ValueError, OSError, FloatingPointError) as error:
+        if argv is not None or os.environ.get("HF_SYNLM_TRACEBACK") or not _is_user_error(error):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _is_user_error(error: Exception) -> bool:
+    """Whether the cause is input, not a bug: a ValueError of another library (a wrong shape) is one of our bugs."""
+    raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return not isinstance(error, ValueError) or raised_in.is_relative_to(PACKAGE)
+
+
+def _run(recipe_type: type[Recipe], argv: Sequence[str] | None) -> None:
+    """Run the program; errors are raised."""
     started = time.monotonic()
     description = (inspect.getdoc(recipe_type) or "").partition("\n")[0]
     parsed = parse_arguments(recipe_type.argument_types, argv, recipe_type.mappings, description)

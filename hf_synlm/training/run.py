@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -138,8 +139,8 @@ def course_settings(
         Name -> value.
     """
     names = (
-        "seed max_train_steps learning_rate adam_beta1 adam_beta2 adam_epsilon weight_decay max_grad_norm "
-        "lr_scheduler_type warmup_steps per_device_train_batch_size gradient_accumulation_steps"
+        "seed max_train_steps learning_rate adam_beta1 adam_beta2 adam_epsilon adam_bias_correction weight_decay "
+        "max_grad_norm lr_scheduler_type warmup_steps per_device_train_batch_size gradient_accumulation_steps"
     ).split()
     return {
         **{name: getattr(arguments, name) for name in names},
@@ -301,6 +302,31 @@ def parameter_groups(
     return [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
 
 
+class UncorrectedAdamW(torch.optim.AdamW):
+    """AdamW without bias correction, as `AdamW(correct_bias=False)` of transformers 4.
+
+    w <- w - rate * (m / (sqrt(v) + epsilon) + decay * w). torch's AdamW computes this from a rate times
+    c = (1 - beta1^t) / sqrt(1 - beta2^t), a decay divided by c, and an epsilon divided by sqrt(1 - beta2^t).
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Take a step (see `torch.optim.Optimizer.step`)."""
+        step = 1 + max((int(state["step"]) for state in self.state.values()), default=0)
+        given = [dict(group) for group in self.param_groups]
+        for group in self.param_groups:
+            first, second = (1 - beta**step for beta in group["betas"])
+            scale = first / math.sqrt(second)
+            group["lr"] *= scale
+            group["weight_decay"] /= scale
+            group["eps"] /= math.sqrt(second)
+        try:
+            return super().step(closure)
+        finally:
+            for group, old in zip(self.param_groups, given, strict=True):
+                group.update(old)
+
+
 def make_optimizer(
     model: nn.Module, arguments: TrainingArguments, module_rates: dict[str, float] | None = None
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
@@ -315,9 +341,8 @@ def make_optimizer(
         Optimizer and schedule.
     """
     groups = parameter_groups(model, arguments.learning_rate, module_rates or {}, arguments.weight_decay)
-    optimizer = torch.optim.AdamW(
-        groups, betas=(arguments.adam_beta1, arguments.adam_beta2), eps=arguments.adam_epsilon
-    )
+    optimizer_class = torch.optim.AdamW if arguments.adam_bias_correction else UncorrectedAdamW
+    optimizer = optimizer_class(groups, betas=(arguments.adam_beta1, arguments.adam_beta2), eps=arguments.adam_epsilon)
     name = "constant_with_warmup" if arguments.lr_scheduler_type == "constant" else arguments.lr_scheduler_type
     schedule = get_scheduler(name, optimizer, arguments.warmup_steps, arguments.num_steps)
     return optimizer, schedule

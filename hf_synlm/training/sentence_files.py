@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from accelerate import Accelerator
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.hf_argparser import HfArg
 
-from hf_synlm.data.samples import sample_path
+from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.data.vocabulary import UnknownRule, word_tokenizer
 from hf_synlm.hub.checkpoint import check_tokenizer_source
 from hf_synlm.training.arguments import check_minimum
@@ -30,9 +30,11 @@ def check_files(*paths: str) -> None:
 
 @dataclass
 class SentenceFileArguments:
-    """Files of sentences, and the tokenizer for their words; the default is the embedded treebank."""
+    """Files of sentences (if none is named, the embedded treebank), and the tokenizer for their words."""
 
-    train_files: list[str] = HfArg(default_factory=list, help="Files to train on; default: the embedded treebank.")
+    train_files: list[str] = HfArg(
+        default_factory=list, help="Files to train on; default, if no file is named: the embedded treebank."
+    )
     validation_files: list[str] = HfArg(default_factory=list, help="Files for validation.")
     test_files: list[str] = HfArg(default_factory=list, help="Files for the evaluation of the final model; optional.")
     split_leaves: bool = HfArg(
@@ -57,10 +59,13 @@ class SentenceFileArguments:
     def __post_init__(self):
         """Check the values, and name the files of the embedded treebank."""
         check_minimum(self, 1, "tokenizer_min_frequency batch_group_size")
+        if not self.files:
+            self.train_files, self.validation_files, self.test_files = [EMBEDDED], [EMBEDDED], [EMBEDDED]
+        self.train_files = [resolve_embedded(name, "trees.train.txt") for name in self.train_files]
+        self.validation_files = [resolve_embedded(name, "trees.valid.txt") for name in self.validation_files]
+        self.test_files = [resolve_embedded(name, "trees.test.txt") for name in self.test_files]
         if not self.train_files:
-            self.train_files = [str(sample_path("trees.train.txt"))]
-            self.validation_files = self.validation_files or [str(sample_path("trees.valid.txt"))]
-            self.test_files = self.test_files or [str(sample_path("trees.test.txt"))]
+            raise ValueError("train_files are not set, but other files are. Pass --train_files, or leave all out.")
         if not self.validation_files:
             raise ValueError("validation_files are not set. Pass files that are not trained on.")
         check_files(*self.files)
@@ -69,6 +74,16 @@ class SentenceFileArguments:
     def files(self) -> list[str]:
         """Files for training, validation and test."""
         return [*self.train_files, *self.validation_files, *self.test_files]
+
+    def describe_splits(self, splits: Any, describe: Callable[[Any], str]) -> str:
+        """A line per split: its files and, by `describe`, its size."""
+        lines = []
+        for split in ("train", "validation", "test"):
+            names = ", ".join(Path(path).name for path in getattr(self, f"{split}_files"))
+            lines.append(
+                f"{split} data ({names}): {describe(getattr(splits, split))}" if names else f"{split} data: none"
+            )
+        return "\n".join(lines)
 
     @property
     def train_names(self) -> str:

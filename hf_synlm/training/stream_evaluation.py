@@ -80,7 +80,7 @@ def evaluate_stream(
             batch = to_device(rows.segment(start, segment_length, share), accelerator.device)
             output = plain(**batch, past_key_values=cache, use_cache=True)
             cache = output.past_key_values
-            total -= output.joint_log_prob.double().sum().item()
+            total -= output.joint_log_prob.cpu().double().sum().item()
     return sum(gather_object([total]))
 
 
@@ -109,7 +109,7 @@ def evaluate_sentences(
         for numbers in batches[accelerator.process_index :: accelerator.num_processes]:
             batch = collate_framed(stream, [sentences[k] for k in numbers], pad_token_id, gold=False)
             output = plain(**to_device(batch, accelerator.device))
-            total -= output.joint_log_prob.double().sum().item()
+            total -= output.joint_log_prob.cpu().double().sum().item()
     return sum(gather_object([total]))
 
 

@@ -248,7 +248,8 @@ def make_layout(data: SummaryArguments, model: PreTrainedModel, tokenizer: PreTr
         prompt=data.prompt,
         language=data.language,
     )
-    check_length(model.config, layout.longest(tokenizer), "A document with its summary")
+    remedy = "Lower --max_source_length or --max_target_length."
+    check_length(model.config, layout.longest(tokenizer), "A document with its summary", remedy)
     return layout
 
 

@@ -241,9 +241,7 @@ class RecurrentRecipe(Recipe):
         accelerator, arguments, data = self.accelerator, self.arguments, self.data
         streams, tokenizer, model = load_data(accelerator, self.model_arguments, data, Path(arguments.output_dir))
         self.streams, self.tokenizer = streams, tokenizer
-        accelerator.print(
-            f"training: {describe_stream(streams.train)}\nvalidation: {describe_stream(streams.validation)}"
-        )
+        accelerator.print(data.describe_splits(streams, describe_stream))
         epochs = self.schedule.num_train_epochs
         self.ends = self._batches()[-1]
         arguments.limit_steps(self.ends.step(epochs - 1) if epochs else None)
@@ -365,7 +363,8 @@ def score_final_trees(run: Run, scorer: TreeScorer) -> dict[str, Any]:
         Convention, treatment of punctuation, and scores by kind of tree.
     """
     scores = {"model": scorer.run(run.accelerator, run.model), **scorer.baselines()}
-    run.accelerator.print(score_table(scores, scorer.treebank))
+    count = len(scorer.treebank.words)
+    run.accelerator.print(f"final trees, all {count:,} sentences:\n{score_table(scores, scorer.treebank)}")
     numbers: dict[str, Any] = score_numbers(scores)
     return {"convention": scores["model"].convention, "punctuation": scorer.treebank.convention, **numbers}
 

@@ -261,8 +261,7 @@ class RNNGRecipe(Recipe):
         self.config = model.config
         self.collate = TreeCollator(self.tokenizer.pad_token_id, self.config if self._is_grammar else None)
         self.objective = Objective(self.config)
-        train, validation = self.trees.train, self.trees.validation
-        self.accelerator.print(f"training trees: {train.describe()}\nvalidation trees: {validation.describe()}")
+        self.accelerator.print(self.data.describe_splits(self.trees, TreeDataset.describe))
         epochs, accumulation = self.course.num_train_epochs, arguments.gradient_accumulation_steps
         arguments.limit_steps(steps_of_epochs(self._sampler(), epochs, accumulation) if epochs else None)
         self.accelerator.print(f"{arguments.num_steps:,} steps")

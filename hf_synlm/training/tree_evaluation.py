@@ -239,7 +239,7 @@ def _parse_batch(
     batch = collate(items)
     inputs = {name: batch[name].to(device) for name in ("input_ids", "attention_mask", "word_ends")}
     output = model.parse(**inputs, **beam)
-    log_probs = output.token_log_probs.double().sum(1).tolist()
+    log_probs = output.token_log_probs.cpu().double().sum(1).tolist()
     results = []
     for index, (row, item) in enumerate(zip(rows, items, strict=True)):
         tree = None

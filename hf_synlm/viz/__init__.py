@@ -1,17 +1,17 @@
-"""Pictures of what the models compute, as plain strings: trees, surprisals, charts, distances, attention.
+"""Pictures of what the models compute: trees, surprisals, charts, distances, attention, and bars of scores.
 
-No plotting library is needed. `show` gives an object that draws itself in notebooks; the functions ending in
-`_to_text`, `_to_svg`, `_to_latex`, `_to_html` and `_to_page` return text in that format, with everything escaped.
+Only `plot_bars` needs a plotting library. `show` gives an object that draws itself in notebooks; the functions ending
+in `_to_text`, `_to_svg`, `_to_latex`, `_to_html` and `_to_page` return text in that format, with everything escaped.
 """
 
 from hf_synlm.viz.html import posteriors, sentence_to_html, sentence_to_page, sentences_to_page, surprisals_in_bits
 from hf_synlm.viz.latex import escape_latex, tree_to_latex
 from hf_synlm.viz.plots import (
-    bars_to_svg,
     chart_scores,
     chart_to_svg,
     distances_to_svg,
     heatmap_to_svg,
+    plot_bars,
     span_attention_to_svg,
 )
 from hf_synlm.viz.svg import tree_to_svg
@@ -20,12 +20,12 @@ from hf_synlm.viz.view import SentenceView, show
 
 __all__ = [
     "SentenceView",
-    "bars_to_svg",
     "chart_scores",
     "chart_to_svg",
     "distances_to_svg",
     "escape_latex",
     "heatmap_to_svg",
+    "plot_bars",
     "posteriors",
     "sentence_to_html",
     "sentence_to_page",

@@ -109,7 +109,8 @@ def _body(sentence: ParsedSentence, pictures: Mapping[str, str] | None = None) -
     bits = surprisals_in_bits(sentence)
     parts = [f'<h2 dir="auto">{escape_xml(" ".join(sentence.words))}</h2>']
     if bits is not None:
-        parts.append(f"<p>{len(bits)} words, surprisal {math.fsum(bits):.2f} bits in all</p>")
+        count = "1 word" if len(bits) == 1 else f"{len(bits)} words"
+        parts.append(f"<p>{count}, surprisal {math.fsum(bits):.2f} bits in all</p>")
     if not sentence.hypotheses:
         parts.append("<p>The search found no complete tree; a wider beam may.</p>")
         if sentence.words:

@@ -1,20 +1,22 @@
-"""Plots as SVG: bars of scores, chart scores (GPST), syntactic distances (ON-LSTM, PRPN), span attention (PaLM).
+"""Plots: bars of scores by matplotlib; heat maps of chart scores (GPST), distances (ON-LSTM, PRPN), attention (PaLM).
 
-Values of heat maps come as tensors, arrays or nested lists. The color goes from transparent at the smallest value to
-full at the largest; the caption names both, and every cell shows its value as a tooltip. Plain SVG text keeps
-matplotlib out of the requirements, and is the same for equal numbers on every machine.
+Heat maps are SVG in plain text. Values come as tensors, arrays or nested lists. The color goes from transparent at the
+smallest value to full at the largest; the caption names both, and every cell shows its value as a tooltip.
 """
 
+import io
 import math
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeGuard
 
+from hf_synlm.data.files import write_bytes
+from hf_synlm.data.text import PathLike
 from hf_synlm.trees import Span
 from hf_synlm.viz.svg import FONT_SIZE, SMALL, escape_xml, svg_element, text_element, text_width
 
 # Colors that stay apart for color-blind readers (Okabe and Ito 2008).
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#999999")
-_BAR, _GROUP_GAP, _PLOT, _MARGIN = 14, 12, 420, 8
 _CELL = 24
 _COLOR = "#4c78a8"
 
@@ -28,101 +30,69 @@ def _text(text: str, x: float, y: float, anchor: str, **attributes: object) -> s
 
 
 # ------------------------------------------------------------------------------------------------------------- bars
-def bars_to_svg(
+def plot_bars(
+    path: PathLike,
     names: Sequence[str],
     series: Mapping[str, Sequence[float | None]],
     *,
     deviations: Mapping[str, Sequence[float | None]] | None = None,
     title: str,
-    largest: float | None = None,
+    axis: str,
+    limit: float | None = None,
+    chance: float | None = None,
     digits: int = 3,
-) -> str:
-    """Draw horizontal bars: a group per name, in it a bar per series.
+) -> None:
+    """Draw horizontal bars by matplotlib: a group per name, in it a bar per series.
 
     Args:
+        path: file to write; its ending is the format: .svg, .png or .pdf.
         names: of the groups, from top to bottom.
-        series: by name one value per group; None or NaN = no bar. Bars of negative values go to the left of 0.
-        deviations: standard deviations of some series, one per group, drawn as a whisker to each side; without
-            negative values, whiskers end at 0.
-        title: shown below.
-        largest: value at the right end of the scale, if no value with its deviation is larger.
+        series: by name one value per group; None or NaN = no bar.
+        deviations: standard deviations of some series, one per group, drawn as error bars.
+        title: shown above.
+        axis: what the values are, and their unit.
+        limit: end of the axis.
+        chance: value of a guess, drawn as a dashed line.
         digits: of the printed values, after the point.
-
-    Returns:
-        One `<svg>` element.
 
     Raises:
         ValueError: a series or its deviations do not fit the names, or no value is finite.
-
-    Cost: O(number of values).
     """
-    spread = {name: list((deviations or {}).get(name, [None] * len(names))) for name in series}
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    spread = {name: (deviations or {}).get(name, [None] * len(names)) for name in series}
     for name, values in series.items():
         if len(values) != len(names) or len(spread[name]) != len(names):
             raise ValueError(f"{name!r} has {len(values)} values for {len(names)} names: give one each")
-    found = [
-        (value, deviation if _is_number(deviation) else 0.0)
-        for name, values in series.items()
-        for value, deviation in zip(values, spread[name], strict=True)
-        if _is_number(value)
-    ]
-    if not found:
+    if not any(_is_number(value) for values in series.values() for value in values):
         raise ValueError("there is no finite value: nothing to draw")
-    # Whiskers end at 0, unless a value is below: most scores cannot be negative.
-    lowest = min(value - deviation for value, deviation in found) if min(found)[0] < 0 else 0.0
-    highest = max(largest or 0.0, *(value + deviation for value, deviation in found), 0.0)
-    scale = _PLOT / (highest - lowest or 1.0)
-    label_end = max(text_width(name, SMALL) for name in names) + _MARGIN
-    zero = label_end - lowest * scale
-    parts, y = [], float(_MARGIN)
-    for place, group in enumerate(names):
-        parts.append(_text(group, label_end - 6, y + _BAR * len(series) / 2 + SMALL / 3, "end"))
-        for color, (name, values) in enumerate(series.items()):
-            label, value, deviation = f"{group}, {name}", values[place], spread[name][place]
-            drawn = _bar(value, deviation, zero, y, scale, lowest, digits, _COLORS[color % len(_COLORS)])
-            if not _is_number(value):
-                said = "none"
-            else:
-                said = f"{value:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
-            parts += [f"<g><title>{escape_xml(f'{label}: {said}')}</title>", *drawn, "</g>"]
-            y += _BAR
-        y += _GROUP_GAP
-    parts.insert(0, f'<path d="M{zero:.1f} 0V{y - _GROUP_GAP / 2:.1f}" stroke="currentColor" stroke-opacity="0.4"/>')
-    x, below = label_end, y + SMALL
-    for color, name in enumerate(series):
-        parts.append(f'<rect x="{x:.1f}" y="{below - 9:.1f}" width="10" height="10" fill="{_COLORS[color % 8]}"/>')
-        parts.append(_text(name, x + 14, below, "start"))
-        x += text_width(name, SMALL) + 30
-    parts.append(_text(title, 0, below + 2 * SMALL, "start"))
-    width = max(label_end + _PLOT + 90, x, text_width(title, SMALL))
-    return svg_element(parts, width + 2 * _MARGIN, below + 3 * SMALL, title)
-
-
-def _bar(
-    value: float | None,
-    deviation: float | None,
-    zero: float,
-    y: float,
-    scale: float,
-    lowest: float,
-    digits: int,
-    color: str,
-) -> list[str]:
-    """A bar from the line of 0, with its whisker and its value."""
-    base = y + _BAR - 3
-    if not _is_number(value):
-        return [_text("none", zero + 4, base, "start")]
-    start, width = zero + min(0.0, value) * scale, abs(value) * scale
-    parts = [f'<rect x="{start:.1f}" y="{y + 1:.1f}" width="{width:.1f}" height="{_BAR - 2}" fill="{color}"/>']
-    if deviation is not None and deviation > 0:
-        middle, high = y + _BAR / 2, zero + (value + deviation) * scale
-        low = zero + max(lowest, value - deviation) * scale
-        ends = f"M{high:.1f} {middle - 3:.1f}v6"
-        if value - deviation >= lowest:  # it is not cut
-            ends += f"M{low:.1f} {middle - 3:.1f}v6"
-        parts.append(f'<path d="M{low:.1f} {middle:.1f}H{high:.1f}{ends}" stroke="currentColor" fill="none"/>')
-    end = zero + max(0.0, value + (deviation or 0.0)) * scale
-    return [*parts, _text(f"{value:.{digits}f}", end + 4, base, "start")]
+    figure = Figure(figsize=(8, 1.6 + len(names) * (0.15 + 0.25 * len(series))), layout="constrained")
+    axes = figure.subplots()
+    height = 0.8 / len(series)
+    for number, (name, values) in enumerate(series.items()):
+        places = [place - 0.4 + height * (number + 0.5) for place in range(len(names))]
+        lengths = [value if _is_number(value) else 0.0 for value in values]
+        errors = [value if _is_number(value) else 0.0 for value in spread[name]]
+        color = _COLORS[number % len(_COLORS)]
+        bars = axes.barh(places, lengths, height, xerr=errors if any(errors) else None, color=color, label=name)
+        written = [f"{value:.{digits}f}" if _is_number(value) else "none" for value in values]
+        axes.bar_label(bars, written, padding=3, fontsize=8)
+    if chance is not None:
+        axes.axvline(chance, linestyle="--", color="0.3", label="chance")
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    if limit is not None:
+        axes.set_xlim(right=limit)
+    axes.set_xlabel(axis)
+    axes.set_title(title, fontsize=10, wrap=True)
+    figure.legend(loc="outside lower center", ncols=3)
+    buffer, ending = io.BytesIO(), Path(path).suffix[1:].lower()
+    # The same picture for the same numbers, with text as text.
+    with rc_context({"svg.hashsalt": "hf_synlm", "svg.fonttype": "none"}):
+        figure.savefig(buffer, format=ending, dpi=150, metadata={"Date": None} if ending == "svg" else None)
+    write_bytes(path, buffer.getvalue())
 
 
 # -------------------------------------------------------------------------------------------------------- heat maps
@@ -214,7 +184,7 @@ def distances_to_svg(distances: Any, words: Sequence[str], *, sentence: int = 0,
     """Syntactic distances of ON-LSTM or PRPN: a row per layer; a value belongs to the gap before its token.
 
     Args:
-        distances: [L, B, T] as in the output of `forward` (`distances`, `syd_distances`), or [L, T].
+        distances: [B, L, T] as in the output of `forward` (`distances`, `syd_distances`), or [L, T].
         words: one string per token of the row.
         sentence: row of the batch.
         title: of the picture.
@@ -227,7 +197,7 @@ def distances_to_svg(distances: Any, words: Sequence[str], *, sentence: int = 0,
     """
     layers = _to_lists(distances)
     if layers and layers[0] and isinstance(layers[0][0], list):
-        layers = [_row_of_batch(rows, sentence) for rows in layers]
+        layers = _row_of_batch(layers, sentence)
     names = [f"layer {number}" for number in range(1, len(layers) + 1)]
     return heatmap_to_svg(layers, names, words, title=title or "syntactic distance before each token")
 

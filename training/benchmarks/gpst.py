@@ -98,14 +98,14 @@ def gpst_train(overrides: dict, num_contexts: int, num_tokens: int) -> Sides:
         model.eval()
         output = model(ids, sentence_ids=sentence_ids, labels=ids)
         with torch.no_grad():
-            given = model(ids, sentence_ids=sentence_ids, output_chart=True)
+            given = model(ids, sentence_ids=sentence_ids, output_chart=True, output_spans=True)
             log_prob = given.token_logits_given_tree.log_softmax(-1).gather(-1, ids[..., None])
         torch.testing.assert_close(output.losses["token"], -log_prob.mean(), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(output.joint_log_prob, given.joint_log_prob, rtol=1e-4, atol=1e-2)
         first = ids[:1, : int((sentence_ids[0] == 1).sum())]
         alone = [span for span in given.spans[0] if span[1] <= first.shape[1]]
         with torch.no_grad():
-            single = model(first, output_chart=True)
+            single = model(first, output_chart=True, output_spans=True)
         if single.spans[0] != alone:
             raise AssertionError("a sentence has another tree alone than in its context")
         model.train()

@@ -100,7 +100,7 @@ def prpn_train(dropout: bool) -> Sides:
     torch.manual_seed(0)
     config = _preset(PRPNConfig, "prpn-ptb-word", dropout)
     ids = _text(64, 35, config.vocab_size)
-    baseline = LSTMs(config.vocab_size, config.embedding_size, [config.hidden_size] * config.num_layers)
+    baseline = LSTMs(config.vocab_size, config.embedding_size, [config.layer_size] * config.num_layers)
     return _compare(PRPNForCausalLM(config), ids, baseline, lambda: baseline(ids))
 
 

@@ -19,6 +19,22 @@ SAMPLE_NAMES = (
 )
 
 
+EMBEDDED = "embedded"
+
+
+def resolve_embedded(name: str, sample: str) -> str:
+    """Resolve a name of a file that may be "embedded".
+
+    Args:
+        name: a path, or "embedded".
+        sample: one of `SAMPLE_NAMES`, which "embedded" stands for.
+
+    Returns:
+        The path.
+    """
+    return str(sample_path(sample)) if name == EMBEDDED else name
+
+
 def sample_path(name: str) -> Path:
     """Return where a file of the embedded corpus lies.
 

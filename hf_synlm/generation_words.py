@@ -1,0 +1,100 @@
+"""What `generate` of all architectures has in common: stop strings, words of a text, and what is refused.
+
+Shapes: B texts, T tokens.
+"""
+
+import copy
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import GenerationConfig, StoppingCriteriaList
+from transformers.generation import GenerationMixin, StopStringCriteria
+
+
+def _spelled_word(tokenizer: Any) -> str:
+    """A word that the tokenizer spells in its own tokens: "abcdef", or the first one of the vocabulary."""
+
+    def is_spelled(word: str) -> bool:
+        return word.isalpha() and word in tokenizer.convert_tokens_to_string(tokenizer.tokenize(word))
+
+    words = (tokenizer.convert_tokens_to_string([token]).strip() for token in tokenizer.get_vocab())
+    word = next(filter(is_spelled, itertools.chain(["abcdef"], words)), None)
+    if word is None:
+        raise ValueError(f"The vocabulary of {type(tokenizer).__name__} spells no word, so that its texts have none.")
+    return word
+
+
+class StopStrings(StopStringCriteria):
+    """The criterion of transformers, also for vocabularies that cannot spell its probe "abcdef"."""
+
+    @staticmethod
+    def clean_tokenizer_vocab(tokenizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """The text that every token adds after a word, and the ids of the tokens.
+
+        Args:
+            tokenizer: of the model.
+            *args: as in transformers.
+            **kwargs: as in transformers.
+
+        Returns:
+            Texts and ids.
+        """
+        return StopStringCriteria.clean_tokenizer_vocab(tokenizer, _spelled_word(tokenizer), *args, **kwargs)
+
+
+def word_ends_of(tokenizer: Any, input_ids: Tensor) -> Tensor:
+    """Which tokens end a word of a text: those with white space at their end, or at the beginning of the next token.
+
+    Args:
+        tokenizer: of the model.
+        input_ids: [B, T].
+
+    Returns:
+        [B, T]; the last column ends a word.
+
+    Cost: one lookup for each different token, on the CPU.
+    """
+    before = tokenizer.tokenize(_spelled_word(tokenizer))
+    start = len(tokenizer.convert_tokens_to_string(before))
+    ids, places = input_ids.unique(return_inverse=True)
+    tokens = tokenizer.convert_ids_to_tokens(ids.tolist())
+    texts = [tokenizer.convert_tokens_to_string([*before, token])[start:] for token in tokens]
+    begins, ends = (
+        torch.tensor([text[edge].isspace() for text in texts], device=ids.device)[places]
+        for edge in (slice(1), slice(-1, None))
+    )
+    return ends | F.pad(begins[:, 1:], (0, 1), value=True)
+
+
+class WordGenerationMixin(GenerationMixin):
+    """`generate` with stop strings for every tokenizer, and without continuous batching."""
+
+    def _get_stopping_criteria(
+        self, generation_config: GenerationConfig, stopping_criteria: StoppingCriteriaList | None, tokenizer: Any = None
+    ) -> StoppingCriteriaList:
+        if generation_config.stop_strings is not None and tokenizer is not None:
+            strings = StopStrings(tokenizer, generation_config.stop_strings)
+            stopping_criteria = StoppingCriteriaList([*(stopping_criteria or ()), strings])
+            generation_config = copy.copy(generation_config)
+            generation_config.stop_strings = None
+        return super()._get_stopping_criteria(generation_config, stopping_criteria, tokenizer)
+
+    def generate_batch(self, *args: Any, **kwargs: Any) -> None:
+        """Continuous batching is not possible.
+
+        Args:
+            *args: not used.
+            **kwargs: not used.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        # The inherited method of transformers would return something that looks like a result.
+        raise NotImplementedError("generate_batch: use generate with a padded batch; the state has no pages.")
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> None:
+        """Continuous batching is not possible; see `generate_batch`."""
+        self.generate_batch()

@@ -1,0 +1,81 @@
+"""The architectures of the package, registered with the Auto classes of transformers by importing this module.
+
+From then on, `AutoModelForCausalLM` and the like know them, and `save_pretrained` and `push_to_hub` write repositories
+that load without the package.
+"""
+
+from typing import Any
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from hf_synlm.configuration_gpst import GPSTConfig
+from hf_synlm.configuration_lstm import LSTMConfig
+from hf_synlm.configuration_on_lstm import ONLSTMConfig
+from hf_synlm.configuration_palm import PaLMConfig
+from hf_synlm.configuration_prpn import PRPNConfig
+from hf_synlm.configuration_rnng import RNNGConfig
+from hf_synlm.modeling_gpst import GPSTForCausalLM, GPSTForSequenceClassification, GPSTModel, GPSTPreTrainedModel
+from hf_synlm.modeling_lstm import LSTMForCausalLM, LSTMModel, LSTMPreTrainedModel
+from hf_synlm.modeling_on_lstm import (
+    ONLSTMForCausalLM,
+    ONLSTMForSequenceClassification,
+    ONLSTMModel,
+    ONLSTMPreTrainedModel,
+)
+from hf_synlm.modeling_palm import PaLMForCausalLM, PaLMForSequenceClassification, PaLMModel, PaLMPreTrainedModel
+from hf_synlm.modeling_prpn import PRPNForCausalLM, PRPNForSequenceClassification, PRPNModel, PRPNPreTrainedModel
+from hf_synlm.modeling_rnng import RNNGForCausalLM, RNNGForSequenceClassification, RNNGModel, RNNGPreTrainedModel
+from hf_synlm.outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
+
+_AUTO_CLASSES: dict[str, Any] = {
+    "Model": AutoModel,
+    "ForCausalLM": AutoModelForCausalLM,
+    "ForSequenceClassification": AutoModelForSequenceClassification,
+}
+
+for _config_class in (GPSTConfig, LSTMConfig, ONLSTMConfig, PaLMConfig, PRPNConfig, RNNGConfig):
+    AutoConfig.register(_config_class.model_type, _config_class, exist_ok=True)
+    _config_class.register_for_auto_class()
+    for _kind in _config_class.model_classes:
+        _model_class = globals()[_config_class.__name__.removesuffix("Config") + _kind]
+        _AUTO_CLASSES[_kind].register(_config_class, _model_class, exist_ok=True)
+        _model_class.register_for_auto_class(_AUTO_CLASSES[_kind].__name__)
+    # Trainer shifts labels only for the classes in this table when it smooths them (label_smoothing_factor).
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[_config_class.model_type] = f"{_config_class.__name__[:-6]}ForCausalLM"
+
+__all__ = [
+    "GPSTConfig",
+    "GPSTForCausalLM",
+    "GPSTForSequenceClassification",
+    "GPSTModel",
+    "GPSTPreTrainedModel",
+    "LSTMConfig",
+    "LSTMForCausalLM",
+    "LSTMModel",
+    "LSTMPreTrainedModel",
+    "ONLSTMConfig",
+    "ONLSTMForCausalLM",
+    "ONLSTMForSequenceClassification",
+    "ONLSTMModel",
+    "ONLSTMPreTrainedModel",
+    "PRPNConfig",
+    "PRPNForCausalLM",
+    "PRPNForSequenceClassification",
+    "PRPNModel",
+    "PRPNPreTrainedModel",
+    "PaLMConfig",
+    "PaLMForCausalLM",
+    "PaLMForSequenceClassification",
+    "PaLMModel",
+    "PaLMPreTrainedModel",
+    "ParseOutput",
+    "RNNGConfig",
+    "RNNGForCausalLM",
+    "RNNGForSequenceClassification",
+    "RNNGModel",
+    "RNNGPreTrainedModel",
+    "SyntacticClassifierOutput",
+    "SyntacticLMOutput",
+    "SyntacticModelOutput",
+]
