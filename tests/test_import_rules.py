@@ -51,7 +51,7 @@ SHIPPED = {
     "rnng": (MODULES + SEARCH, 8830),
     "on_lstm": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4130),
     "prpn": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4840),
-    "palm": (MODULES + RECURRENT + "recurrent_layers", 3890),
+    "palm": (MODULES + RECURRENT + "recurrent_layers", 3930),
     "lstm": (MODULES + RECURRENT + "recurrent_layers", 3580),
 }
 
