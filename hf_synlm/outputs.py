@@ -249,7 +249,9 @@ class GeneratedTrees:
             trees = sum(length > 0 for length in self.lengths)
             raise ValueError(f"No tree of sequence {sentence}: {trees} of {len(self.spans)} sequences have one.")
         if hasattr(words, "convert_ids_to_tokens"):
-            words = words.convert_ids_to_tokens(self.sequences[sentence])
+            ids = self.sequences[sentence].tolist()
+            # The model's vocabulary may be padded beyond the tokenizer's: such an id is written as its number.
+            words = [token or str(i) for token, i in zip(words.convert_ids_to_tokens(ids), ids, strict=True)]
         if len(words) != self.sequences.shape[1]:
             raise ValueError(
                 f"sequences have {self.sequences.shape[1]} columns; {len(words)} words were given. Pass one per column."

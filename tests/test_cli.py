@@ -167,8 +167,26 @@ def test_surprisal_tells_how_many_words_are_unknown(models, tmp_path, capsys):
     path = tmp_path / "texts.txt"
     path.write_text("of xyzzy plugh\n", encoding="utf-8")
     assert main(["surprisal", str(path), "--model", models["rnng"], "--out", str(tmp_path / "a.tsv")]) == 0
-    assert "2 of 3 words are outside the vocabulary" in capsys.readouterr().err
+    assert "2 of 3 words (67%) are unknown to this model" in (said := capsys.readouterr().err)
+    assert "try --tokenize ptb" in said
     assert [row["oov"] for row in read_tsv(tmp_path / "a.tsv")] == ["0", "1", "1"]
+
+
+def test_ordinary_prose_is_read_as_the_treebank_writes_it(models, tmp_path, capsys, monkeypatch):
+    path = tmp_path / "texts.txt"
+    path.write_text("We for (the) “Union;” America!\n", encoding="utf-8")
+    command = ["surprisal", str(path), "--model", models["rnng"], "--tokenize", "ptb"]
+    assert main([*command, "--out", str(tmp_path / "a.tsv")]) == 0
+    rows = read_tsv(tmp_path / "a.tsv")
+    assert [row["word"] for row in rows] == "We for (the) “Union;” America!".split()
+    assert [row["oov"] for row in rows] == ["0"] * 5
+    assert "unknown" not in capsys.readouterr().err
+    assert main(["parse", *command[1:]]) == 0
+    tree = capsys.readouterr().out
+    assert tree.replace("(", " ").replace(")", " ").split()[-2:] == ["Union", "America"]
+    monkeypatch.setitem(sys.modules, "nltk.tokenize.treebank", None)
+    assert main(command) != 0
+    assert "needs nltk: pip install 'hf_synlm[eval]'" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------------ evaluate

@@ -15,13 +15,14 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation import scoring
 from hf_synlm.evaluation.parsing_analysis import span_heights
 from hf_synlm.evaluation.scoring import TextScorer, num_alike
 from hf_synlm.evaluation.surprisal import can_correct_words, columns, score_words, token_table, word_table
 from hf_synlm.evaluation.text_items import TextItem, read_items, table_text
 from hf_synlm.evaluation.treebank_parsing import parse_sentences
-from hf_synlm.evaluation.words import encode_sentences, split_words, word_starts
+from hf_synlm.evaluation.words import encode_sentences, split_as_treebank, split_words, word_starts
 from tests.scoring_models import ARCHITECTURES, SEARCHING, SENTENCES, model_and_tokenizer, scorer_of, tokenizer_of
 
 ITEMS = [TextItem(str(number), text) for number, text in enumerate(SENTENCES)]
@@ -351,6 +352,36 @@ def test_unknown_words_are_flagged_and_special_tokens_are_text(kind, words, unkn
     (text,) = encode_sentences(tokenizer, [words])
     assert text.unknown == unknown and set(text.word_of_token) == word_of_token
     assert tokenizer.pad_token_id not in text.ids and tokenizer.eos_token_id not in text.ids
+
+
+@pytest.mark.parametrize("model", ["rnng", "on_lstm"])
+def test_prose_scores_are_those_of_the_text_as_the_treebank_writes_it(model):
+    prose = "“Don't ask,” she said (it's America's)… we'd go—we can't."
+    pieces = split_as_treebank(scorer_of(model).tokenizer, [prose.split()])[0]
+    texts = [prose, " ".join(piece for word in pieces for piece in word)]
+    (scores,) = score_words(scorer_of(model), [TextItem("1", prose)], split=True)
+    (split,) = score_words(scorer_of(model), [TextItem("1", texts[1])])
+    assert [word.text for word in scores.words] == prose.split()
+    assert all(prose[word.start : word.end] == word.text for word in scores.words)
+    assert scores.tokens == split.tokens
+    assert scores.num_tokens.tolist() == list(map(len, pieces))
+    sums = [part.sum().item() for part in split.log_probs.split(list(map(len, pieces)))]
+    assert scores.log_probs.tolist() == pytest.approx(sums, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "read"),
+    [
+        ("Mr. can't it end . -LRB- -RRB- `` ''", "`` it ''|-LRB- end . -RRB-|Mr.|can't|do n't|it --|``"),
+        ("it end", "it|end|Mr|ca n't|do n't|it|"),
+    ],
+)
+def test_words_are_split_as_far_as_the_vocabulary_needs_it(vocabulary, read):
+    tokenizer = word_tokenizer([vocabulary.split()])
+    pieces = split_as_treebank(tokenizer, ["“it” (end.) Mr. can't don’t it— “".split(), []])
+    assert [" ".join(word) for word in pieces[0]] == read.split("|") and pieces[1] == []
+    texts = encode_sentences(tokenizer, ["“it” (end.) Mr. can't don’t it— “".split()], split=True)
+    assert texts[0].num_words == 7 and (6 in texts[0].unknown) == (read[-1] == "|")
 
 
 def test_words_are_what_split_gives():

@@ -42,6 +42,8 @@ _SHARED = {
     "items_out": "TSV file to write, with what was measured of every item: a row per pair or region.",
     "texts": "Text (one sentence per line), or a .tsv, .csv or .jsonl table; - reads standard input.",
     "context": "Read each sentence alone, or after the earlier sentences of its document.",
+    "tokenize": "ptb: the model reads words that it does not know as the Penn Treebank splits them, end. as end and .; "
+    "default: as they stand.",
     "file_format": "Format of the input; default: by its name.",
     "text_column": "Column of the texts in a table; default: sentence.",
     "tree_style": "Trees in a file: ((the cat) sleeps), (S (NP the cat) (VP sleeps)), or with a tag for each word; "
@@ -78,6 +80,7 @@ Output = Annotated[Path | None, Writes(check_report, beside=lambda path: path.wi
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 TreeStyle = Literal["unlabeled", "labeled", "treebank"]
 Context = Literal["sentence", "document"]
+Tokenize = Literal["ptb"] | None
 FileFormat = Annotated[Literal["txt", "tsv", "csv", "jsonl"] | None, typer.Option("--format")]
 
 

@@ -35,12 +35,13 @@ def parse(
     out: Out = None,
     overwrite: bool = False,
     num_trees: options.Positive = 1,
+    tokenize: options.Tokenize = None,
 ) -> None:
     """Parse sentences into trees.
 
     Trees come as brackets, JSON, drawings, LaTeX, SVG or a page of HTML. White space separates words; the pieces of a
     word stay together. A blank line stays blank, and so does a sentence without a tree. Pictures show the surprisal of
-    each word given the words before it, summed over trees.
+    each word given the words before it, summed over trees. With --tokenize ptb, trees are over the pieces of words.
 
     Options:
         texts: Text, one sentence per line; - reads standard input.
@@ -58,6 +59,7 @@ def parse(
         raise ValueError(f"{texts} holds no sentence: give one per line")
     _check_drawings(sentences, style, out, overwrite)
     from hf_synlm.evaluation.treebank_parsing import parse_sentences
+    from hf_synlm.evaluation.words import split_as_treebank
 
     chosen = parsing.chosen(num_return_sequences=None if num_trees == 1 else num_trees)
     scorer = parsing.scorer(model)
@@ -66,6 +68,9 @@ def parse(
         raise ValueError(f"--num-trees {num_trees}: {type(scorer.model).__name__} gives one tree. Leave it out.")
     if width is not None and num_trees > width:
         raise ValueError(f"--num-trees {num_trees}: the beam holds {width}. Give --num-beams of at least as many.")
+    if tokenize:
+        pieces = split_as_treebank(scorer.tokenizer, sentences)
+        sentences = [[piece for word in words for piece in word] for words in pieces]
     found = parse_sentences(
         scorer.model,
         scorer.tokenizer,
@@ -318,6 +323,7 @@ def surprisal(
     unit: Literal["bits", "nats"] = "bits",
     context: options.Context = "sentence",
     word_correction: bool = False,
+    tokenize: options.Tokenize = None,
     lmzoo: bool = False,
     first_word: bool = True,
     file_format: options.FileFormat = None,
@@ -362,7 +368,12 @@ def surprisal(
         _say("--word-correction does not apply: tokens of this model tell where a word ends")
     start = time.perf_counter()
     scores = words.score_words(
-        scorer, items, context=context, word_correction=word_correction, progress=f"surprisal: {scorer.name}"
+        scorer,
+        items,
+        context=context,
+        word_correction=word_correction,
+        split=tokenize is not None,
+        progress=f"surprisal: {scorer.name}",
     )
     seconds = time.perf_counter() - start
     rows = words.token_table(scores) if lmzoo else words.word_table(items, scores, unit)
@@ -374,8 +385,8 @@ def surprisal(
         "unknown_words": sum(sum(found.unknown) for found in scores),
     }
     settings = {
-        "unit": unit, "context": context, "word_correction": word_correction, "first_word": first_word,
-        "seed": scoring.seed,
+        "unit": unit, "context": context, "word_correction": word_correction, "tokenize": tokenize,
+        "first_word": first_word, "seed": scoring.seed,
     }  # fmt: skip
     data = {"files": describe_files([texts]), "columns": list(names)}
     result = EvaluationResult.of(scorer, "surprisal", counts, settings, data=data, seconds=seconds)
@@ -385,9 +396,12 @@ def surprisal(
         write_text(_meta(out), result.to_json())
         _say(f"wrote {_meta(out)}, which says how the table was made")
     if counts["unknown_words"]:
+        remedy = "write them as its training text does"
+        if tokenize is None:
+            remedy = "its treebank may separate punctuation and clitics; try --tokenize ptb"
         _say(
-            f"{counts['unknown_words']} of {counts['words']} words are outside the vocabulary (oov 1): write case, and "
-            "white space around punctuation, as in the training text of the model"
+            f"{counts['unknown_words']} of {counts['words']} words ({counts['unknown_words'] / counts['words']:.0%}) "
+            f"are unknown to this model (oov 1): {remedy}"
         )
     if scorer.cuts["texts_in_windows"]:
         _say(

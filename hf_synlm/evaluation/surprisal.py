@@ -22,8 +22,9 @@ al. 2018).
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -40,6 +41,7 @@ from hf_synlm.trees import Span
 
 Unit = Literal["bits", "nats"]
 Context = Literal["sentence", "document"]
+_Encode = Callable[[Sequence[Sequence[str]]], list[EncodedText]]
 NATS = {"bits": math.log(2), "nats": 1.0}
 """Nats in one unit."""
 
@@ -81,6 +83,7 @@ def score_words(
     *,
     context: Context = "sentence",
     word_correction: bool = False,
+    split: bool = False,
     end: bool = False,
     progress: str | None = None,
 ) -> list[WordScores]:
@@ -94,6 +97,7 @@ def score_words(
             joined by spaces, in windows where it is long.
         word_correction: give the probability of words instead of that of their tokens, see the top of this file.
             No effect where `can_correct_words` is false.
+        split: the model reads unknown words as the Penn Treebank splits them, see `split_as_treebank`.
         end: also score the end of every text ("sentence" only).
         progress: name of a progress bar; None = no bar.
 
@@ -111,34 +115,34 @@ def score_words(
             "word correction needs the distribution over all next tokens: choose the estimator 'stepwise', or leave it "
             "out"
         )
-    split = [split_words(item.text) for item in items]
+    words = [split_words(item.text) for item in items]
+    encode = partial(encode_sentences, scorer.tokenizer, split=split)
     reads_documents = context == "document" and not scorer.reads_context
     groups = _documents(items) if reads_documents else [[k] for k in range(len(items))]
-    encoded = _encode(scorer, split, items, groups, context)
+    encoded = _encode(scorer, encode, words, items, groups, context)
     starts = word_correction and can_correct_words(scorer)
     scores = scorer.score(encoded, end=end, starts=starts, progress=progress)
     results: dict[int, WordScores] = {}
     for group, text, found in zip(groups, encoded, scores, strict=True):
-        words = [word for k in group for word in split[k]]
-        whole = _by_words(scorer, words, text, found)
+        whole = _by_words(scorer, [word for k in group for word in words[k]], text, found)
         first = 0
         for k in group:
-            results[k] = _slice(whole, text, first, first + len(split[k])) if len(group) > 1 else whole
-            first += len(split[k])
+            results[k] = _slice(whole, text, first, first + len(words[k])) if len(group) > 1 else whole
+            first += len(words[k])
             if [word.text for word in results[k].words] != items[k].text.split():
                 raise RuntimeError(f"The words of item {items[k].item!r} were lost. Please report this.")
     if scorer.details and hasattr(scorer.model, "parse") and not scorer.searches:
-        for k, measures in enumerate(_tree_measures(scorer, split)):
+        for k, measures in enumerate(_tree_measures(scorer, encode, words)):
             results[k].tree = measures
     return [results[k] for k in range(len(items))]
 
 
-def _tree_measures(scorer: TextScorer, split: Sequence[Sequence[Word]]) -> list[Tensor]:
+def _tree_measures(scorer: TextScorer, encode: _Encode, words: Sequence[Sequence[Word]]) -> list[Tensor]:
     """`WordScores.tree` of sentences; a word without tokens has no place in the tree, and NaN.
 
     Cost: one more pass over the texts.
     """
-    texts = encode_sentences(scorer.tokenizer, [[word.text for word in words] for words in split])
+    texts = encode([[word.text for word in sentence] for sentence in words])
     found = [torch.full((text.num_words, 4), math.nan, dtype=torch.float64) for text in texts]
     full = [k for k, text in enumerate(texts) if text.ids]
     for rows in alike_batches([len(texts[k].ids) for k in full], lambda _: scorer.batch_size, False):
@@ -153,7 +157,7 @@ def _tree_measures(scorer: TextScorer, split: Sequence[Sequence[Word]]) -> list[
         output = scorer.model.parse(**{name: batch[name].to(scorer.model.device) for name in inputs})
         for row, (k, owner) in enumerate(zip(numbers, owners, strict=True)):
             places = list(dict.fromkeys(owner))
-            parsed = ParsedSentence.from_output(output, [split[k][place].text for place in places], row)
+            parsed = ParsedSentence.from_output(output, [words[k][place].text for place in places], row)
             found[k][places] = torch.tensor(_measures_of_tree(parsed.tree().spans, len(places)), dtype=torch.float64)
     return found
 
@@ -186,19 +190,24 @@ def _documents(items: Sequence[TextItem]) -> list[list[int]]:
 
 
 def _encode(
-    scorer: TextScorer, split: list[list[Word]], items: Sequence[TextItem], groups: list[list[int]], context: Context
+    scorer: TextScorer,
+    encode: _Encode,
+    words: list[list[Word]],
+    items: Sequence[TextItem],
+    groups: list[list[int]],
+    context: Context,
 ) -> list[EncodedText]:
     """One text per group of items."""
-    sentences = [[word.text for word in words] for words in split]
+    sentences = [[word.text for word in sentence] for sentence in words]
     if context == "sentence":
-        return encode_sentences(scorer.tokenizer, sentences)
+        return encode(sentences)
     if scorer.searches and not scorer.reads_context:
         raise ValueError(f"{type(scorer.model).__name__} reads one sentence: choose the context 'sentence'")
     if scorer.end_of_text == "not modeled":
         raise ValueError(f"{type(scorer.model).__name__} is trained on single sentences: choose the context 'sentence'")
     if not scorer.reads_context and not hasattr(scorer.model, "parse"):
-        return encode_sentences(scorer.tokenizer, [[word for k in group for word in sentences[k]] for group in groups])
-    texts = encode_sentences(scorer.tokenizer, sentences)
+        return encode([[word for k in group for word in sentences[k]] for group in groups])
+    texts = encode(sentences)
     if scorer.reads_context:
         for group in _documents(items):
             for place, k in enumerate(group):

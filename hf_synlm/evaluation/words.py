@@ -2,7 +2,8 @@
 
 Words are separated by white space (as by `str.split`). The model reads the words joined by single spaces,
 so double spaces, tabs and other white space change nothing, and every token is given to the word whose characters it
-covers. Punctuation is part of a word where the user's text has it so.
+covers. Punctuation is part of a word where the user's text has it so; with `split`, the model reads such a word as the
+Penn Treebank writes it, in several pieces (`split_as_treebank`), and the tokens still belong to the user's word.
 """
 
 import json
@@ -19,6 +20,9 @@ _WORD = re.compile(r"\S+")
 # Classes of unknown words, see `hf_synlm.data.vocabulary.unknown_class`.
 _UNKNOWN_CLASS = re.compile(r"<(un)?c?unk[^>]*>|UNK(-[A-Za-z]+)*")
 _SPACE_MARKS = ("\u0120", "\u2581")  # of byte-level BPE, of sentencepiece
+# Characters of printed text as the treebank's tokenizer knows them.
+_TYPEWRITER = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "—": " -- ", "–": "-", "…": " ... "})
+_BRACKETS = {"(": "-LRB-", ")": "-RRB-", "[": "-LSB-", "]": "-RSB-", "{": "-LCB-", "}": "-RCB-"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,56 @@ def split_words(text: str) -> list[Word]:
     return [Word(match.group(), *match.span()) for match in _WORD.finditer(text)]
 
 
-def encode_sentences(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]]) -> list[EncodedText]:
+def split_as_treebank(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]]) -> list[list[list[str]]]:
+    """Split the words that a model does not know as the Penn Treebank does: `end.` is `end .`, `it's` is `it 's`.
+
+    A word of the vocabulary stays whole, for treebanks differ (`don't`, `Mr.`). Brackets and quotes become `-LRB-`,
+    `` and '' where the vocabulary has them. Models that learned without punctuation (no "." in the vocabulary) do not
+    read punctuation: it is left out.
+
+    Args:
+        tokenizer: a fast tokenizer.
+        sentences: per sentence its words.
+
+    Returns:
+        Per sentence, per word its pieces; none for punctuation that is left out.
+
+    Raises:
+        ImportError: nltk is not installed.
+
+    Cost: O(characters); every different word is split once.
+    """
+    try:
+        from nltk.tokenize.treebank import TreebankWordTokenizer
+    except ImportError as error:
+        raise ImportError("splitting words as the treebank does needs nltk: pip install 'hf_synlm[eval]'") from error
+    tokenize = TreebankWordTokenizer().tokenize
+
+    def known(words: set[str]) -> set[str]:
+        listed = sorted(words)
+        encoded = encode_sentences(tokenizer, [[word] for word in listed])
+        return {word for word, text in zip(listed, encoded, strict=True) if not text.unknown}
+
+    words = {word for sentence in sentences for word in sentence}
+    whole = known(words)
+    split = {word: tokenize(word.translate(_TYPEWRITER)) for word in words - whole}
+    # What the tokenizer writes for a quote, or the quote.
+    spellings = {piece: (_BRACKETS.get(piece, piece), piece) for pieces in split.values() for piece in pieces}
+    spellings |= {quote: (quote, '"') for quote in ("``", "''")}
+    found = known({".", *(spelling for both in spellings.values() for spelling in both)})
+
+    def read(piece: str) -> list[str]:
+        if "." not in found and not any(map(str.isalnum, piece)):
+            return []
+        return [next((spelling for spelling in spellings[piece] if spelling in found), piece)]
+
+    pieces = {word: [spelling for piece in split[word] for spelling in read(piece)] for word in split}
+    return [[pieces.get(word, [word]) for word in sentence] for sentence in sentences]
+
+
+def encode_sentences(
+    tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]], split: bool = False
+) -> list[EncodedText]:
     """Encode sentences given as words, and assign every token to a word.
 
     Text that looks like a special token is text; in a vocabulary of words, such a word is an unknown one. No token is
@@ -70,6 +123,7 @@ def encode_sentences(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Seq
     Args:
         tokenizer: a fast tokenizer, which gives the positions of its tokens.
         sentences: per sentence its words; a sentence may be empty.
+        split: the model reads `split_as_treebank`.
 
     Returns:
         One text per sentence.
@@ -90,6 +144,10 @@ def encode_sentences(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Seq
                 raise ValueError(
                     f"sentence {number} has the word {word!r}: words must not be empty or have white space"
                 )
+    if split:
+        pieces = split_as_treebank(tokenizer, sentences)
+        encoded = encode_sentences(tokenizer, [[piece for word in words for piece in word] for words in pieces])
+        return [_join_pieces(words, text) for words, text in zip(pieces, encoded, strict=True)]
     texts = [" ".join(words) for words in sentences]
     batch: Mapping[str, Any] = {"input_ids": [], "offset_mapping": []}
     if texts:  # a tokenizer does not take an empty batch
@@ -108,6 +166,13 @@ def encode_sentences(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Seq
         _assign(words, [unknown if token in special else token for token in ids], offsets, tokenizer, classes)
         for words, ids, offsets in zip(sentences, batch["input_ids"], batch["offset_mapping"], strict=True)
     ]
+
+
+def _join_pieces(words: Sequence[Sequence[str]], text: EncodedText) -> EncodedText:
+    """A text of pieces as a text of the words that have them."""
+    owners = [number for number, pieces in enumerate(words) for _ in pieces]
+    unknown = {owners[piece] for piece in text.unknown} | {number for number, pieces in enumerate(words) if not pieces}
+    return EncodedText(text.ids, [owners[k] for k in text.word_of_token], len(words), unknown=frozenset(unknown))
 
 
 def _assign(
