@@ -46,12 +46,14 @@ from hf_synlm.evaluation.glue import GLUE_TASKS, TextTask, glue_task, main_score
 from hf_synlm.evaluation.results import load_result
 from hf_synlm.evaluation.rouge import rouge_scores, sentences_as_lines
 from hf_synlm.evaluation.summary import summarize
+from hf_synlm.evaluation.treebank_parsing import parse_words, score_trees
 from hf_synlm.training import example_tables, finetune_glue, finetune_grammar_induction, finetune_summarization
 from hf_synlm.training.arguments import TrainingArguments, parse_arguments
 from hf_synlm.training.checkpoints import TrainingState
 from hf_synlm.training.example_tables import load_table
 from hf_synlm.training.finetuning import CourseArguments, map_rows
-from hf_synlm.training.summary_contexts import ContextLayout
+from hf_synlm.training.samplers import seed_micro_step
+from hf_synlm.training.summary_contexts import ContextCollator, ContextLayout
 
 SENTENCES = sample_path("raw.train.txt").read_text(encoding="utf-8").splitlines()[:300]
 SENTENCES = [line.strip() for line in SENTENCES if line.strip()]
@@ -493,7 +495,7 @@ def test_mnli_has_two_parts_and_own_tasks_are_inferred(models: Path, files: dict
 
 
 @pytest.mark.parametrize("name", ["gpst", "gpt2", "on_lstm"])
-def test_summarization_runs(name: str, finished: Callable) -> None:
+def test_summarization_runs(name: str, files: dict[str, str], finished: Callable) -> None:
     results, folder = finished("summarization", name)
     assert "rouge" not in results["evaluations"][0] and "rouge" in results["evaluations"][-1]
     assert set(results["test"]["rouge"]) == {"rouge1", "rouge2", "rougeL", "rougeLsum", "rouge_average"}
@@ -510,6 +512,21 @@ def test_summarization_runs(name: str, finished: Callable) -> None:
     assert rouge_scores(written, [row["references"] for row in summaries]) == results["test"]["rouge"]
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     assert model.config.model_type == name and (name != "gpst" or model.config.document_end_token)
+    # The saved model writes the summaries of the run.
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    data = finetune_summarization.SummaryArguments(
+        train_file=files["documents"], validation_file=files["documents"], summary_column="references",
+        max_source_length=24, max_target_length=8, max_predict_samples=3,
+    )  # fmt: skip
+    table = finetune_summarization.read_tables(Accelerator(cpu=True), data)["test"]
+    layout = finetune_summarization.make_layout(data, model, tokenizer)
+    encoded = layout.encode(table[:], tokenizer)
+    examples = [{column: values[row] for column, values in encoded.items()} for row in range(len(table))]
+    batch = ContextCollator(tokenizer.pad_token_id, layout.by_sentences, True).prompts(examples)
+    seed_micro_step(404, 0, 0)
+    output = model.generate(**batch, **results["test"]["options"])
+    texts = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert [text.strip() for text in texts] == written
 
 
 @pytest.mark.parametrize("options", ["num_beams=2,synchronous=false", "num_beams=2"])
@@ -537,6 +554,11 @@ def test_grammar_induction_runs_with_ablations(files: dict[str, str], finished: 
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     assert (model.config.stop_structure_gradient, model.config.token_loss_weight) == (False, 1.0)
     assert model.model.up_scale is None  # without surrogate
+    bank = finetune_grammar_induction.InductionArguments(
+        train_trees=[files["train"]], validation_trees=files["valid"], test_trees=files["test"]
+    ).treebank(files["test"])
+    trees = parse_words(model, AutoTokenizer.from_pretrained(folder / "model"), bank.words, method="inside")
+    assert score_trees(trees, bank).numbers() == results["test"]["trees"]["inside"]
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,9 @@ def test_a_run_is_not_replaced_by_one_that_reads_it(tmp_path: Path, monkeypatch:
     before = finished_run(tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     model = finetuning.ModelArguments(model_name_or_path="run/model", tokenizer_name="elsewhere")
-    induction = finetune_grammar_induction.InductionArguments(train_trees=["embedded", "run/all_results.json"])
+    induction = finetune_grammar_induction.InductionArguments(
+        train_trees=["embedded", "run/all_results.json"], validation_trees="embedded", test_trees="embedded"
+    )
     inputs = {"model_name_or_path 'run/model' lies": model, "train_trees 'run/all_results.json' lies": induction}
     for message, given in inputs.items():
         with pytest.raises(ValueError, match=f"would delete 'run', in which {message}"):

@@ -47,7 +47,7 @@ def export_model(
     Args:
         model: a model of this package, or one that was loaded from the Hub with its own code.
         tokenizer: its tokenizer; `None` leaves the folder without one (a converted checkpoint, say). Its
-            `model_max_length` becomes the number of the model's positions, if that is limited.
+            `model_max_length` is lowered to the number of the model's positions, if that is limited.
         output_dir: folder to make; its parent folders are made as needed.
         card: text of README.md; by default a card that states what the configuration tells (see `fill_card`).
         overwrite: replace an existing folder. The old one stays until the new one is complete.
@@ -71,7 +71,7 @@ def export_model(
         model.save_pretrained(folder, **({} if state_dict is None else {"state_dict": dict(state_dict)}))
         if tokenizer is not None:
             positions = getattr(model.config, "max_position_embeddings", None)
-            tokenizer.model_max_length = positions or tokenizer.model_max_length
+            tokenizer.model_max_length = min(tokenizer.model_max_length, positions or tokenizer.model_max_length)
             tokenizer.save_pretrained(folder)
         (folder / "README.md").write_text(text, encoding="utf-8")
         (folder / "requirements.txt").write_text(f"torch\ntransformers>={OLDEST_TRANSFORMERS}\n", encoding="utf-8")
