@@ -156,9 +156,33 @@ class RecurrentConfig(SyntacticConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any):
-        earlier = kwargs.pop("hidden_size", self.published_layer_size)
-        self.layer_size = earlier if self.layer_size is None else self.layer_size
+        earlier = kwargs.pop("hidden_size", None)
+        if self.layer_size is None:
+            self.layer_size = self.published_layer_size if earlier is None else earlier
+        elif earlier not in (None, self.embedding_size):
+            raise ValueError(
+                f"hidden_size is {earlier}, embedding_size {self.embedding_size}, layer_size {self.layer_size}: "
+                "hidden_size is another name of embedding_size. Set embedding_size and layer_size alone."
+            )
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> Self:
+        """Configuration of a published model; `hidden_size` alone replaces its `layer_size`, as in earlier versions.
+
+        Args:
+            name: a key of `presets`.
+            **overrides: fields that replace the preset's values.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ValueError: for unknown presets.
+        """
+        if "hidden_size" in overrides and "layer_size" not in overrides:
+            overrides["layer_size"] = overrides.pop("hidden_size")
+        return super().from_preset(name, **overrides)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, and `hidden_size` for those that read files (PEFT)."""

@@ -139,4 +139,6 @@ def uses_onednn(weight: Tensor) -> bool:
     # The kernels cannot be traced: compiled and exported code uses the ordinary products.
     if torch.compiler.is_compiling():
         return False
-    return _HAS_ONEDNN and weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() > 0
+    # Nor do they know quantized weights, which are other classes.
+    plain = type(weight) in (Tensor, nn.Parameter) and weight.device.type == "cpu" and weight.dtype == torch.float32
+    return _HAS_ONEDNN and plain and weight.numel() > 0

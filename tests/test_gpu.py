@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from hf_synlm.evaluation.scoring import EncodedText, TextScorer
+from tests.launches import CASES, count
+from tests.pretend_gpu import PretendGPU
 from tests.scoring_models import model_and_tokenizer, scorer_of
 
 pytestmark = pytest.mark.gpu
@@ -177,3 +179,12 @@ def test_a_plan_of_the_data_loader_fits_inputs_on_the_gpu(gpu):
     plan = model.model.make_plan(inputs["actions"], inputs["attention_mask"].bool(), None)
     loss = model(**inputs, plan=plan).loss.item()
     assert on(gpu, model)(**on(gpu, inputs), plan=plan).loss.item() == pytest.approx(loss, rel=gpu.tolerance)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_launches_and_waits_stay_below_their_ceilings(gpu, name):
+    if not isinstance(gpu, PretendGPU):
+        pytest.skip("only the pretend GPU counts")
+    kernels, waits = count(gpu, CASES[name])
+    assert kernels <= CASES[name].kernels, gpu.kernels.most_common(20)
+    assert waits <= CASES[name].waits, gpu.waits.most_common(20)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import evaluate
@@ -37,6 +38,10 @@ def load(tmp_path_factory):
     patch = pytest.MonkeyPatch()
     patch.setattr("datasets.config.HF_MODULES_CACHE", str(cache))
     patch.setattr("evaluate.config.HF_MODULES_CACHE", cache)
+    # Modules that an earlier program has left in the user's cache have the same name, and may be found first.
+    patch.syspath_prepend(str(cache))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "evaluate_modules"]:
+        patch.delitem(sys.modules, name)
     yield lambda name, **options: evaluate.load(metric_path(name), cache_dir=str(cache), **options)
     patch.undo()
 

@@ -172,7 +172,7 @@ def test_treebanks_with_other_tags(corpus: dict[str, str], tmp_path: Path) -> No
     trees.write_text("(S (NP (Nab 他)) (VP (VC2 看) (NP (Nab 書))))\n" * 8)
     other = {**dict.fromkeys(corpus, str(trees)), "cache": corpus["cache"]}
     flags = ("--config_overrides", SMALL, "--num_train_epochs", "1", "--num_beams", "2", "--action_beam_size", "4")
-    with pytest.raises(AssertionError, match="report_punctuation 'ignore'.* do not tell punctuation here: keep"):
+    with pytest.raises(AssertionError, match="report_punctuation 'ignore'.* do not tell punctuation here: .* keep"):
         run(other, tmp_path / "refused", "rnng", *flags)
     assert not list((tmp_path / "refused").glob("step_*")) and not (tmp_path / "refused/model").exists()
     results = run(other, tmp_path / "out", "rnng", *flags, "--report_punctuation", "keep")

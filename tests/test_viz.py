@@ -280,7 +280,7 @@ def test_heatmap():
 
 def test_chart_of_gpst(tiny_gpst_config):
     model = GPSTForCausalLM(tiny_gpst_config).eval()
-    output = model(input_ids=torch.tensor([[7, 8, 9, 10], [7, 8, 9, 0]]), output_chart=True)
+    output = model(input_ids=torch.tensor([[7, 8, 9, 10], [7, 8, 9, 0]]), output_chart=True, output_spans=True)
     scores = chart_scores(output.chart, 1)
     assert (0, 3) in scores and all(j <= 3 for _, j in scores)
     spans = output.spans[1]
