@@ -23,6 +23,7 @@ import hf_synlm
 from hf_synlm.cli import main
 from hf_synlm.evaluation.results import EvaluationResult, card_rows, load_result
 from hf_synlm.hub.card import fill_card
+from hf_synlm.hub.info import shipped_files
 from hf_synlm.hub.verify import verify_export
 from tests import warm_python
 
@@ -50,7 +51,11 @@ def test_every_folder_is_specified():
 @each
 def test_files(name: str):
     files = {file.name for file in (CARDS / name).iterdir()}
-    assert files == {*make_checkpoints.MODEL_FILES, "README.md", "card.yaml", "results"}
+    code = {file for file in files if file.endswith(".py")}
+    assert files - code == {*make_checkpoints.MODEL_FILES, "README.md", "card.yaml", "results"}
+    # `python training/make_checkpoints.py --begin_with card` makes the links anew.
+    assert code == set(shipped_files(json.loads((CARDS / name / "config.json").read_text())["model_type"]))
+    assert all((CARDS / name / file).readlink() == Path("../../hf_synlm", file) for file in code)
     results = {file.stem for file in (CARDS / name / "results").iterdir()}
     assert results == {"training", *SPECIFICATIONS[name]["evaluations"]}
     assert (CARDS / name / "model.safetensors").stat().st_size < make_checkpoints.MAX_BYTES
@@ -160,6 +165,19 @@ def test_remote_code_flag_changes_nothing_once_hf_synlm_is_imported():
     assert hf_synlm.PRPNForCausalLM is type(
         AutoModelForCausalLM.from_pretrained(CARDS / "prpn-syd-tiny", trust_remote_code=True)
     )
+
+
+def test_folders_load_without_the_package(tmp_path: Path, monkeypatch):
+    code = (
+        "import sys; sys.modules['hf_synlm'] = None\n"
+        "from transformers import AutoModelForCausalLM\n"
+        "for name in sys.argv[1:]:\n"
+        "    print(type(AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True)).__name__)\n"
+    )
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    run = warm_python.run([sys.executable, "-I", "-c", code, *SPECIFICATIONS], cwd=CARDS)
+    expected = [json.loads((CARDS / name / "config.json").read_text())["architectures"][0] for name in SPECIFICATIONS]
+    assert run.returncode == 0 and run.stdout.split() == expected, run.stderr
 
 
 def test_archive_is_reproducible(tmp_path: Path, monkeypatch):

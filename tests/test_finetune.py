@@ -51,6 +51,7 @@ from hf_synlm.training import example_tables, finetune_glue, finetune_grammar_in
 from hf_synlm.training.arguments import TrainingArguments, parse_arguments
 from hf_synlm.training.checkpoints import TrainingState
 from hf_synlm.training.example_tables import load_table
+from hf_synlm.training.export import hub_facts
 from hf_synlm.training.finetuning import CourseArguments, map_rows
 from hf_synlm.training.samplers import seed_micro_step
 from hf_synlm.training.summary_contexts import ContextCollator, ContextLayout
@@ -373,6 +374,11 @@ def test_layout_of_a_summary(models: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- runs
+def test_cards_name_what_is_on_the_hub(tmp_path: Path) -> None:
+    assert hub_facts("org/gpst", "nyu-mll/glue") == {"base_model": "org/gpst", "datasets": ["nyu-mll/glue"]}
+    assert hub_facts(str(tmp_path), str(tmp_path)) == hub_facts(None) == {}
+
+
 @pytest.mark.parametrize("name", ["gpst", "gpt2", "on_lstm", "rnng"])
 def test_glue_runs(name: str, finished: Callable) -> None:
     results, folder = finished("glue", name)

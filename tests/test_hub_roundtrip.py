@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ from hf_synlm import (
     RNNGForCausalLM,
     RNNGForSequenceClassification,
 )
+from hf_synlm.configuration_base import OLDEST_TRANSFORMERS
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.hub import export
 from hf_synlm.hub.card import fill_card
@@ -204,6 +206,15 @@ class TestExport:
     def test_model_without_code_is_an_error(self, model, tokenizer, tmp_path: Path):
         with pytest.raises(ValueError, match="its code would not be saved"):
             export_model(torch.nn.DataParallel(model), tokenizer, tmp_path / "bad")
+
+
+def test_the_oldest_transformers_is_the_same_everywhere():
+    root = PACKAGE.parent
+    minors = re.search(r"^ +transformers: \[(.*)\]", (root / ".github/workflows/ci.yml").read_text(), re.MULTILINE)[1]
+    assert f"transformers {OLDEST_TRANSFORMERS} are the oldest" in (root / "docs/getting-started.md").read_text()
+    assert minors.startswith(f'"{OLDEST_TRANSFORMERS}", ')
+    assert f'"transformers>={OLDEST_TRANSFORMERS},<6"' in (root / "pyproject.toml").read_text()
+    assert f"`transformers` {OLDEST_TRANSFORMERS} or later" in (PACKAGE / "hub" / "card_template.md").read_text()
 
 
 def test_older_transformers_is_named_in_one_line(exported: Path, monkeypatch):

@@ -228,14 +228,23 @@ def test_verify_and_push_stop_at_what_differs(small: Path, tmp_path: Path, capsy
     assert report["passed"] and {"AutoModelForCausalLM", "parse", "generate"} <= {c["name"] for c in report["checks"]}
     file = small / "modeling_gpst.py"
     file.write_text(file.read_text() + "\nraise RuntimeError('broken')\n")
-    code = main(["push", str(small), "org/small"])
+    code = main(["push", str(small), "org/small", "--dry-run"])
     captured = capsys.readouterr()
-    # Nothing was sent: the tests have no Hub.
     assert code == 1 and "was not pushed" in captured.err and "broken" in captured.out
     assert "is a file: name the folder" in fail(capsys, "verify", small / "config.json")
     assert "--trust-remote-code" in fail(capsys, "verify", "org/model")
     assert "revisions are of the Hub" in fail(capsys, "verify", small, "--revision", "v1")
     assert "There is no folder" in fail(capsys, "push", tmp_path / "nowhere", "org/model")
+    # The tests have no Hub: this is told before the folder is verified.
+    assert "no login on the Hub" in fail(capsys, "push", small, "org/small")
+
+
+def test_dry_run_lists_what_would_be_pushed(small: Path, capsys):
+    (small / ".env").write_text("secret")
+    lines = run(capsys, "push", small, "org/small", "--no-verify", "--dry-run").splitlines()
+    listed = {line.split()[1]: int(line.split()[0].replace(",", "")) for line in lines[:-1]}
+    assert listed == {file.name: file.stat().st_size for file in small.iterdir() if file.name != ".env"}
+    assert lines[-1].endswith("for org/small; nothing was pushed")
 
 
 # ----------------------------------------------------------------------------------------------------------- help

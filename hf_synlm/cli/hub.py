@@ -214,13 +214,14 @@ def push(
     revision: str | None = None,
     message: str = "Upload model",
     check: Annotated[bool, typer.Option("--verify/--no-verify")] = True,
+    dry_run: bool = False,
 ) -> None:
     """Upload a folder as one commit: all of it arrives, or nothing.
 
-    The command first verifies the folder, and does not push it if something differs (exit code 1). Hidden files are
-    left out, pickles are refused. The token is that of `hf auth login` or of the environment variable HF_TOKEN; there
-    is no option for it, because other users can see the words of a command. Prints the hash of the commit, for
-    `revision=`.
+    The command first checks the login and verifies the folder, and does not push it if something differs (exit code 1).
+    Hidden files are left out, pickles are refused. The token is that of `hf auth login` or of the environment variable
+    HF_TOKEN; there is no option for it, because other users can see the words of a command. Prints the hash of the
+    commit, for `revision=`.
 
     Options:
         folder: What `synlm export` or a training script wrote.
@@ -229,16 +230,25 @@ def push(
         revision: Branch, made if it does not exist; default: main.
         message: Message of the commit.
         check: First do what `synlm verify` does.
+        dry_run: Upload nothing: verify, and list the files with their sizes in bytes.
 
     Examples:
+        synlm push gpst-tiny your-name/gpst-tiny --dry-run
         synlm push gpst-tiny your-name/gpst-tiny --private
         synlm push gpst-tiny your-name/gpst-tiny --revision v2 --message "Trained twice as long" --no-verify
     """
+    from hf_synlm.hub.export import check_login, files_to_push, push_to_hub
+
+    sizes = files_to_push(folder)
+    if check and not dry_run:
+        check_login()
     if check and not _print_report(folder):
         typer.echo(f"{folder} was not pushed", err=True)
         raise typer.Exit(1)
-    from hf_synlm.hub.export import push_to_hub
-
+    if dry_run:
+        typer.echo("\n".join(f"{size:12,}  {name}" for name, size in sizes.items()))
+        typer.echo(f"{sum(sizes.values()):12,}  in {len(sizes)} files for {repo_id}; nothing was pushed")
+        return
     commit = push_to_hub(folder, repo_id, private=private, revision=revision, commit_message=message)
     typer.echo(f'pushed {repo_id}; load it by from_pretrained("{repo_id}", revision="{commit}", ...)', err=True)
     typer.echo(commit)

@@ -12,6 +12,7 @@ from typing import Any
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import filter_repo_objects
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import get_relative_imports
@@ -27,6 +28,8 @@ PACKAGE = Path(hf_synlm.__file__).parent
 _REFERENCE = re.compile(r"\w+\.\w+")
 # Refusals of the Hub, and what its client's HTTP library raises where nobody answers.
 _HUB_ERRORS = HfHubHTTPError.__bases__
+# Not pushed: settings of editors and environments (.env), and what Python left behind.
+_LEFT_OUT = [".*", "*/.*", "__pycache__/*", "*/__pycache__/*"]
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -107,13 +110,7 @@ def push_to_hub(
         ValueError: when the folder is not complete, or holds pickled files. Nothing is uploaded then.
         OSError: when the Hub refuses the upload or cannot be reached.
     """
-    check_complete(folder)
-    pickled = pickled_files(folder)
-    if pickled:
-        raise ValueError(
-            f"{os.fspath(folder)!r} holds pickled files, {pickled}, which can run code when they are loaded. Remove "
-            "them, or export the model again: weights belong in safetensors."
-        )
+    files_to_push(folder)
     api = HfApi(token=token)
     try:
         api.create_repo(repo_id, private=private, exist_ok=True)
@@ -124,12 +121,48 @@ def push_to_hub(
             folder_path=os.fspath(folder),
             revision=revision,
             commit_message=commit_message,
-            # Settings of editors and environments (.env), and what Python left behind.
-            ignore_patterns=[".*", "*/.*", "__pycache__/*", "*/__pycache__/*"],
+            ignore_patterns=_LEFT_OUT,
         )
     except _HUB_ERRORS as error:
         raise ConnectionError(f"{repo_id!r} was not pushed: {error}") from error
     return str(commit.oid)
+
+
+def files_to_push(folder: str | os.PathLike) -> dict[str, int]:
+    """Files that `push_to_hub` uploads.
+
+    Args:
+        folder: what `export_model` wrote.
+
+    Returns:
+        Size in bytes by name, sorted by name.
+
+    Raises:
+        ValueError: when the folder is not complete, or holds pickled files.
+    """
+    check_complete(folder)
+    pickled = pickled_files(folder)
+    if pickled:
+        raise ValueError(
+            f"{os.fspath(folder)!r} holds pickled files, {pickled}, which can run code when they are loaded. Remove "
+            "them, or export the model again: weights belong in safetensors."
+        )
+    sizes = {
+        str(path.relative_to(folder)): path.stat().st_size for path in sorted(Path(folder).rglob("*")) if path.is_file()
+    }
+    return {name: sizes[name] for name in filter_repo_objects(sizes, ignore_patterns=_LEFT_OUT)}
+
+
+def check_login() -> None:
+    """Check that the Hub can be reached and knows the user's token.
+
+    Raises:
+        OSError: it cannot, or does not.
+    """
+    try:
+        HfApi().whoami()
+    except _HUB_ERRORS as error:
+        raise ConnectionError(f"no login on the Hub: {error}") from error
 
 
 def check_complete(folder: str | os.PathLike) -> dict[str, str]:

@@ -49,6 +49,24 @@ def export_run(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, An
         run.accelerator.wait_for_everyone()
 
 
+def hub_facts(base_model: str | None, dataset: str | None = None) -> dict[str, Any]:
+    """Where a model comes from, for its card: names on the Hub. Folders of this machine tell readers nothing.
+
+    Args:
+        base_model: folder or name of the model that training began with.
+        dataset: folder or name of the training data.
+
+    Returns:
+        The facts that are known.
+    """
+    facts: dict[str, Any] = {}
+    if base_model and not Path(base_model).exists():
+        facts["base_model"] = base_model
+    if dataset and not Path(dataset).exists():
+        facts["datasets"] = [dataset]
+    return facts
+
+
 def _write_model(
     run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, Any], folder: Path, weights: dict[str, Tensor]
 ) -> None:

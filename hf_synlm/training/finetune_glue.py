@@ -317,6 +317,10 @@ class GlueRecipe(FineTuning):
     collate: Collator
     parts: dict[str, ExampleDataset]
 
+    def dataset(self) -> str | None:
+        """Of the option, or GLUE."""
+        return None if self.data.train_file else self.data.dataset_name or GLUE_DATASET
+
     def load(self) -> PreTrainedModel:
         """Read and encode the tables, load the model with a classifier for the task."""
         data, accelerator = self.data, self.accelerator

@@ -105,6 +105,10 @@ class SummarizationRecipe(FineTuning):
         super().__init__(accelerator, model_arguments, data, course, arguments)
         self.decoding = decoding
 
+    def dataset(self) -> str | None:
+        """Of the option."""
+        return self.data.dataset_name
+
     def load(self) -> PreTrainedModel:
         """Read and encode the tables, load the model, and try the options of `generate`."""
         data, accelerator = self.data, self.accelerator

@@ -28,6 +28,7 @@ from hf_synlm.training.arguments import TrainingArguments, check_minimum, check_
 from hf_synlm.training.checkpoints import BestModel
 from hf_synlm.training.evaluation_report import save_evaluation
 from hf_synlm.training.example_tables import ExampleDataset
+from hf_synlm.training.export import hub_facts
 from hf_synlm.training.recipe import Recipe
 from hf_synlm.training.run import Run
 from hf_synlm.training.samplers import shuffled_loader
@@ -284,10 +285,15 @@ class FineTuning(Recipe):
         epoch, before = (count * self.samples_per_step // len(self.examples) for count in (step, step - 1))
         return epoch > before
 
+    def dataset(self) -> str | None:
+        """Data set of the Hub, or a folder; None: examples come from files."""
+        return None
+
     def card_facts(self, run: Run) -> dict[str, Any]:
-        """Data, steps and examples."""
+        """Base model, data, steps and examples."""
         best = run.state.notes.get("best", {}).get("step", run.state.step)
         return {
+            **hub_facts(self.model_arguments.model_name_or_path, self.dataset()),
             "task": self.task,
             "training_data": self.data.describe(),
             "training_procedure": f"The best of {run.state.step} steps of `training/{self.program}.py`, that of step "

@@ -43,6 +43,7 @@ from hf_synlm.module_tools import evaluation_mode
 from hf_synlm.training.arguments import ModelArguments, TrainingArguments, check_choice, check_minimum, check_overrides
 from hf_synlm.training.baseline_model import collate_plain, decoder_flops_per_token, make_baseline
 from hf_synlm.training.checkpoints import BestModel
+from hf_synlm.training.export import hub_facts
 from hf_synlm.training.final_report import load_report_treebanks, report_saved_model
 from hf_synlm.training.flops import gpst_flops_per_token
 from hf_synlm.training.recipe import Recipe, kept_evaluation, run_recipe
@@ -397,6 +398,7 @@ class GPSTRecipe(Recipe):
     def card_facts(self, run: Run) -> dict[str, Any]:
         """Names of the texts, steps and contexts."""
         return {
+            **hub_facts(self.model_arguments.model_name_or_path, self.data.dataset_name),
             "training_data": f"{', '.join(self.text.train.source_names())}; no trees.",
             "training_procedure": f"{run.state.step} steps of `training/pretrain_gpst.py`, "
             f"{run.state.consumed} contexts of up to {self.data.context_length} tokens, seed {self.arguments.seed}.",

@@ -29,6 +29,7 @@ from hf_synlm import (
 from hf_synlm.data.streams import TokenStream
 from hf_synlm.evaluation.treebank_parsing import score_numbers, score_table
 from hf_synlm.training.arguments import ModelArguments, check_overrides
+from hf_synlm.training.export import hub_facts
 from hf_synlm.training.final_report import report_saved_model
 from hf_synlm.training.flops import recurrent_flops_per_token
 from hf_synlm.training.recipe import Recipe, Splits, kept_evaluation, run_recipe
@@ -317,6 +318,7 @@ class RecurrentRecipe(Recipe):
         """Files, steps and epochs."""
         best, num_epochs = run.state.notes["best"]["step"], len(run.state.notes["evaluations"]) - 1
         return {
+            **hub_facts(self.model_arguments.model_name_or_path),
             "training_data": self.data.describe(),
             "training_procedure": f"The best of {run.state.step} steps ({num_epochs} epochs) of "
             f"`training/train_recurrent.py` by validation likelihood, that of step {best}; seed {self.arguments.seed}.",

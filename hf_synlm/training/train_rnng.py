@@ -26,6 +26,7 @@ from hf_synlm.data.vocabulary import word_final_ids
 from hf_synlm.evaluation.treebank_parsing import PUNCTUATION, Treebank
 from hf_synlm.training.arguments import ModelArguments, TrainingArguments, check_choice, check_minimum, check_overrides
 from hf_synlm.training.checkpoints import BestModel
+from hf_synlm.training.export import hub_facts
 from hf_synlm.training.final_report import load_report_treebanks, report_saved_model
 from hf_synlm.training.flops import recurrent_flops_per_token, rnng_flops_per_token
 from hf_synlm.training.recipe import Recipe, Splits, kept_evaluation, run_recipe
@@ -354,6 +355,7 @@ class RNNGRecipe(Recipe):
     def card_facts(self, run: Run) -> dict[str, Any]:
         """Files, steps and sentences."""
         return {
+            **hub_facts(self.model_arguments.model_name_or_path),
             "training_data": self.data.describe(),
             "training_procedure": f"The best of {run.state.step} steps of `training/train_rnng.py` by validation "
             f"likelihood, that of step {run.state.notes['best']['step']}; {self._num_sentences(run)} sentences read, "

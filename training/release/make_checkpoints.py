@@ -40,6 +40,7 @@ from hf_synlm.data.files import folder_writer, write_bytes, write_json, write_te
 from hf_synlm.evaluation.results import card_rows, describe_hardware, library_versions, load_result
 from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.checkpoint import stored_tensors
+from hf_synlm.hub.info import shipped_files
 from hf_synlm.training.output_folder import RESULTS_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,7 +119,7 @@ def run(command: str, *more: str) -> float:
 
 # ---------------------------------------------------------------------------------------------------- stages
 def train(name: str, checkpoint: dict[str, Any]) -> None:
-    """Train, and put the model without code into `model_cards/NAME`, which is replaced.
+    """Train, and put the model without card and code into `model_cards/NAME`, which is replaced.
 
     Args:
         name: of the checkpoint.
@@ -170,6 +171,20 @@ def evaluate(name: str, checkpoint: dict[str, Any]) -> None:
             write_json(results / f"{result}.json", {**found, "command": command})
 
 
+def link_code(name: str) -> None:
+    """Make the code of a checkpoint links to the package, so that its folder loads without `import hf_synlm`.
+
+    Args:
+        name: of the checkpoint.
+    """
+    folder = ROOT / CARDS / name
+    for old in folder.glob("*.py"):
+        old.unlink()
+    model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    for file in shipped_files(model_type):
+        (folder / file).symlink_to(f"../../hf_synlm/{file}")
+
+
 def card_facts(name: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """What the card of a checkpoint states, from its results and `model_cards/checkpoints.yaml`.
 
@@ -196,8 +211,8 @@ def card_facts(name: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
         "license": common["license"],
         "language": common["language"],
         "availability": f"It is the release asset `{name}.tar.gz` of hf_synlm: unpack it where your code runs. The "
-        f"repository of hf_synlm holds the same model, without code, in `model_cards/{name}`; there, `import hf_synlm` "
-        "stands for the code, and `trust_remote_code` is not needed.",
+        f"repository of hf_synlm holds the same model in `model_cards/{name}`, with links to its code; after `import "
+        "hf_synlm`, `trust_remote_code` is not needed.",
         "intended_use": common["intended_use"],
         "training_data": checkpoint["training_data"],
         "training_procedure": _training_paragraph(name, checkpoint),
@@ -224,7 +239,8 @@ def _training_paragraph(name: str, checkpoint: dict[str, Any]) -> str:
 
 
 def write_card(name: str, checkpoint: dict[str, Any]) -> None:
-    """Write `card.yaml` and `README.md` of a checkpoint."""
+    """Write `card.yaml`, `README.md` and the links to the code of a checkpoint."""
+    link_code(name)
     folder, facts = ROOT / CARDS / name, card_facts(name, checkpoint)
     write_text(folder / "card.yaml", facts_text(facts))
     write_text(folder / "README.md", fill_card(AutoConfig.from_pretrained(folder), facts))

@@ -1,0 +1,1 @@
+../../hf_synlm/on_lstm_layer.py

@@ -1,0 +1,1 @@
+../../hf_synlm/syntactic_distance.py

@@ -1,0 +1,1 @@
+../../hf_synlm/palm_span_attention.py

@@ -1,0 +1,1 @@
+../../hf_synlm/recurrent_sentences.py
