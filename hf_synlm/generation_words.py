@@ -48,6 +48,8 @@ class StopStrings(StopStringCriteria):
 def word_ends_of(tokenizer: Any, input_ids: Tensor) -> Tensor:
     """Which tokens end a word of a text: those with white space at their end, or at the beginning of the next token.
 
+    Punctuation that a decoder glues to the word before it (WordPiece's `cleanup`) counts as part of this word.
+
     Args:
         tokenizer: of the model.
         input_ids: [B, T].
