@@ -49,9 +49,9 @@ RECURRENT += "recurrent_sentences "
 SHIPPED = {
     "gpst": (MODULES + SEARCH, 8150),
     "rnng": (MODULES + SEARCH, 8830),
-    "on_lstm": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4130),
-    "prpn": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4840),
-    "palm": (MODULES + RECURRENT + "recurrent_layers", 3930),
+    "on_lstm": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4160),
+    "prpn": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4870),
+    "palm": (MODULES + RECURRENT + "recurrent_layers", 3960),
     "lstm": (MODULES + RECURRENT + "recurrent_layers", 3580),
 }
 
