@@ -15,3 +15,11 @@ if "synlm" not in sys.modules:
     from hf_synlm.hub.architectures import *  # noqa: F403
 
     __all__ = [*architectures.__all__, "parse_sentences"]
+else:
+
+    def __getattr__(name: str) -> object:
+        from hf_synlm.hub import architectures
+
+        if name not in architectures.__all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(architectures, name)

@@ -467,6 +467,13 @@ def test_the_script_loads_models_and_prints_results_alone():
     assert (run.returncode, run.stderr) == (0, ""), "other libraries are quiet"
 
 
+@pytest.mark.parametrize("program", ["gpst", "recurrent"])
+def test_the_script_starts_training_programs(program):
+    command = [sys.executable, "-c", "import sys, synlm; sys.exit(synlm.main())", "train", program, "--help"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert run.stdout.startswith(f"usage: synlm train {program}"), run.stderr
+
+
 def test_module_and_script_are_the_command():
     run = warm_python.run([sys.executable, "-m", "hf_synlm.cli", "evaluate", "pairs"])
     assert run.returncode == 2 and "Usage: synlm evaluate pairs" in run.stderr
