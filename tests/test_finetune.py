@@ -24,6 +24,7 @@ from transformers import (
     BartForConditionalGeneration,
     BertConfig,
     BertForSequenceClassification,
+    DataCollatorWithPadding,
     GPT2Config,
     GPT2LMHeadModel,
     pipeline,
@@ -285,7 +286,7 @@ def test_a_tokenizer_with_a_layout_of_its_own_keeps_it() -> None:
     encoded = finetune_glue.encode_batch(batch, [0, 1], tokenizer, GLUE_TASKS["rte"], np.array([0, 1]), 32, None)
     assert encoded["input_ids"][0][0] == cls and encoded["input_ids"][0].count(sep) == 2
     rows = [{name: np.array(values[k]) for name, values in encoded.items()} for k in range(2)]
-    made = finetune_glue.Collator(tokenizer.pad_token_id, width=20)(rows)
+    made = DataCollatorWithPadding(tokenizer, "max_length", 20)(rows)
     assert set(made) == {"labels", "input_ids", "token_type_ids", "attention_mask"}
     assert made["input_ids"].shape == (2, 20) and made["token_type_ids"].max() == 1
     assert made["attention_mask"].sum(1).tolist() == [len(ids) for ids in encoded["input_ids"]]
