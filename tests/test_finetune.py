@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from tokenizers.processors import TemplateProcessing
-from training_runs import TRAINING, launch, results_of, run_script, torchrun
+from training_runs import TRAINING, cut_off, launch, results_of, run_script, torchrun
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -46,7 +46,6 @@ from hf_synlm.evaluation.summary import summarize
 from hf_synlm.evaluation.treebank_parsing import parse_words, score_trees
 from hf_synlm.training import example_tables, finetune_glue, finetune_grammar_induction, finetune_summarization
 from hf_synlm.training.arguments import TrainingArguments
-from hf_synlm.training.checkpoints import TrainingState
 from hf_synlm.training.example_tables import load_table
 from hf_synlm.training.export import hub_facts
 from hf_synlm.training.finetune_summarization import ContextCollator, ContextLayout
@@ -527,13 +526,7 @@ def test_resumed_run_is_bit_equal(
 ) -> None:
     whole, straight = finished(script, name)
     resumed = tmp_path / "resumed"
-    # What a run that was killed after step 2 leaves.
-    resumed.mkdir()
-    shutil.copytree(straight / "step_2", resumed / "step_2")
-    best = TrainingState(**json.loads((straight / "step_2" / "training_state.json").read_text())).notes["best"]["step"]
-    if (straight / f"best_{best}").is_dir():  # otherwise a later step was better, and the checkpoint has the weights
-        shutil.copytree(straight / f"best_{best}", resumed / f"best_{best}")
-    (resumed / "step_3.partial").mkdir()
+    cut_off(straight, resumed, 2)
     flags = flags_of(script, "--resume_from_checkpoint", "latest")
     again = run(script, models / name, files, resumed, *flags)
     measured = dict.fromkeys(("seconds_of_this_process", "tokens_per_second"))

@@ -110,15 +110,8 @@ def test_peak_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert speed.device_peak_flops(cpu, "no", None) is None and speed.device_peak_flops(cpu, "no", 2e9) == 2e9
     for name, half, single in (
         ("NVIDIA H100 80GB HBM3", 989e12, 67e12),
-        ("NVIDIA H100 PCIe", 756e12, 51e12),
-        ("NVIDIA H100 NVL", 835e12, 60e12),
-        ("NVIDIA GH200 480GB", 989e12, 67e12),
         ("NVIDIA A100-SXM4-80GB", 312e12, 19.5e12),
         ("NVIDIA A100 80GB PCIe", 312e12, 19.5e12),
-        ("NVIDIA L40S", 362e12, 91.6e12),
-        ("NVIDIA L40", 181e12, 90.5e12),
-        ("NVIDIA L4", 121e12, 30.3e12),
-        ("NVIDIA A10G", 70e12, 35e12),
         ("NVIDIA GeForce RTX 4090", 165e12, 82.6e12),
         ("Tesla V100-PCIE-16GB", 112e12, 14e12),
         ("Tesla T4", 65e12, 8.1e12),

@@ -189,7 +189,7 @@ def test_recomputed_and_compiled_layers_give_the_same(tmp_path: Path, monkeypatc
             common.set_up_layers(MODELS[name][0](), TrainingArguments(output_dir="x", **{flag: True}))
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", ["gpst", "rnng"])
 def test_bfloat16(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `accelerate launch --mixed_precision bf16` asks for it."""
     exact, batches = make_run(tmp_path / "exact", name)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from training_runs import SMALL_GPST, kill_after_checkpoint, run_script, sample_files
+from training_runs import SMALL_GPST, cut_off, run_here, sample_files
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, LSTMConfig, LSTMForCausalLM
@@ -59,18 +60,24 @@ def flags_of(corpus: dict[str, str], output_dir: Path, *flags: str) -> list[str]
     ]
 
 
-def run(corpus: dict[str, str], output_dir: Path, *flags: str) -> dict:
-    return run_script("pretrain_gpst", flags_of(corpus, output_dir, *flags), corpus["cache"])
+@pytest.fixture
+def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Callable[..., dict]:
+    """Runs the program in this process; its results and what it printed."""
+
+    def start(output_dir: Path, *flags: str) -> dict:
+        return run_here("pretrain_gpst", flags_of(corpus, output_dir, *flags), corpus["cache"], capsys)
+
+    return start
 
 
 def parse(*flags: str) -> tuple:
     return run_arguments.parse_arguments(TYPES, flags, mappings=["config_overrides"])
 
 
-def test_two_steps_with_trees_and_final_report(corpus: dict[str, str], tmp_path: Path) -> None:
+def test_two_steps_with_trees_and_final_report(run: Callable[..., dict], tmp_path: Path) -> None:
     flags = ("--max_train_steps", "2", "--max_tree_sentences", "6", "--validation_trees", "embedded")
     flags = (*flags, "--test_trees", "embedded")
-    results = run(corpus, tmp_path / "out", *flags, "--search_num_beams", "2", "--report_punctuation", "remove", "keep")
+    results = run(tmp_path / "out", *flags, "--search_num_beams", "2", "--report_punctuation", "remove", "keep")
     assert results["step"] == 2 and len(results["train"]) == 2
     assert set(results["train"][0]) >= {"loss", "auto_encoding", "height", "parser", "token", "action"}
     tested = results["test"]["trees"]
@@ -84,13 +91,13 @@ def test_two_steps_with_trees_and_final_report(corpus: dict[str, str], tmp_path:
     assert {"config.json", "model.safetensors", "modeling_gpst.py", "tokenizer.json", "README.md"} <= saved
 
 
-def test_killed_run_resumes_bit_equal(corpus: dict[str, str], tmp_path: Path) -> None:
+def test_resumed_run_is_bit_equal(run: Callable[..., dict], corpus: dict[str, str], tmp_path: Path) -> None:
     flags = ("--max_train_steps", "4", "--checkpointing_steps", "2", "--gradient_accumulation_steps", "2")
     flags = (*flags, "--final_report", "False", "--prepared", str(tmp_path / "text"))
-    straight = run(corpus, tmp_path / "straight", *flags)
+    straight = run(tmp_path / "straight", *flags)
     killed = tmp_path / "killed"
-    kill_after_checkpoint("pretrain_gpst", flags_of(corpus, killed, *flags), 2, corpus["cache"])
-    resumed = run(corpus, killed, *flags)  # an unfinished run goes on without being asked to
+    cut_off(tmp_path / "straight", killed, 2)
+    resumed = run(killed, *flags)  # an unfinished run goes on without being asked to
     assert "resumed from" in resumed["stdout"] and "step_2" in resumed["stdout"]
     assert resumed["train"] == straight["train"]
     assert resumed["evaluations"] == straight["evaluations"]
@@ -107,13 +114,15 @@ def test_killed_run_resumes_bit_equal(corpus: dict[str, str], tmp_path: Path) ->
     assert data.takes_finished and contexts.totals()["tokens"] == text.train.num_tokens
 
 
-def test_baseline_on_the_same_contexts(corpus: dict[str, str], tmp_path: Path) -> None:
+def test_baseline_on_the_same_contexts(
+    corpus: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def flags(name: str, *more: str) -> list[str]:
         gpst = flags_of(corpus, tmp_path / name, "--max_train_steps", "2", "--generation_steps", "1")
         gpst[gpst.index(SMALL_GPST)] = "n_embd=32,n_head=2,n_positions=64"
         return [flag.replace("gpst_tiny", "gpt2_tiny") for flag in gpst] + list(more)
 
-    results = run_script("pretrain_gpst", flags("out"), corpus["cache"])
+    results = run_here("pretrain_gpst", flags("out"), corpus["cache"], capsys)
     assert set(results["train"][0]) == {"step", "loss", "gradient_norm"}
     assert "trees" not in results["evaluations"][-1] and "step 1: generated" in results["stdout"]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")

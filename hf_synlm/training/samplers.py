@@ -126,7 +126,7 @@ class PaddedBatchSampler(EpochSampler):
         max_padded_length: largest padded size of a batch: number of samples times the longest length.
         group_size: samples of similar length among which batches are drawn.
         seed: of the permutations.
-        *share: of `EpochSampler`.
+        **share: `rank`, `world_size` and `consumed` of `EpochSampler`.
 
     Raises:
         ValueError: when the data set is empty.
@@ -139,9 +139,9 @@ class PaddedBatchSampler(EpochSampler):
         max_padded_length: int,
         group_size: int,
         seed: int,
-        *share: int,
+        **share: int,
     ):
-        super().__init__(*share)
+        super().__init__(**share)
         if not len(lengths):
             raise ValueError("The training data are empty. Check the files and the limits on sentence length.")
         self.lengths, self.group_size, self.seed = np.asarray(lengths), group_size, seed

@@ -284,10 +284,9 @@ class RecurrentRecipe(Recipe):
         if data.batching == "stream":
             length = len(self.streams.train)
             return SegmentSampler(length, size * world, data.bptt, data.variable_bptt, seed, consumed)
-        lengths = self.examples.lengths
-        return PaddedBatchSampler(
-            lengths, size, data.max_batch_tokens, data.batch_group_size, seed, rank, world, consumed
-        )
+        share = {"rank": rank, "world_size": world, "consumed": consumed}
+        limits = (size, data.max_batch_tokens, data.batch_group_size, seed)
+        return PaddedBatchSampler(self.examples.lengths, *limits, **share)
 
     def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Objective, with the state of the batch before."""

@@ -254,9 +254,9 @@ class RNNGRecipe(Recipe):
             self.data.max_batch_actions,
             self.data.batch_group_size,
             self.arguments.seed,
-            self.accelerator.process_index,
-            self.accelerator.num_processes,
-            consumed,
+            rank=self.accelerator.process_index,
+            world_size=self.accelerator.num_processes,
+            consumed=consumed,
         )
 
     def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
