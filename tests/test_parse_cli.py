@@ -255,7 +255,7 @@ def test_saved_trees_score_alike_and_compare(saved, files, capsys):
     trees = ("--trees", files / "on_lstm.mrg", "--convention", "on-lstm", "--out", other)
     run(capsys, "evaluate", "parsing", *bank, *trees)
     message = fail(capsys, *plot, other, "--overwrite")
-    assert "results by different rules are not comparable: convention is 'gpst" in message
+    assert "results with different rules cannot be compared: convention is 'gpst" in message
     assert "--save-trees: --trees are in a file" in fail(
         capsys, "evaluate", "parsing", *bank, "--trees", files / "rnng.mrg", "--save-trees", files / "again.mrg"
     )

@@ -753,7 +753,7 @@ def test_command_names_errors(tmp_path, tokenizer_folder, capsys):
         (["--output_dir", str(tmp_path / "file" / "out"), "--tokenizer_name", tokenizer_folder], "Not a directory"),
         (["--output_dir", str(tmp_path), "--train_files", "absent.txt"], "There is no file 'absent.txt'"),
         (["--output_dir", str(tmp_path), "--rows", "words"], "rows is 'words'"),
-        ([], "output_dir is not set"),
+        ([], "required: --output_dir"),
     ]
     for content, message in (
         ("a: [1\n", "is not valid YAML"),

@@ -19,7 +19,6 @@ from hf_synlm.data.samples import sample_path
 from hf_synlm.data.tokenizers import (
     GPST_EXTRA_TOKENS,
     add_classification_template,
-    encode_sentences,
     load_tokenizer,
     special_token_ids,
     train_bpe_tokenizer,
@@ -34,6 +33,7 @@ from hf_synlm.data.vocabulary import (
     word_tokenizer,
 )
 from tests import warm_python
+from tests.reference.unknown_words import UNKNOWN_CLASSES
 
 SENTENCES = [
     ["the", "dog", "Barks", "."],
@@ -119,7 +119,7 @@ def test_cleaning_comes_before_counting():
 
 
 def expected_token(word: str, vocabulary: dict[str, int], rule: str) -> str:
-    name = unknown_class(word, rule)
+    name = UNKNOWN_CLASSES[rule](word)
     return word if word in vocabulary else name if name in vocabulary else "<unk>"
 
 
@@ -327,16 +327,6 @@ def test_bpe_special_tokens(bpe):
         "cls_token_id": 3, "sep_token_id": 4,
     }  # fmt: skip
     assert bpe.decode(bpe("a <|REDUCE|>cat")["input_ids"], skip_special_tokens=True) == "a cat"
-
-
-def test_bpe_encodes_sentences_without_leading_space(bpe):
-    ids = encode_sentences(bpe, ["the cat sat\n", "  cat"])
-    assert [bpe.decode(row) for row in ids] == ["the cat sat", "cat"]
-    # From the second word on, the space is part of the first piece.
-    assert bpe.convert_ids_to_tokens(ids[0])[1].startswith("Ġ")
-    assert encode_sentences(bpe, []) == []
-    with pytest.raises(ValueError, match=r"sentence 1 \(' '\) has no tokens"):
-        encode_sentences(bpe, ["a", " "])
 
 
 @given(words=st.lists(st.text(st.characters(codec="utf-8", exclude_categories=("Z", "C")), min_size=1), min_size=1))

@@ -144,7 +144,8 @@ def publish_folder(partial: Path, folder: Path) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Delete a folder that others may look for: it loses its name first, so that it is never seen half-deleted."""
-    doomed = _doomed(folder)
+    doomed = folder.with_name(f"{folder.name}.deleted{PARTIAL_SUFFIX}")
+    shutil.rmtree(doomed, ignore_errors=True)
     os.replace(folder, doomed)
     shutil.rmtree(doomed)
 
@@ -194,10 +195,3 @@ def _restore(folder: Path) -> None:
     """Put a folder back whose replacement was interrupted between the two renames."""
     if _old(folder).exists() and not folder.exists():
         os.replace(_old(folder), folder)
-
-
-def _doomed(folder: Path) -> Path:
-    """A free name for a folder on its way to deletion."""
-    doomed = folder.with_name(f"{folder.name}.deleted{PARTIAL_SUFFIX}")
-    shutil.rmtree(doomed, ignore_errors=True)
-    return doomed

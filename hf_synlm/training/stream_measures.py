@@ -9,7 +9,7 @@ from transformers.hf_argparser import HfArg
 
 from hf_synlm.data.streams import TokenStream
 from hf_synlm.data.treebank import TreebankSentence
-from hf_synlm.evaluation.parsing import CONVENTIONS, keep_by_tag
+from hf_synlm.evaluation.parsing import CONVENTIONS, keep_words
 from hf_synlm.evaluation.treebank_parsing import Treebank, make_treebank
 from hf_synlm.training.arguments import check_choice, check_minimum
 from hf_synlm.training.sentence_files import check_files
@@ -97,7 +97,8 @@ class ParsingArguments:
         return make_treebank(filter(self._is_short, trees), self.punctuation, max_sentences)
 
     def _is_short(self, sentence: TreebankSentence) -> bool:
-        count = len(sentence.words) if self.punctuation == "keep" else sum(keep_by_tag(sentence.tags))
+        is_word = keep_words(sentence.words, sentence.tags, "tag")
+        count = len(is_word) if self.punctuation == "keep" else sum(is_word)
         return self.parsing_max_words is None or count <= self.parsing_max_words
 
 
