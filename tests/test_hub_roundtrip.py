@@ -39,7 +39,7 @@ from hf_synlm.hub import export
 from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.checkpoint import pickled_files
 from hf_synlm.hub.export import check_complete, export_model, push_to_hub
-from hf_synlm.hub.verify import PACKAGE, main, verify_export
+from hf_synlm.hub.verify import PACKAGE, encode_texts, verify_export
 from tests import warm_python
 
 pytestmark = pytest.mark.usefixtures("warm_probe")
@@ -274,20 +274,18 @@ class TestVerify:
         report = verify_export(exported, input_ids=torch.tensor([[6, 7, 8, 9, 10]]), num_beams=7, max_new_tokens=3)
         assert report.passed, report.table()
 
-    def test_command_line(self, exported: Path, capsys):
-        assert main([str(exported), "--text", "fruit flies like a banana", "--text", "the keys are"]) == 0
-        printed = capsys.readouterr().out
-        assert all(name in printed for name in ALL_CHECKS)
-        assert "8 of 8 checks passed" in printed
+    def test_own_texts(self, exported: Path):
+        report = verify_export(exported, **encode_texts(exported, ["fruit flies like a banana", "the keys are"]))
+        assert report.passed and {check.name for check in report.checks} == ALL_CHECKS
+        assert "8 of 8 checks passed" in report.table()
 
-    def test_changed_code_is_found(self, exported: Path, capsys):
+    def test_changed_code_is_found(self, exported: Path):
         file = exported / "modeling_gpst.py"
         file.write_text(file.read_text() + CHANGE)
-        assert main([str(exported), "--max_new_tokens", "2"]) == 1
-        lines = capsys.readouterr().out.splitlines()
+        lines = verify_export(exported, max_new_tokens=2).table().splitlines()
         assert [line.split()[1] for line in lines if line.startswith("DIFFERS")] == ["AutoModelForCausalLM"]
         assert "modeling_gpst.py" in lines[0]
-        assert main([str(exported), "--max_new_tokens", "2", "--tolerance", "0.01"]) == 0
+        assert verify_export(exported, max_new_tokens=2, tolerance=0.01).passed
 
     def test_pickles_and_code_that_needs_the_package_are_found(self, exported: Path):
         file = exported / "trees.py"
@@ -296,10 +294,9 @@ class TestVerify:
         failed = {check.name: check.detail for check in verify_export(exported).checks if not check.passed}
         assert "pytorch_model.bin" in failed["files"] and "hf_synlm" in failed["AutoModelForCausalLM"]
 
-    def test_unusable_folders(self, exported: Path, tmp_path: Path, capsys):
-        with pytest.raises(SystemExit) as exit_info:
-            main([str(tmp_path / "nowhere")])
-        assert exit_info.value.code == 2 and "There is no folder" in capsys.readouterr().err
+    def test_unusable_folders(self, exported: Path, tmp_path: Path):
+        with pytest.raises(ValueError, match="There is no folder"):
+            verify_export(tmp_path / "nowhere")
         (tmp_path / "empty").mkdir()
         with pytest.raises(ValueError, match="has no config.json"):
             verify_export(tmp_path / "empty")

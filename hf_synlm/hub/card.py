@@ -165,18 +165,16 @@ def _results_table(results: Sequence[Mapping[str, Any]]) -> str:
     lines += [_table_line([_result_cell(name, result.get(name)) for name in names]) for result in results]
     conventions = dict.fromkeys(result["convention"] for result in results if result.get("convention"))
     lines += ["", *(f"- Convention {text}." for text in conventions)]
-    lines += dict.fromkeys(_baseline_line(result) for result in results if result.get("baselines"))
+    for result in results:
+        numbers = ", ".join(f"{name} {value:g}" for name, value in result.get("baselines", {}).items())
+        line = f"- Trees without a model, {result['metric']} ({_short(result.get('convention', ''))}): {numbers}."
+        lines += [line] if numbers and line not in lines else []
     hardware = dict.fromkeys(result["hardware"] for result in results if result.get("hardware"))
     lines += [f"- Computed on {text}." for text in hardware]
     commands = dict.fromkeys(result["command"] for result in results if result.get("command"))
     if commands:
         lines += ["", "Commands:", "", "```bash", *commands, "```"]
     return "\n".join(lines)
-
-
-def _baseline_line(result: Mapping[str, Any]) -> str:
-    numbers = ", ".join(f"{name} {value:g}" for name, value in result["baselines"].items())
-    return f"- Trees without a model, {result['metric']} ({_short(result.get('convention', ''))}): {numbers}."
 
 
 def _table_line(cells: Sequence[str]) -> str:
