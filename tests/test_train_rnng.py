@@ -1,16 +1,16 @@
 """Training of RNNG and its LSTM baseline: batches, exact resume, the best model, evaluation, and what is refused."""
 
 import math
-import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from training_runs import kill_after_checkpoint, run_script, sample_files
+from training_runs import kill_after_checkpoint, results_of, sample_files
 
 from hf_synlm import LSTMForCausalLM
 from hf_synlm.training import arguments as run_arguments
@@ -31,7 +31,7 @@ LENGTHS = np.random.default_rng(0).integers(3, 60, size=301)
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A few trees of the embedded treebank."""
-    return sample_files(tmp_path_factory.mktemp("trees"), "trees", train=60, valid=12, test=6)
+    return sample_files(tmp_path_factory.mktemp("trees"), "trees", train=40, valid=12, test=6)
 
 
 def flags_of(corpus: dict[str, str], output_dir: Path, architecture: str, *flags: str) -> list[str]:
@@ -43,8 +43,16 @@ def flags_of(corpus: dict[str, str], output_dir: Path, architecture: str, *flags
     ]
 
 
-def run(corpus: dict[str, str], output_dir: Path, architecture: str, *flags: str) -> dict:
-    return run_script("train_rnng", flags_of(corpus, output_dir, architecture, *flags), corpus["cache"])
+@pytest.fixture
+def run(corpus: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable[..., dict]:
+    """Runs the program in this process; its results and what it printed."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", Path(corpus["cache"]))
+
+    def start(output_dir: Path, architecture: str, *flags: str) -> dict:
+        train_rnng.main(flags_of(corpus, output_dir, architecture, *flags))
+        return {**results_of(output_dir), "stdout": capsys.readouterr().out}
+
+    return start
 
 
 def parse(*flags: str) -> tuple:
@@ -109,40 +117,37 @@ def test_evaluation_batches_hold_every_sentence_once() -> None:
 
 # ---------------------------------------------------------------------------------------------- runs
 @pytest.mark.parametrize("architecture", ["rnng", "lstm"])
-def test_killed_run_resumes_bit_equal(architecture: str, corpus: dict[str, str], tmp_path: Path) -> None:
+def test_killed_run_resumes_bit_equal(
+    architecture: str, run: Callable[..., dict], corpus: dict[str, str], tmp_path: Path
+) -> None:
     flags = ("--num_train_epochs", "1", "--checkpointing_steps", "3", "--evaluation_steps", "2")
     flags = (*flags, "--gradient_accumulation_steps", "2", "--checkpoints_total_limit", "1")
     if architecture == "rnng":
         flags = (*flags, "--final_search_sentences", "0", "--final_report", "False")
-    straight = run(corpus, tmp_path / "straight", architecture, *flags)
-    assert straight["step"] > 6
+    straight = run(tmp_path / "straight", architecture, *flags)
     killed = tmp_path / "killed"
     kill_after_checkpoint("train_rnng", flags_of(corpus, killed, architecture, *flags), 3, corpus["cache"])
-    resumed = run(corpus, killed, architecture, *flags)
-    assert "resumed from" in resumed["stdout"]
+    resumed = run(killed, architecture, *flags)
+    assert "resumed from" in resumed["stdout"] and straight["step"] >= 6
     for key in ("step", "best_step", "sentences", "train", "evaluations", "test"):
         assert resumed[key] == straight[key]
     weights = [path / "model" / "model.safetensors" for path in (tmp_path / "straight", killed)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     first, last = straight["evaluations"][0]["losses"], straight["evaluations"][-1]["losses"]
-    assert last["nats"] < first["nats"]
-    names = {
-        "rnng": {"perplexity", "action_perplexity", "token_perplexity"},
-        "lstm": {"word_perplexity", "token_perplexity"},
-    }
+    assert last["nats"] < first["nats"] and straight["sentences"] >= 40
+    kinds = {"rnng": ["", "action_", "token_"], "lstm": ["word_", "token_"]}[architecture]
     for row in (*straight["train"], first, straight["test"]["losses"]):
-        assert {name for name in row if "perplexity" in name} == names[architecture]
-    assert straight["sentences"] >= 60
+        assert {name for name in row if "perplexity" in name} == {f"{kind}perplexity" for kind in kinds}
 
 
 @pytest.mark.parametrize("system", ["top_down", "in_order"])
-def test_search_and_report_of_the_saved_model(system: str, corpus: dict[str, str], tmp_path: Path) -> None:
-    flags = ("--config_overrides", f"{SMALL},transition_system={system}", "--num_train_epochs", "1")
-    flags = (*flags, "--evaluation_steps", "8", "--search_sentences", "3", "--num_beams", "2")
+def test_search_and_report_of_the_saved_model(system: str, run: Callable[..., dict], tmp_path: Path) -> None:
+    flags = ("--config_overrides", f"{SMALL},transition_system={system}", "--max_train_steps", "5")
+    flags = (*flags, "--evaluation_steps", "3", "--search_sentences", "3", "--num_beams", "2")
     flags = (*flags, "--action_beam_size", "6", "--tokenizer_type", "bpe", "--tokenizer_vocab_size", "150")
-    results = run(corpus, tmp_path / "out", "rnng", *flags)
+    results = run(tmp_path / "out", "rnng", *flags)
     first, *later = results["evaluations"]
-    assert "search" not in first and len(later) >= 2
+    assert "search" not in first and len(later) == 2
     assert "step 0: no sentence is parsed with an untrained model" in results["stdout"]
     for search, count in [(item["search"], 3) for item in later] + [(results["test"]["search"], 6)]:
         assert search["punctuation_by"] == "tag"
@@ -158,26 +163,28 @@ def test_search_and_report_of_the_saved_model(system: str, corpus: dict[str, str
     assert {"config.json", "model.safetensors", "modeling_rnng.py", "tokenizer.json", "README.md"} <= saved
 
 
-def test_treebanks_with_other_tags(corpus: dict[str, str], tmp_path: Path) -> None:
+def test_treebanks_with_other_tags(run: Callable[..., dict], tmp_path: Path) -> None:
     """Their tags tell no punctuation: the report says so before training, and what goes on without."""
     trees = tmp_path / "trees.txt"
     trees.write_text("(S (NP (Nab 他)) (VP (VC2 看) (NP (Nab 書))))\n" * 8)
-    other = {**dict.fromkeys(corpus, str(trees)), "cache": corpus["cache"]}
-    flags = ("--config_overrides", SMALL, "--num_train_epochs", "1", "--num_beams", "2", "--action_beam_size", "4")
-    with pytest.raises(AssertionError, match="report_punctuation 'ignore'.* do not tell punctuation here: .* keep"):
-        run(other, tmp_path / "refused", "rnng", *flags)
+    files = [part for name in ("train", "validation", "test") for part in (f"--{name}_files", str(trees))]
+    flags = (*files, "--max_train_steps", "2", "--num_beams", "2", "--action_beam_size", "4")
+    with pytest.raises(ValueError, match="report_punctuation 'ignore'.* do not tell punctuation here: .* keep"):
+        run(tmp_path / "refused", "rnng", *flags)
     assert not list((tmp_path / "refused").glob("step_*")) and not (tmp_path / "refused/model").exists()
-    results = run(other, tmp_path / "out", "rnng", *flags, "--report_punctuation", "keep")
+    results = run(tmp_path / "out", "rnng", *flags, "--report_punctuation", "keep")
     assert set(results["test"]["saved_model"]["trees"]) == {"keep"}
     assert 0 <= results["test"]["search"]["induction_sentence_f1"] <= 100
     assert results["test"]["search"]["punctuation_by"] == "form"
 
 
-def test_early_stopping_keeps_and_saves_the_best_model(corpus: dict[str, str], tmp_path: Path) -> None:
+def test_early_stopping_keeps_and_saves_the_best_model(
+    run: Callable[..., dict], corpus: dict[str, str], tmp_path: Path
+) -> None:
     # A learning rate that ruins the model at once: the untrained model stays the best.
     flags = "--learning_rate 30 --lr_scheduler_type constant --warmup_ratio 0 --evaluation_steps 1 "
     flags += "--early_stopping_patience 2 --num_train_epochs 0 --max_train_steps 7"
-    results = run(corpus, tmp_path / "out", "lstm", *flags.split())
+    results = run(tmp_path / "out", "lstm", *flags.split())
     assert (results["step"], results["best_step"], len(results["evaluations"])) == (2, 0, 3)
     assert "no better evaluation" in results["stdout"]
     assert [path.name for path in (tmp_path / "out").glob("best_*")] == ["best_0"]
@@ -254,8 +261,6 @@ def test_sentences_are_spread(count: int, limit: int | None, expected: list[int]
     ("flags", "message"),
     [
         (("--architecture", "gru"), "architecture is 'gru'"),
-        (("--unknown_words", "none"), "invalid choice: 'none'"),
-        (("--tokenizer_type", "bytes"), "invalid choice: 'bytes'"),
         (("--tokenizer_type", "bpe", "--lowercase"), "belong to words"),
         (("--max_batch_actions", "0"), "max_batch_actions must be at least 1"),
         (("--train_files", "nowhere.txt", "--validation_files", "nowhere.txt"), "no file 'nowhere.txt'"),
@@ -266,26 +271,9 @@ def test_sentences_are_spread(count: int, limit: int | None, expected: list[int]
         (("--report_punctuation", "none"), "report_punctuation is 'none'"),
     ],
 )
-def test_bad_values_are_refused_before_work(flags: tuple[str, ...], message: str, capsys) -> None:
-    with pytest.raises((ValueError, SystemExit)) as caught:
+def test_bad_values_are_refused_before_work(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         parse(*flags)
-    assert re.search(message, f"{caught.value} {capsys.readouterr().err}")
-
-
-def test_a_tokenizer_made_from_something_else_is_refused(corpus: dict[str, str], tmp_path: Path) -> None:
-    accelerator = Accelerator(cpu=True)
-    trees = tree_batches.load_trees(accelerator, [corpus["train"]])
-
-    def make(**options: Any) -> Any:
-        data = tree_batches.TreeDataArguments(
-            train_files=[corpus["train"]], validation_files=[corpus["valid"]], **options
-        )
-        return tree_batches.make_tree_tokenizer(accelerator, data, trees, None, tmp_path)
-
-    vocabulary = make().get_vocab()
-    assert make().get_vocab() == vocabulary
-    with pytest.raises(ValueError, match=r"made with \{'tokenizer_type': 'words'.*'bpe'"):
-        make(tokenizer_type="bpe", tokenizer_vocab_size=150)
 
 
 def test_bad_trees_are_named_and_wide_leaves_are_read_on_demand(tmp_path: Path) -> None:

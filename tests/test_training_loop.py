@@ -415,8 +415,7 @@ def gpst(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ScriptRun]:
     files = sample_files(folder, "raw", train=40, valid=40)
     flags = (
         f"--config gpst_tiny --overwrite_output_dir False --config_overrides {SMALL_GPST} "
-        f"--train_files {files['train']} --validation_files {files['valid']} --train_trees embedded "
-        "--one_sentence_per_line "
+        f"--train_files {files['train']} --validation_files {files['valid']} --one_sentence_per_line "
         "--tokenizer_vocab_size 300 --context_length 24 --per_device_train_batch_size 1 --validation_trees none "
         "--logging_steps 1 --checkpointing_steps 1 --evaluation_steps 4 --max_train_steps 10 --final_report False"
     ).split()

@@ -31,6 +31,7 @@ from hf_synlm.training import (
     train_rnng,
 )
 from hf_synlm.training import run as common
+from hf_synlm.training.final_report import load_report_treebanks
 from hf_synlm.training.output_folder import end_run
 from hf_synlm.training.pretrain_gpst import DataArguments, collate_plain, load_contexts
 
@@ -174,7 +175,7 @@ def test_the_model_to_continue_from_must_be_of_the_kind_and_complete(tmp_path: P
 def test_trees_of_the_report_are_read_before_training(corpus: dict[str, str], tmp_path: Path) -> None:
     _, _, evaluation, _ = parse("--output_dir", "x", "--test_trees", corpus["train"], "--final_report")
     with pytest.raises(ValueError, match="stands outside of all trees"):
-        evaluation.report_treebanks()
+        load_report_treebanks(evaluation.test_trees, evaluation.report_punctuation)
 
 
 def test_an_ended_run_has_dropped_the_wrapped_model_before_its_processes_part() -> None:
@@ -316,11 +317,11 @@ def test_validation_losses_do_not_depend_on_the_batches(tiny_gpst_config: GPSTCo
 
 
 def test_errors_of_users_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.setattr(sys, "argv", ["pretrain_gpst.py", "--output_dir", "x", "--train_file", "a.txt"])
+    monkeypatch.setattr(sys, "argv", ["pretrain_gpst.py", "--output_dir", "x", "--trainfiles", "a.txt"])
     with pytest.raises(SystemExit) as stopped:
         pretrain_gpst.main()
     assert stopped.value.code == 2
-    expected = "error: --train_file is not an option of this program. Did you mean --train_files?\n"
+    expected = "error: --trainfiles is not an option of this program. Did you mean --train_files?\n"
     assert capsys.readouterr().err == expected
     monkeypatch.setenv("HF_SYNLM_TRACEBACK", "1")
     with pytest.raises(ValueError, match="Did you mean"):

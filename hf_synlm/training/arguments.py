@@ -12,9 +12,8 @@ from typing import Any, ClassVar, Literal, cast
 
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType
-from transformers.hf_argparser import HfArg
 
-from hf_synlm.data.arguments import ArgumentParser, config_flags, read_config_file, read_yaml
+from hf_synlm.data.arguments import ArgumentParser, config_flags, option, read_config_file, read_yaml
 from hf_synlm.hub.checkpoint import check_model_source
 
 DEFAULT_STEPS = 1000
@@ -25,71 +24,63 @@ CONFIGS = Path(__file__).parent / "configs"
 class TrainingArguments:
     """Optimization, checkpoints and logging; the flags are those of the official `no_trainer` scripts."""
 
-    output_dir: str = HfArg(default="", help="Folder for checkpoints, logs and the final model.")
-    overwrite_output_dir: bool = HfArg(
-        default=False,
-        help="Delete the run in the output folder and start from step 0. A folder with other content or with inputs "
-        "of this run is refused.",
+    output_dir: str = option("", "Folder for checkpoints, logs and the final model.")
+    overwrite_output_dir: bool = option(
+        False,
+        "Delete the run in the output folder and start from step 0. A folder with other content or with inputs of "
+        "this run is refused.",
     )
-    seed: int = HfArg(default=404, help="Seed of initialization, data order, dropout and noise.")
-    per_device_train_batch_size: int = HfArg(default=8, help="Contexts or sentences per process and micro step.")
-    per_device_eval_batch_size: int = HfArg(default=8, help="Contexts or sentences per process in evaluation.")
-    gradient_accumulation_steps: int = HfArg(default=1, help="Micro steps per optimizer step.")
-    max_train_steps: int | None = HfArg(
-        default=None,
-        help="Optimizer steps of the run; default: those of num_train_epochs, otherwise 1000. With both, the smaller "
+    seed: int = option(404, "Seed of initialization, data order, dropout and noise.")
+    per_device_train_batch_size: int = option(8, "Contexts or sentences per process and micro step.")
+    per_device_eval_batch_size: int = option(8, "Contexts or sentences per process in evaluation.")
+    gradient_accumulation_steps: int = option(1, "Micro steps per optimizer step.")
+    max_train_steps: int | None = option(
+        None,
+        "Optimizer steps of the run; default: those of num_train_epochs, otherwise 1000. With both, the smaller "
         "number.",
     )
-    num_train_epochs: int = HfArg(default=0, help="Passes through the data; 0: max_train_steps decides.")
-    early_stopping_patience: int = HfArg(
-        default=0, help="Keep the best model, and stop after this many evaluations without a better one; 0: never stop."
+    num_train_epochs: int = option(0, "Passes through the data; 0: max_train_steps decides.")
+    early_stopping_patience: int = option(
+        0, "Keep the best model, and stop after this many evaluations without a better one; 0: never stop."
     )
-    learning_rate: float = HfArg(default=5e-5, help="Peak learning rate.")
-    adam_beta1: float = HfArg(default=0.9, help="AdamW: decay of the first moment.")
-    adam_beta2: float = HfArg(default=0.999, help="AdamW: decay of the second moment.")
-    adam_epsilon: float = HfArg(default=1e-6, help="AdamW: term in the denominator.")
-    adam_bias_correction: bool = HfArg(
-        default=True, help="AdamW: correct the moments for their start at 0; GPST's authors do not."
+    learning_rate: float = option(5e-5, "Peak learning rate.")
+    adam_beta1: float = option(0.9, "AdamW: decay of the first moment.")
+    adam_beta2: float = option(0.999, "AdamW: decay of the second moment.")
+    adam_epsilon: float = option(1e-6, "AdamW: term in the denominator.")
+    adam_bias_correction: bool = option(True, "AdamW: correct the moments for their start at 0; GPST's authors do not.")
+    weight_decay: float = option(0.0, "AdamW: decay of matrices; biases and norms are not decayed.")
+    max_grad_norm: float = option(1.0, "Clip gradients to this norm; 0 disables.")
+    lr_scheduler_type: Literal["linear", "cosine", "constant"] = option(
+        "linear", "Decay after the warm-up: linear or cosine (both to 0), or constant."
     )
-    weight_decay: float = HfArg(default=0.0, help="AdamW: decay of matrices; biases and norms are not decayed.")
-    max_grad_norm: float = HfArg(default=1.0, help="Clip gradients to this norm; 0 disables.")
-    lr_scheduler_type: Literal["linear", "cosine", "constant"] = HfArg(
-        default="linear", help="Decay after the warm-up: linear or cosine (both to 0), or constant."
-    )
-    warmup_ratio: float = HfArg(default=0.01, help="Warm-up as a share of all steps.")
-    num_warmup_steps: int | None = HfArg(default=None, help="Warm-up in steps; overrides the ratio.")
-    gradient_checkpointing: bool = HfArg(
-        default=False, help="Recompute layer activations in backward: less memory, more time."
-    )
-    torch_compile: bool = HfArg(default=False, help="Compile the Transformer layers of GPST with torch.compile.")
-    dataloader_num_workers: int = HfArg(default=0, help="Processes that prepare batches.")
-    logging_steps: int = HfArg(default=10, help="Log the losses every this many steps.")
-    evaluation_steps: int = HfArg(default=0, help="Steps between evaluations; 0: only before and after training.")
-    generation_steps: int = HfArg(
-        default=0, help="Steps between samples of generated sentences with their trees; 0 disables."
-    )
-    checkpointing_steps: int = HfArg(default=0, help="Steps between checkpoints; 0 disables.")
-    checkpoints_total_limit: int = HfArg(default=2, help="Number of newest checkpoints to keep.")
-    resume_from_checkpoint: str | None = HfArg(
-        default=None,
-        help="A checkpoint folder, or 'latest' for the newest complete one. Default: an unfinished run in the output "
+    warmup_ratio: float = option(0.01, "Warm-up as a share of all steps.")
+    num_warmup_steps: int | None = option(None, "Warm-up in steps; overrides the ratio.")
+    gradient_checkpointing: bool = option(False, "Recompute layer activations in backward: less memory, more time.")
+    torch_compile: bool = option(False, "Compile the Transformer layers of GPST with torch.compile.")
+    dataloader_num_workers: int = option(0, "Processes that prepare batches.")
+    logging_steps: int = option(10, "Log the losses every this many steps.")
+    evaluation_steps: int = option(0, "Steps between evaluations; 0: only before and after training.")
+    generation_steps: int = option(0, "Steps between samples of generated sentences with their trees; 0 disables.")
+    checkpointing_steps: int = option(0, "Steps between checkpoints; 0 disables.")
+    checkpoints_total_limit: int = option(2, "Number of newest checkpoints to keep.")
+    resume_from_checkpoint: str | None = option(
+        None,
+        "A checkpoint folder, or 'latest' for the newest complete one. Default: an unfinished run in the output "
         "folder is resumed, a finished one is refused.",
     )
-    with_tracking: bool = HfArg(default=False, help="Log to the trackers of --report_to.")
-    report_to: str = HfArg(
-        default="tensorboard", help="Tracker supported by accelerate, such as tensorboard or trackio."
+    with_tracking: bool = option(False, "Log to the trackers of --report_to.")
+    report_to: str = option("tensorboard", "Tracker supported by accelerate, such as tensorboard or trackio.")
+    peak_flops: float | None = option(
+        None, "Peak FLOP/s of a device, to compute utilization; default: from a table of GPUs."
     )
-    peak_flops: float | None = HfArg(
-        default=None, help="Peak FLOP/s of a device, to compute utilization; default: from a table of GPUs."
+    push_to_hub: bool = option(False, "Push the final model to the Hub.")
+    hub_strategy: Literal["end", "checkpoint"] = option(
+        "end",
+        "What --push_to_hub pushes: 'end' the final model; 'checkpoint' also the model of every checkpoint, and the "
+        "checkpoint itself as last-checkpoint.",
     )
-    push_to_hub: bool = HfArg(default=False, help="Push the final model to the Hub.")
-    hub_strategy: Literal["end", "checkpoint"] = HfArg(
-        default="end",
-        help="What --push_to_hub pushes: 'end' the final model; 'checkpoint' also the model of every "
-        "checkpoint, and the checkpoint itself as last-checkpoint.",
-    )
-    hub_model_id: str | None = HfArg(default=None, help="Repository of --push_to_hub.")
-    hub_token: str | None = HfArg(default=None, help="Hub token of --push_to_hub; default: the one of `hf auth login`.")
+    hub_model_id: str | None = option(None, "Repository of --push_to_hub.")
+    hub_token: str | None = option(None, "Hub token of --push_to_hub; default: the one of `hf auth login`.")
 
     def __post_init__(self):
         """Check the values, so that a wrong one fails before any work is done."""
@@ -156,16 +147,14 @@ class ModelArguments:
 
     presets: ClassVar[dict[str, str]] = {}
 
-    architecture: str = HfArg(default="", help="Architecture of the model.")
-    model_preset: str | None = HfArg(default=None, help="Published size to start from.")
-    config_overrides: str | None = HfArg(
-        default=None,
-        help="Fields of the configuration that differ from the preset: key=value,key=value or a JSON object; in a "
-        "config file a mapping.",
+    architecture: str = option("", "Architecture of the model.")
+    model_preset: str | None = option(None, "Published size to start from.")
+    config_overrides: str | None = option(
+        None,
+        "Fields of the configuration that differ from the preset: key=value,key=value or a JSON object; in a config "
+        "file a mapping.",
     )
-    model_name_or_path: str | None = HfArg(
-        default=None, help="Continue from the weights and configuration of this model instead."
-    )
+    model_name_or_path: str | None = option(None, "Continue from the weights and configuration of this model instead.")
 
     def __post_init__(self):
         """Check the architecture, choose its default preset, and find the model to continue from."""

@@ -30,12 +30,12 @@ from hf_synlm.viz import tree_to_text
 
 
 def load_report_treebanks(
-    path: str, treatments: Sequence[str], max_sentences: int | None = None, split_leaves: bool = False
+    path: str | None, treatments: Sequence[str], max_sentences: int | None = None, split_leaves: bool = False
 ) -> dict[str, Treebank]:
     """Read the trees of the report.
 
     Args:
-        path: a treebank.
+        path: a treebank; `None`: there is no report.
         treatments: of punctuation (`make_treebank`).
         max_sentences: read only so many of the first sentences.
         split_leaves: as in `read_treebank`.
@@ -47,9 +47,9 @@ def load_report_treebanks(
         ValueError: as `load_treebank`.
     """
     treebanks = {}
-    for name in treatments:
+    for name in treatments if path is not None else ():
         try:
-            treebanks[name] = load_treebank(path, name, max_sentences, split_leaves)
+            treebanks[name] = load_treebank(str(path), name, max_sentences, split_leaves)
         except ValueError as error:
             raise ValueError(f"trees of the final report (report_punctuation {name!r}): {error}") from error
     return treebanks

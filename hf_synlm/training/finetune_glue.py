@@ -18,12 +18,16 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.hf_argparser import HfArg
+from transformers import (
+    AutoModelForSequenceClassification,
+    DataCollatorWithPadding,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
+from hf_synlm.data.arguments import option
 from hf_synlm.data.tokenizers import add_classification_template
 from hf_synlm.evaluation.glue import TextTask, check_labels, glue_task, main_score, task_scores
 from hf_synlm.module_tools import evaluation_mode
@@ -50,32 +54,29 @@ LABEL = "label"
 class GlueArguments:
     """The task and its files."""
 
-    task_name: str | None = HfArg(
-        default=None, help="cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte or wnli; default: the task of your files."
+    task_name: str | None = option(
+        None, "cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte or wnli; default: the task of your files."
     )
-    train_file: str | None = HfArg(
-        default=None,
-        help="json(l), csv or parquet file with the columns of the task and `label`; default: from the Hub.",
+    train_file: str | None = option(
+        None, "json(l), csv or parquet file with the columns of the task and `label`; default: from the Hub."
     )
-    validation_file: str | None = HfArg(default=None, help="The same for validation; MNLI: matched.")
-    validation_mismatched_file: str | None = HfArg(default=None, help="The second one of MNLI.")
-    dataset_name: str | None = HfArg(
-        default=None, help="Data set of the Hub, or a folder, instead of files; default for a task: nyu-mll/glue."
+    validation_file: str | None = option(None, "The same for validation; MNLI: matched.")
+    validation_mismatched_file: str | None = option(None, "The second one of MNLI.")
+    dataset_name: str | None = option(
+        None, "Data set of the Hub, or a folder, instead of files; default for a task: nyu-mll/glue."
     )
-    dataset_config_name: str | None = HfArg(default=None, help="Its configuration; default: task_name.")
-    max_length: int = HfArg(
-        default=128,
-        help="Longest input in tokens, at most the positions of the model; the longer text of a pair is cut.",
+    dataset_config_name: str | None = option(None, "Its configuration; default: task_name.")
+    max_length: int = option(
+        128, "Longest input in tokens, at most the positions of the model; the longer text of a pair is cut."
     )
-    max_train_tokens: int | None = HfArg(
-        default=None,
-        help="Leave out longer training examples instead of cutting them (authors: 100 for QQP, 150 for MNLI "
-        "and QNLI).",
+    max_train_tokens: int | None = option(
+        None,
+        "Leave out longer training examples instead of cutting them (authors: 100 for QQP, 150 for MNLI and QNLI).",
     )
-    pad_to_max_length: bool = HfArg(default=False, help="Pad all batches to max_length.")
-    max_train_samples: int | None = HfArg(default=None, help="Number of training rows to use; default: all.")
-    max_eval_samples: int | None = HfArg(default=None, help="Number of validation rows to use; default: all.")
-    preprocessing_num_workers: int | None = HfArg(default=None, help="Processes that encode text.")
+    pad_to_max_length: bool = option(False, "Pad all batches to max_length.")
+    max_train_samples: int | None = option(None, "Number of training rows to use; default: all.")
+    max_eval_samples: int | None = option(None, "Number of validation rows to use; default: all.")
+    preprocessing_num_workers: int | None = option(None, "Processes that encode text.")
 
     def __post_init__(self):
         """Check the values."""
@@ -270,25 +271,6 @@ def encode_batch(
     return {name: [values[index] for index in kept] for name, values in encoded.items()}
 
 
-@dataclass
-class Collator:
-    """Pads examples on the right, to `width` tokens if it is given."""
-
-    pad_token_id: int
-    width: int | None = None
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """A batch: `input_ids`, `attention_mask`, `labels`, and what else the tokenizer gave."""
-        batch = {"labels": torch.as_tensor(np.array([row["labels"] for row in rows]))}
-        columns = {name: [torch.as_tensor(row[name]) for row in rows] for name in rows[0] if name != "labels"}
-        columns["attention_mask"] = [torch.ones_like(ids) for ids in columns["input_ids"]]
-        for name, values in columns.items():
-            fill = self.pad_token_id if name == "input_ids" else 0
-            padded = pad_sequence(values, batch_first=True, padding_value=fill)
-            batch[name] = F.pad(padded, (0, max((self.width or 0) - padded.shape[1], 0)), value=fill)
-        return batch
-
-
 # ---------------------------------------------------------------------------------------------- the run
 class GlueRecipe(FineTuning):
     """A classifier, or a regression, of one or two texts."""
@@ -296,7 +278,6 @@ class GlueRecipe(FineTuning):
     program = "finetune_glue"
     task = "text-classification"
     data: GlueArguments
-    collate: Collator
     held_out: dict[str, ExampleDataset]
 
     def dataset(self) -> str | None:
@@ -328,7 +309,9 @@ class GlueRecipe(FineTuning):
         self.examples = self.held_out.pop("training")
         left_out = len(tables["training"].table) - len(self.examples)
         accelerator.print(f"training: {self.examples.describe()} ({left_out:,} left out as too long)")
-        self.collate = Collator(self.tokenizer.pad_token_id, data.max_length if data.pad_to_max_length else None)
+        self.tokenizer.padding_side = "right"
+        self.width = data.max_length if data.pad_to_max_length else None
+        self.collate = DataCollatorWithPadding(self.tokenizer, "max_length" if self.width else True, self.width)
         return model
 
     def _load_classifier(self) -> PreTrainedModel:
@@ -352,7 +335,7 @@ class GlueRecipe(FineTuning):
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """Examples and their padding."""
         fingerprints = [part.fingerprint() for part in self.held_out.values()]
-        return {**super().settings(model), "validation": fingerprints, "width": self.collate.width}
+        return {**super().settings(model), "validation": fingerprints, "width": self.width}
 
     def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Score the validation parts."""

@@ -19,8 +19,8 @@ from typing import Any, Literal
 from datasets import Dataset
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.hf_argparser import HfArg
 
+from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.data.text import read_lines
@@ -62,31 +62,24 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 class InductionArguments:
     """Sentences to train on, treebanks to evaluate on, and which trees are scored."""
 
-    train_trees: list[str] = HfArg(
-        default_factory=list,
-        help="Treebank files whose words are trained on, or 'embedded', which is the default if no file is named.",
+    train_trees: list[str] = option(
+        [], "Treebank files whose words are trained on, or 'embedded', which is the default if no file is named."
     )
-    train_files: list[str] = HfArg(
-        default_factory=list, help="Text files: one sentence per line, words separated by white space."
+    train_files: list[str] = option([], "Text files: one sentence per line, words separated by white space.")
+    validation_trees: str = option("", "Treebank file that chooses the best model, or 'embedded'.")
+    test_trees: str = option("", "Treebank file of the final scores, or 'embedded'.")
+    punctuation: Literal["remove", "ignore", "keep"] = option(
+        "remove", "Remove it before training and parsing (paper), ignore it in the score only, or keep it."
     )
-    validation_trees: str = HfArg(default="", help="Treebank file that chooses the best model, or 'embedded'.")
-    test_trees: str = HfArg(default="", help="Treebank file of the final scores, or 'embedded'.")
-    punctuation: Literal["remove", "ignore", "keep"] = HfArg(
-        default="remove", help="Remove it before training and parsing (paper), ignore it in the score only, or keep it."
+    lowercase: bool = option(True, "Lower-case all words, as in the paper.")
+    max_sentence_tokens: int | None = option(None, "Leave longer training sentences out.")
+    max_tree_sentences: int | None = option(None, "Read only this many trees of a treebank.")
+    max_tree_words: int | None = option(None, "Leave longer sentences out of the scored treebanks (WSJ10: 10).")
+    methods: list[str] = option(list(METHODS), f"Tree types to score at the end: {', '.join(METHODS)}.")
+    selection_method: str = option(
+        "inside", "Tree type scored during training; its sentence F1 chooses the best model."
     )
-    lowercase: bool = HfArg(default=True, help="Lower-case all words, as in the paper.")
-    max_sentence_tokens: int | None = HfArg(default=None, help="Leave longer training sentences out.")
-    max_tree_sentences: int | None = HfArg(default=None, help="Read only this many trees of a treebank.")
-    max_tree_words: int | None = HfArg(
-        default=None, help="Leave longer sentences out of the scored treebanks (WSJ10: 10)."
-    )
-    methods: list[str] = HfArg(
-        default_factory=lambda: list(METHODS), help=f"Tree types to score at the end: {', '.join(METHODS)}."
-    )
-    selection_method: str = HfArg(
-        default="inside", help="Tree type scored during training; its sentence F1 chooses the best model."
-    )
-    search_num_beams: int = HfArg(default=20, help="Beam of left-to-right parsing.")
+    search_num_beams: int = option(20, "Beam of left-to-right parsing.")
 
     def __post_init__(self):
         """Resolve the names of the embedded treebanks and check the values."""

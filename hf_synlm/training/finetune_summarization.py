@@ -23,8 +23,8 @@ from datasets import Dataset
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.hf_argparser import HfArg
 
+from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import LABEL_PADDING, collate_contexts
 from hf_synlm.data.files import write_text
 from hf_synlm.data.text import split_sentences
@@ -63,32 +63,28 @@ SUMMARY_COLUMNS = ("summary", "highlights")
 class SummaryArguments:
     """Documents and summaries, and how they become contexts."""
 
-    dataset_name: str | None = HfArg(default=None, help="Data set of the Hub, or a folder.")
-    dataset_config_name: str | None = HfArg(default=None, help="Its configuration, such as 3.0.0.")
-    train_file: str | None = HfArg(default=None, help="json(l), csv or parquet file, instead of it.")
-    validation_file: str | None = HfArg(default=None, help="The same for validation.")
-    test_file: str | None = HfArg(default=None, help="The same for the final summaries; default: the validation file.")
-    text_column: str | None = HfArg(
-        default=None, help=f"Column of the documents; default: one of {', '.join(TEXT_COLUMNS)}."
+    dataset_name: str | None = option(None, "Data set of the Hub, or a folder.")
+    dataset_config_name: str | None = option(None, "Its configuration, such as 3.0.0.")
+    train_file: str | None = option(None, "json(l), csv or parquet file, instead of it.")
+    validation_file: str | None = option(None, "The same for validation.")
+    test_file: str | None = option(None, "The same for the final summaries; default: the validation file.")
+    text_column: str | None = option(None, f"Column of the documents; default: one of {', '.join(TEXT_COLUMNS)}.")
+    summary_column: str | None = option(
+        None,
+        f"Column of the summaries (a text, or a list of references); default: one of {', '.join(SUMMARY_COLUMNS)}.",
     )
-    summary_column: str | None = HfArg(
-        default=None,
-        help="Column of the summaries (a text, or a list of references); default: one of "
-        f"{', '.join(SUMMARY_COLUMNS)}.",
+    max_source_length: int = option(900, "Documents are cut to this many tokens.")
+    max_target_length: int = option(100, "Summaries are cut to this many tokens in training.")
+    prompt: str = option("Summary:", "Text between document and summary.")
+    end_token: bool = option(True, "End summaries with the end token, which then ends generation.")
+    summary_loss_only: bool = option(
+        False, "No token loss on document and prompt. (The authors train on all; GPST's other losses always do.)"
     )
-    max_source_length: int = HfArg(default=900, help="Documents are cut to this many tokens.")
-    max_target_length: int = HfArg(default=100, help="Summaries are cut to this many tokens in training.")
-    prompt: str = HfArg(default="Summary:", help="Text between document and summary.")
-    end_token: bool = HfArg(default=True, help="End summaries with the end token, which then ends generation.")
-    summary_loss_only: bool = HfArg(
-        default=False,
-        help="No token loss on document and prompt. (The authors train on all; GPST's other losses always do.)",
-    )
-    language: str = HfArg(default="en", help="Language of the sentence splitting (ISO 639).")
-    max_train_samples: int | None = HfArg(default=None, help="Number of training rows to use; default: all.")
-    max_eval_samples: int | None = HfArg(default=None, help="Number of validation rows to use; default: all.")
-    max_predict_samples: int | None = HfArg(default=None, help="Number of test rows to use; default: all.")
-    preprocessing_num_workers: int | None = HfArg(default=None, help="Processes that encode text.")
+    language: str = option("en", "Language of the sentence splitting (ISO 639).")
+    max_train_samples: int | None = option(None, "Number of training rows to use; default: all.")
+    max_eval_samples: int | None = option(None, "Number of validation rows to use; default: all.")
+    max_predict_samples: int | None = option(None, "Number of test rows to use; default: all.")
+    preprocessing_num_workers: int | None = option(None, "Processes that encode text.")
 
     def __post_init__(self):
         """Check the values."""
@@ -120,19 +116,18 @@ class SummaryArguments:
 class DecodingArguments:
     """How summaries are generated, and when."""
 
-    generation_options: str | None = HfArg(
-        default=None,
-        help="Options of `generate`: key=value,key=value or a JSON object, in a config file a mapping. Default, "
-        "as in the paper: do_sample=true,top_k=2; for GPST do_sample=true,num_beams=2,top_k=0 (word-synchronous "
-        "search that draws one of two hypotheses at every word). The paper's baseline w/o sync: "
+    generation_options: str | None = option(
+        None,
+        "Options of `generate`: key=value,key=value or a JSON object, in a config file a mapping. Default, as in "
+        "the paper: do_sample=true,top_k=2; for GPST do_sample=true,num_beams=2,top_k=0 (word-synchronous search "
+        "that draws one of two hypotheses at every word). The paper's baseline w/o sync: "
         "num_beams=2,synchronous=false.",
     )
-    max_new_tokens: int | None = HfArg(default=None, help="Longest summary in tokens; default: max_target_length.")
-    num_validation_summaries: int = HfArg(
-        default=0,
-        help="Summaries generated at each evaluation; the best ROUGE selects the model. 0: the lowest loss.",
+    max_new_tokens: int | None = option(None, "Longest summary in tokens; default: max_target_length.")
+    num_validation_summaries: int = option(
+        0, "Summaries generated at each evaluation; the best ROUGE selects the model. 0: the lowest loss."
     )
-    use_stemmer: bool = HfArg(default=False, help="ROUGE on stemmed words. The authors do not stem.")
+    use_stemmer: bool = option(False, "ROUGE on stemmed words. The authors do not stem.")
 
     def __post_init__(self):
         """Check the values."""

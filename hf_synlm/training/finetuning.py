@@ -16,8 +16,8 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.hf_argparser import HfArg
 
+from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import LABEL_PADDING
 from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, load_tokenizer
 from hf_synlm.evaluation.results import EvaluationResult, describe_hardware, library_versions
@@ -50,21 +50,19 @@ _FILES = ("_file", "_files", "_trees")
 class ModelArguments:
     """The model to fine-tune."""
 
-    model_name_or_path: str = HfArg(default="", help="Folder or Hub name of the pretrained model.")
-    tokenizer_name: str | None = HfArg(default=None, help="Its tokenizer, if it is in another place.")
-    config_overrides: str | None = HfArg(
-        default=None,
-        help="Fields of its configuration to change, such as loss weights, dropout or ablations: "
-        "key=value,key=value or a JSON object; in a config file a mapping.",
+    model_name_or_path: str = option("", "Folder or Hub name of the pretrained model.")
+    tokenizer_name: str | None = option(None, "Its tokenizer, if it is in another place.")
+    config_overrides: str | None = option(
+        None,
+        "Fields of its configuration to change, such as loss weights, dropout or ablations: key=value,key=value or "
+        "a JSON object; in a config file a mapping.",
     )
-    parser_learning_rate: float | None = HfArg(
-        default=1e-3, help="Peak learning rate of GPST's parser, which gives the merge order."
+    parser_learning_rate: float | None = option(
+        1e-3, "Peak learning rate of GPST's parser, which gives the merge order."
     )
-    ignore_mismatched_sizes: bool = HfArg(
-        default=False, help="Initialize weights whose shape differs, such as another classifier."
-    )
-    trust_remote_code: bool = HfArg(
-        default=False, help="Run code of the model's repository. Models of this library do not need it."
+    ignore_mismatched_sizes: bool = option(False, "Initialize weights whose shape differs, such as another classifier.")
+    trust_remote_code: bool = option(
+        False, "Run code of the model's repository. Models of this library do not need it."
     )
 
     def __post_init__(self):
@@ -223,11 +221,6 @@ class FineTuning(Recipe):
             "evaluation_steps": self.arguments.evaluation_steps,
             "by_epochs": bool(self.arguments.num_train_epochs),
         }
-
-    def learning_rates(self, model: PreTrainedModel) -> dict[str, float]:
-        """GPST's parser has its own."""
-        rate = self.model_arguments.parser_learning_rate
-        return {} if model.config.model_type != "gpst" or rate is None else {"parser": rate}
 
     def best_model(self) -> BestModel:
         """The evaluation with the lowest `metric`."""

@@ -19,9 +19,9 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.hf_argparser import HfArg
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
+from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import collate_contexts
 from hf_synlm.data.contexts import ContextDataset
 from hf_synlm.data.prepare import CorpusArguments, PreparedText, is_prepared, prepare
@@ -55,18 +55,16 @@ Collate = Callable[[list[Any]], dict[str, Any]]
 class GPSTModelArguments(ModelArguments):
     """GPST, or a baseline without trees."""
 
-    architecture: str = HfArg(
-        default="gpst",
-        help="gpst; or, as a baseline without trees, the model type of a causal language model of transformers, such "
-        "as gpt2. Options about trees and the preset are for GPST only.",
+    architecture: str = option(
+        "gpst",
+        "gpst; or, as a baseline without trees, the model type of a causal language model of transformers, such as "
+        "gpt2. Options about trees and the preset are for GPST only.",
     )
-    model_preset: str | None = HfArg(default="gpst-small", help="Published size to start from.")
-    document_end_token: bool = HfArg(
-        default=False, help="End every document with the end token, so that the model learns when to stop."
+    model_preset: str | None = option("gpst-small", "Published size to start from.")
+    document_end_token: bool = option(
+        False, "End every document with the end token, so that the model learns when to stop."
     )
-    parser_learning_rate: float | None = HfArg(
-        default=1e-3, help="Peak learning rate of the parser, which gives the merge order."
-    )
+    parser_learning_rate: float | None = option(1e-3, "Peak learning rate of the parser, which gives the merge order.")
 
     def __post_init__(self):
         """Check that a baseline is trained from scratch."""
@@ -87,19 +85,17 @@ class GPSTModelArguments(ModelArguments):
 class DataArguments(CorpusArguments):
     """Where text comes from and how it becomes contexts."""
 
-    prepared: str | None = HfArg(
-        default=None,
-        help="Folder of prepared text. Missing parts are prepared; without the name of a text, the folder must "
-        "be complete. Default: the folder 'text' in output_dir.",
+    prepared: str | None = option(
+        None,
+        "Folder of prepared text. Missing parts are prepared; without the name of a text, the folder must be "
+        "complete. Default: the folder 'text' in output_dir.",
     )
-    verify_prepared: bool = HfArg(
-        default=False, help="Check the checksums of the prepared text, not only its file sizes."
+    verify_prepared: bool = option(False, "Check the checksums of the prepared text, not only its file sizes.")
+    max_sentence_tokens: int | None = option(None, "Leave longer sentences out.")
+    keep_words_together: bool = option(
+        False, "Forbid constituents that split words in training. The authors allow them."
     )
-    max_sentence_tokens: int | None = HfArg(default=None, help="Leave longer sentences out.")
-    keep_words_together: bool = HfArg(
-        default=False, help="Forbid constituents that split words in training. The authors allow them."
-    )
-    context_length: int = HfArg(default=1024, help="Largest number of tokens of a context.")
+    context_length: int = option(1024, "Largest number of tokens of a context.")
 
     def __post_init__(self):
         """Check the values."""
@@ -123,26 +119,23 @@ class DataArguments(CorpusArguments):
 class EvaluationArguments:
     """What is measured during training and at its end."""
 
-    validation_trees: str | None = HfArg(
-        default=None,
-        help="Treebank file for F1 during training; 'embedded', or 'none'; default: embedded for the embedded text, "
+    validation_trees: str | None = option(
+        None,
+        "Treebank file for F1 during training; 'embedded', or 'none'; default: embedded for the embedded text, "
         "otherwise none.",
     )
-    test_trees: str | None = HfArg(default=None, help="The same for the final report.")
-    punctuation: Literal["remove", "ignore", "keep"] = HfArg(
-        default="remove", help="Punctuation in treebanks: remove it before parsing, ignore it in the score, or keep it."
+    test_trees: str | None = option(None, "The same for the final report.")
+    punctuation: Literal["remove", "ignore", "keep"] = option(
+        "remove", "Punctuation in treebanks: remove it before parsing, ignore it in the score, or keep it."
     )
-    report_punctuation: list[str] = HfArg(
-        default_factory=lambda: ["remove", "keep"],
-        help="How the final report treats punctuation: one or more of these. Each has its own baselines.",
+    report_punctuation: list[str] = option(
+        ["remove", "keep"], "How the final report treats punctuation: one or more of these. Each has its own baselines."
     )
-    max_tree_sentences: int | None = HfArg(default=None, help="Read only the first trees of a treebank.")
-    search_num_beams: int = HfArg(default=20, help="Beam of left-to-right parsing in evaluation; 0 disables.")
-    load_best_model_at_end: bool = HfArg(
-        default=False, help="Save the weights with the best validation loss as the final model."
-    )
-    final_report: bool = HfArg(
-        default=False, help="At the end, load the saved model in a process without hf_synlm; parse and generate there."
+    max_tree_sentences: int | None = option(None, "Read only the first trees of a treebank.")
+    search_num_beams: int = option(20, "Beam of left-to-right parsing in evaluation; 0 disables.")
+    load_best_model_at_end: bool = option(False, "Save the weights with the best validation loss as the final model.")
+    final_report: bool = option(
+        False, "At the end, load the saved model in a process without hf_synlm; parse and generate there."
     )
 
     def __post_init__(self):
@@ -163,12 +156,6 @@ class EvaluationArguments:
             setattr(self, name, None if value == "none" else resolve_embedded(value, sample))
         if data.only_trees and not data.has_validation_files and self.validation_trees is not None:
             data.validation_words = [self.validation_trees]
-
-    def report_treebanks(self) -> dict[str, Treebank]:
-        """Trees of the final report by treatment of punctuation; empty without a report."""
-        if not self.final_report or self.test_trees is None:
-            return {}
-        return load_report_treebanks(self.test_trees, self.report_punctuation, self.max_tree_sentences)
 
     def methods(self) -> dict[str, dict[str, Any]]:
         """Options of `parse` by name of the kind of trees."""
@@ -409,7 +396,10 @@ class GPSTRecipe(Recipe):
                 evaluation.validation_trees, evaluation.punctuation, evaluation.max_tree_sentences
             )
             self.baselines = score_baselines(self.treebank)
-        self.report_treebanks = evaluation.report_treebanks()
+        trees = evaluation.test_trees if evaluation.final_report else None
+        self.report_treebanks = load_report_treebanks(
+            trees, evaluation.report_punctuation, evaluation.max_tree_sentences
+        )
         data.tokenizer_name = data.tokenizer_name or self.model_arguments.model_name_or_path
         self.text = prepare(data, data.prepared or output_dir / "text", verify=data.verify_prepared)
         self.tokenizer = tokenizer = self.text.tokenizer
@@ -438,11 +428,6 @@ class GPSTRecipe(Recipe):
             "parser_learning_rate": self.model_arguments.parser_learning_rate,
             "load_best_model_at_end": self.evaluation.load_best_model_at_end,
         }
-
-    def learning_rates(self, model: PreTrainedModel) -> dict[str, float]:
-        """GPST's parser has its own."""
-        rate = self.model_arguments.parser_learning_rate
-        return {} if self.model_arguments.is_baseline or rate is None else {"parser": rate}
 
     def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Measure losses on validation text and F1 on validation trees."""

@@ -14,9 +14,8 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
+from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 import torch
 from accelerate import Accelerator
@@ -42,16 +41,13 @@ PACKAGE = Path(__file__).parents[1]
 NUM_SENTENCES = 3
 NEW_TOKENS = 20
 
-DataT = TypeVar("DataT")
 
+class Splits(NamedTuple):
+    """Encoded data of the same type; `test` may be missing."""
 
-@dataclass
-class Splits(Generic[DataT]):
-    """Encoded data; `test` may be missing."""
-
-    train: DataT
-    validation: DataT
-    test: DataT | None
+    train: Any
+    validation: Any
+    test: Any = None
 
 
 class Recipe(ABC):
@@ -74,6 +70,7 @@ class Recipe(ABC):
     program: ClassVar[str]
     parts: ClassVar[tuple[str, ...]]
     mappings: ClassVar[tuple[str, ...]] = ("config_overrides",)
+    model_arguments: Any
     arguments: TrainingArguments
     tokenizer: PreTrainedTokenizerBase
     examples: Any
@@ -136,8 +133,9 @@ class Recipe(ABC):
         return self.accelerator.prepare(model, *make_optimizer(model, self.arguments, self.learning_rates(model)))
 
     def learning_rates(self, model: PreTrainedModel) -> dict[str, float]:
-        """Learning rates of modules that differ from `learning_rate`, by name of the module."""
-        return {}
+        """Learning rates of modules that differ from `learning_rate`, by name: GPST's parser has its own."""
+        rate = getattr(self.model_arguments, "parser_learning_rate", None)
+        return {} if model.config.model_type != "gpst" or rate is None else {"parser": rate}
 
     def sampler(self, consumed: int = 0) -> StepSampler | EpochSampler:
         """Training batches of this process that begin after what all processes have consumed; default: shuffled."""

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from accelerate import Accelerator
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
-from transformers.hf_argparser import HfArg
 
+from hf_synlm.data.arguments import option
 from hf_synlm.data.files import folder_writer, write_json
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.data.vocabulary import UnknownRule, word_tokenizer
@@ -35,23 +35,19 @@ def check_files(*paths: str) -> None:
 class SentenceFileArguments:
     """Files of sentences (if none is named, the embedded treebank), and the tokenizer for their words."""
 
-    train_files: list[str] = HfArg(
-        default_factory=list, help="Files to train on; default, if no file is named: the embedded treebank."
+    train_files: list[str] = option([], "Files to train on; default, if no file is named: the embedded treebank.")
+    validation_files: list[str] = option([], "Files for validation.")
+    test_files: list[str] = option([], "Files for the evaluation of the final model; optional.")
+    split_leaves: bool = option(
+        False, "Read a leaf of several words, (NN New York), as several leaves; otherwise it is an error."
     )
-    validation_files: list[str] = HfArg(default_factory=list, help="Files for validation.")
-    test_files: list[str] = HfArg(default_factory=list, help="Files for the evaluation of the final model; optional.")
-    split_leaves: bool = HfArg(
-        default=False, help="Read a leaf of several words, (NN New York), as several leaves; otherwise it is an error."
-    )
-    tokenizer_name: str | None = HfArg(
-        default=None, help="Folder or Hub name of a tokenizer; default: one is made from the words."
-    )
-    tokenizer_vocab_size: int | None = HfArg(default=None, help=VOCAB_SIZE)
-    tokenizer_min_frequency: int = HfArg(default=1, help=MIN_FREQUENCY)
-    unknown_words: UnknownRule = HfArg(default="single", help=UNKNOWN_WORDS)
-    lowercase: bool = HfArg(default=False, help="Lower-case all words.")
-    replace_numbers: bool = HfArg(default=False, help="Replace all numbers by one token.")
-    batch_group_size: int = HfArg(default=4096, help="Sentences of similar length from which the batches are drawn.")
+    tokenizer_name: str | None = option(None, "Folder or Hub name of a tokenizer; default: one is made from the words.")
+    tokenizer_vocab_size: int | None = option(None, VOCAB_SIZE)
+    tokenizer_min_frequency: int = option(1, MIN_FREQUENCY)
+    unknown_words: UnknownRule = option("single", UNKNOWN_WORDS)
+    lowercase: bool = option(False, "Lower-case all words.")
+    replace_numbers: bool = option(False, "Replace all numbers by one token.")
+    batch_group_size: int = option(4096, "Sentences of similar length from which the batches are drawn.")
 
     # A tokenizer depends on these arguments and on the words.
     tokenizer_options: ClassVar[str] = (

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
-from transformers.hf_argparser import HfArg
 
+from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import encode_words
 from hf_synlm.data.gold_trees import gold_distances, gold_spans
 from hf_synlm.data.streams import SentenceCode, StreamRows, TokenStream, collate_framed, make_stream, stream_remainder
@@ -42,36 +42,31 @@ Preprocessing = Literal["none", "ptb-concat", "words-only"]
 class StreamDataArguments(SentenceFileArguments):
     """Files of text or trees, how they become tokens, and how the tokens are read."""
 
-    file_format: Literal["treebank", "text"] = HfArg(
-        default="treebank",
-        help="'treebank': bracketed trees; 'text': one sentence per line, words separated by spaces.",
+    file_format: Literal["treebank", "text"] = option(
+        "treebank", "'treebank': bracketed trees; 'text': one sentence per line, words separated by spaces."
     )
-    preprocessing: Preprocessing = HfArg(
-        default="none",
-        help="Of trees: 'none'; 'ptb-concat': lower case, numbers as N, no punctuation, as in Mikolov's corpus; "
+    preprocessing: Preprocessing = option(
+        "none",
+        "Of trees: 'none'; 'ptb-concat': lower case, numbers as N, no punctuation, as in Mikolov's corpus; "
         "'words-only': drop leaves whose tag is punctuation, $ or #.",
     )
-    max_sentence_words: int | None = HfArg(
-        default=None, help="Leave out sentences with more words, counted after preprocessing."
+    max_sentence_words: int | None = option(None, "Leave out sentences with more words, counted after preprocessing.")
+    tokenizer_type: Literal["words", "characters"] = option("words", "Tokenizer to make.")
+    batching: Literal["stream", "sentences"] = option(
+        "stream", "'stream': segments of running text, the state carried along; 'sentences': one by one."
     )
-    tokenizer_type: Literal["words", "characters"] = HfArg(default="words", help="Tokenizer to make.")
-    batching: Literal["stream", "sentences"] = HfArg(
-        default="stream", help="'stream': segments of running text, the state carried along; 'sentences': one by one."
+    bptt: int = option(70, "Usual length of a segment in tokens.")
+    variable_bptt: bool = option(
+        True, "Draw the length of each training segment around bptt (or half of it), and scale its rate."
     )
-    bptt: int = HfArg(default=70, help="Usual length of a segment in tokens.")
-    variable_bptt: bool = HfArg(
-        default=True, help="Draw the length of each training segment around bptt (or half of it), and scale its rate."
+    max_batch_tokens: int = option(5000, "Sentences: largest padded size of a micro batch.")
+    test_batch_size: int | None = option(
+        None,
+        "Rows or sentences in the evaluation of the test files; default: per_device_eval_batch_size. With one row "
+        "of a stream every token is predicted from all before it.",
     )
-    max_batch_tokens: int = HfArg(default=5000, help="Sentences: largest padded size of a micro batch.")
-    test_batch_size: int | None = HfArg(
-        default=None,
-        help="Rows or sentences in the evaluation of the test files; default: per_device_eval_batch_size. With "
-        "one row of a stream every token is predicted from all before it.",
-    )
-    tree_supervision: bool = HfArg(
-        default=False, help="Train on the gold trees too: distances (ON-LSTM, PRPN) or spans (PaLM)."
-    )
-    binarized_spans: bool = HfArg(default=False, help="PaLM: spans that binarization to the right adds are gold, too.")
+    tree_supervision: bool = option(False, "Train on the gold trees too: distances (ON-LSTM, PRPN) or spans (PaLM).")
+    binarized_spans: bool = option(False, "PaLM: spans that binarization to the right adds are gold, too.")
 
     tokenizer_options = f"{SentenceFileArguments.tokenizer_options} file_format preprocessing max_sentence_words"
 

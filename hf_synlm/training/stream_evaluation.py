@@ -10,8 +10,8 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast, gather_object
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.hf_argparser import HfArg
 
+from hf_synlm.data.arguments import option
 from hf_synlm.data.streams import StreamRows, TokenStream, collate_framed
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.parsing import CONVENTIONS, ParsingScores, keep_words
@@ -30,37 +30,35 @@ from hf_synlm.training.tree_evaluation import spread
 class ParsingArguments:
     """Which trees are compared with the induced ones, and how."""
 
-    parsing_files: list[str] = HfArg(
-        default_factory=list,
-        help="Treebanks parsed after every epoch; default: the validation files, if they are treebanks.",
+    parsing_files: list[str] = option(
+        [], "Treebanks parsed after every epoch; default: the validation files, if they are treebanks."
     )
-    final_parsing_files: list[str] = HfArg(
-        default_factory=list,
-        help="Treebanks that the final model parses; default: the test files, if they are treebanks.",
+    final_parsing_files: list[str] = option(
+        [], "Treebanks that the final model parses; default: the test files, if they are treebanks."
     )
-    parsing_preprocessing: Preprocessing | None = HfArg(
-        default=None, help="Preprocessing of these trees; default: that of the training text."
+    parsing_preprocessing: Preprocessing | None = option(
+        None, "Preprocessing of these trees; default: that of the training text."
     )
-    parsing_max_words: int | None = HfArg(
-        default=None,
-        help="Leave out sentences with more words, counted after preprocessing and, unless punctuation is kept, "
-        "without it; default: max_sentence_words.",
+    parsing_max_words: int | None = option(
+        None,
+        "Leave out sentences with more words, counted after preprocessing and, unless punctuation is kept, without "
+        "it; default: max_sentence_words.",
     )
-    punctuation: Literal["remove", "ignore", "keep"] = HfArg(
-        default="remove", help="'remove' it before parsing, 'ignore' it in the score only, or 'keep' it as words."
+    punctuation: Literal["remove", "ignore", "keep"] = option(
+        "remove", "'remove' it before parsing, 'ignore' it in the score only, or 'keep' it as words."
     )
-    parsing_convention: str = HfArg(default="on-lstm", help=f"How spans are counted: {', '.join(CONVENTIONS)}.")
-    parse_options: str | None = HfArg(
-        default=None, help="Options of `parse`, such as decoder=biased,layer=1; written like --config_overrides."
+    parsing_convention: str = option("on-lstm", f"How spans are counted: {', '.join(CONVENTIONS)}.")
+    parse_options: str | None = option(
+        None, "Options of `parse`, such as decoder=biased,layer=1; written like --config_overrides."
     )
-    parse_sentences: int | None = HfArg(
-        default=None, help="Sentences parsed after every epoch, spread evenly; default: all; 0: none."
+    parse_sentences: int | None = option(
+        None, "Sentences parsed after every epoch, spread evenly; default: all; 0: none."
     )
-    parse_batch_size: int = HfArg(default=32, help="Sentences per process that are parsed together.")
-    final_report: bool = HfArg(
-        default=False,
-        help="At the end, load the saved model in a process without hf_synlm; parse some of the final sentences "
-        "and generate one there.",
+    parse_batch_size: int = option(32, "Sentences per process that are parsed together.")
+    final_report: bool = option(
+        False,
+        "At the end, load the saved model in a process without hf_synlm; parse some of the final sentences and "
+        "generate one there.",
     )
 
     def __post_init__(self):

@@ -20,8 +20,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from transformers.hf_argparser import HfArg
 
+from hf_synlm.data.arguments import option
 from hf_synlm.recurrent_cache import RecurrentCache
 from hf_synlm.training.arguments import TrainingArguments, check_minimum
 from hf_synlm.training.checkpoints import BestModel
@@ -32,28 +32,22 @@ from hf_synlm.training.run import Run
 class ScheduleArguments:
     """Which optimizers train the epochs, with which rates."""
 
-    schedule: Literal["sgd-asgd", "adam-asgd", "adam-plateau"] = HfArg(
-        default="sgd-asgd",
-        help="'sgd-asgd': SGD, then averaged SGD once the validation loss stops falling (AWD-LSTM, ON-LSTM); "
+    schedule: Literal["sgd-asgd", "adam-asgd", "adam-plateau"] = option(
+        "sgd-asgd",
+        "'sgd-asgd': SGD, then averaged SGD once the validation loss stops falling (AWD-LSTM, ON-LSTM); "
         "'adam-asgd': Adam for averaging_epoch epochs, then averaged SGD from the best weights (PaLM); "
         "'adam-plateau': Adam, its rate lowered when the validation loss stops falling (PRPN).",
     )
-    non_monotone_interval: int = HfArg(
-        default=5,
-        help="sgd-asgd: start averaging when the validation loss of an epoch is above the lowest one from before the "
+    non_monotone_interval: int = option(
+        5,
+        "sgd-asgd: start averaging when the validation loss of an epoch is above the lowest one from before the "
         "last N epochs, N being this value (non-monotone trigger).",
     )
-    averaging_epoch: int = HfArg(default=40, help="adam-asgd: epochs with Adam.")
-    averaging_learning_rate: float | None = HfArg(
-        default=None, help="Learning rate of averaged SGD; default: learning_rate."
-    )
-    finetuning_epoch: int = HfArg(
-        default=0, help="After this epoch begin the averages anew, if averaging has begun; 0: never."
-    )
-    plateau_patience: int = HfArg(
-        default=2, help="adam-plateau: lower the rate after more than this many epochs without a best."
-    )
-    plateau_factor: float = HfArg(default=0.5, help="adam-plateau: factor of the learning rate.")
+    averaging_epoch: int = option(40, "adam-asgd: epochs with Adam.")
+    averaging_learning_rate: float | None = option(None, "Learning rate of averaged SGD; default: learning_rate.")
+    finetuning_epoch: int = option(0, "After this epoch begin the averages anew, if averaging has begun; 0: never.")
+    plateau_patience: int = option(2, "adam-plateau: lower the rate after more than this many epochs without a best.")
+    plateau_factor: float = option(0.5, "adam-plateau: factor of the learning rate.")
 
     def __post_init__(self):
         """Check the values."""
@@ -73,26 +67,20 @@ class ScheduleArguments:
 class RecurrentTrainingArguments(TrainingArguments):
     """The arguments of all scripts with the defaults of AWD-LSTM; epochs decide about rates and evaluations here."""
 
-    per_device_train_batch_size: int = HfArg(
-        default=8, help="Rows of the stream per process; with sentences, the largest batch of a process."
+    per_device_train_batch_size: int = option(
+        8, "Rows of the stream per process; with sentences, the largest batch of a process."
     )
-    per_device_eval_batch_size: int = HfArg(
-        default=8,
-        help="Evaluation: rows of the stream, of all processes together; with sentences, the largest batch of "
-        "a process.",
+    per_device_eval_batch_size: int = option(
+        8, "Evaluation: rows of the stream, of all processes together; with sentences, the largest batch of a process."
     )
-    learning_rate: float = HfArg(default=30.0, help="Learning rate of the first phase.")
-    adam_epsilon: float = HfArg(default=1e-8, help="Adam: term in the denominator.")
-    weight_decay: float = HfArg(
-        default=1.2e-6, help="L2 penalty, added to the gradients of all parameters after the clipping."
-    )
-    max_grad_norm: float = HfArg(default=0.25, help="Gradients are clipped to this norm; 0: they are not clipped.")
-    lr_scheduler_type: Literal["linear", "cosine", "constant"] = HfArg(
-        default="constant", help="Not used here: see schedule."
-    )
-    warmup_ratio: float = HfArg(default=0.0, help="Not used here: see schedule.")
-    gradient_checkpointing: bool = HfArg(default=False, help="Not for recurrent models.")
-    torch_compile: bool = HfArg(default=False, help="Not for recurrent models.")
+    learning_rate: float = option(30.0, "Learning rate of the first phase.")
+    adam_epsilon: float = option(1e-8, "Adam: term in the denominator.")
+    weight_decay: float = option(1.2e-6, "L2 penalty, added to the gradients of all parameters after the clipping.")
+    max_grad_norm: float = option(0.25, "Gradients are clipped to this norm; 0: they are not clipped.")
+    lr_scheduler_type: Literal["linear", "cosine", "constant"] = option("constant", "Not used here: see schedule.")
+    warmup_ratio: float = option(0.0, "Not used here: see schedule.")
+    gradient_checkpointing: bool = option(False, "Not for recurrent models.")
+    torch_compile: bool = option(False, "Not for recurrent models.")
 
     def __post_init__(self):
         """Check the values."""
@@ -221,10 +209,9 @@ class PhasedOptimizer:
         """
         is_new = phase.name != self.phase.name
         if is_new:
-            self.in_use.optimizer.state.clear()
+            self.first.optimizer.state.clear()
+            self.averaging.optimizer.state.clear()
         self.phase = phase
-        if is_new:
-            self.in_use.optimizer.state.clear()
         return is_new
 
     @contextmanager

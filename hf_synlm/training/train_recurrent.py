@@ -17,9 +17,9 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.hf_argparser import HfArg
 
 from hf_synlm import ONLSTMForCausalLM, PaLMForCausalLM, PRPNForCausalLM
+from hf_synlm.data.arguments import option
 from hf_synlm.data.streams import TokenStream
 from hf_synlm.evaluation.treebank_parsing import score_baselines, score_numbers, score_table
 from hf_synlm.training.arguments import ModelArguments, check_overrides
@@ -72,9 +72,7 @@ class RecurrentModelArguments(ModelArguments):
         "awd_lstm": "awd-lstm-ptb",
     }
 
-    architecture: str = HfArg(
-        default="on_lstm", help="'on_lstm', 'prpn', 'palm', or 'awd_lstm', the baseline without trees."
-    )
+    architecture: str = option("on_lstm", "'on_lstm', 'prpn', 'palm', or 'awd_lstm', the baseline without trees.")
 
 
 # ---------------------------------------------------------------------------------------------- model
@@ -159,7 +157,7 @@ def gold_structure(config: PreTrainedConfig, tree_supervision: bool) -> str | No
 # ---------------------------------------------------------------------------------------------- data
 def load_data(
     accelerator: Accelerator, model_arguments: RecurrentModelArguments, data: StreamDataArguments, output_dir: Path
-) -> tuple[Splits[TokenStream], PreTrainedTokenizerBase, PreTrainedModel]:
+) -> tuple[Splits, PreTrainedTokenizerBase, PreTrainedModel]:
     """Make or load tokenizer and model, and encode the text for them.
 
     Args:
@@ -178,12 +176,8 @@ def load_data(
     tokenizer = make_stream_tokenizer(accelerator, data, source, output_dir)
     model = make_model(model_arguments, tokenizer)
     gold = gold_structure(model.config, data.tree_supervision)
-    parts = Splits(
-        train=load_stream(data, data.train_files, tokenizer, gold),
-        validation=load_stream(data, data.validation_files, tokenizer),
-        test=load_stream(data, data.test_files, tokenizer) if data.test_files else None,
-    )
-    return parts, tokenizer, model
+    held_out = [load_stream(data, files, tokenizer) for files in (data.validation_files, data.test_files) if files]
+    return Splits(load_stream(data, data.train_files, tokenizer, gold), *held_out), tokenizer, model
 
 
 class RecurrentRecipe(Recipe):
@@ -197,7 +191,7 @@ class RecurrentRecipe(Recipe):
     parsing: ParsingArguments
     schedule: ScheduleArguments
     arguments: RecurrentTrainingArguments
-    streams: Splits[TokenStream]
+    streams: Splits
     validation: TextEvaluator
     test: TextEvaluator | None = None
     final_trees: TreeScorer | None

@@ -19,11 +19,11 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.hf_argparser import HfArg
 
 from hf_synlm import LSTMForCausalLM, RNNGConfig, RNNGForCausalLM
+from hf_synlm.data.arguments import option
 from hf_synlm.data.vocabulary import word_final_ids
-from hf_synlm.evaluation.treebank_parsing import PUNCTUATION, Treebank
+from hf_synlm.evaluation.treebank_parsing import PUNCTUATION
 from hf_synlm.training.arguments import ModelArguments, check_choice, check_minimum, check_overrides
 from hf_synlm.training.checkpoints import BestModel
 from hf_synlm.training.export import hub_facts
@@ -53,38 +53,36 @@ class RNNGModelArguments(ModelArguments):
 
     presets = {"rnng": "rnng-15m", "lstm": "lstm-15m"}
 
-    architecture: str = HfArg(default="rnng", help="'rnng', or 'lstm' for the baseline without trees.")
+    architecture: str = option("rnng", "'rnng', or 'lstm' for the baseline without trees.")
 
 
 @dataclass
 class EvaluationArguments:
     """What is measured on the way and at the end."""
 
-    search_sentences: int = HfArg(
-        default=0, help="Validation sentences to parse in every evaluation but the first; 0 disables. RNNG only."
+    search_sentences: int = option(
+        0, "Validation sentences to parse in every evaluation but the first; 0 disables. RNNG only."
     )
-    final_search_sentences: int | None = HfArg(
-        default=None, help="Test sentences that the final model parses; default: all; 0 disables. RNNG only."
+    final_search_sentences: int | None = option(
+        None, "Test sentences that the final model parses; default: all; 0 disables. RNNG only."
     )
-    search_batch_size: int = HfArg(default=10, help="Sentences per process in a search batch.")
-    num_beams: int | None = HfArg(
-        default=None, help="Word beam: derivations kept after each word. Default: the model's."
+    search_batch_size: int = option(10, "Sentences per process in a search batch.")
+    num_beams: int | None = option(None, "Word beam: derivations kept after each word. Default: the model's.")
+    action_beam_size: int | None = option(
+        None, "Action beam: derivations kept after each action. Default: the model's."
     )
-    action_beam_size: int | None = HfArg(
-        default=None, help="Action beam: derivations kept after each action. Default: the model's."
+    fast_track_size: int | None = option(
+        None, "Fast-track derivations, which reach the next word in any case. Default: the model's."
     )
-    fast_track_size: int | None = HfArg(
-        default=None, help="Fast-track derivations, which reach the next word in any case. Default: the model's."
-    )
-    final_report: bool = HfArg(
-        default=False,
-        help="At the end, load the saved model in a process without hf_synlm, parse some test sentences and generate "
+    final_report: bool = option(
+        False,
+        "At the end, load the saved model in a process without hf_synlm, parse some test sentences and generate "
         "one. RNNG only.",
     )
-    report_punctuation: list[str] = HfArg(
-        default_factory=lambda: ["ignore"],
-        help="How the final report treats punctuation, one or more of: 'remove', 'ignore', 'keep' (for tags that are "
-        "not the Penn Treebank's). Each has its own baselines.",
+    report_punctuation: list[str] = option(
+        ["ignore"],
+        "How the final report treats punctuation, one or more of: 'remove', 'ignore', 'keep' (for tags that are not "
+        "the Penn Treebank's). Each has its own baselines.",
     )
 
     def __post_init__(self):
@@ -102,12 +100,6 @@ class EvaluationArguments:
         given = [name for name in names if getattr(self, name)]
         if architecture == "lstm" and given:
             raise ValueError(f"{given[0]} is {getattr(self, given[0])}, but an LSTM has no trees. Leave it out.")
-
-    def report_treebanks(self, data: TreeDataArguments) -> dict[str, Treebank]:
-        """Trees of the final report by treatment of punctuation; empty without a report."""
-        if not self.final_report or not data.test_files:
-            return {}
-        return load_report_treebanks(data.test_files[0], self.report_punctuation, REPORT_SENTENCES, data.split_leaves)
 
     def beam(self, config: PreTrainedConfig) -> dict[str, int]:
         """Widths of the search; default: those of the model."""
@@ -173,7 +165,7 @@ def make_model(arguments: RNNGModelArguments, tokenizer: PreTrainedTokenizerBase
 # ---------------------------------------------------------------------------------------------- the run
 def load_data(
     accelerator: Accelerator, model_arguments: RNNGModelArguments, data: TreeDataArguments, output_dir: Path
-) -> tuple[Splits[TreeDataset], PreTrainedTokenizerBase, PreTrainedModel]:
+) -> tuple[Splits, PreTrainedTokenizerBase, PreTrainedModel]:
     """Read the trees, make or load tokenizer and model, and encode the trees for them.
 
     Args:
@@ -203,7 +195,7 @@ def load_data(
         )
         for part in trees
     ]  # fmt: skip
-    return Splits(encoded[0], encoded[1], encoded[2] if len(encoded) > 2 else None), tokenizer, model
+    return Splits(*encoded), tokenizer, model
 
 
 class RNNGRecipe(Recipe):
@@ -214,7 +206,7 @@ class RNNGRecipe(Recipe):
     model_arguments: RNNGModelArguments
     data: TreeDataArguments
     evaluation: EvaluationArguments
-    trees: Splits[TreeDataset]
+    trees: Splits
     examples: TreeDataset
     collate: TreeCollator
     objective: Objective
@@ -228,7 +220,10 @@ class RNNGRecipe(Recipe):
     def load(self) -> PreTrainedModel:
         """Read and encode the trees, make or load tokenizer and model."""
         output_dir = Path(self.arguments.output_dir)
-        self.report_treebanks = self.evaluation.report_treebanks(self.data)
+        files = self.data.test_files if self.evaluation.final_report else []
+        self.report_treebanks = load_report_treebanks(
+            next(iter(files), None), self.evaluation.report_punctuation, REPORT_SENTENCES, self.data.split_leaves
+        )
         self.trees, self.tokenizer, model = load_data(self.accelerator, self.model_arguments, self.data, output_dir)
         self.examples = self.trees.train
         self.config = model.config

@@ -19,9 +19,9 @@ from accelerate import Accelerator
 from datasets import Dataset, Features, List, Value
 from datasets.exceptions import DatasetGenerationError
 from transformers import PreTrainedTokenizerBase
-from transformers.hf_argparser import HfArg
 
 from hf_synlm.configuration_rnng import RNNGConfig
+from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import collate_trees
 from hf_synlm.data.gold_trees import encode_trees
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
@@ -57,17 +57,17 @@ CODE_FEATURES = {
 class TreeDataArguments(SentenceFileArguments):
     """Treebank files, how words become tokens, and how sentences become batches."""
 
-    max_sentence_tokens: int = HfArg(default=300, help="Leave longer sentences out of training.")
-    tokenizer_type: Literal["words", "bpe", "unigram"] = HfArg(
-        default="words", help="Tokenizer to make: 'words', or pieces of words by 'bpe' or 'unigram'."
+    max_sentence_tokens: int = option(300, "Leave longer sentences out of training.")
+    tokenizer_type: Literal["words", "bpe", "unigram"] = option(
+        "words", "Tokenizer to make: 'words', or pieces of words by 'bpe' or 'unigram'."
     )
-    tokenizer_vocab_size: int = HfArg(default=50000, help=VOCAB_SIZE)
-    tokenizer_min_frequency: int = HfArg(default=2, help=MIN_FREQUENCY)
-    unknown_words: UnknownRule = HfArg(default="berkeley", help=UNKNOWN_WORDS)
-    max_batch_actions: int = HfArg(
-        default=26000, help="Largest padded size of a micro batch: sentences times actions of the longest derivation."
+    tokenizer_vocab_size: int = option(50000, VOCAB_SIZE)
+    tokenizer_min_frequency: int = option(2, MIN_FREQUENCY)
+    unknown_words: UnknownRule = option("berkeley", UNKNOWN_WORDS)
+    max_batch_actions: int = option(
+        26000, "Largest padded size of a micro batch: sentences times actions of the longest derivation."
     )
-    preprocessing_num_workers: int | None = HfArg(default=None, help="Processes that encode trees.")
+    preprocessing_num_workers: int | None = option(None, "Processes that encode trees.")
 
     def __post_init__(self):
         """Check the values."""

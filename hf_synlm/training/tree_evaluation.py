@@ -158,14 +158,9 @@ class SearchScores:
             "induction_sentence_f1": self.induction.sentence_f1,
             "right_branching_sentence_f1": self.right_branching.sentence_f1,
         }
-        return {
-            **{name: round(100 * value, 2) for name, value in fractions.items()},
-            "punctuation_by": self.punctuation_by,
-            "word_perplexity": self.word_perplexity,
-            "num_sentences": self.num_sentences,
-            "num_failures": self.num_failures,
-            "beam": self.beam,
-        }
+        names = ("punctuation_by", "word_perplexity", "num_sentences", "num_failures", "beam")
+        percent = {name: round(100 * value, 2) for name, value in fractions.items()}
+        return {**percent, **{name: getattr(self, name) for name in names}}
 
     def __str__(self) -> str:
         n = self.numbers()
