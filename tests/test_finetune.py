@@ -14,10 +14,8 @@ import datasets
 import numpy as np
 import pytest
 import torch
-import yaml
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
-from accelerate.utils import DistributedType
 from tokenizers.processors import TemplateProcessing
 from training_runs import TRAINING, launch, results_of, run_script, torchrun
 from transformers import (
@@ -48,13 +46,13 @@ from hf_synlm.evaluation.rouge import rouge_scores, sentences_as_lines
 from hf_synlm.evaluation.summary import summarize
 from hf_synlm.evaluation.treebank_parsing import parse_words, score_trees
 from hf_synlm.training import example_tables, finetune_glue, finetune_grammar_induction, finetune_summarization
-from hf_synlm.training.arguments import TrainingArguments, parse_arguments
+from hf_synlm.training.arguments import TrainingArguments
 from hf_synlm.training.checkpoints import TrainingState
 from hf_synlm.training.example_tables import load_table
 from hf_synlm.training.export import hub_facts
-from hf_synlm.training.finetuning import CourseArguments, map_rows
+from hf_synlm.training.finetune_summarization import ContextCollator, ContextLayout
 from hf_synlm.training.samplers import seed_micro_step
-from hf_synlm.training.summary_contexts import ContextCollator, ContextLayout
+from hf_synlm.training.steps import map_rows
 
 SENTENCES = sample_path("raw.train.txt").read_text(encoding="utf-8").splitlines()[:300]
 SENTENCES = [line.strip() for line in SENTENCES if line.strip()]
@@ -633,10 +631,10 @@ def test_bad_tables_of_glue_are_refused(models: Path, files: dict[str, str], tmp
     fails([good, {"sentence": "b", "label": None}], where + r"row 1 \(counted from 0\) has no label")
     fails([{"sentence": "a", "label": -1}], where + "row 0 .* has no label .-1.")
     fails([good, {"sentence": "b", "label": 2}], where + "label 2 of row 1 .* is not an id from 0 to 1")
-    fails([{"sentence": "a", "label": "fine"}], where + "label 'fine' of row 0 .* is not one of .*unacceptable")
+    fails([{"sentence": "a", "label": "fine"}], where + "row 0 .* has the label 'fine', not one of .*unacceptable")
     fails([{"sentence": " ", "label": 1}], where + "sentence of row 0 .* is ' '")
     pair = {"sentence1": "a", "sentence2": "b"}
-    fails([{**pair, "label": 5.5}], r"label 5.5 of row 0 .* is outside \[0.0, 5.0\]", task="stsb")
+    fails([{**pair, "label": 5.5}], r"row 0 .* has the label 5.5, outside \[0.0, 5.0\]", task="stsb")
 
 
 @pytest.mark.parametrize(
@@ -719,9 +717,10 @@ def test_incomplete_data_of_glue_are_refused(arguments: dict[str, str], match: s
 # ---------------------------------------------------------------------------------------------- shared parts
 def test_epochs_become_steps() -> None:
     arguments = TrainingArguments(output_dir="x", per_device_train_batch_size=3, gradient_accumulation_steps=2)
-    accelerator = SimpleNamespace(num_processes=2, distributed_type=DistributedType.NO)
+    accelerator = SimpleNamespace(num_processes=2, process_index=0)
     for epochs, steps in ((0, 1000), (3, 5)):
-        recipe = finetune_glue.GlueRecipe(accelerator, None, None, CourseArguments(epochs), arguments)
+        arguments.num_train_epochs, arguments.max_train_steps = epochs, None
+        recipe = finetune_glue.GlueRecipe(accelerator, None, None, arguments)
         recipe.examples = range(20)
         recipe.settle_steps()
         assert arguments.max_train_steps == steps
@@ -741,35 +740,6 @@ def test_rows_come_back_in_their_order() -> None:
 
 def test_only_gpst_has_a_parser_with_a_rate_of_its_own(models: Path) -> None:
     arguments, run_arguments = SimpleNamespace(parser_learning_rate=0.5), TrainingArguments(output_dir="x")
-    recipe = finetune_glue.GlueRecipe(Accelerator(cpu=True), arguments, None, CourseArguments(), run_arguments)
+    recipe = finetune_glue.GlueRecipe(Accelerator(cpu=True), arguments, None, run_arguments)
     gpst, gpt2 = (AutoModelForCausalLM.from_pretrained(models / name) for name in ("gpst", "gpt2"))
     assert recipe.learning_rates(gpst) == {"parser": 0.5} and recipe.learning_rates(gpt2) == {}
-
-
-TYPES = {
-    "glue": finetune_glue.GlueRecipe,
-    "summarization": finetune_summarization.SummarizationRecipe,
-    "induction": finetune_grammar_induction.InductionRecipe,
-}
-CONFIGS = [path for path in (TRAINING / "configs").glob("*.yaml") if path.stem.split("_")[0] in TYPES]
-
-
-@pytest.mark.parametrize("path", sorted(CONFIGS), ids=lambda path: path.name)
-def test_configurations_hold_the_papers_values(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, recipe = path.read_text(encoding="utf-8"), TYPES[path.stem.split("_")[0]]
-    assert f"--config training/configs/{path.name}" in text.replace("\\\n#", "")
-    monkeypatch.setattr(Path, "is_file", lambda self: True)  # treebanks that are not part of the project
-    flags = ["--config", str(path), "--output_dir", "x", "--model_name_or_path", "m"]
-    flags += ["--task_name", "rte"] if path.stem == "glue" else []
-    _, data, *_, course, arguments = parse_arguments(recipe.argument_types, flags, recipe.mappings)
-    if path.stem == "induction_tiny":  # the demonstration: the paper has no such size
-        return
-    epochs = {"glue": 20, "xsum": 15, "cnn_dailymail": 15, "gigaword": 10, "ptb": 10}
-    batches = {"glue": 512, "xsum": 16, "cnn_dailymail": 16, "gigaword": 64, "ptb": 32}
-    lengths = {"xsum": (900, 100), "cnn_dailymail": (900, 100), "gigaword": (400, 120)}
-    name = path.stem.partition("_")[2] or "glue"
-    assert course.num_train_epochs == epochs[name]
-    assert 8 * arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps == batches[name]
-    assert arguments.learning_rate == 5e-5 and yaml.safe_load(text)["parser_learning_rate"] == 1e-3
-    if name in lengths:
-        assert (data.max_source_length, data.max_target_length) == lengths[name] and data.prompt == "Summary:"

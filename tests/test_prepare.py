@@ -40,9 +40,8 @@ from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
 from hf_synlm.training.arguments import parse_arguments, read_mapping
 from hf_synlm.training.finetune_grammar_induction import InductionArguments
-from hf_synlm.training.pretrain_gpst import EvaluationArguments, GPSTRecipe
+from hf_synlm.training.pretrain_gpst import DataArguments, EvaluationArguments, GPSTRecipe
 from hf_synlm.training.sentence_files import SentenceFileArguments
-from hf_synlm.training.text_contexts import DataArguments
 
 TEXT = sample_path("raw.train.txt").read_text(encoding="utf-8")
 END = 9  # id of the end token in tests of packing
@@ -619,7 +618,7 @@ def test_prepared_without_text_has_to_be_complete(tmp_path: Path) -> None:
 
 
 def gpst_arguments(*flags: str) -> tuple[DataArguments, EvaluationArguments]:
-    types = GPSTRecipe.argument_types
+    types = GPSTRecipe.argument_types()
     _, data, evaluation, _ = parse_arguments(
         types, ["--config", "gpst_tiny", "--output_dir", "x", *flags], GPSTRecipe.mappings
     )

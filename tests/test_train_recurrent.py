@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 import json
 import math
 import re
@@ -16,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from training_runs import TRAINING, kill_after_checkpoint, results_of, run_script, sample_files
 from transformers import AutoTokenizer
@@ -29,7 +27,7 @@ from hf_synlm.data.treebank import read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.parsing import unlabeled_f1
 from hf_synlm.training import arguments as run_arguments
-from hf_synlm.training import checkpoints, stream_batches, stream_evaluation, stream_measures, train_recurrent
+from hf_synlm.training import checkpoints, samplers, stream_batches, stream_evaluation, train_recurrent
 from hf_synlm.training import run as common
 from hf_synlm.training import stream_schedule as schedules
 
@@ -202,55 +200,62 @@ def segments(**changes: Any) -> stream_batches.SegmentSampler:
     return stream_batches.SegmentSampler(**{**options, **changes})
 
 
+def epoch(number: int = 0, **changes: Any) -> list[stream_batches.Segment]:
+    return [segment for [segment] in segments(**changes).epoch_batches(number)]
+
+
 def test_segments_cover_the_rows() -> None:
-    sampler = segments(num_tokens=3003)  # 750 columns, 2 tokens left over
     offsets = set()
-    for epoch in range(20):
-        parts = sampler.epoch_segments(epoch)
+    for number in range(20):
+        parts = epoch(number, num_tokens=3003)  # 750 columns, 2 tokens left over
         assert [part.start for part in parts] == np.cumsum([0] + [part.length for part in parts])[:-1].tolist()
         assert sum(part.length for part in parts) == 750
         assert all(part.length >= 5 for part in parts)
         assert all(part.rate_scale == part.length / 30 for part in parts[:-1])
         offsets |= {part.offset for part in parts}
     assert offsets == {0, 1, 2}
-    lengths = np.array([part.length for part in segments(num_tokens=2_000_001, bptt=100).epoch_segments(0)[:-1]])
+    lengths = np.array([part.length for part in epoch(num_tokens=2_000_001, bptt=100)[:-1]])
     for usual, share in ((100, 0.95), (50, 0.05)):
         some = lengths[abs(lengths - usual) < 25]
         assert abs(some.mean() - usual + 0.5) < 0.5 and abs(some.std() - 5) < 0.5  # rounded down
         assert abs(len(some) / len(lengths) - share) < 0.01
 
 
-def test_fixed_segments_and_short_rows() -> None:
-    parts = segments(variable=False, bptt=100).epoch_segments(0)
-    assert [part.length for part in parts] == [100] * 7 + [50] and {part.rate_scale for part in parts} == {1.0}
-    # Less than five tokens are no segment of their own.
-    assert [part.length for part in segments(variable=False, bptt=149).epoch_segments(0)] == [149] * 5 + [5]
-    assert [part.length for part in segments(variable=False, bptt=187).epoch_segments(0)] == [187] * 3 + [189]
-    assert [part.length for part in segments(num_tokens=13).epoch_segments(0)] == [3]
-    assert [part.length for part in segments(num_tokens=13, bptt=1, variable=False).epoch_segments(0)] == [1] * 3
+@pytest.mark.parametrize(
+    ("changes", "lengths"),
+    [
+        ({"bptt": 100}, [100] * 7 + [50]),
+        # Less than five tokens are no segment of their own.
+        ({"bptt": 149}, [149] * 5 + [5]),
+        ({"bptt": 187}, [187] * 3 + [189]),
+        ({"num_tokens": 13}, [3]),
+        ({"num_tokens": 13, "bptt": 1}, [1] * 3),
+    ],
+)
+def test_fixed_segments_and_short_rows(changes: dict[str, int], lengths: list[int]) -> None:
+    parts = epoch(variable=False, **changes)
+    assert [part.length for part in parts] == lengths and {part.rate_scale for part in parts} == {1.0}
 
 
 def test_segments_depend_on_seed_and_number_only() -> None:
-    count = 3 * segments().num_batches(0)
+    count = 3 * len(epoch())
     whole = [segment for [segment] in islice(segments(), count)]
-    for consumed in (1, segments().num_batches(0), count - 2):
+    for consumed in (1, len(epoch()), count - 2):
         rest = [segment for [segment] in islice(segments(consumed=consumed), count - consumed)]
         assert rest == whole[consumed:]
     assert whole[0] != next(iter(segments(seed=2)))[0]
 
 
-def test_no_step_holds_the_ends_of_several_epochs() -> None:
-    ends = stream_batches.EpochEnds([4, 5, 3, 9].__getitem__, 4)
-    assert [ends.step(0), ends.step(1), ends.count(1), ends.count(2)] == [1, 3, 1, 1]
-    with pytest.raises(ValueError, match="An epoch has only 3 batches, fewer than the 4 of an optimizer step"):
-        ends.count(4)
-
-
 def test_ends_of_epochs() -> None:
-    ends = stream_batches.EpochEnds([3, 4, 2].__getitem__, 1)
-    assert [step for step in range(1, 10) if step in ends] == [3, 7, 9]
-    ends = stream_batches.EpochEnds([3, 4, 2, 9].__getitem__, 2)
-    assert [step for step in range(1, 7) if step in ends] == [2, 4, 5] and ends.step(2) == 5
+    def ends(per_step: int, *counts: int) -> samplers.EpochEnds:
+        return samplers.EpochEnds(SimpleNamespace(epoch_batches=lambda number: [None] * counts[number]), per_step)
+
+    assert [step for step in range(1, 10) if step in ends(1, 3, 4, 2)] == [3, 7, 9]
+    assert [step for step in range(1, 7) if step in ends(2, 3, 4, 2, 9)] == [2, 4, 5] and ends(2, 3, 4, 2).step(2) == 5
+    four = ends(4, 4, 5, 3, 9)
+    assert [four.step(0), four.step(1), four.count(1), four.count(2)] == [1, 3, 1, 1]
+    with pytest.raises(ValueError, match="An epoch has only 3 batches, fewer than the 4 of an optimizer step"):
+        four.count(4)
 
 
 # ---------------------------------------------------------------------------------------------- evaluation
@@ -308,7 +313,7 @@ def test_parsed_sentences_are_as_short_as_those_that_are_trained_on(corpus: dict
     files = ("--train_files", corpus["train"], "--validation_files", corpus["train"])
     model, data, parsing, *_ = parse(*config, *files, "--final_parsing_files", corpus["train"])
     parsing.complete(data, model.architecture)
-    short = list(stream_batches.read_words(data.train_files, data, 10))
+    short = list(stream_batches.read_words(data.train_files, data))
     words = parsing.treebank(parsing.final_parsing_files, data.split_leaves).words
     assert [list(sentence) for sentence in short] == words and 0 < len(words) < 30
     # Punctuation does not count unless it is kept.
@@ -362,9 +367,10 @@ def test_preprocessing_and_limits(corpus: dict[str, str]) -> None:
     words = list(stream_batches.read_words(data.train_files, data))
     assert len(words) == 30 and all(word == "N" or word == word.lower() for sentence in words for word in sentence)
     assert not {",", "."} & {word for sentence in words for word in sentence}
-    short = list(stream_batches.read_words(data.train_files, data, 8))
+    data.max_sentence_words = 8
+    short = list(stream_batches.read_words(data.train_files, data))
     assert short == [sentence for sentence in words if len(sentence) <= 8] and 0 < len(short) < 30
-    data.preprocessing = "words-only"
+    data.preprocessing, data.max_sentence_words = "words-only", None
     assert any(
         word != word.lower() for sentence in stream_batches.read_words(data.train_files, data) for word in sentence
     )
@@ -492,7 +498,7 @@ def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, s
     stream = stream_batches.load_stream(data, [corpus["valid"]], tokenizer)
     assert stream_evaluation.evaluate_stream(accelerator, model, stream, 2, 8) == best["losses"]["nats"]
     # The trees are scored by the convention that was named.
-    bank = stream_measures.make_treebank(read_treebank(corpus["test"]))
+    bank = stream_evaluation.make_treebank(read_treebank(corpus["test"]))
     trees = stream_evaluation.parse_words(model, tokenizer, bank.words, layer=0)
     scores = unlabeled_f1(trees, bank.spans, bank.lengths, "on-lstm")
     assert found["test"]["trees"]["model"] == scores.numbers()
@@ -693,49 +699,3 @@ def test_leaves_of_several_words_are_read_on_demand(tmp_path: Path) -> None:
         stream = stream_batches.load_stream(data, [file], tokenizer, gold)
         assert len(stream) == 5 and (gold != "spans" or stream.spans.tolist() == [[1, 3]])
         assert parsing.treebank(parsing.parsing_files, split).words == [["New", "York", "sleeps"]]
-
-
-# ---------------------------------------------------------------------------------------------- configurations
-def config_paths() -> list[Path]:
-    return [path for name in SMALL for path in sorted((TRAINING / "configs").glob(f"{name}_*.yaml"))]
-
-
-@pytest.mark.parametrize("path", config_paths(), ids=lambda path: path.stem)
-def test_configs_parse_and_name_their_command(path: Path, corpus: dict[str, str]) -> None:
-    text = path.read_text()
-    command = " ".join(line.strip("# \\") for line in text.splitlines() if line.startswith("#   "))
-    assert f"--config training/configs/{path.name} --output_dir runs/{path.stem}" in command
-    kind = ".words" if "file_format: text" in text else ""
-    files = ("--train_files", corpus[f"train{kind}"], "--validation_files", corpus[f"valid{kind}"])
-    given = files if "--train_files" in command else ()
-    model, data, parsing, schedule, training = parse("--config", path.stem, *given)
-    parsing.complete(data, model.architecture)
-    assert path.stem.startswith(model.architecture)
-    config_class = train_recurrent.MODELS[model.architecture].config_class
-    overrides = run_arguments.check_overrides(config_class, model.config_overrides)
-    config = config_class.from_preset(model.model_preset, **overrides)
-    gold = train_recurrent.gold_structure(config, data.tree_supervision)
-    assert (gold is not None) == ("syd" in path.stem or "palm_s" in path.stem)
-    assert schedule.num_train_epochs > schedule.finetuning_epoch
-    expected = {"on_lstm": "sgd-asgd", "awd_lstm": "sgd-asgd", "palm": "adam-asgd", "prpn": "adam-plateau"}
-    if "tiny" not in path.stem:
-        assert schedule.schedule == expected[model.architecture]
-        assert training.learning_rate == {"sgd-asgd": 30, "adam-asgd": 1e-3}.get(schedule.schedule, 3e-3) or (
-            path.stem == "prpn_wsj10" and training.learning_rate == 1e-3
-        )
-    # What parse would refuse is refused here, not after an epoch.
-    if train_recurrent.has_trees(config):
-        assert set(parsing.parse_options) <= set(
-            inspect.signature(train_recurrent.MODELS[model.architecture].parse).parameters
-        )
-
-
-@pytest.mark.parametrize(
-    ("name", "millions"), [("on_lstm_ptb", 25.2), ("prpn_ptb", 43.6), ("palm_ptb", 23.6), ("awd_lstm_ptb", 24.2)]
-)
-def test_published_sizes(name: str, millions: float) -> None:
-    values = yaml.safe_load((TRAINING / f"configs/{name}.yaml").read_text())
-    model_class = train_recurrent.MODELS[values["architecture"]]
-    with torch.device("meta"):
-        model = model_class(model_class.config_class.from_preset(values["model_preset"], vocab_size=10000))
-    assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 1) == millions

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from accelerate import Accelerator
-from training_runs import TRAINING, kill_after_checkpoint, run_script, sample_files
+from training_runs import kill_after_checkpoint, run_script, sample_files
 
 from hf_synlm import LSTMForCausalLM
 from hf_synlm.training import arguments as run_arguments
@@ -22,7 +21,7 @@ from hf_synlm.training.tree_evaluation import Objective, add_perplexities, evalu
 TYPES = (
     train_rnng.RNNGModelArguments,
     tree_batches.TreeDataArguments,
-    train_rnng.CourseArguments,
+    train_rnng.EvaluationArguments,
     run_arguments.TrainingArguments,
 )
 SMALL = "embedding_size=12,hidden_size=16"
@@ -97,20 +96,13 @@ def test_batches_depend_on_seed_and_number_only() -> None:
     shares = [first(sampler(rank=rank, world_size=3), count // 3) for rank in range(3)]
     together = [batch for step in zip(*shares, strict=True) for batch in step]
     assert together == whole[: len(together)]
-    assert sampler().num_batches(2) == sum(len(sampler().epoch_batches(epoch)) for epoch in range(2))
-    assert sampler().num_samples(per_epoch + 1) == len(LENGTHS) + len(whole[per_epoch])
-
-
-@pytest.mark.parametrize("bad", [{"max_batch_size": 0}, {"max_padded_length": 0}, {"group_size": 0}])
-def test_sampler_refuses_empty_bounds(bad: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        sampler(**bad)
+    assert sampler().consumed_in(2) == sum(len(sampler().epoch_batches(epoch)) for epoch in range(2))
     with pytest.raises(ValueError, match="are empty"):
         samplers.PaddedBatchSampler([], 1, 1, 1, 0)
 
 
 def test_evaluation_batches_hold_every_sentence_once() -> None:
-    batches = tree_batches.padded_batches(LENGTHS, 16, 300)
+    batches = samplers.padded_batches(LENGTHS, 16, 300)
     assert sorted(k for batch in batches for k in batch) == list(range(len(LENGTHS)))
     assert all(len(batch) <= 16 and len(batch) * LENGTHS[batch].max() <= 300 for batch in batches)
 
@@ -327,49 +319,3 @@ def test_overrides_that_the_data_decide_are_refused(corpus: dict[str, str], tmp_
         arguments = train_rnng.RNNGModelArguments(config_overrides={field: 3})
         with pytest.raises(ValueError, match=message):
             train_rnng.make_config(arguments, Tokenizer(), ["S"], False)
-
-
-# ---------------------------------------------------------------------------------------------- configurations
-def config_paths() -> list[Path]:
-    return sorted([*(TRAINING / "configs").glob("rnng_*.yaml"), *(TRAINING / "configs").glob("lstm_*.yaml")])
-
-
-@pytest.mark.parametrize("path", config_paths(), ids=lambda path: path.stem)
-def test_configs_parse_and_name_their_command(path: Path, corpus: dict[str, str]) -> None:
-    values = yaml.safe_load(path.read_text())
-    files = []
-    for name in ("train_files", "validation_files", "test_files"):
-        if values.get(name):  # a treebank that one has to have
-            files += [f"--{name}", corpus["valid"]]
-    model, _, course, training = parse("--config", path.stem, *files)
-    course.check_architecture(model.architecture)
-    assert path.stem.startswith(model.architecture)
-    text = path.read_text()
-    assert text.startswith("#") and f"--config training/configs/{path.name}" in text.replace("\\\n#", "")
-    assert training.weight_decay == 0.0 and training.max_grad_norm == 5.0
-
-
-@pytest.mark.parametrize(
-    ("name", "millions"),
-    [("rnng_ptb", 15.2), ("rnng_ptb_subwords", 35.3), ("lstm_ptb", 15.1), ("lstm_ptb_subwords", 35.3)],
-)
-def test_published_sizes(name: str, millions: float, corpus: dict[str, str]) -> None:
-    files = ("--train_files", corpus["train"], "--validation_files", corpus["valid"], "--test_files", corpus["test"])
-    model, data, course, training = parse("--config", name, *files)
-    training.limit_steps()
-    model_class = train_rnng.MODELS[model.architecture]
-    config = model_class.config_class.from_preset(model.model_preset, **model.config_overrides)
-    with torch.device("meta"):
-        count = sum(parameter.numel() for parameter in model_class(config).parameters())
-    assert round(count / 1e6, 1) == millions
-    assert data.tokenizer_vocab_size == config.vocab_size and config.dropout == 0.1
-    assert (data.max_batch_actions, data.batch_group_size) == (26000, 4096)
-    assert (training.per_device_train_batch_size, training.learning_rate) == (512, 1e-3)
-    assert training.lr_scheduler_type == "constant" and training.warmup_steps == 0
-    assert course.early_stopping_patience > 0 and course.num_train_epochs
-
-
-def test_epochs_count_every_batch_once() -> None:
-    batches = sampler(world_size=2)
-    total = batches.num_batches(3)
-    assert train_rnng.steps_of_epochs(batches, 3, 2) == math.ceil(total / 4)

@@ -182,7 +182,7 @@ def check_tags(
         remedy: what to do otherwise, for the message.
 
     Returns:
-        How many words have other tags, so that `keep_by_tag` takes them for punctuation too.
+        How many words have other tags, so that `keep_words` takes them for punctuation too.
 
     Raises:
         ValueError: more than one in twenty, as in the Brown corpus and in treebanks of other languages.
@@ -424,7 +424,7 @@ def unlabeled_f1(
         lengths: number of tokens n of each sentence, in the tokens that the spans count.
         convention: a key of `CONVENTIONS`, or a `ParsingConvention`.
         keep: per sentence and token, False for tokens (punctuation) to remove from both trees before scoring; lengths
-            in the convention are then counted after removal. See `keep_by_tag` and `keep_by_word`. None keeps all.
+            in the convention are then counted after removal. See `keep_words`. None keeps all.
         **changes: fields of `ParsingConvention` to change, e.g. `max_length=40`, `min_length=2`.
 
     Returns:

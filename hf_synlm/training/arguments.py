@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType
@@ -40,6 +40,10 @@ class TrainingArguments:
         help="Optimizer steps of the run; default: those of num_train_epochs, otherwise 1000. With both, the smaller "
         "number.",
     )
+    num_train_epochs: int = HfArg(default=0, help="Passes through the data; 0: max_train_steps decides.")
+    early_stopping_patience: int = HfArg(
+        default=0, help="Keep the best model, and stop after this many evaluations without a better one; 0: never stop."
+    )
     learning_rate: float = HfArg(default=5e-5, help="Peak learning rate.")
     adam_beta1: float = HfArg(default=0.9, help="AdamW: decay of the first moment.")
     adam_beta2: float = HfArg(default=0.999, help="AdamW: decay of the second moment.")
@@ -49,7 +53,7 @@ class TrainingArguments:
     )
     weight_decay: float = HfArg(default=0.0, help="AdamW: decay of matrices; biases and norms are not decayed.")
     max_grad_norm: float = HfArg(default=1.0, help="Clip gradients to this norm; 0 disables.")
-    lr_scheduler_type: str = HfArg(
+    lr_scheduler_type: Literal["linear", "cosine", "constant"] = HfArg(
         default="linear", help="Decay after the warm-up: linear or cosine (both to 0), or constant."
     )
     warmup_ratio: float = HfArg(default=0.01, help="Warm-up as a share of all steps.")
@@ -79,7 +83,7 @@ class TrainingArguments:
         default=None, help="Peak FLOP/s of a device, to compute utilization; default: from a table of GPUs."
     )
     push_to_hub: bool = HfArg(default=False, help="Push the final model to the Hub.")
-    hub_strategy: str = HfArg(
+    hub_strategy: Literal["end", "checkpoint"] = HfArg(
         default="end",
         help="What --push_to_hub pushes: 'end' the final model; 'checkpoint' also the model of every "
         "checkpoint, and the checkpoint itself as last-checkpoint.",
@@ -103,26 +107,22 @@ class TrainingArguments:
         check_minimum(
             self,
             0,
-            "evaluation_steps generation_steps checkpointing_steps learning_rate weight_decay max_grad_norm",
+            "num_train_epochs early_stopping_patience evaluation_steps generation_steps checkpointing_steps "
+            "learning_rate weight_decay max_grad_norm",
         )
         if self.peak_flops is not None and self.peak_flops <= 0:
             raise ValueError(f"peak_flops must be positive and is {self.peak_flops}.")
         if not 0 <= self.warmup_ratio <= 1:
             raise ValueError(f"warmup_ratio must be in [0, 1] and is {self.warmup_ratio}.")
-        check_choice("lr_scheduler_type", self.lr_scheduler_type, ("linear", "cosine", "constant"))
-        check_choice("hub_strategy", self.hub_strategy, ("end", "checkpoint"))
         if self.push_to_hub and not self.hub_model_id:
             raise ValueError("push_to_hub needs a repository. Pass --hub_model_id OWNER/NAME.")
         if self.push_to_hub and self.hub_strategy == "checkpoint" and not self.checkpointing_steps:
             raise ValueError("hub_strategy 'checkpoint' needs checkpoints. Set checkpointing_steps.")
-        if self.with_tracking:
-            self._check_tracker()
-
-    def _check_tracker(self) -> None:
-        """Refuse a tracker that is unknown or not installed; accelerate would ignore it."""
-        check_choice("report_to", self.report_to, [str(item) for item in LoggerType if item != LoggerType.ALL])
-        if self.report_to not in [str(item) for item in get_available_trackers()]:
-            raise ValueError(f"report_to is {self.report_to!r}, which is not installed: pip install {self.report_to}.")
+        if self.with_tracking:  # accelerate would ignore a tracker that is unknown or not installed
+            check_choice("report_to", self.report_to, [str(item) for item in LoggerType if item != LoggerType.ALL])
+            if self.report_to not in [str(item) for item in get_available_trackers()]:
+                name = self.report_to
+                raise ValueError(f"report_to is {name!r}, which is not installed: pip install {name}.")
 
     def limit_steps(self, steps_of_epochs: int | None = None) -> None:
         """Settle `max_train_steps`: the smaller of what was given, or the default.
@@ -284,28 +284,6 @@ def find_config(name: str) -> str:
     raise ValueError(f"There is no config file and no shipped configuration {name!r}. {hint}")
 
 
-def read_config(path: str, known: Sequence[str]) -> dict[str, Any]:
-    """Read a YAML or JSON file of arguments.
-
-    Args:
-        path: the file.
-        known: names of all arguments.
-
-    Returns:
-        Argument name -> value.
-
-    Raises:
-        ValueError: the file does not hold a mapping, or a key is not an argument.
-    """
-    values = read_config_file(path)
-    for key in values:
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, 1)
-            hint = f" Did you mean {close[0]!r}?" if close else " --help lists all names."
-            raise ValueError(f"{path}: {key!r} is not an argument of this program.{hint}")
-    return values
-
-
 def parse_arguments(
     types: Sequence[type],
     argv: Sequence[str] | None = None,
@@ -327,27 +305,31 @@ def parse_arguments(
         One instance per dataclass.
 
     Raises:
-        ValueError: see `find_config` and `read_config`; also for flags that no dataclass has.
+        ValueError: see `find_config`; also for keys and flags that no dataclass has.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     known, rest = first.parse_known_args(argv)
-    names = [f.name for cls in types for f in dataclasses.fields(cls) if f.init]
-    values = read_config(find_config(known.config), names) if known.config else {}
     parser = ArgumentParser(list(types), allow_abbrev=False, description=description)
     parser.add_argument(
         "--config",
         help="YAML or JSON file with values for any of the arguments, or the name of a shipped configuration such as "
         "gpst_tiny; flags win.",
     )
+    values = read_config_file(find_config(known.config)) if known.config else {}
+    for key in values:
+        if str(key) not in parser.names:
+            close = difflib.get_close_matches(str(key), parser.names, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else " --help lists all names."
+            raise ValueError(f"{known.config}: {key!r} is not an argument of this program.{hint}")
     given = {name: value for name, value in values.items() if not isinstance(value, dict)}
     # `--config` itself belongs to no dataclass and comes after them, as a namespace; then what was not understood.
     *parsed, unknown = parser.parse_args_into_dataclasses(
         args=[*config_flags(given), *rest], look_for_args_file=False, return_remaining_strings=True
     )
     if unknown:
-        close = difflib.get_close_matches(unknown[0].removeprefix("--").partition("=")[0], names, 1)
+        close = difflib.get_close_matches(unknown[0].removeprefix("--").partition("=")[0], parser.names, 1)
         hint = f" Did you mean --{close[0]}?" if close else " --help lists all options."
         raise ValueError(f"{unknown[0]} is not an option of this program.{hint}")
     parsed = parsed[: len(types)]

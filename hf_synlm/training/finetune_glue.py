@@ -27,7 +27,7 @@ from transformers.hf_argparser import HfArg
 from hf_synlm.data.tokenizers import add_classification_template
 from hf_synlm.evaluation.glue import TextTask, check_labels, glue_task, main_score, task_scores
 from hf_synlm.module_tools import evaluation_mode
-from hf_synlm.training.arguments import TrainingArguments, check_minimum
+from hf_synlm.training.arguments import check_minimum
 from hf_synlm.training.example_tables import (
     ExampleDataset,
     check_columns,
@@ -37,18 +37,10 @@ from hf_synlm.training.example_tables import (
     load_table,
     name_split,
 )
-from hf_synlm.training.finetuning import (
-    CourseArguments,
-    FineTuning,
-    ModelArguments,
-    load_model,
-    map_rows,
-    read_config,
-    read_tokenizer,
-)
+from hf_synlm.training.finetuning import FineTuning, load_model, read_config, read_tokenizer
 from hf_synlm.training.recipe import kept_evaluation, run_recipe
 from hf_synlm.training.run import Run
-from hf_synlm.training.steps import to_device
+from hf_synlm.training.steps import map_rows, to_device
 
 GLUE_DATASET = "nyu-mll/glue"
 LABEL = "label"
@@ -212,29 +204,19 @@ def read_labels(task: TextTask, table: Dataset, source: str) -> np.ndarray:
         ValueError: for missing columns and labels, and labels that the task does not have; names the row.
     """
     check_columns(table, [*task.text_columns, LABEL], source)
-    values = list(table[LABEL])
-    for row, value in enumerate(values):
+    low, high = task.target_range or (-np.inf, np.inf)
+    numbers = []
+    for row, value in enumerate(table[LABEL]):
+        where = f"{source}: row {row} (counted from 0) has"
         if value is None or (value == -1 and not task.is_regression):
-            raise ValueError(
-                f"{source}: row {row} (counted from 0) has no label ({value}). Files without labels cannot be used."
-            )
+            raise ValueError(f"{where} no label ({value}). Files without labels cannot be used.")
         if isinstance(value, str) and value not in task.labels:
-            raise ValueError(
-                f"{source}: label {value!r} of row {row} (counted from 0) is not one of {list(task.labels)}. Correct "
-                "or remove the row."
-            )
-    numbers = np.array([task.labels.index(value) if isinstance(value, str) else value for value in values])
-    check_labels(task, numbers, source)
-    if task.target_range is not None:
-        low, high = task.target_range
-        outside = np.flatnonzero((numbers < low) | (numbers > high))
-        if len(outside):
-            row = int(outside[0])
-            raise ValueError(
-                f"{source}: label {numbers[row]} of row {row} (counted from 0) is outside [{low}, {high}]. Correct or "
-                "remove the row."
-            )
-    return numbers.astype(np.float32 if task.is_regression else np.int64)
+            raise ValueError(f"{where} the label {value!r}, not one of {list(task.labels)}. Correct or remove the row.")
+        numbers.append(task.labels.index(value) if isinstance(value, str) else value)
+        if not isinstance(value, str) and not low <= value <= high:
+            raise ValueError(f"{where} the label {value}, outside [{low}, {high}]. Correct or remove the row.")
+    check_labels(task, np.array(numbers), source)
+    return np.array(numbers, dtype=np.float32 if task.is_regression else np.int64)
 
 
 def encode_texts(
@@ -312,10 +294,10 @@ class GlueRecipe(FineTuning):
     """A classifier, or a regression, of one or two texts."""
 
     program = "finetune_glue"
-    argument_types = (ModelArguments, GlueArguments, CourseArguments, TrainingArguments)
     task = "text-classification"
+    data: GlueArguments
     collate: Collator
-    parts: dict[str, ExampleDataset]
+    held_out: dict[str, ExampleDataset]
 
     def dataset(self) -> str | None:
         """Of the option, or GLUE."""
@@ -330,7 +312,7 @@ class GlueRecipe(FineTuning):
             for name, part in tables.items()
         ]
         model = self._load_classifier()
-        self.parts = {}
+        self.held_out = {}
         for name, part in tables.items():
             encode = partial(
                 encode_batch,
@@ -340,12 +322,13 @@ class GlueRecipe(FineTuning):
                 max_length=data.max_length,
                 max_tokens=data.max_train_tokens if name == "training" else None,
             )
-            self.parts[name] = encode_table(accelerator, part.table, encode, data.preprocessing_num_workers, rows=True)
-        self.examples = self.parts.pop("training")
+            self.held_out[name] = encode_table(
+                accelerator, part.table, encode, data.preprocessing_num_workers, rows=True
+            )
+        self.examples = self.held_out.pop("training")
         left_out = len(tables["training"].table) - len(self.examples)
         accelerator.print(f"training: {self.examples.describe()} ({left_out:,} left out as too long)")
         self.collate = Collator(self.tokenizer.pad_token_id, data.max_length if data.pad_to_max_length else None)
-        self.settle_steps()
         return model
 
     def _load_classifier(self) -> PreTrainedModel:
@@ -368,17 +351,21 @@ class GlueRecipe(FineTuning):
 
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """Examples and their padding."""
-        fingerprints = [part.fingerprint() for part in self.parts.values()]
+        fingerprints = [part.fingerprint() for part in self.held_out.values()]
         return {**super().settings(model), "validation": fingerprints, "width": self.collate.width}
 
     def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Score the validation parts."""
         result: dict[str, Any] = {"step": step, "scores": {}, "classification_loss": {}}
-        for part, examples in self.parts.items():
+        for part, examples in self.held_out.items():
             logits = self._predict(model, examples)
             labels = np.array([examples[row]["labels"] for row in range(len(examples))])
-            loss = self._classification_loss(torch.tensor(logits), torch.tensor(labels))
-            predictions = logits[:, 0] if self.text_task.is_regression else logits.argmax(1)
+            if self.text_task.is_regression:
+                predictions = logits[:, 0]
+                loss = float(np.mean((predictions - labels) ** 2))
+            else:
+                predictions = logits.argmax(1)
+                loss = float(F.cross_entropy(torch.tensor(logits), torch.tensor(labels)))
             result["scores"][part] = task_scores(self.text_task, predictions, labels)
             result["classification_loss"][part] = loss
             text = "  ".join(f"{name} {value:.4f}" for name, value in result["scores"][part].items())
@@ -386,12 +373,6 @@ class GlueRecipe(FineTuning):
         flat = {f"{part}/{k}": v for part, scores in result["scores"].items() for k, v in scores.items()}
         self.accelerator.log({**flat, **{f"{k}/loss": v for k, v in result["classification_loss"].items()}}, step=step)
         return result
-
-    def _classification_loss(self, logits: Tensor, labels: Tensor) -> float:
-        """Mean squared error of a regression, cross entropy of classes in nats."""
-        if self.text_task.is_regression:
-            return float(F.mse_loss(logits[:, 0], labels))
-        return float(F.cross_entropy(logits, labels))
 
     @torch.no_grad()
     def _predict(self, model: nn.Module, examples: ExampleDataset) -> np.ndarray:

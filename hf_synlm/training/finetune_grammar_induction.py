@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from datasets import Dataset
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.hf_argparser import HfArg
 
@@ -29,21 +29,18 @@ from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.treebank_parsing import (
     Treebank,
     load_treebank,
-    parse_words,
     score_baselines,
     score_numbers,
     score_table,
     score_trees,
 )
-from hf_synlm.training.arguments import TrainingArguments, check_minimum
+from hf_synlm.training.arguments import check_minimum
 from hf_synlm.training.example_tables import ExampleDataset
+from hf_synlm.training.final_report import parse_together
 from hf_synlm.training.finetuning import (
-    CourseArguments,
     FineTuning,
-    ModelArguments,
     check_length,
     load_model,
-    map_rows,
     mean_losses,
     read_config,
     read_tokenizer,
@@ -178,7 +175,7 @@ class InductionRecipe(FineTuning):
     """GPST on single sentences; the trees that it induces are scored."""
 
     program = "finetune_grammar_induction"
-    argument_types = (ModelArguments, InductionArguments, CourseArguments, TrainingArguments)
+    data: InductionArguments
     treebanks: dict[str, Treebank]
     held_out: ExampleDataset
 
@@ -189,18 +186,17 @@ class InductionRecipe(FineTuning):
         self.baselines = {part: score_baselines(treebank) for part, treebank in self.treebanks.items()}
         self.sources = data.describe_sources()
         model = self._load_gpst()
+        self.collate = partial(collate_contexts, pad_token_id=self.tokenizer.pad_token_id)
         self.examples = encode_sentences(list(data.sentences()), self.tokenizer, data.max_sentence_tokens)
         encoded = {part: encode_sentences(bank.words, self.tokenizer, None) for part, bank in self.treebanks.items()}
         for part, sentences in {"training": self.examples, **encoded}.items():
-            name = "max_sentence_tokens" if part == "training" else "max_tree_words"
-            limits = f"Lower --{name}."
-            check_length(model.config, max(sentences.lengths), f"The longest {part} sentence", limits)
+            remedy = f"Lower --{'max_sentence_tokens' if part == 'training' else 'max_tree_words'}."
+            check_length(model.config, max(sentences.lengths), f"The longest {part} sentence", remedy)
         self.held_out = encoded["validation"]
         names = ", ".join((*data.train_trees, *data.train_files))
         accelerator.print(f"train data ({names}): {self.examples.describe()}")
         for part, path in (("validation", data.validation_trees), ("test", data.test_trees)):
             accelerator.print(f"{part} data ({path}): {len(self.treebanks[part].words):,} sentences")
-        self.settle_steps()
         return model
 
     def _load_gpst(self) -> PreTrainedModel:
@@ -214,10 +210,6 @@ class InductionRecipe(FineTuning):
             )
         self.tokenizer = read_tokenizer(arguments, config, [])
         return load_model(AutoModelForCausalLM, arguments, config, self.tokenizer)
-
-    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """A padded batch."""
-        return collate_contexts(rows, self.tokenizer.pad_token_id)
 
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """Data, and the choice of the best model."""
@@ -239,15 +231,10 @@ class InductionRecipe(FineTuning):
 
     def _score(self, model: nn.Module, part: str, methods: list[str]) -> dict[str, ParsingScores]:
         """Scores of several tree types and of the baselines; the processes share the sentences."""
-        plain, treebank = self.accelerator.unwrap_model(model), self.treebanks[part]
-        batch_size = self.arguments.per_device_eval_batch_size
-        scores = {}
+        treebank, scores = self.treebanks[part], {}
+        size = self.arguments.per_device_eval_batch_size
         for label, options in map(self.data.method, methods):
-
-            def parse(rows: list[int], options: dict[str, Any] = options) -> list[Any]:
-                return parse_words(plain, self.tokenizer, [treebank.words[row] for row in rows], **options)
-
-            trees = map_rows(self.accelerator, treebank.lengths, batch_size, parse, label)
+            trees = parse_together(self.accelerator, model, self.tokenizer, treebank, size, **options)
             scores[label] = score_trees(trees, treebank)
         return {**scores, **self.baselines[part]}
 
