@@ -107,7 +107,6 @@ def test_one_word_and_deep_trees():
     ("text", "message"),
     [
         ("(S (A a)\n(B b)", r"<text>:1: '\(' is never closed"),
-        ("(S (A a))\n)", r"<text>:2: '\)' closes nothing"),
         ("(S (A a))\nword", "<text>:2: 'word' stands outside"),
         ("(S\n(A a) b)", "<text>:2: the word 'b' has no bracket"),
         ("(S (A a (B b)))", r"<text>:1: '\(' after the word 'a'"),
@@ -217,21 +216,6 @@ def test_sentences_that_the_oracle_cannot_encode_are_named(pieces):
             encode_trees([dataclasses.replace(good, **change)], pieces, system, ("NP", "S"))
 
 
-@pytest.mark.parametrize(
-    ("batch", "message"),
-    [
-        ([], "the batch is empty"),
-        ([{"input_ids": [], "word_ends": []}], "sentence 0 has no tokens"),
-        ([{"actions": []}], "sentence 0 has no actions"),
-        ([{"word_ends": [True]}], "sentence 0 has 1 word_ends for 2 tokens"),
-    ],
-)
-def test_bad_batches_of_trees_are_named(batch, message):
-    good = {"input_ids": [1, 2], "actions": [3, 1, 1, 2], "word_ends": [True, True]}
-    with pytest.raises(ValueError, match=message):
-        collate_trees([{**good, **change} for change in batch], 0)
-
-
 # Text
 
 
@@ -260,13 +244,6 @@ def test_other_encodings(tmp_path):
     long_file.write_bytes(b"line\n" * 100_000 + b"\xff")
     with pytest.raises(ValueError, match="long.txt:100001: byte 0xff at position 500000"):
         list(read_lines(long_file))
-
-
-def test_empty_files_are_named(tmp_path):
-    file = tmp_path / "empty.txt"
-    file.write_text(" \n\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="empty.txt contains no tree"):
-        list(read_treebank(file))
     with pytest.raises(FileNotFoundError):
         list(read_lines(tmp_path / "absent.txt"))
 
@@ -301,21 +278,23 @@ def test_collating_contexts_of_one_sentence():
     assert "word_ends" not in batch
 
 
+TREE = {"input_ids": [1, 2], "actions": [3, 1, 1, 2], "word_ends": [True, True]}
+
+
 @pytest.mark.parametrize(
-    ("batch", "message"),
+    ("collate", "batch", "message"),
     [
-        ([], "the batch is empty"),
-        ([{"input_ids": []}], "context 0 has no tokens"),
-        (
-            [{"input_ids": [1], "sentence_ids": [1]}, {"input_ids": [1]}],
-            "context 1 has no sentence_ids but others have",
-        ),
-        ([{"input_ids": [1, 2], "word_ends": [True]}], "context 0 has 1 word_ends for 2 tokens"),
+        (collate_contexts, [], "the batch is empty"),
+        (collate_contexts, [{"input_ids": []}], "context 0 has no tokens"),
+        (collate_contexts, [{"input_ids": [1], "sentence_ids": [1]}, {"input_ids": [1]}], "1 has no sentence_ids but"),
+        (collate_contexts, [{"input_ids": [1, 2], "word_ends": [True]}], "context 0 has 1 word_ends for 2 tokens"),
+        (collate_trees, [{**TREE, "actions": []}], "sentence 0 has no actions"),
+        (collate_trees, [{**TREE, "word_ends": [True]}], "sentence 0 has 1 word_ends for 2 tokens"),
     ],
 )
-def test_bad_batches_are_named(batch, message):
+def test_bad_batches_are_named(collate, batch, message):
     with pytest.raises(ValueError, match=message):
-        collate_contexts(batch, pad_token_id=0)
+        collate(batch, pad_token_id=0)
 
 
 @pytest.mark.parametrize(

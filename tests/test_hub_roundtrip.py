@@ -19,7 +19,6 @@ from transformers import PreTrainedTokenizerFast
 from hf_synlm import (
     GPSTConfig,
     GPSTForCausalLM,
-    GPSTForSequenceClassification,
     GPSTModel,
     ONLSTMConfig,
     ONLSTMForCausalLM,
@@ -28,7 +27,6 @@ from hf_synlm import (
     PaLMForCausalLM,
     PRPNConfig,
     PRPNForCausalLM,
-    PRPNModel,
     RNNGConfig,
     RNNGForCausalLM,
     RNNGForSequenceClassification,
@@ -39,7 +37,7 @@ from hf_synlm.hub import export
 from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.checkpoint import pickled_files
 from hf_synlm.hub.export import check_complete, export_model, push_to_hub
-from hf_synlm.hub.verify import PACKAGE, encode_texts, verify_export
+from hf_synlm.hub.verify import PACKAGE, verify_export
 from tests import warm_python
 
 pytestmark = pytest.mark.usefixtures("warm_probe")
@@ -104,9 +102,8 @@ def run_without_package(code: str, *arguments: str, cache: Path) -> str:
 
 
 class TestExport:
-    @pytest.mark.parametrize("model_class", [GPSTModel, GPSTForSequenceClassification])
-    def test_every_class_exports_all_auto_classes(self, model_class, tiny_gpst_config, tokenizer, tmp_path: Path):
-        folder = export_model(model_class(tiny_gpst_config), tokenizer, tmp_path / "part")
+    def test_a_model_without_head_exports_all_auto_classes(self, tiny_gpst_config, tokenizer, tmp_path: Path):
+        folder = export_model(GPSTModel(tiny_gpst_config), tokenizer, tmp_path / "part")
         assert check_complete(folder) == GPSTConfig().auto_map
         report = verify_export(folder)
         assert report.passed, report.table()
@@ -164,10 +161,9 @@ class TestExport:
         assert sorted(path.name for path in exported.parent.iterdir()) == ["file", exported.name, "link", "pipe"]
 
     @pytest.mark.parametrize("step", ["model", "tokenizer", "check"])
-    @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-    def test_interrupted_export_leaves_nothing(self, step, error, model, tokenizer, tmp_path: Path, monkeypatch):
+    def test_interrupted_export_leaves_nothing(self, step, model, tokenizer, tmp_path: Path, monkeypatch):
         def fail(*args, **kwargs):
-            raise error("interrupted")
+            raise KeyboardInterrupt
 
         owner, name = {
             "model": (type(model.config), "save_pretrained"),
@@ -175,7 +171,7 @@ class TestExport:
             "check": (export, "check_complete"),
         }[step]
         monkeypatch.setattr(owner, name, fail)
-        with pytest.raises(error):
+        with pytest.raises(KeyboardInterrupt):
             export_model(model, tokenizer, tmp_path / "broken")
         assert not list(tmp_path.iterdir())
 
@@ -274,11 +270,6 @@ class TestVerify:
         report = verify_export(exported, input_ids=torch.tensor([[6, 7, 8, 9, 10]]), num_beams=7, max_new_tokens=3)
         assert report.passed, report.table()
 
-    def test_own_texts(self, exported: Path):
-        report = verify_export(exported, **encode_texts(exported, ["fruit flies like a banana", "the keys are"]))
-        assert report.passed and {check.name for check in report.checks} == ALL_CHECKS
-        assert "8 of 8 checks passed" in report.table()
-
     def test_changed_code_is_found(self, exported: Path):
         file = exported / "modeling_gpst.py"
         file.write_text(file.read_text() + CHANGE)
@@ -351,7 +342,9 @@ class TestCard:
         with pytest.raises(ValueError, match="depends on the beam"):
             fill_card(tiny_gpst_config, {"repo_id": "org/x", "results": [result]})
 
-    @pytest.mark.parametrize("facts", [{}, {"repo_id": "org/x", "licence": "mit"}])
+    @pytest.mark.parametrize(
+        "facts", [{}, {"repo_id": "org/x", "licence": "mit"}, {"repo_id": "org/x", "token": "hf_secret"}]
+    )
     def test_unknown_and_missing_facts(self, tiny_gpst_config: GPSTConfig, facts: dict):
         with pytest.raises(ValueError, match="repo_id"):
             fill_card(tiny_gpst_config, facts)
@@ -380,7 +373,6 @@ RECURRENT = {
     "palm": (PaLMForCausalLM, PaLMConfig(**SIZES, num_spans=4, rrnn_size=6, attention_size=5)),
     "awd_lstm": (PaLMForCausalLM, PaLMConfig(**SIZES, span_attention=False)),
     "prpn_syd": (PRPNForCausalLM, PRPNConfig(**SIZES, num_slots=4, parsing_network="recurrent")),
-    "prpn_base": (PRPNModel, PRPNConfig(**SIZES, num_slots=4)),
 }
 
 

@@ -1,6 +1,5 @@
 """Tokenizers of treebanks (words, classes of unknown words, pieces of words) and of running text."""
 
-import hashlib
 import json
 import os
 import re
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, GPT2Tokenizer
 
 from hf_synlm.data.collate import encode_words
-from hf_synlm.data.samples import sample_path
 from hf_synlm.data.tokenizers import (
     GPST_EXTRA_TOKENS,
     add_classification_template,
@@ -24,7 +22,6 @@ from hf_synlm.data.tokenizers import (
     train_bpe_tokenizer,
     train_wordpiece_tokenizer,
 )
-from hf_synlm.data.treebank import read_treebank
 from hf_synlm.data.vocabulary import (
     WORD_END,
     subword_tokenizer,
@@ -34,6 +31,7 @@ from hf_synlm.data.vocabulary import (
 )
 from tests import warm_python
 from tests.reference.unknown_words import UNKNOWN_CLASSES
+from tests.tokenizer_hashes import NUM_SENTENCES, hashes, sample_words
 
 SENTENCES = [
     ["the", "dog", "Barks", "."],
@@ -41,10 +39,6 @@ SENTENCES = [
     ["the", "U.S.", "dog", "undone", "working", "."],
 ]
 RULES = ["berkeley", "berkeley2"]
-
-
-def sample_words():
-    return [sentence.words for sentence in read_treebank(sample_path("trees.train.txt"))]
 
 
 @pytest.fixture(scope="module")
@@ -432,18 +426,11 @@ def test_classifiers_read_texts_and_pairs_in_one_layout(make, tmp_path):
 # All of them
 
 
-def hashes(sentences):
-    """Hashes of tokenizers of these sentences."""
-    made = [word_tokenizer(sentences, unknown="berkeley2", min_count=2)]
-    made += [subword_tokenizer(sentences, 600, model=model) for model in ("bpe", "unigram")]
-    return [hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest() for tokenizer in made]
-
-
 def test_tokenizers_depend_neither_on_the_process_nor_on_the_order_of_sentences(sample):
-    code = "from tests.test_tokenizers import hashes, sample_words; print(*hashes(sample_words()))"
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert run.stdout.split() == hashes(sample[::-1])
+    command = [sys.executable, "-m", "tests.tokenizer_hashes"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert run.stdout.split() == hashes(sample[:NUM_SENTENCES][::-1])
 
 
 LOADER = """
