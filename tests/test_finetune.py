@@ -411,7 +411,7 @@ def test_runs_with_several_seeds_have_a_mean(
         summarize(results)
     results[1].options["learning_rate"] = 5e-5
     results[1].model["num_parameters"] += 1
-    with pytest.raises(ValueError, match="different models, which would mix conventions: num_parameters"):
+    with pytest.raises(ValueError, match="different models cannot be compared: num_parameters"):
         summarize(results)
 
 

@@ -12,7 +12,7 @@ def option(default: Any, help: str) -> Any:
     """Make a field of a dataclass of arguments.
 
     Args:
-        default: its default; a list is copied.
+        default: its default; a list is copied. `dataclasses.MISSING` makes the option required.
         help: its text in `--help`.
 
     Returns:

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from hf_synlm.data.arguments import option
 from hf_synlm.data.streams import StreamRows, TokenStream, collate_framed
 from hf_synlm.data.treebank import TreebankSentence
-from hf_synlm.evaluation.parsing import CONVENTIONS, ParsingScores, keep_by_tag
+from hf_synlm.evaluation.parsing import CONVENTIONS, ParsingScores, keep_words
 from hf_synlm.evaluation.treebank_parsing import Treebank, make_treebank, parse_words, score_trees
 from hf_synlm.module_tools import evaluation_mode
 from hf_synlm.training.arguments import check_choice, check_minimum
@@ -104,7 +104,8 @@ class ParsingArguments:
         return make_treebank(filter(self._is_short, trees), self.punctuation, max_sentences)
 
     def _is_short(self, sentence: TreebankSentence) -> bool:
-        count = len(sentence.words) if self.punctuation == "keep" else sum(keep_by_tag(sentence.tags))
+        is_word = keep_words(sentence.words, sentence.tags, "tag")
+        count = len(is_word) if self.punctuation == "keep" else sum(is_word)
         return self.parsing_max_words is None or count <= self.parsing_max_words
 
 
