@@ -295,32 +295,6 @@ def test_fresh_parameters(tied):
         assert parameter.abs().max().item() == pytest.approx(0.1, rel=0.02)
 
 
-@pytest.mark.gpu
-def test_gpu_gives_the_same_numbers():
-    model = without_dropout(**SUPERVISED)
-    ids, mask = ids_of(9, 4, 2, left=True)
-    gold = torch.rand(3, 9)
-    expected = model(ids, attention_mask=mask)
-    loss = model(ids, attention_mask=mask, labels=ids, distances=gold).loss
-    model, ids, mask, gold = model.cuda(), ids.cuda(), mask.cuda(), gold.cuda()
-    output = model(ids, attention_mask=mask, use_cache=True)
-    torch.testing.assert_close(output.logits.cpu(), expected.logits, atol=1e-4, rtol=1e-4)
-    trained = model.train()(ids, attention_mask=mask, labels=ids, distances=gold)
-    torch.testing.assert_close(trained.loss.cpu(), loss, atol=1e-4, rtol=1e-4)
-    trained.loss.backward()
-    model.eval()
-    result = model.generate(ids, attention_mask=mask, max_new_tokens=4, num_beams=2, return_dict_in_generate=True)
-    assert len(result.spans) == 3
-    torch.cuda.set_sync_debug_mode("error")  # a training step waits for nothing
-    try:
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            half = model.train()(ids, attention_mask=mask, labels=ids, distances=gold).loss
-        half.backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert half.item() == pytest.approx(loss.item(), rel=0.05)
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
