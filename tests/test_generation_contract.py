@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, GenerationMixin, StaticCache
+from transformers import GenerationConfig, StaticCache
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
 from tests import test_modeling_gpst, test_modeling_rnng
@@ -61,11 +61,6 @@ def generate(model: Any, ids: torch.Tensor | None, seed: int = 0, **options: Any
 def stock(model: Any) -> dict[str, Any]:
     """Options that leave generation to transformers' own loop."""
     return {"structure_mode": "marginal"} if hasattr(model, "word_search") else {}
-
-
-def test_inherits_the_mixin(model):
-    assert isinstance(model, GenerationMixin) and model.can_generate()
-    assert isinstance(model.generation_config, GenerationConfig)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -181,13 +176,6 @@ def test_left_padding(model):
         written = generate(model, padded, attention_mask=mask, **options)[:, PROMPT + 2 :]
         alone = [generate(model, row, **options)[:, row.shape[1] :] for row in (ids[:1], ids[1:, -1:])]
         assert torch.equal(written, torch.cat(alone))
-
-
-def test_some_logits_only(model):
-    ids = prompts()
-    with torch.no_grad():
-        every, last = model(ids).logits, model(ids, logits_to_keep=1).logits
-    torch.testing.assert_close(last, every[:, -1:])
 
 
 def test_generation_configuration_as_an_argument(model):

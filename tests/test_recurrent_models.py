@@ -351,24 +351,6 @@ MODES = ({}, {"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}, {"do
 
 class TestGenerate:
     @every_architecture
-    def test_scores_are_log_probabilities(self, name):
-        model = make_model(name)
-        ids, _ = ids_of(4)
-        result = model.generate(
-            ids, num_beams=30, max_new_tokens=2, eos_token_id=None, length_penalty=0.0,
-            return_dict_in_generate=True, output_scores=True,
-        )  # fmt: skip
-        text = result.sequences
-        labels = text.clone()
-        labels[:, :4] = -100
-        own = model(text, attention_mask=torch.ones_like(text), labels=labels).joint_log_prob
-        torch.testing.assert_close(result.sequences_scores, own)
-        first = model(ids).logits[0, -1]
-        texts = torch.cat([ids.expand(30, -1), torch.arange(30)[:, None]], 1)
-        following = model(texts, attention_mask=torch.ones_like(texts)).logits[:, -1].max(1).values
-        assert own.item() == pytest.approx((first + following).max().item(), abs=1e-5)
-
-    @every_architecture
     def test_from_the_beginning(self, name):
         model = make_model(name)
         started = model.generate(torch.tensor([[BOUNDARY]]), max_new_tokens=5, eos_token_id=None)
