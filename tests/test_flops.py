@@ -17,7 +17,7 @@ from hf_synlm import (
     matrix_products,
 )
 from hf_synlm.training import flops, speed
-from hf_synlm.training.baseline_model import decoder_flops_per_token
+from hf_synlm.training.flops import decoder_flops_per_token
 from tests import test_modeling_rnng as rnng
 from tests.test_modeling_gpst import NO_DROPOUT
 

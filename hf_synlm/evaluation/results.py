@@ -34,7 +34,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Self, TypeAlias
 
-from hf_synlm.data.files import check_output, write_text
+from hf_synlm.data.files import check_output, read_json, write_text
 from hf_synlm.data.text import PathLike, read_bytes
 
 Row: TypeAlias = dict[str, Any]
@@ -291,11 +291,8 @@ def load_result(path: PathLike) -> EvaluationResult:
         ValueError: it is not a result of this version, or a field has a wrong type.
     """
     path = Path(path)
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read as a result: {error}") from error
-    if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
+    fields = read_json(path)
+    if fields.pop("format", None) != FORMAT:
         raise ValueError(f"{path} is not a result of hf_synlm: its format is not {FORMAT!r}")
     if fields.pop("format_version", None) != FORMAT_VERSION:
         raise ValueError(f"{path} is a result of another version: evaluate again, or read it with its own version")
