@@ -130,7 +130,7 @@ def test_what_the_beam_drops_is_no_longer_pending() -> None:
     log_probs = torch.tensor([[[-9.0, -9.0], [-1.0, -1.0], [-1.0, -1.0], [-1.0, -1.0]]])
     none = torch.zeros(1, 4, dtype=torch.long)
     scores = torch.tensor([[0.0, 0.0, -9.0, -1.0]])
-    block = Block(none, scores, log_probs, none, bounds=[(0, 2), (2, 4)])
+    block = Block(none, scores, log_probs, none, none[0], bounds=[(0, 2), (2, 4)])
     synced = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.long)
     search = SimpleNamespace(num_beams=2)
     words = (scores + log_probs[..., 0])[..., None]
