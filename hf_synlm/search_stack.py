@@ -136,6 +136,16 @@ class NodePool:
         """Device of the pool."""
         return self.fields.device
 
+    def reserve(self, count: int) -> int:
+        """Make room for `count` nodes after the last one of every sentence; returns the id of the first one."""
+        first, self.size = self.size, self.size + count
+        capacity = self.fields.shape[1]
+        if self.size > capacity:
+            capacity = max(self.size, 2 * capacity)
+            self.fields = _grown(self.fields, 1, capacity)
+            self.features = {name: _grown(value, 1, capacity) for name, value in self.features.items()}
+        return first
+
     def append(self, nodes: Nodes, *further: torch.Tensor, **features: torch.Tensor) -> int:
         """Write R nodes after the last one of every sentence.
 
@@ -147,12 +157,7 @@ class NodePool:
         Returns:
             Id of the first one; the others follow.
         """
-        first, self.size = self.size, self.size + nodes.depth.shape[1]
-        capacity = self.fields.shape[1]
-        if self.size > capacity:
-            capacity = max(self.size, 2 * capacity)
-            self.fields = _grown(self.fields, 1, capacity)
-            self.features = {name: _grown(value, 1, capacity) for name, value in self.features.items()}
+        first = self.reserve(nodes.depth.shape[1])
         # Actions of the derivation: none before its start.
         length = torch.where(nodes.start < 0, 0, self.field("length", nodes.predecessor) + 1)
         torch.stack((*nodes, length, *further), -1, out=self.fields[:, first : self.size])

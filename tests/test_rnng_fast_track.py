@@ -9,7 +9,7 @@ import torch
 
 from hf_synlm import RNNGConfig, RNNGForCausalLM
 from hf_synlm.rnng_actions import TransitionSystem
-from hf_synlm.rnng_fast_track import FastTrackSearch, Reached, SetAside
+from hf_synlm.rnng_fast_track import FastTrackSearch, SetAside
 from hf_synlm.search_state import SyntacticCache
 from tests.reference.rnng_search import Actions, Grammar, log_sum_exp
 
