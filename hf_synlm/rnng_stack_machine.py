@@ -297,7 +297,8 @@ class RNNGStackMachine:
             predecessor=nodes, below=nodes, depth=before.depth + 1, action=zero + SHIFT, token=tokens,
             start=num_tokens[:, None].expand_as(nodes), length=before.length + 1, open=before.open,
             corner=torch.where(before.inside_word > 0, before.corner, own), base=none, outer=none,
-            floor=zero, num_open=before.num_open, consecutive=zero, inside_word=self._starts_inside(tokens, num_tokens, edges),
+            floor=zero, num_open=before.num_open, consecutive=zero,
+            inside_word=self._starts_inside(tokens, num_tokens, edges),
         )  # fmt: skip
         torch.stack(after, -1, out=pool.fields[:, first : pool.size])
         which = chosen_rows(live)
@@ -371,8 +372,8 @@ class RNNGStackMachine:
         )  # fmt: skip
         consecutive = before.consecutive * (before.action >= self.first) if self.in_order else zero
         closing = State(
-            predecessor=seen.nodes, below=opened.base, depth=opened.floor, action=actions, token=none, start=opened.start,
-            length=more.length, open=opened.outer, corner=own, base=none, outer=none, floor=zero,
+            predecessor=seen.nodes, below=opened.base, depth=opened.floor, action=actions, token=none,
+            start=opened.start, length=more.length, open=opened.outer, corner=own, base=none, outer=none, floor=zero,
             num_open=before.num_open - 1, consecutive=consecutive, inside_word=before.inside_word,
         )  # fmt: skip
         opens = (actions >= self.first)[..., None]
