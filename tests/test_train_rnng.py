@@ -124,7 +124,7 @@ def test_resumed_run_is_bit_equal(architecture: str, run: Callable[..., dict], t
     killed, step = tmp_path / "killed", list_checkpoints(tmp_path / "straight")[0].name.removeprefix("step_")
     cut_off(tmp_path / "straight", killed, int(step))
     resumed = run(killed, architecture, *flags)
-    assert "resumed from" in resumed["stdout"] and straight["step"] >= 6
+    assert "resumed from" in resumed["stdout"] and straight["step"] > int(step)
     for key in ("step", "best_step", "sentences", "train", "evaluations", "test"):
         assert resumed[key] == straight[key]
     weights = [path / "model" / "model.safetensors" for path in (tmp_path / "straight", killed)]
