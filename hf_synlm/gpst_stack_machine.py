@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .actions import COMP, GEN, PAD_ACTION
-from .search_stack import NodePool, Nodes, PathCache
+from .search_stack import NodePool, Nodes
 from .search_state import NEG_INF, WordEdges
 
 # Numbers that are gathered for one call of a layer: memory does not grow with the beam.
@@ -32,8 +32,8 @@ class GPSTStackMachine:
     Args:
         model: The language model. Used attributes: `config`, `dtype`; `lm_head`; `heads.action` and `heads.token`;
             `model.embed_tokens`, `model.position_embedding`, `model.bos_embedding`, `model.down_scale`,
-            `model.up_scale`, `model.composition.composer()`, `model.type_layers` and `model.token_layers`
-            (decoders fed with `inputs_embeds`, positions added outside); and `model.forward` for a context.
+            `model.up_scale`, `model.composition.composer()`, the layers of `model.type_layers` and
+            `model.token_layers` (positions are added outside); and `model.forward` for a context.
     """
 
     pad_action, token_action = PAD_ACTION, GEN
@@ -199,25 +199,43 @@ class GPSTStackMachine:
 
     def _read_rows(self, pool: NodePool, places: Tensor, type_mask: Tensor, token_mask: Tensor, words: bool) -> None:
         """Run the layers on rows at `places` [M, S] of the flat tables, with additive masks [M, 1, C, S]."""
-        count = type_mask.shape[2]
-        own = places[:, -count:].flatten()
-        tables = {name: pool.features[name].flatten(0, 1) for name in ("inputs", "actions", "hidden")}
-        hidden = self.model.type_layers(
-            inputs_embeds=tables["inputs"].index_select(0, own).view(len(places), count, -1),
-            attention_mask=type_mask,
-            past_key_values=PathCache(pool, self._type_names, places, count),
-            use_cache=True,
-        ).last_hidden_state
+        own = places[:, -type_mask.shape[2] :].flatten()
+        tables = {name: value.flatten(0, 1) for name, value in pool.features.items()}
+        inputs = tables["inputs"].index_select(0, own).view(len(places), -1, self.config.hidden_size)
+        hidden = self._run(
+            self.model.type_layers, [tables[name] for name in self._type_names], inputs, places, type_mask
+        )
         log_probs = self.heads.action(hidden).float().log_softmax(-1)
         tables["actions"].index_copy_(0, own, log_probs.flatten(0, 1))
         if words:
-            states = self.model.token_layers(
-                inputs_embeds=hidden,
-                attention_mask=token_mask,
-                past_key_values=PathCache(pool, self._token_names, places, count),
-                use_cache=True,
-            ).last_hidden_state
+            stores = [tables[name] for name in self._token_names]
+            states = self._run(self.model.token_layers, stores, hidden, places, token_mask)
             tables["hidden"].index_copy_(0, own, states.flatten(0, 1).to(self.dtype))
+
+    def _run(self, decoder: Any, stores: list[Tensor], hidden: Tensor, places: Tensor, mask: Tensor) -> Tensor:
+        """Run GPT-2 layers on C nodes of M rows that attend to the nodes on their paths: [M, C, D] -> [M, C, D].
+
+        The layers are called here and not by their own model, whose loop costs as much as its arithmetic in a narrow
+        beam. What a row costs does not depend on how many other derivations the pool holds.
+
+        Args:
+            decoder: The layers.
+            stores: Keys and values [nodes, 2 D] of each layer; those of the rows' own nodes are written.
+            hidden: Inputs [M, C, D].
+            places: Rows of the stores on the path of every row [M, S], its own nodes last.
+            mask: Additive mask [M, 1, C, S].
+        """
+        own, num_heads = places[:, -hidden.shape[1] :].flatten(), self.config.num_attention_heads
+        for layer, store in zip(decoder.h, stores, strict=True):
+            query, new = layer.attn.c_attn(layer.ln_1(hidden)).split([hidden.shape[2], 2 * hidden.shape[2]], 2)
+            store.index_copy_(0, own, new.flatten(0, 1).to(store.dtype))
+            path = store.index_select(0, places.flatten()).to(query.dtype).view(*places.shape, 2, num_heads, -1)
+            keys, values = path.transpose(1, 3).unbind(2)
+            query = query.unflatten(2, (num_heads, -1)).transpose(1, 2)
+            mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask.to(query.dtype))
+            hidden = hidden + layer.attn.c_proj(mixed.transpose(1, 2).flatten(2))
+            hidden = hidden + layer.mlp(layer.ln_2(hidden))
+        return decoder.ln_f(hidden)
 
     # --------------------------------------------------------------------------------------------- probabilities
     def chain_bound(self, pool: NodePool, nodes: Tensor) -> Tensor:

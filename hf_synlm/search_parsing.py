@@ -342,17 +342,19 @@ class _SharedPrefixes:
             differs |= (batch[:, None] != batch)[..., None]
         # The first sentence with the same prefix, for every step and sentence; one host sync.
         self._leaders = batch[:, None].where(~differs, len(batch)).amin(1).T.tolist()
-        self.place = batch
+        self.place = self._rows = batch
+        self._parted = list(range(len(batch)))
 
     def split(self, state: SearchState, step: int) -> Tensor:
         """Give every sentence that differs at `step` its own row of the beam, in place; one sentence of every row."""
         leaders = self._leaders[step]
-        rows = sorted(set(leaders))
-        index = torch.tensor(rows, device=self.place.device)
-        if len(rows) != state.pool.batch_size:
-            state.select_rows(self.place[index])
-        self.place = torch.tensor([rows.index(leader) for leader in leaders], device=self.place.device)
-        return index
+        if leaders != self._parted:
+            rows, self._parted = sorted(set(leaders)), leaders
+            self._rows = torch.tensor(rows, device=self.place.device)
+            if len(rows) != state.pool.batch_size:
+                state.select_rows(self.place[self._rows])
+            self.place = torch.tensor([rows.index(leader) for leader in leaders], device=self.place.device)
+        return self._rows
 
 
 class _Notes:

@@ -5,14 +5,13 @@ one entry of the key-value caches of the layers that read the action sequence. A
 the stack below it and the derivation before it are chains of ids. A node is written once and never changes. The slow
 and obvious version is `ListHypothesis` in tests/test_search_stack.py.
 
-Shapes: B sentences, N nodes, R new nodes of one step, K hypotheses, A actions, L nodes of a path, H heads, D features
-of a vector.
+Shapes: B sentences, N nodes, R new nodes of one step, C actions in a row, K hypotheses, A actions, D features of a
+vector.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from transformers.cache_utils import Cache
 
 _FIELDS = ("predecessor", "below", "depth", "action", "token", "start")
 
@@ -44,50 +43,6 @@ def _grown(tensor: torch.Tensor, dim: int, capacity: int) -> torch.Tensor:
     grown = tensor.new_zeros(shape)
     grown.narrow(dim, 0, tensor.shape[dim]).copy_(tensor)
     return grown
-
-
-class PathCache(Cache):
-    """Keys and values of nodes that continue derivations, for one call of a decoder on M of them.
-
-    A row of the call is C nodes that follow one another. It attends to itself and to the L nodes before it, whose keys
-    and values are gathered: what a row costs does not depend on how many other derivations the pool holds.
-
-    Args:
-        pool: The pool, with one feature of width 2 D per layer.
-        names: Names of these features.
-        places: Flat indices (see `NodePool.places`) of the nodes before the row and of its own [M, L + C].
-        count: Number C of its own.
-    """
-
-    def __init__(self, pool: "NodePool", names: list[str], places: torch.Tensor, count: int) -> None:
-        super().__init__(layers=[])
-        self._stores = [pool.features[name].flatten(0, 1) for name in names]
-        self._length, self._path, self._own = places.shape[1] - count, places.flatten(), places[:, -count:].flatten()
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Number L of nodes before those of the call."""
-        return self._length
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the keys and values of the new nodes.
-
-        Args:
-            key_states: Keys of the new nodes [M, H, C, D / H].
-            value_states: Values of the new nodes, same shape.
-            layer_idx: Number of the layer.
-            *args: Unused, part of the interface.
-            **kwargs: Unused, part of the interface.
-
-        Returns:
-            Keys and values of the nodes before them and of themselves, each [M, H, L + C, D / H].
-        """
-        store = self._stores[layer_idx]
-        both = torch.cat([x.transpose(1, 2).flatten(2) for x in (key_states, value_states)], 2)
-        store.index_copy_(0, self._own, both.flatten(0, 1).to(store.dtype))
-        path = store.index_select(0, self._path).view(len(both), -1, 2, *key_states.shape[1::2])
-        return path[:, :, 0].transpose(1, 2).to(both.dtype), path[:, :, 1].transpose(1, 2).to(both.dtype)
 
 
 class NodePool:

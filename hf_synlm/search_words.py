@@ -36,7 +36,7 @@ from .search_state import NEG_INF, Block, BlockTable, Candidates, SearchState, S
 # Numbers in one chunk of logits where only a few of each row are kept: memory does not grow with the batch.
 _CHUNK_ELEMENTS = 1 << 24
 # Rows that cost hardly more than none: the layers are called for them at once.
-_SMALL_RUN = 64
+_SMALL_RUN, _SMALL_BLOCK = 128, 256
 
 
 class LevelMachine(StackMachine, Protocol):
@@ -102,7 +102,7 @@ class WordBeamSearch:
             raise ValueError(f"num_beams={num_beams}: a beam holds at least one derivation")
         self.machine = machine
         self.num_beams = num_beams
-        self.max_rows = max(4 * num_beams, _SMALL_RUN)  # of a block, where the search may stop early
+        self.max_rows = max(4 * num_beams, _SMALL_BLOCK)  # of a block, where the search may stop early
         self.eos_token_ids = eos_token_ids
         self.renormalize = renormalize
 
@@ -267,25 +267,25 @@ class WordBeamSearch:
             and the scores of the structural successors of the last level, -inf where they do not survive.
         """
         scores, ids = synced
-        structural, width = block.scores + block.log_probs[..., 1], generated.shape[2]
-        chain, _ = _places([b - a for a, b in block.bounds], ids.device)
-        word_ids = torch.arange(first_id, first_id + len(chain) * width, device=ids.device).expand(len(ids), -1)
-        # The structural successor of state k of a level has id -1 - k.
-        move_ids = (-1 - chain).expand(len(ids), -1)
-        pending, visited = block.scores[:, : block.bounds[0][1]] > NEG_INF, []
+        width, device = generated.shape[2], ids.device
+        chain, _ = _places([b - a for a, b in block.bounds], device)
+        # Words and the structural action of every row [B, G + 1, R]; the action of state k of a level has id -1 - k.
+        entries = torch.cat([generated, (block.scores + block.log_probs[..., 1])[..., None]], 2).transpose(1, 2)
+        word_ids = torch.arange(first_id, first_id + len(chain) * width, device=device).view(-1, width).T
+        entry_ids = torch.cat([word_ids, -1 - chain[None]]).expand(len(ids), -1, -1)
+        dropped, left_out = block.scores[:, : block.bounds[0][1]] == NEG_INF, []
         for a, b in block.bounds:
-            pending = pending[:, : b - a]
-            visited.append(pending)
-            words = generated[:, a:b].masked_fill(~pending[..., None], NEG_INF).flatten(1)
-            pool = torch.cat([scores, words, structural[:, a:b].masked_fill(~pending, NEG_INF)], 1)
+            dropped = dropped[:, : b - a]
+            left_out.append(dropped)
+            pool = torch.cat([scores, entries[..., a:b].masked_fill(dropped[:, None], NEG_INF).flatten(1)], 1)
             best, index = pool.topk(min(self.num_beams, pool.shape[1]))
-            ids = torch.cat([ids, word_ids[:, a * width : b * width], move_ids[:, a:b]], 1).gather(1, index)
+            ids = torch.cat([ids, entry_ids[..., a:b].flatten(1)], 1).gather(1, index)
             scores = best.masked_fill(ids < 0, NEG_INF)
             # Column 0 takes the words.
             moved = best.new_full((len(best), b - a + 1), NEG_INF)
             moved = moved.scatter_(1, (-ids).clamp(min=0), best)[:, 1:]
-            pending, ids = moved > NEG_INF, ids.clamp(min=0)
-        return (scores, ids), torch.cat(visited, 1), moved
+            dropped, ids = moved == NEG_INF, ids.clamp(min=0)
+        return (scores, ids), ~torch.cat(left_out, 1), moved
 
     def next_block_state(self, state: SearchState, block: Block, moved: Tensor) -> SearchState | None:
         """Execute the structural actions that survive a block, as the first level of the next one.

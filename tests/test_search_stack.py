@@ -1,11 +1,11 @@
-"""Node pools and their caches against Python lists."""
+"""Node pools against Python lists."""
 
 import random
 
 import pytest
 import torch
 
-from hf_synlm.search_stack import NodePool, PathCache
+from hf_synlm.search_stack import NodePool
 
 GEN, COMP = 0, 1
 
@@ -113,22 +113,3 @@ def test_select_rows_and_truncate() -> None:
     assert pool.features["vector"][:, 1, 0].tolist() == [6, 6, 5]
     pool.truncate(1)
     assert pool.size == 1
-
-
-def test_caches_hold_the_keys_and_values_along_a_path() -> None:
-    """What a call wrote comes back, in order, to all calls whose paths hold its nodes."""
-    pool, nodes = new_pool(2)
-    values = torch.zeros(2, 2)
-    nodes = step(pool, nodes.expand(-1, 2), GEN, values, 0)  # nodes 1 and 2 of both sentences
-    keys, values = torch.randn(4, 2, 1, 1), torch.randn(4, 2, 1, 1)
-    own = pool.places(nodes[..., None]).flatten(0, 1)
-    PathCache(pool, ["layer"], own, 1).update(keys, values, 0)
-    # Two more nodes in a row after node 2 of sentence 0 and node 1 of sentence 1.
-    pool.append(pool.nodes(torch.zeros(2, 2, dtype=torch.long)))
-    places = pool.places(torch.tensor([[[2, 3, 4]], [[1, 3, 4]]])).flatten(0, 1)
-    new_keys, new_values = torch.randn(2, 2, 2, 1), torch.randn(2, 2, 2, 1)
-    cache = PathCache(pool, ["layer"], places, 2)
-    both = cache.update(new_keys, new_values, 0)
-    assert cache.get_seq_length() == 1
-    for got, old, new in zip(both, (keys, values), (new_keys, new_values), strict=True):
-        assert torch.equal(got, torch.cat([old[[1, 2]], new], 2))
