@@ -191,7 +191,7 @@ def test_wide_beams_take_fewer_sentences_at_once(monkeypatch):
     assert sizes == [4, 1, 1, 1, 1, 2, 2]  # the two equal ones are parsed once
     sizes.clear()
     parse_sentences(model, tokenizer, sentences[:4], num_beams=100)
-    assert sizes == [3, 1]  # at most 12,000 tokens and derivations
+    assert sizes == [2, 2]  # at most 12,000 tokens and derivations
     # What is refused leaves the model as it was.
     model.train()
     for wrong, options in (([["We", "a b"]], {}), ([["We"]], {"num_beams": 0}), ([["We"]], {"method": "?"})):
