@@ -19,8 +19,6 @@ from torch.nn import functional as F
 from .configuration_gpst import GPSTConfig
 from .module_tools import weight_of
 
-LEFT, RIGHT, PARENT_OF_RIGHT = 0, 1, 2  # rows of the role tables; outside, row 0 is the parent
-
 
 # ---------------------------------------------------------------------------------------------- composition
 class GPSTPairLayer(nn.Module):
@@ -43,25 +41,27 @@ class GPSTPairLayer(nn.Module):
         self.linear1 = nn.Linear(size, config.composition_intermediate_size)
         self.linear2 = nn.Linear(config.composition_intermediate_size, size)
 
-    def role_bias(self, roles: list) -> Tensor:
-        """Bias of the q, k, v projection with the role terms of the given (nested) list of roles: [..., 3 d]."""
+    def role_bias(self) -> Tensor:
+        """Bias of the q, k, v projection with the role terms, by role [4, 3 d]."""
         size = self.out_proj.in_features
-        index = torch.tensor(roles, device=self.in_proj.weight.device)
-        role = F.linear(self.role_embedding(index), weight_of(self.in_proj)[: 2 * size])
+        role = F.linear(weight_of(self.role_embedding), weight_of(self.in_proj)[: 2 * size])
         return self.in_proj.bias + F.pad(role, (0, size))
 
     def attend(self, pair: Tensor, qkv: Tensor, linear: Callable, name: str) -> Tensor:
         """Finish the layer from its projections: `pair` [..., 2, d] and `qkv` [..., 2, 3 d] -> [..., 2, d]."""
         size = pair.shape[-1]
-        query, key, value = (part.unflatten(-1, (self.num_heads, -1)) for part in qkv.split(size, -1))
-        key_difference = (key[..., 0, :, :] - key[..., 1, :, :]).unsqueeze(-3)
+        # [..., 2, 3 H, d / H]: queries, keys, values.
+        heads = qkv.unflatten(-1, (3 * self.num_heads, -1))
+        query, value = heads[..., : self.num_heads, :], heads[..., 2 * self.num_heads :, :]
+        keys_values = heads[..., self.num_heads :, :]
+        key_difference, value_difference = (keys_values[..., :1, :, :] - keys_values[..., 1:, :, :]).chunk(2, -2)
         logit = (query * key_difference).sum(-1, keepdim=True) / math.sqrt(size // self.num_heads)
         weight = logit.sigmoid()
         first, second = value[..., :1, :, :], value[..., 1:, :, :]
         if self.training and self.attention_dropout > 0:
             mixed = self._drop(weight, True) * first + self._drop(1 - weight, True) * second
         else:
-            mixed = torch.addcmul(second, weight, first - second)
+            mixed = torch.addcmul(second, weight, value_difference)
         pair = F.layer_norm(pair + self._drop(linear(f"{name}.out_proj", mixed.flatten(-2))), (size,))
         hidden = self._drop(F.gelu(linear(f"{name}.linear1", pair)))
         return F.layer_norm(pair + self._drop(linear(f"{name}.linear2", hidden)), (size,))
@@ -112,13 +112,15 @@ class GPSTComposition(nn.Module):
         """Linear maps of the composition, with role terms folded into the first biases."""
         maps = {**self.left_score.maps("left_score"), **self.right_score.maps("right_score")}
         for index, layer in enumerate(self.layers):
-            maps.update(layer.maps(str(index), layer.role_bias([LEFT, RIGHT])))
+            maps.update(layer.maps(str(index), layer.role_bias()[:2]))
         return maps
 
-    def compose(self, linear: Callable, pair_R2D: Tensor) -> Tensor:
-        """Vectors [R, d] of the parents of R pairs."""
+    def compose(self, linear: Callable, pair_R2D: Tensor, qkv: Tensor | None = None) -> Tensor:
+        """Vectors [R, d] of the parents of R pairs; `qkv` [R, 2, 3 d] are their first projections, if known."""
         for index, layer in enumerate(self.layers):
-            pair_R2D = layer.attend(pair_R2D, linear(f"{index}.in_proj", pair_R2D), linear, str(index))
+            if index or qkv is None:
+                qkv = linear(f"{index}.in_proj", pair_R2D)
+            pair_R2D = layer.attend(pair_R2D, qkv, linear, str(index))
         return F.layer_norm(pair_R2D.sum(-2), pair_R2D.shape[-1:])
 
     def score_splits(self, linear: Callable, left_RD: Tensor, right_RD: Tensor) -> Tensor:
@@ -128,21 +130,31 @@ class GPSTComposition(nn.Module):
         return (left * right).sum(-1) * self.scale
 
     def composer(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """Function [..., d] x 2 -> [..., d] that composes single pairs, as the left-to-right search does.
+        """Function that composes single pairs one after the other, as the left-to-right search does.
 
-        It prepares the role terms once, so it is for use while the parameters stay as they are.
+        It maps left vectors [C, ..., d] and the first right one [..., d] to [C, ..., d]: each result is the right child
+        of the next. It prepares the role terms once, so it is for use while the parameters stay as they are.
         """
         maps = self.chart_tensors()
+        weight, (left_bias, right_bias) = maps["0.in_proj"]
 
         def linear(name: str, inputs: Tensor) -> Tensor:
             weight, bias = maps[name]
             return F.linear(inputs, weight, bias) if bias.dim() == 1 else F.linear(inputs, weight) + bias
 
-        return lambda left, right: self.compose(linear, torch.stack([left, right], -2))
+        def compose_chain(left: Tensor, right: Tensor) -> Tensor:
+            vectors = [right]
+            for vector, projected in zip(left, F.linear(left, weight, left_bias), strict=True):
+                pair = torch.stack([vector, vectors[-1]], -2)
+                qkv = torch.stack([projected, F.linear(vectors[-1], weight, right_bias)], -2)
+                vectors.append(self.compose(linear, pair, qkv))
+            return torch.stack(vectors[1:])
+
+        return compose_chain
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
         """Compose single pairs outside of a chart: [..., d] x 2 -> [..., d]."""
-        return self.composer()(left, right)
+        return self.composer()(left[None], right)[0]
 
 
 class GPSTDecomposition(nn.Module):
@@ -161,18 +173,21 @@ class GPSTDecomposition(nn.Module):
         self.scale = config.score_size**-0.5
         self.sizes = [config.composition_size, 3 * config.composition_size, config.score_size, config.score_size]
 
-    _ROLES = [[LEFT, RIGHT], [LEFT, PARENT_OF_RIGHT]]  # by child side: roles of parent and sibling
-
     def chart_tensors(self) -> dict[str, tuple[Tensor, Tensor | None]]:
         """Linear maps that the level loop applies (the first projection of parents without its bias)."""
         maps = self.parent_score.maps("parent_score")
         for index, layer in enumerate(self.layers):
-            maps.update(layer.maps(str(index), layer.role_bias(self._ROLES) if index else None))
+            maps.update(layer.maps(str(index), self._by_side(layer.role_bias()) if index else None))
         return maps
 
     def position_bias(self) -> Tensor:
         """Bias [2, 2, 3 d] of the first projections by child side and pair position."""
-        return self.layers[0].role_bias(self._ROLES)
+        return self._by_side(self.layers[0].role_bias())
+
+    @staticmethod
+    def _by_side(role_bias: Tensor) -> Tensor:
+        """Rows of parent and sibling by child side: (parent, right sibling), (parent, left sibling)."""
+        return torch.stack([role_bias[:2], role_bias[:3:2]])
 
     def cell_features(self, vector_ND: Tensor) -> Tensor:
         """[N, 4 d + 2 score size]: vector, its first projections, and its score projections as left / right sibling."""

@@ -15,7 +15,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from functools import partial
@@ -184,14 +184,8 @@ def _on_workers(compute: Compute, batches: list[list[Any]], number: int) -> Resu
         path = Path(folder) / "compute.pt"
         torch.save(compute, path)
         pool = ProcessPoolExecutor(number, context, _start_worker, (path,))
-        # A worker inherits the mask, so that Ctrl-C ends this process alone, with one message.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
-            futures = [pool.submit(_work, batch) for batch in batches]
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-        try:
-            for future in futures:
+            for future in _submit(pool, batches):
                 yield future.result()
         except BrokenProcessPool as error:
             raise ChildProcessError(
@@ -202,6 +196,15 @@ def _on_workers(compute: Compute, batches: list[list[Any]], number: int) -> Resu
             for worker in list(pool._processes.values()):  # an error or Ctrl-C shall not wait for their batches
                 worker.terminate()
             pool.shutdown(cancel_futures=True)
+
+
+def _submit(pool: ProcessPoolExecutor, batches: list[list[Any]]) -> list[Future[list[Result]]]:
+    # A worker inherits the mask, so that Ctrl-C ends this process alone, with one message.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        return [pool.submit(_work, batch) for batch in batches]
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 def _start_worker(path: Path) -> None:
