@@ -18,8 +18,11 @@ if "synlm" not in sys.modules:
 else:
 
     def __getattr__(name: str) -> object:
+        from hf_synlm.evaluation.treebank_parsing import parse_sentences
         from hf_synlm.hub import architectures
 
+        if name == "parse_sentences":
+            return parse_sentences
         if name not in architectures.__all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(architectures, name)

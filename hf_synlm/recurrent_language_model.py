@@ -282,7 +282,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         if given is None:
             return result
         targets = _targets(given, shifted, output.token_mask)
-        loss, log_prob_BT = self._cross_entropy(features, targets)
+        loss, log_prob_BT = self._cross_entropy(features, targets, result.logits)
         result.loss, result.joint_log_prob = loss * share_of(loss_shares, "language_model"), log_prob_BT.sum(1)
         result.losses = {"language_model": result.loss.detach()}
         _add_losses(result, self.penalties(output, features), loss_shares)
@@ -291,17 +291,23 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         check_shares(loss_shares, result.losses)
         return result
 
-    def _cross_entropy(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean of -log p(target) over the targets that are not -100, and log p of each [B, T] (detached, else 0)."""
+    def _cross_entropy(
+        self, features: Tensor, targets: Tensor, log_probs: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Mean of -log p(target) over the targets that are not -100, and log p of each [B, T] (detached, else 0).
+
+        From `log_probs` [B, T, V] if they are known, so that the head is not multiplied twice.
+        """
         counts = (targets != -100).flatten()
         weights = counts.to(torch.promote_types(features.dtype, torch.float32))
-        loss, loss_R = linear_cross_entropy(
-            features.flatten(0, 1),
-            weight_of(self.lm_head),
-            targets.flatten().long().clamp_min(0),
-            weights / weights.sum().clamp_min(1),
-            self.lm_head.bias,
-        )
+        weights = weights / weights.sum().clamp_min(1)
+        targets_R = targets.flatten().long().clamp_min(0)
+        if log_probs is None:
+            head = weight_of(self.lm_head)
+            loss, loss_R = linear_cross_entropy(features.flatten(0, 1), head, targets_R, weights, self.lm_head.bias)
+        else:
+            loss_R = -log_probs.flatten(0, 1).gather(1, targets_R[:, None]).squeeze(1)
+            loss, loss_R = (loss_R * weights).sum(), loss_R.detach()
         return loss, torch.where(counts, -loss_R, torch.zeros_like(loss_R)).view(targets.shape)
 
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:

@@ -174,7 +174,7 @@ def test_words_that_cannot_be_encoded_are_named_with_their_sentence():
         parse_sentences(model, tokenizer, [["We", "ask"], ["We", "a b"]])
 
 
-def test_a_search_takes_sentences_of_about_the_same_length(monkeypatch):
+def test_wide_beams_take_fewer_sentences_at_once(monkeypatch):
     model, tokenizer = model_and_tokenizer("gpst")
     sentences = [["We"] * count for count in (3, 20, 18, 19, 3)]
     parse, sizes = type(model).parse, []
@@ -188,11 +188,11 @@ def test_a_search_takes_sentences_of_about_the_same_length(monkeypatch):
     together = parse_sentences(model, tokenizer, sentences, num_beams=5)
     alone = parse_sentences(model, tokenizer, sentences, num_beams=5, batch_size=1)
     parse_sentences(model, tokenizer, sentences, method="inside", batch_size=2)
-    assert sizes[:7] == [3, 2, 1, 1, 1, 1, 1] and sum(sizes[7:]) == 5
+    assert sizes == [4, 1, 1, 1, 1, 2, 2]  # the two equal ones are parsed once
     sizes.clear()
-    monkeypatch.setattr("hf_synlm.evaluation.scoring._MAX_DERIVATIONS", 7)
-    parse_sentences(model, tokenizer, sentences[2:4], num_beams=5)
-    assert sizes == [1, 1]
+    monkeypatch.setattr("hf_synlm.evaluation.scoring._MAX_DERIVED_TOKENS", 600)
+    parse_sentences(model, tokenizer, sentences[:4], num_beams=5)
+    assert sizes == [2, 2]
     # What is refused leaves the model as it was.
     model.train()
     for wrong, options in (([["We", "a b"]], {}), ([["We"]], {"num_beams": 0}), ([["We"]], {"method": "?"})):

@@ -18,10 +18,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation import scoring
 from hf_synlm.evaluation.parsing_analysis import span_heights
-from hf_synlm.evaluation.scoring import TextScorer, num_alike
+from hf_synlm.evaluation.scoring import TextScorer, batches_by_cost
 from hf_synlm.evaluation.surprisal import can_correct_words, columns, score_words, token_table, word_table
 from hf_synlm.evaluation.text_items import TextItem, read_items, table_text
-from hf_synlm.evaluation.treebank_parsing import parse_sentences
+from hf_synlm.evaluation.treebank_parsing import EncodedSentence, parse_sentences
 from hf_synlm.evaluation.words import encode_sentences, split_as_treebank, word_starts
 from tests.scoring_models import ARCHITECTURES, SEARCHING, SENTENCES, model_and_tokenizer, scorer_of, tokenizer_of
 
@@ -152,7 +152,7 @@ def test_batches_change_nothing_and_duplicates_are_scored_once(monkeypatch):
     assert together == pytest.approx(alone, abs=1e-3)
     assert together[:3] == together[5:2:-1] and together[6] == together[1]
     rows.clear()
-    monkeypatch.setattr(scoring, "_MAX_DERIVATIONS", model.config.scoring_num_beams)
+    monkeypatch.setattr(scoring, "_MAX_DERIVED_TOKENS", model.config.scoring_num_beams)
     assert totals(score_words(scorer_of("gpst", batch_size=8), many)) == pytest.approx(alone, abs=1e-3)
     assert max(rows) == 1 and sum(rows) == len(ITEMS)  # on a CPU, fewer texts go together where beams are wide
 
@@ -173,9 +173,12 @@ def test_options_are_those_of_the_search():
     assert scores[0] == pytest.approx(scores[1], abs=1e-6)
 
 
-def test_texts_of_one_call_are_about_equally_long():
-    assert num_alike([10, 9, 8, 7, 2], True) == 3 and num_alike([10, 9, 8, 7, 5, 4], False) == 5
-    assert num_alike([3, 2, 1], True) == 2 and num_alike([1, 1, 0], True) == 3 and num_alike([50], True) == 1
+def test_batches_stay_in_a_budget():
+    """The longest first, and those that begin alike side by side."""
+    texts = [EncodedSentence(tuple(ids), (), ()) for ids in ([1], [3, 1], [2, 1], [3, 2], [4] * 9, [3, 3], [5])]
+    lengths = [[text.num_tokens for text in batch] for batch in batches_by_cost(texts, 3, 8)]
+    assert lengths == [[9], [2, 2, 2], [2, 1, 1]]
+    assert batches_by_cost(texts, 9, 4)[1:3] == [[texts[2], texts[1]], [texts[3], texts[5]]]
 
 
 @pytest.mark.parametrize("architecture", ["on_lstm", "prpn", "palm", "lstm"])

@@ -16,6 +16,7 @@ from hf_synlm import PRPNForCausalLM
 from hf_synlm.training import arguments as run_arguments
 from hf_synlm.training import run as common
 from hf_synlm.training import stream_batches, stream_evaluation
+from tests.commands import run
 
 DROPOUTS = {
     "gpst": "embedding residual attention composition composition_attention parser head",
@@ -48,6 +49,11 @@ FSDP = {
     "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
     "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
 }
+
+
+_GPST = ("--model", str(ROOT / "model_cards" / "gpst-tiny"), "--num-beams", "2", "--batch-size", "2")
+# Commands of `synlm`, by the file that each writes.
+COMMANDS = {"perplexity.json": ["evaluate", "perplexity", *_GPST], "surprisal.tsv": ["surprisal", *_GPST]}
 
 
 @dataclasses.dataclass
@@ -136,7 +142,11 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     listed: list[dict[str, Any]] = []
 
     def add(name: str, architecture: str, *more: str, **options: Any) -> None:
-        job = {"script": SCRIPTS[architecture], "argv": jobs.argv(name, architecture, *more), "port": free_port()}
+        job = {
+            "script": f"hf_synlm.training.{SCRIPTS[architecture]}",
+            "argv": jobs.argv(name, architecture, *more),
+            "port": free_port(),
+        }
         listed.append({**job, "output_dir": str(folder / name), **options})
 
     for architecture in SCRIPTS:
@@ -155,6 +165,9 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     add("fsdp-resumed", "gpst", *SAME_AS_ONE["gpst"], environment=FSDP, after="step_2/training_state.json",
         signal="SIGTERM", ranks=[0])  # fmt: skip
     add("fsdp-resumed", "gpst", *SAME_AS_ONE["gpst"], environment=FSDP)
+    for name, command in COMMANDS.items():
+        argv = [*command, str(folder / "raw.valid.txt"), "--out", str(folder / name)]
+        listed.append({"script": "hf_synlm.cli", "argv": argv, "port": free_port(), "output_dir": str(folder / name)})
     (folder / "jobs.json").write_text(json.dumps(listed), encoding="utf-8")
     command = [*torchrun(), str(ROOT / "tests" / "two_processes.py"), str(folder / "jobs.json")]
     done = launch(command, jobs.cache)
@@ -243,3 +256,19 @@ def test_fsdp_equals_one_process(jobs: Jobs) -> None:
     same_losses(jobs.done("fsdp"), one)
     same_weights(jobs.done("fsdp"), one, rtol=1e-4, atol=2e-5)
     same_weights(jobs.done("fsdp-resumed"), jobs.done("fsdp"), rtol=1e-5, atol=1e-6)
+
+
+def test_commands_share_their_texts(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+    """One result as of one process, which the first writes."""
+    for name, command in COMMANDS.items():
+        both, alone = jobs.done(name), jobs.folder / f"alone-{name}"
+        run(capsys, *command, jobs.folder / "raw.valid.txt", "--out", alone)
+        texts = [path.read_text(encoding="utf-8") for path in (both, alone)]
+        if name == "perplexity.json":
+            scores = [json.loads(text)["scores"] for text in texts]
+            assert scores[0] == pytest.approx(scores[1], rel=1e-5)
+            assert "word_perplexity" in jobs.log(name) and "word_perplexity" not in jobs.log(name, 1)
+        else:
+            tables = [[line.split("\t") for line in text.splitlines()] for text in texts]
+            for one, two in zip(*tables, strict=True):
+                assert (one[:4] == two[:4] and one[6] == two[6]) or float(one[6]) == pytest.approx(float(two[6]))

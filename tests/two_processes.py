@@ -2,8 +2,9 @@
 
     torchrun --standalone --nproc_per_node 2 tests/two_processes.py JOBS.json
 
-A job is a run of a training script. Every process of torchrun forks a child per job, which meets the others' children
-under the ranks that torchrun gave, can be killed, and leaves its exit status in `OUTPUT_DIR.status_RANK`.
+A job is a run of a training script, or a command of `synlm`. Every process of torchrun forks a child per job, which
+meets the others' children under the ranks that torchrun gave, can be killed, and leaves its exit status in
+`OUTPUT_DIR.status_RANK`.
 """
 
 import importlib
@@ -47,7 +48,7 @@ def run_child(job: dict[str, Any]) -> None:
         if "ACCELERATE_USE_FSDP" in job.get("environment", {}):
             shard_on_cpu()
         sys.argv = [job["script"], *job["argv"]]
-        importlib.import_module(f"hf_synlm.training.{job['script']}").main(job["argv"])
+        importlib.import_module(job["script"]).main(job["argv"])
         status = 0
     except SystemExit as end:
         status = int(end.code or 0)
@@ -84,7 +85,7 @@ def main(jobs_file: str) -> None:
     assert int(os.environ["WORLD_SIZE"]) == 2
     jobs = json.loads(Path(jobs_file).read_text(encoding="utf-8"))
     for script in sorted({job["script"] for job in jobs}):
-        importlib.import_module(f"hf_synlm.training.{script}")
+        importlib.import_module(script)
     for job in jobs:
         pid = os.fork()
         if pid == 0:

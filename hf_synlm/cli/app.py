@@ -18,6 +18,9 @@ from typer.core import TyperCommand, TyperGroup
 from hf_synlm import __version__
 from hf_synlm.cli import evaluate, hub, options, train, trees
 
+for _library in ("torchao", "torch.utils._pytree"):  # they warn of parts that nobody asked for
+    logging.getLogger(_library).setLevel(logging.ERROR)
+
 
 class _Commands(TyperGroup):
     """Reports wrong input as one line and exit code 2; bugs keep their traceback."""
@@ -126,8 +129,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit code.
     """
     typed = list(sys.argv[1:] if arguments is None else arguments)
-    for library in ("torchao", "torch.utils._pytree"):  # they warn of parts that nobody asked for
-        logging.getLogger(library).setLevel(logging.ERROR)
     options.command_line.set(shlex.join(["synlm", *typed]))
     try:
         app(args=typed, prog_name="synlm")

@@ -147,8 +147,9 @@ def parsing(
         bank = bank.select(numbers)
         start, bar = time.perf_counter(), f"parse: {scorer.name}"
         parsed = parse_sentences(
-            scorer.model, scorer.tokenizer, bank.words, batch_size=parsing.batch_size, progress=bar, **chosen
+            scorer.model, scorer.tokenizer, bank.words, progress=bar, **parsing.computation(), **chosen
         )
+        options.leave_output_to_first_process()
         seconds = time.perf_counter() - start
         if save_trees is not None:
             lines = dict(zip(numbers, (s.brackets() if s.hypotheses else "" for s in parsed), strict=True))

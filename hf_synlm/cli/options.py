@@ -32,7 +32,7 @@ _PANELS = {
     "Model": "model revision trust_remote_code gguf_file begin_token",
     "Estimator and beam": "estimator num_beams action_beam_size fast_track_size method parse_option structure_mode",
     "Sampling": "sample temperature top_k top_p",
-    "Computation": "device dtype batch_size seed",
+    "Computation": "device dtype batch_size num_processes cache seed",
 }
 # Descriptions of options that several commands take; those of the groups below count as well.
 _SHARED = {
@@ -162,11 +162,16 @@ class Searching(Loading):
         num_beams: Derivations kept after a word (GPST, RNNG); default: the model's own.
         action_beam_size: Derivations kept after an action (RNNG).
         fast_track_size: Derivations that fast-track moves on to the next word (RNNG).
+        num_processes: Processes on a CPU, with one thread each; default: one for every 2,000 texts times beam, at most
+            one per core. For several GPUs: accelerate launch -m hf_synlm.cli ...
+        cache: File of results by text, written as they come. The same command continues from it if it was stopped.
     """
 
     num_beams: OptionalPositive = None
     action_beam_size: OptionalPositive = None
     fast_track_size: FastTrackSize = None
+    num_processes: OptionalPositive = None
+    cache: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -202,6 +207,10 @@ class Parsing(Searching):
         """The options of `parse` that were given, and those of `more` that are not None."""
         beams = {name: getattr(self, name) for name in ("num_beams", "action_beam_size", "fast_track_size")}
         return parse_options(self.parse_option, method=self.method, **beams, **more)
+
+    def computation(self) -> dict[str, Any]:
+        """The options of `parse_sentences` that are not of the model."""
+        return {name: getattr(self, name) for name in ("batch_size", "num_processes", "cache")}
 
 
 # ---------------------------------------------------------------------------------------------- commands for typer
@@ -329,8 +338,15 @@ command_line: ContextVar[str | None] = ContextVar("command_line", default=None)
 _MAX_ROWS = 8
 
 
+def leave_output_to_first_process() -> None:
+    """End the other processes of `accelerate launch` here."""
+    if os.environ.get("RANK", "0") != "0":
+        raise typer.Exit
+
+
 def report(result: EvaluationResult, out: Path | None, items_out: Path | None = None) -> None:
     """Write a result with its command, if `out` is given, and print its table, even if writing fails."""
+    leave_output_to_first_process()
     result.command = command_line.get()
     try:
         if out is not None:

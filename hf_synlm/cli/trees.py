@@ -75,10 +75,11 @@ def parse(
         scorer.model,
         scorer.tokenizer,
         [words for words in sentences if words],
-        batch_size=parsing.batch_size,
         progress=f"parse: {scorer.name}",
+        **parsing.computation(),
         **chosen,
     )
+    options.leave_output_to_first_process()
     missing = sum(not sentence.hypotheses for sentence in found)
     if missing:
         typer.echo(f"no complete tree for {missing} of {len(found)} sentences; a wider beam may find more", err=True)
@@ -375,6 +376,7 @@ def surprisal(
         split=tokenize is not None,
         progress=f"surprisal: {scorer.name}",
     )
+    options.leave_output_to_first_process()
     seconds = time.perf_counter() - start
     rows = words.token_table(scores) if lmzoo else words.word_table(items, scores, unit)
     names = words.LMZOO_COLUMNS if lmzoo else words.columns(unit, items)

@@ -18,29 +18,31 @@ Shapes: B texts, T tokens, V vocabulary. Log-probabilities in nats, float64 once
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
+from hf_synlm.data.text import PathLike
+from hf_synlm.evaluation.cache import Result, ResultCache
+from hf_synlm.evaluation.processes import Text, device_of_process, is_launched, map_batches
 from hf_synlm.evaluation.words import EncodedText, word_starts
 from hf_synlm.hub.checkpoint import load_pretrained
 from hf_synlm.search_parsing import cache_after_context, marginal_logits
 
+T = TypeVar("T", bound=Text)
 Estimator = Literal["exact", "beam_marginal", "stepwise"]
 # Fields of `TokenScores` with one value per token.
 PER_TOKEN = ("log_probs", "lexical", "beam_entropy", "num_actions", "stack_depth")
 # Most numbers in the logits of one call: 1 GiB in float32.
 _MAX_LOGITS = 1 << 28
-# Texts of one call are at least this part of the longest. A search spends as much on a short text as on the longest.
-_ALIKE_IN_SEARCH = 0.8
-_ALIKE = 0.5
-# Most derivations that a call keeps on a CPU: with many more, GPST takes longer per text.
-_MAX_DERIVATIONS = 400
+# Most tokens, times derivations, that a call reads on a CPU.
+_MAX_DERIVED_TOKENS = 12_000
 # Models of this library that are not trained to predict the end of a sentence.
 _NO_END = frozenset({"lstm_lm"})
 
@@ -67,6 +69,28 @@ class TokenScores:
     end: float | None = None
     word_start: Tensor | None = None
 
+    def to_dict(self) -> Result:
+        """The scores as plain data for JSON, those that are None left out."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {
+            name: value.tolist() if isinstance(value, Tensor) else value
+            for name, value in values.items()
+            if value is not None
+        }
+
+    @classmethod
+    def from_dict(cls, values: Result) -> Self:
+        """Inverse of `to_dict`.
+
+        Args:
+            values: the plain data.
+
+        Returns:
+            The scores.
+        """
+        tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items() if name != "end"}
+        return cls(**tensors, end=values.get("end"))
+
 
 class TextScorer:
     """Scores texts with a causal language model.
@@ -87,6 +111,9 @@ class TextScorer:
         details: also give lexical parts and beam statistics where the model has them.
         name: what results call the model.
         revision: revision of the model, for results.
+        num_processes: how many processes score on a CPU, with one thread each; None = as many as are worth it, and
+            under `accelerate launch` all that it started, see `hf_synlm.evaluation.processes`.
+        cache: file of the scores by text, written as they come; a run that was stopped continues from it.
 
     Raises:
         ValueError: an option that the model does not have, or no begin token.
@@ -106,8 +133,11 @@ class TextScorer:
         details: bool = False,
         name: str | None = None,
         revision: str | None = None,
+        num_processes: int | None = 1,
+        cache: PathLike | None = None,
     ) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
+        self.num_processes, self.cache = num_processes, cache
         self.batch_size, self.details = batch_size, details
         self.name, self.revision = name or model.config._name_or_path, revision
         self.searches = hasattr(model, "word_search")
@@ -294,16 +324,34 @@ class TextScorer:
             raise ValueError("probabilities of the beginning of words need the estimator 'stepwise'")
         starting = word_starts(self.tokenizer, self.model.config.vocab_size, self.end_ids) if starts else None
         windows = [self._windows(text) for text in texts]
-        unique = dict.fromkeys(window for row in windows for window in row)
-        total = sum(len(window.ids) for window in unique)
-        results: dict[_Window, TokenScores] = {}
-        score = self._score_by_search if self.searches else self._score_by_logits
-        with tqdm(total=total, desc=progress, unit="token", disable=None if progress else True) as bar:
-            for batch in self._batches([window for window in unique if window.ids]):
-                with torch.no_grad():
-                    results.update(zip(batch, score(batch, end, starting), strict=True))
-                bar.update(sum(len(window.ids) for window in batch))
+        unique = list(dict.fromkeys(window for row in windows for window in row if window.ids))
+        batches = batches_by_cost(unique, self.batch_size, self._budget())
+        cache = None
+        if self.cache is not None:
+            options = {**self.options(), "details": self.details, "end": end, "starts": starts}
+            cache = ResultCache(self.cache, self.model, options)
+        found = map_batches(
+            partial(self._score_batch, end, starting),
+            batches,
+            self.model,
+            num_processes=self.num_processes,
+            num_beams=beam_width(self.model, self.num_beams) if self.searches else 1,
+            cache=cache,
+            progress=progress,
+        )
+        results = {window: TokenScores.from_dict(values) for window, values in found.items()}
         return [_joined([(window, results.get(window)) for window in row]) for row in windows]
+
+    def _budget(self) -> int:
+        budget = token_budget(self.model, self.num_beams) if self.searches else token_budget(self.model)
+        if self.estimator == "beam_marginal":
+            return budget
+        return min(budget, _MAX_LOGITS // self.model.config.get_text_config().vocab_size)
+
+    @torch.no_grad()
+    def _score_batch(self, end: bool, starting: Tensor | None, batch: list["_Window"]) -> list[Result]:
+        score = self._score_by_search if self.searches else self._score_by_logits
+        return [scores.to_dict() for scores in score(batch, end, starting)]
 
     def _windows(self, text: EncodedText) -> list["_Window"]:
         """Cut a text into pieces that the model can read; keep as much of its context as fits."""
@@ -323,18 +371,6 @@ class TextScorer:
             windows.append(_Window(tuple(text.ids[start : start + limit]), (), stop - start))
             stop = start + limit
         return windows
-
-    def _batches(self, windows: list["_Window"]) -> Iterator[list["_Window"]]:
-        """Texts of about equal length, as many as fit into one call."""
-        most = texts_per_search(self.model, self.batch_size, self.num_beams) if self.searches else self.batch_size
-        vocab_size = self.model.config.get_text_config().vocab_size
-
-        def most_of(longest: int) -> int:
-            needs_logits = self.estimator != "beam_marginal"
-            return min(most, _MAX_LOGITS // (vocab_size * (longest + 1))) if needs_logits else most
-
-        for rows in alike_batches([window.num_tokens for window in windows], most_of, self.searches):
-            yield [windows[row] for row in rows]
 
     def _padded(self, batch: list["_Window"]) -> tuple[Tensor, Tensor]:
         """Ids and mask [B, T] of context and text after a begin token, padded on the right."""
@@ -455,7 +491,7 @@ class TextScorer:
         cache = None
         if sentence_ids is not None:
             cache = cache_after_context(search, ids, mask, sentence_ids, begin_id)
-            ids, mask = self._padded([dataclasses.replace(window, context=()) for window in batch])
+            ids, mask = self._padded([window._replace(context=()) for window in batch])
         logits, _ = marginal_logits(search, ids, mask, cache=cache, bos_token_id=begin_id)
         return self._read_logits(logits, batch, False, starting)
 
@@ -486,8 +522,7 @@ class TextScorer:
         return self.searches and "context_sentence_ids" in inspect.signature(self.model.parse).parameters
 
 
-@dataclasses.dataclass(frozen=True)
-class _Window:
+class _Window(NamedTuple):
     """Tokens of a text that are read together; the first `skip` are scored in an earlier window."""
 
     ids: tuple[int, ...]
@@ -499,57 +534,60 @@ class _Window:
         return len(self.ids) + sum(map(len, self.context))
 
 
-def texts_per_search(model: PreTrainedModel, batch_size: int, num_beams: int | None) -> int:
-    """How many texts a search takes at once: `batch_size`, but fewer where beams are wide on a CPU.
+def beam_width(model: PreTrainedModel, num_beams: int | None) -> int:
+    """Derivations that a model keeps after a word.
 
     Args:
         model: that searches.
-        batch_size: what the user allows.
-        num_beams: derivations kept after a word; None = the model's `scoring_num_beams`.
+        num_beams: what the user wants; None = the model's `scoring_num_beams`.
 
     Returns:
         At least 1.
     """
-    if model.device.type != "cpu":
-        return batch_size
-    return max(1, min(batch_size, _MAX_DERIVATIONS // model.word_search(num_beams).num_beams))
+    return model.word_search(num_beams).num_beams
 
 
-def num_alike(lengths: Sequence[int], searches: bool) -> int:
-    """How many texts are about as long as the first, so that one call should take them.
+def token_budget(model: PreTrainedModel, num_beams: int | None = 1) -> int:
+    """How many tokens a call should read at most: the number of its texts times the length of the longest.
 
     Args:
-        lengths: from the longest to the shortest, at least one. One token less is alike in any case.
-        searches: whether they are read by a search, which does for a text that is over what it does for the longest.
+        model: what reads.
+        num_beams: derivations of a text; None = the model's `scoring_num_beams`.
 
     Returns:
-        At least 1.
+        On a CPU 12,000 by the width of the beam: with more, each takes longer. On other devices, memory decides.
     """
-    ratio = _ALIKE_IN_SEARCH if searches else _ALIKE
-    return sum(length >= min(ratio * lengths[0], lengths[0] - 1) for length in lengths)
+    width = num_beams if num_beams == 1 else beam_width(model, num_beams)
+    return _MAX_DERIVED_TOKENS // width if model.device.type == "cpu" else sys.maxsize
 
 
-def alike_batches(lengths: Sequence[int], most: Callable[[int], int], searches: bool) -> Iterator[list[int]]:
-    """Group texts of about equal length, the longest first, so that a lack of memory shows at once.
+def batches_by_cost(texts: Sequence[T], batch_size: int, budget: int) -> list[list[T]]:
+    """Group texts so that the number of texts times the longest, which is what a call costs, stays in a budget.
+
+    The longest come first, so that a lack of memory shows at once. Of equally long texts, those that begin alike stand
+    side by side, for a search reads a common beginning once.
 
     Args:
-        lengths: of the texts.
-        most: number of texts that one call may take, given the length of its longest; at least one is taken.
-        searches: see `num_alike`.
+        texts: with `num_tokens` and the tokens as `ids`.
+        batch_size: largest number of texts.
+        budget: largest cost, which one text may exceed.
 
-    Yields:
-        The numbers of the texts of one call.
+    Returns:
+        The texts of every call.
     """
-    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    while order:
-        candidates = order[: max(1, most(lengths[order[0]]))]
-        size = num_alike([lengths[row] for row in candidates], searches)
-        yield order[:size]
-        order = order[size:]
+    left = sorted(texts, key=lambda text: (-text.num_tokens, text.ids))
+    batches = []
+    while left:
+        size = max(1, min(batch_size, budget // left[0].num_tokens))
+        batches.append(left[:size])
+        left = left[size:]
+    return batches
 
 
 def _checked_device(name: str | None) -> torch.device:
     """The device of that name, by default a GPU if there is one."""
+    if is_launched():
+        return device_of_process(name)
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

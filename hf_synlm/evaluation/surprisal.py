@@ -31,10 +31,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hf_synlm.data.collate import collate_contexts
-from hf_synlm.data.parsed import ParsedSentence
-from hf_synlm.evaluation.scoring import PER_TOKEN, TextScorer, TokenScores, alike_batches
+from hf_synlm.evaluation.scoring import PER_TOKEN, TextScorer, TokenScores
 from hf_synlm.evaluation.text_items import TextItem
+from hf_synlm.evaluation.treebank_parsing import EncodedSentence, parse_encoded
 from hf_synlm.evaluation.words import EncodedText, Word, encode_sentences, split_words, word_starts
 from hf_synlm.syntactic_distance import spans_to_distances
 from hf_synlm.trees import Span
@@ -144,21 +143,17 @@ def _tree_measures(scorer: TextScorer, encode: _Encode, words: Sequence[Sequence
     """
     texts = encode([[word.text for word in sentence] for sentence in words])
     found = [torch.full((text.num_words, 4), math.nan, dtype=torch.float64) for text in texts]
+    places = [list(dict.fromkeys(text.word_of_token)) for text in texts]
     full = [k for k, text in enumerate(texts) if text.ids]
-    for rows in alike_batches([len(texts[k].ids) for k in full], lambda _: scorer.batch_size, False):
-        numbers = [full[row] for row in rows]
-        owners = [texts[k].word_of_token for k in numbers]
-        ends = [[a != b for a, b in zip(row, [*row[1:], -1], strict=True)] for row in owners]
-        batch = collate_contexts(
-            [{"input_ids": texts[k].ids, "word_ends": end} for k, end in zip(numbers, ends, strict=True)],
-            scorer.model.config.pad_token_id,
-        )
-        inputs = ("input_ids", "attention_mask", "word_ends")
-        output = scorer.model.parse(**{name: batch[name].to(scorer.model.device) for name in inputs})
-        for row, (k, owner) in enumerate(zip(numbers, owners, strict=True)):
-            places = list(dict.fromkeys(owner))
-            parsed = ParsedSentence.from_output(output, [words[k][place].text for place in places], row)
-            found[k][places] = torch.tensor(_measures_of_tree(parsed.tree().spans, len(places)), dtype=torch.float64)
+    sentences = []
+    for k in full:
+        owner = texts[k].word_of_token
+        ends = tuple(a != b for a, b in zip(owner, [*owner[1:], -1], strict=True))
+        sentences.append(EncodedSentence(tuple(texts[k].ids), ends, tuple(words[k][place].text for place in places[k])))
+    parsed = parse_encoded(scorer.model, sentences, batch_size=scorer.batch_size, num_processes=scorer.num_processes)
+    for k, sentence in zip(full, parsed, strict=True):
+        measures = _measures_of_tree(sentence.tree().spans, len(sentence.words))
+        found[k][places[k]] = torch.tensor(measures, dtype=torch.float64)
     return found
 
 

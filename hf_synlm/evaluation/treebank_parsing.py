@@ -9,17 +9,18 @@ import inspect
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.parsed import ParsedSentence
+from hf_synlm.data.text import PathLike
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
+from hf_synlm.evaluation.cache import Result, ResultCache
 from hf_synlm.evaluation.evalb import COLLINS, EvalbParameters, EvalbScores, EvalbTree, labeled_f1
 from hf_synlm.evaluation.parsing import (
     ParsingConvention,
@@ -41,8 +42,9 @@ from hf_synlm.evaluation.parsing_analysis import (
     recall_by_size,
     tree_statistics,
 )
+from hf_synlm.evaluation.processes import map_batches
 from hf_synlm.evaluation.results import F1_TITLES, Row
-from hf_synlm.evaluation.scoring import alike_batches, texts_per_search
+from hf_synlm.evaluation.scoring import batches_by_cost, beam_width, token_budget
 from hf_synlm.module_tools import evaluation_mode
 from hf_synlm.trees import Span, escape_word
 
@@ -206,9 +208,11 @@ def parse_sentences(
     *,
     batch_size: int = 32,
     progress: str | None = None,
+    num_processes: int | None = 1,
+    cache: PathLike | None = None,
     **options: Any,
 ) -> list[ParsedSentence]:
-    """Parse sentences.
+    """Parse sentences; equal ones are parsed once.
 
         (parsed,) = hf_synlm.parse_sentences(model, tokenizer, ["the people agree"])
         print(parsed.brackets())
@@ -219,6 +223,8 @@ def parse_sentences(
         sentences: each as text, whose words are separated by white space, or as a sequence of words; at least one word.
         batch_size: sentences per call, at most: those of one call are about equally long.
         progress: name of a progress bar; None = no bar.
+        num_processes: how many processes parse on a CPU; None = as many as are worth it, see `TextScorer`.
+        cache: file of the trees by sentence, written as they come; a run that was stopped continues from it.
         **options: for `model.parse`, such as `method="inside"`, `num_beams=20` or `num_return_sequences=5`.
 
     Returns:
@@ -240,21 +246,78 @@ def parse_sentences(
     split = [sentence.split() if isinstance(sentence, str) else list(sentence) for sentence in sentences]
     encoded = [_encode(tokenizer, words, number) for number, words in enumerate(split, 1)]
     _check_lengths(model, split, encoded)
-    parsed: dict[int, ParsedSentence] = {}
+    return parse_encoded(
+        model,
+        [EncodedSentence(tuple(e[0]), tuple(e[1]), tuple(words)) for words, e in zip(split, encoded, strict=True)],
+        batch_size=batch_size,
+        progress=progress,
+        num_processes=num_processes,
+        cache=cache,
+        **options,
+    )
+
+
+class EncodedSentence(NamedTuple):
+    """A sentence to parse: its tokens, which of them end a word, and its words."""
+
+    ids: tuple[int, ...]
+    word_ends: tuple[bool, ...]
+    words: tuple[str, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens."""
+        return len(self.ids)
+
+
+def parse_encoded(
+    model: PreTrainedModel,
+    sentences: Sequence[EncodedSentence],
+    *,
+    batch_size: int = 32,
+    progress: str | None = None,
+    num_processes: int | None = 1,
+    cache: PathLike | None = None,
+    **options: Any,
+) -> list[ParsedSentence]:
+    """`parse_sentences` of sentences whose tokens are known; equal ones are parsed once.
+
+    Args:
+        model: as in `parse_sentences`.
+        sentences: at least one token each.
+        batch_size: as in `parse_sentences`.
+        progress: as in `parse_sentences`.
+        num_processes: as in `parse_sentences`.
+        cache: as in `parse_sentences`.
+        **options: as in `parse_sentences`.
+
+    Returns:
+        The sentences with their trees.
+    """
+    unique = list(dict.fromkeys(sentences))
     searches = hasattr(model, "word_search") and options.get("method", "search") == "search"
-    most = texts_per_search(model, batch_size, options.get("num_beams")) if searches else batch_size
-    bar = tqdm(total=len(encoded), desc=progress, unit="sent", disable=None if progress else True)
-    with evaluation_mode(model), bar:
-        for rows in alike_batches([len(ids) for ids, _ in encoded], lambda _: most, searches):
-            batch = collate_contexts(
-                [{"input_ids": encoded[row][0], "word_ends": encoded[row][1]} for row in rows], tokenizer.pad_token_id
-            )
-            inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask", "word_ends")}
-            output = model.parse(**inputs, **options)
-            for place, row in enumerate(rows):
-                parsed[row] = ParsedSentence.from_output(output, split[row], place)
-            bar.update(len(rows))
-    return [parsed[row] for row in range(len(encoded))]
+    num_beams = options.get("num_beams") if searches else 1
+    found = map_batches(
+        partial(_parse_batch, model, options),
+        batches_by_cost(unique, batch_size, token_budget(model, num_beams)),
+        model,
+        num_processes=num_processes,
+        num_beams=beam_width(model, num_beams) if searches else 1,
+        cache=None if cache is None else ResultCache(cache, model, {"parse": options}),
+        progress=progress,
+    )
+    return [ParsedSentence.from_dict(found[sentence]) for sentence in sentences]
+
+
+def _parse_batch(model: PreTrainedModel, options: dict[str, Any], sentences: list[EncodedSentence]) -> list[Result]:
+    batch = collate_contexts(
+        [{"input_ids": sentence.ids, "word_ends": sentence.word_ends} for sentence in sentences],
+        model.config.pad_token_id,
+    )
+    inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask", "word_ends")}
+    with evaluation_mode(model):
+        output = model.parse(**inputs, **options)
+    return [ParsedSentence.from_output(output, sentence.words, row).to_dict() for row, sentence in enumerate(sentences)]
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, words: Sequence[str], number: int) -> tuple[list[int], list[bool]]:
