@@ -53,15 +53,18 @@ class GPSTPairLayer(nn.Module):
     def attend(self, pair: Tensor, qkv: Tensor, linear: Callable, name: str) -> Tensor:
         """Finish the layer from its projections: `pair` [..., 2, d] and `qkv` [..., 2, 3 d] -> [..., 2, d]."""
         size = pair.shape[-1]
-        query, key, value = (part.unflatten(-1, (self.num_heads, -1)) for part in qkv.split(size, -1))
-        key_difference = (key[..., 0, :, :] - key[..., 1, :, :]).unsqueeze(-3)
+        # [..., 2, 3 H, d / H]: queries, keys, values.
+        heads = qkv.unflatten(-1, (3 * self.num_heads, -1))
+        query, value = heads[..., : self.num_heads, :], heads[..., 2 * self.num_heads :, :]
+        keys_values = heads[..., self.num_heads :, :]
+        key_difference, value_difference = (keys_values[..., :1, :, :] - keys_values[..., 1:, :, :]).chunk(2, -2)
         logit = (query * key_difference).sum(-1, keepdim=True) / math.sqrt(size // self.num_heads)
         weight = logit.sigmoid()
         first, second = value[..., :1, :, :], value[..., 1:, :, :]
         if self.training and self.attention_dropout > 0:
             mixed = self._drop(weight, True) * first + self._drop(1 - weight, True) * second
         else:
-            mixed = torch.addcmul(second, weight, first - second)
+            mixed = torch.addcmul(second, weight, value_difference)
         pair = F.layer_norm(pair + self._drop(linear(f"{name}.out_proj", mixed.flatten(-2))), (size,))
         hidden = self._drop(F.gelu(linear(f"{name}.linear1", pair)))
         return F.layer_norm(pair + self._drop(linear(f"{name}.linear2", hidden)), (size,))
@@ -115,10 +118,12 @@ class GPSTComposition(nn.Module):
             maps.update(layer.maps(str(index), layer.role_bias([LEFT, RIGHT])))
         return maps
 
-    def compose(self, linear: Callable, pair_R2D: Tensor) -> Tensor:
-        """Vectors [R, d] of the parents of R pairs."""
+    def compose(self, linear: Callable, pair_R2D: Tensor, qkv: Tensor | None = None) -> Tensor:
+        """Vectors [R, d] of the parents of R pairs; `qkv` [R, 2, 3 d] are their first projections, if known."""
         for index, layer in enumerate(self.layers):
-            pair_R2D = layer.attend(pair_R2D, linear(f"{index}.in_proj", pair_R2D), linear, str(index))
+            if index or qkv is None:
+                qkv = linear(f"{index}.in_proj", pair_R2D)
+            pair_R2D = layer.attend(pair_R2D, qkv, linear, str(index))
         return F.layer_norm(pair_R2D.sum(-2), pair_R2D.shape[-1:])
 
     def score_splits(self, linear: Callable, left_RD: Tensor, right_RD: Tensor) -> Tensor:
@@ -128,21 +133,31 @@ class GPSTComposition(nn.Module):
         return (left * right).sum(-1) * self.scale
 
     def composer(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """Function [..., d] x 2 -> [..., d] that composes single pairs, as the left-to-right search does.
+        """Function that composes single pairs one after the other, as the left-to-right search does.
 
-        It prepares the role terms once, so it is for use while the parameters stay as they are.
+        It maps left vectors [C, ..., d] and the first right one [..., d] to [C, ..., d]: each result is the right child
+        of the next. It prepares the role terms once, so it is for use while the parameters stay as they are.
         """
         maps = self.chart_tensors()
+        weight, (left_bias, right_bias) = maps["0.in_proj"]
 
         def linear(name: str, inputs: Tensor) -> Tensor:
             weight, bias = maps[name]
             return F.linear(inputs, weight, bias) if bias.dim() == 1 else F.linear(inputs, weight) + bias
 
-        return lambda left, right: self.compose(linear, torch.stack([left, right], -2))
+        def compose_chain(left: Tensor, right: Tensor) -> Tensor:
+            vectors = [right]
+            for vector, projected in zip(left, F.linear(left, weight, left_bias), strict=True):
+                pair = torch.stack([vector, vectors[-1]], -2)
+                qkv = torch.stack([projected, F.linear(vectors[-1], weight, right_bias)], -2)
+                vectors.append(self.compose(linear, pair, qkv))
+            return torch.stack(vectors[1:])
+
+        return compose_chain
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
         """Compose single pairs outside of a chart: [..., d] x 2 -> [..., d]."""
-        return self.composer()(left, right)
+        return self.composer()(left[None], right)[0]
 
 
 class GPSTDecomposition(nn.Module):

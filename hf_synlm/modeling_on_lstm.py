@@ -27,7 +27,7 @@ from .hidden_states import (
     state_at_columns,
     wanted_states,
 )
-from .on_lstm_layer import ONLSTMLayer
+from .on_lstm_layer import LayerStates, ONLSTMLayer, ONLSTMLayers
 from .outputs import ParseOutput
 from .recurrent_cache import RecurrentCache, store_state
 from .recurrent_distances import DistanceLanguageModel
@@ -38,7 +38,7 @@ from .recurrent_language_model import (
     WeightedLoss,
     activation_losses,
 )
-from .recurrent_layers import embedding_dropout, locked_dropout
+from .recurrent_layers import embedding_dropout
 from .syntactic_distance import Decoder
 from .token_batch import after_columns
 
@@ -49,7 +49,7 @@ class ONLSTMPreTrainedModel(RecurrentPreTrainedModel):
     """Loading, saving and initialization shared by the ON-LSTM models."""
 
     config: ONLSTMConfig
-    _no_split_modules = ["ONLSTMLayer"]
+    _no_split_modules = ["ONLSTMLayers"]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -70,7 +70,7 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
         super().__init__(config)
         sizes, supervised = config.layer_sizes, config.supervised_layers or []
         self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size)
-        self.layers = nn.ModuleList(
+        self.layers = ONLSTMLayers(
             ONLSTMLayer(
                 config.embedding_size if layer == 0 else config.layer_size,
                 sizes[layer],
@@ -123,33 +123,26 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
         refuse_arguments(others)
         embedded, ids, mask = self.embed_first(input_ids, inputs_embeds, attention_mask, cache)
         embedded = embedding_dropout(embedded, ids, config.vocab_size, config.embedding_dropout, self.training)
-        inputs = embedded.transpose(0, 1)
-        old = self._old_state(cache, embedded)
         last = None if mask is None else (mask.sum(1), torch.arange(len(mask), device=mask.device))
         recorded = [state_at_columns(embedded, mask)] if wanted else []
         new: list[Tensor] = []
-        distances: list[Tensor] = []
-        supervised: dict[int, Tensor] = {}
-        for number, layer in enumerate(self.layers):
-            p = config.hidden_dropout if number else config.input_dropout
-            inputs = locked_dropout(inputs.transpose(0, 1), p, self.training).transpose(0, 1)
-            hidden, cell = (tensor.to(inputs.device) for tensor in old[2 * number : 2 * number + 2])
-            states, cells, distance, syd = layer(inputs, hidden, cell, config.weight_dropout)
+        dropout = [config.input_dropout, *[config.hidden_dropout] * (config.num_layers - 1)]
+        results = self.layers(
+            embedded.transpose(0, 1), self._old_state(cache, embedded), dropout, config.weight_dropout
+        )
+        for states, cells, _, _ in results:
             # The state after the last token of each row.
             new += [tensor[-1] if last is None else tensor[last] for tensor in (states, cells)]
-            distances.append(distance)
-            if number in (config.supervised_layers or []):
-                supervised[number] = self._syd_distance(number, states, distance, syd)
             if wanted:
                 recorded.append(after_columns(states.transpose(0, 1), mask))
-            inputs = states[1:]
+        supervised = [self._syd_distance(number, results[number]) for number in config.supervised_layers or []]
         return RecurrentModelOutput(
-            last_hidden_state=after_columns(states.transpose(0, 1), mask),
+            last_hidden_state=after_columns(results[-1].states.transpose(0, 1), mask),
             past_key_values=store_state(cache, use_cache, tuple(new), embedded.shape[1]),
             hidden_states=kept_states(recorded, wanted),
             token_mask=mask,
-            distances=_at_columns(distances, mask),
-            syd_distances=_at_columns([supervised[x] for x in config.supervised_layers], mask) if supervised else None,
+            distances=_at_columns([result.distances_TB for result in results], mask),
+            syd_distances=_at_columns(supervised, mask) if supervised else None,
         )
 
     def _old_state(self, cache: RecurrentCache | None, embedded: Tensor) -> tuple[Tensor, ...]:
@@ -160,12 +153,12 @@ class ONLSTMModel(ONLSTMPreTrainedModel):
         dtype = torch.promote_types(embedded.dtype, torch.float32)
         return tuple(torch.zeros(shape, dtype=dtype, device=embedded.device) for shape in shapes)
 
-    def _syd_distance(self, number: int, states: Tensor, distance: Tensor, split: Tensor | None) -> Tensor:
+    def _syd_distance(self, number: int, result: LayerStates) -> Tensor:
         """What learns from gold trees in a layer, [T, B]."""
         head = self.config.syntactic_distance_head
         if head == "hidden":
-            return self.distance_heads[self.config.supervised_layers.index(number)](states[1:]).squeeze(-1)
-        return distance if head == "shared" else split
+            return self.distance_heads[self.config.supervised_layers.index(number)](result.states[1:]).squeeze(-1)
+        return result.distances_TB if head == "shared" else result.split_distances_TB
 
 
 def _at_columns(distances_TB: list[Tensor], mask: Tensor | None) -> Tensor:

@@ -81,6 +81,22 @@ def keep_mask(shape: Sequence[int], p: float, like: Tensor, rescale: bool = True
     return mask.div_(1 - p) if rescale else mask
 
 
+def locked_mask(batch_size: int, size: int, p: float, training: bool, like: Tensor) -> Tensor | None:
+    """Draw the mask of `locked_dropout`.
+
+    Args:
+        batch_size: rows B.
+        size: features D.
+        p: probability of dropping.
+        training: False: nothing is dropped.
+        like: gives type and device.
+
+    Returns:
+        [B, 1, D], or None if nothing is dropped.
+    """
+    return keep_mask((batch_size, 1, size), p, like) if training and p else None
+
+
 def locked_dropout(values_BTD: Tensor, p: float, training: bool) -> Tensor:
     """Drop the same features at all time steps of a sentence (variational dropout).
 
@@ -92,9 +108,8 @@ def locked_dropout(values_BTD: Tensor, p: float, training: bool) -> Tensor:
     Returns:
         [B, T, D].
     """
-    if not training or p == 0:
-        return values_BTD
-    return values_BTD * keep_mask((values_BTD.shape[0], 1, values_BTD.shape[2]), p, values_BTD)
+    mask = locked_mask(len(values_BTD), values_BTD.shape[2], p, training, values_BTD)
+    return values_BTD if mask is None else values_BTD * mask
 
 
 def embedding_dropout(

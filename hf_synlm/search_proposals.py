@@ -41,8 +41,8 @@ def propose_words(
     table, frontier, ends = BlockTable(), state, search.eos_token_ids
     synced = state.scores.new_zeros(len(state.scores), 0), state.nodes.new_zeros(len(state.nodes), 0)
     tokens, ended, summed = [], [], None
-    while True:
-        block = search.expand(frontier, max_rows=4 * search.num_beams)
+    while frontier is not None:
+        block = search.expand(frontier, max_rows=search.max_rows)
         words = search.word_log_probs(frontier, block.nodes)
         if process is not None:
             levels = [process(block.origin[:, a:b], words[:, a:b]) for a, b in block.bounds]
@@ -57,13 +57,11 @@ def propose_words(
         width = best.shape[2]
         tokens.append(token.flatten(1))
         generated = base[..., None] + best
-        synced, pending, (moved, move) = search.select(block, generated, synced, table.num_rows * width)
+        synced, pending, moved = search.select(block, generated, synced, table.num_rows * width)
         if ends is not None:
             ended[-1] = ended[-1].masked_fill(~pending[..., None], NEG_INF).flatten(1)
         table.blocks.append(block)
-        if not block.cut or not bool((moved > NEG_INF).any()):
-            break
-        frontier = search.next_block_state(frontier, block, moved, move)
+        frontier = search.next_block_state(frontier, block, moved) if block.cut else None
     scores, ids = synced
     chosen = table.candidates(scores, ids // width, torch.cat(tokens, 1).gather(1, ids))
     if ends is None:

@@ -62,11 +62,11 @@ class PathCache(Cache):
     def __init__(self, pool: "NodePool", names: list[str], places: torch.Tensor, count: int) -> None:
         super().__init__(layers=[])
         self._stores = [pool.features[name].flatten(0, 1) for name in names]
-        self._before, self._own = places[:, :-count], places[:, -count:].flatten()
+        self._length, self._path, self._own = places.shape[1] - count, places.flatten(), places[:, -count:].flatten()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number L of nodes before those of the call."""
-        return self._before.shape[1]
+        return self._length
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -84,11 +84,10 @@ class PathCache(Cache):
             Keys and values of the nodes before them and of themselves, each [M, H, L + C, D / H].
         """
         store = self._stores[layer_idx]
-        new = torch.stack([key_states, value_states], 1).permute(0, 3, 1, 2, 4)
-        store.index_copy_(0, self._own, new.reshape(len(self._own), -1).to(store.dtype))
-        before = store.index_select(0, self._before.flatten()).view(*self._before.shape, *new.shape[2:])
-        keys, values = torch.cat([before.to(new.dtype), new], 1).transpose(1, 3).unbind(2)
-        return keys, values
+        both = torch.cat([x.transpose(1, 2).flatten(2) for x in (key_states, value_states)], 2)
+        store.index_copy_(0, self._own, both.flatten(0, 1).to(store.dtype))
+        path = store.index_select(0, self._path).view(len(both), -1, 2, *key_states.shape[1::2])
+        return path[:, :, 0].transpose(1, 2).to(both.dtype), path[:, :, 1].transpose(1, 2).to(both.dtype)
 
 
 class NodePool:
@@ -115,7 +114,7 @@ class NodePool:
         links: tuple[str, ...] = (),
         counts: tuple[str, ...] = (),
     ) -> None:
-        self.size = 0
+        self.size = self._needed = 0
         self.names = (*_FIELDS, "length", *links, *counts)
         self._links = [self.names.index(name) for name in ("predecessor", "below", *links)]
         self.fields = torch.zeros(batch_size, capacity, len(self.names), dtype=torch.long, device=device)
@@ -123,6 +122,8 @@ class NodePool:
             name: torch.zeros(batch_size, capacity, width, dtype=dtype, device=device)
             for name, (width, dtype) in features.items()
         }
+        # Place of the first node of every sentence in flat tables.
+        self._first, self._capacity = torch.arange(batch_size, device=device) * capacity, capacity
         # Tokens before the derivation [B]: positions of its own tokens count from here.
         self.num_context = torch.zeros(batch_size, dtype=torch.long, device=device)
 
@@ -136,12 +137,15 @@ class NodePool:
         """Device of the pool."""
         return self.fields.device
 
-    def append(self, nodes: Nodes, *further: torch.Tensor, **features: torch.Tensor) -> int:
+    def append(
+        self, nodes: Nodes, *further: torch.Tensor, length: torch.Tensor | None = None, **features: torch.Tensor
+    ) -> int:
         """Write R nodes after the last one of every sentence.
 
         Args:
             nodes: Their fields, each [B, R].
             *further: Their links and counts in the order of their names, each [B, R].
+            length: Number of actions of their derivations [B, R]; None = one more than that of the predecessor.
             **features: Their vectors [B, R, D], by name; those left out are not set.
 
         Returns:
@@ -153,8 +157,9 @@ class NodePool:
             capacity = max(self.size, 2 * capacity)
             self.fields = _grown(self.fields, 1, capacity)
             self.features = {name: _grown(value, 1, capacity) for name, value in self.features.items()}
-        # Actions of the derivation: none before its start.
-        length = torch.where(nodes.start < 0, 0, self.field("length", nodes.predecessor) + 1)
+        if length is None:
+            # There are none before the start of the derivation.
+            length = torch.where(nodes.start < 0, 0, self.field("length", nodes.predecessor) + 1)
         torch.stack((*nodes, length, *further), -1, out=self.fields[:, first : self.size])
         for name, value in features.items():
             self.features[name][:, first : self.size] = value
@@ -162,8 +167,7 @@ class NodePool:
 
     def nodes(self, ids: torch.Tensor) -> Nodes:
         """Fields of the nodes `ids` [B, R]; negative ids give the fields of node 0."""
-        index = ids.clamp(min=0)[..., None].expand(-1, -1, len(_FIELDS))
-        return Nodes(*self.fields[..., : len(_FIELDS)].gather(1, index).unbind(-1))
+        return Nodes(*self._rows(self.fields, ids)[..., : len(_FIELDS)].unbind(-1))
 
     def field(self, name: str, ids: torch.Tensor | None = None) -> torch.Tensor:
         """One field of the nodes `ids` [B, R], or of all nodes [B, N]."""
@@ -171,9 +175,12 @@ class NodePool:
         return column if ids is None else column.gather(1, ids.clamp(min=0))
 
     def feature(self, name: str, ids: torch.Tensor) -> torch.Tensor:
-        """Vectors [B, R, D] of the nodes `ids` [B, R]."""
-        value = self.features[name]
-        return value.gather(1, ids.clamp(min=0)[..., None].expand(-1, -1, value.shape[2]))
+        """Vectors [B, ..., D] of the nodes `ids` [B, ...]."""
+        return self._rows(self.features[name], ids)
+
+    def _rows(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Rows [B, ..., D] of a table [B, N, D] at the nodes `ids` [B, ...]."""
+        return table.flatten(0, 1).index_select(0, self.places(ids).flatten()).view(*ids.shape, table.shape[2])
 
     def push(self, ids: torch.Tensor, action: int, tokens: torch.Tensor, start: torch.Tensor) -> Nodes:
         """Nodes that put one more entry on the stacks `ids`.
@@ -191,23 +198,31 @@ class NodePool:
         below = torch.where(depth > 0, ids, -1)
         return Nodes(ids, below, depth + 1, torch.full_like(ids, action), tokens, start)
 
-    def pop_two(self, ids: torch.Tensor, action: int) -> tuple[Nodes, torch.Tensor]:
-        """Nodes that put one entry in the place of the two top ones.
+    def pop_chain(self, ids: torch.Tensor, action: int, count: int) -> tuple[Nodes, torch.Tensor, torch.Tensor]:
+        """Nodes of `count` actions in a row, each of which puts one entry in the place of the two top ones.
 
         Args:
-            ids: States before the action [B, R]; the right child is the top entry itself.
+            ids: States before the actions [B, R].
             action: Id of the action.
+            count: Number C of actions.
 
         Returns:
-            Fields of the nodes, not yet in the pool, and the ids of the left children [B, R]. Where the stack holds
-            fewer than two entries both are arbitrary.
+            Fields of the nodes [B, C R], all first actions before all second ones, for the next slots of the pool;
+            lengths of their derivations [B, C R]; and the ids of the left children [B, C, R]. Where the stack holds
+            too few entries all are arbitrary.
         """
-        top = self.nodes(ids)
-        left_ids = top.below.clamp(min=0)
-        left = self.nodes(left_ids)
-        no_token = torch.full_like(ids, -1)
-        made = Nodes(ids, left.below, top.depth - 1, torch.full_like(ids, action), no_token, left.start)
-        return made, left_ids
+        entries = self.follow("below", ids, count + 1).transpose(1, 2)
+        made = self.nodes(entries)
+        step = torch.arange(count + 1, device=ids.device)[:, None]
+        before = (self.size + (step[1:] - 2) * ids.shape[1] + torch.arange(ids.shape[1], device=ids.device)).expand(
+            len(ids), -1, -1
+        )
+        before = torch.cat([ids[:, None], before[:, 1:]], 1).flatten(1)
+        same = torch.full_like(before, action)
+        depth = (made.depth[:, :1] - step[1:]).flatten(1)
+        length = (self.field("length", ids)[:, None] + step[1:]).flatten(1)
+        below, start = made.below[:, 1:].flatten(1), made.start[:, 1:].flatten(1)
+        return Nodes(before, below, depth, same, torch.full_like(before, -1), start), length, entries[:, 1:]
 
     def select_rows(self, index: torch.Tensor) -> None:
         """Keep the sentences `index` [B'], in that order; a sentence may be kept more than once."""
@@ -221,8 +236,29 @@ class NodePool:
 
     def places(self, ids: torch.Tensor) -> torch.Tensor:
         """Indices of the nodes `ids` [B, ...] in tables whose first two dimensions are flattened; node 0 where < 0."""
-        first = torch.arange(self.batch_size, device=ids.device) * self.fields.shape[1]
-        return ids.clamp(min=0) + first.view(-1, *[1] * (ids.dim() - 1))
+        if self._first.shape[0] != self.batch_size or self._capacity != self.fields.shape[1]:
+            self._capacity = self.fields.shape[1]
+            self._first = torch.arange(self.batch_size, device=ids.device) * self._capacity
+        return ids.clamp(min=0) + self._first.view(-1, *[1] * (ids.dim() - 1))
+
+    def follow(self, link: str, ids: torch.Tensor, count: int) -> torch.Tensor:
+        """Nodes along a link.
+
+        Args:
+            link: "predecessor" or "below".
+            ids: Where to start [B, R].
+            count: How many nodes to list.
+
+        Returns:
+            Ids [B, R, count], `ids` first; node 0 behind the end. Every step doubles the list.
+        """
+        jump, found = self.field(link).clamp(min=0), ids.clamp(min=0)[..., None]
+        while found.shape[2] < count:
+            further = jump.gather(1, found.flatten(1)).view_as(found)
+            found = torch.cat([found, further[..., : count - found.shape[2]]], 2)
+            if found.shape[2] < count:
+                jump = jump.gather(1, jump)
+        return found
 
     def paths(self, ids: torch.Tensor, length: int) -> torch.Tensor:
         """The last nodes of derivations.
@@ -234,13 +270,15 @@ class NodePool:
         Returns:
             Ids [B, R, length], `ids` last; -1 before the first node.
         """
-        before, path = self.field("predecessor").clamp(min=0), [ids]
-        for _ in range(length - 1):
-            path.append(before.gather(1, path[-1]))
-        listed = torch.stack(path[::-1], 2)
+        listed = self.follow("predecessor", ids, length).flip(2)
         # Node 0 is the first of all derivations: what stands before it repeats it.
         listed[..., :-1].masked_fill_(listed[..., 1:] == 0, -1)
         return listed
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so many nodes were added since `compact` that it may find more than half of them unused."""
+        return self.size > 2 * self._needed + 32
 
     def in_use(self, ids: torch.Tensor, alive: torch.Tensor, length: int) -> torch.Tensor:
         """Nodes [B, N] of the derivations `ids` [B, R] that are `alive` [B, R] and have at most `length` nodes."""
@@ -260,8 +298,8 @@ class NodePool:
         Returns:
             New ids of the nodes `ids`; arbitrary if they were dropped.
         """
-        count = max(1, count)
-        if self.size <= 2 * count + 32:
+        count = self._needed = max(1, count)
+        if not self.is_full:
             return ids
         index = (~keep).to(torch.uint8).argsort(dim=1, stable=True)[:, :count]
         renumber = (keep.long().cumsum(1) - 1).clamp(min=0)

@@ -60,8 +60,8 @@ class Block:
         log_probs: [B, R, 2] log-probabilities of the next action: generate a word, take the structural action; -inf if
             illegal.
         origin: [B, R] which state of the beam the row descends from.
+        level: [R] structural actions since the last word.
         bounds: First and last + 1 row of every level.
-        level: Structural actions before the first level.
         cut: Whether states of the last level may have structural successors that are not laid out.
         word_log_probs: [B, R, V], kept if they were computed.
     """
@@ -70,8 +70,8 @@ class Block:
     scores: Tensor
     log_probs: Tensor
     origin: Tensor
+    level: Tensor
     bounds: list[tuple[int, int]]
-    level: int = 0
     cut: bool = False
     word_log_probs: Tensor | None = None
 
@@ -172,10 +172,7 @@ class BlockTable:
         """Look up rows [B, K] of the table."""
         nodes = torch.cat([block.nodes for block in self.blocks], 1)
         origin = torch.cat([block.origin for block in self.blocks], 1)
-        levels = [
-            block.level + c for block in self.blocks for c, (a, b) in enumerate(block.bounds) for _ in range(a, b)
-        ]
-        level = torch.tensor(levels, device=rows.device)
+        level = torch.cat([block.level for block in self.blocks])
         return Candidates(
             scores,
             nodes.gather(1, rows),

@@ -23,7 +23,6 @@ All scores are natural logs in float32; -inf marks a hypothesis that does not ex
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -53,8 +52,9 @@ class LevelMachine(StackMachine, Protocol):
         num_tokens: Tensor,
         tokens: Tensor | None = None,
         actions: Tensor | None = None,
+        count: int = 1,
     ) -> int:
-        """Take one action from each of R states; returns the id of the first of R new nodes."""
+        """Take one action from each of R states, or `count` structural ones; returns the id of the first new node."""
 
     def read(self, pool: NodePool, path: Tensor, nodes: Tensor, words: bool = True) -> None:
         """Run the layers on nodes [B, R, C] that follow one another, behind paths [B, R, L].
@@ -80,35 +80,6 @@ class LevelMachine(StackMachine, Protocol):
         """Logits [..., V] of the next word, float32."""
 
 
-@dataclass
-class _Levels:
-    """A block while its levels are added.
-
-    Fields:
-        nodes: Rows of each level [B, R]; row k of level c + 1 succeeds row k of level c.
-        path: [B, R, L] nodes before the rows of the next level.
-        num_tokens: [B, R] of each state.
-        mass: [B, 1] log of the mass of all words after the rows so far.
-    """
-
-    path: Tensor
-    num_tokens: Tensor
-    nodes: list[Tensor] = field(default_factory=list)
-    scores: list[Tensor] = field(default_factory=list)
-    log_probs: list[Tensor] = field(default_factory=list)
-    mass: Tensor | None = None
-
-    def add_scores(self, scores: Tensor, log_probs: Tensor, negligible: float | None) -> None:
-        """Add a level with its scores [B, R] and action probabilities [B, R, 2]; leave out negligible rows."""
-        if negligible is not None:
-            if self.mass is not None:
-                scores = scores.masked_fill(scores < self.mass - negligible, NEG_INF)
-            more = (scores + log_probs[..., 0]).logsumexp(1, keepdim=True)
-            self.mass = more if self.mass is None else torch.logaddexp(self.mass, more)
-        self.scores.append(scores)
-        self.log_probs.append(log_probs)
-
-
 class WordBeamSearch:
     """Word-synchronous beam search with a stack machine.
 
@@ -131,6 +102,7 @@ class WordBeamSearch:
             raise ValueError(f"num_beams={num_beams}: a beam holds at least one derivation")
         self.machine = machine
         self.num_beams = num_beams
+        self.max_rows = max(4 * num_beams, _SMALL_RUN)  # of a block, where the search may stop early
         self.eos_token_ids = eos_token_ids
         self.renormalize = renormalize
 
@@ -166,40 +138,46 @@ class WordBeamSearch:
         Returns:
             The block. Its new nodes stay in the pool.
         """
+        pool, counts = state.pool, state.num_tokens
         sizes, cut = self._block_sizes(state.level_sizes, max_rows)
-        counts = state.num_tokens if state.num_tokens.dim() == 2 else state.num_tokens[:, None].expand_as(state.nodes)
-        rows = _Levels(state.pool.paths(state.nodes, state.max_length)[..., :-1], counts)
+        path = pool.paths(state.nodes, state.max_length)[..., :-1]
+        nodes, entering, mass = state.nodes[:, None], state.scores, None
+        runs: list[tuple[Tensor, Tensor, Tensor]] = []
         for first, last in self._runs(sizes, negligible is not None):
-            self._lay_out(state, rows, sizes[first], range(first, last), words)
-            for level in range(first, last):
-                nodes = rows.nodes[level][:, : sizes[level]]
-                num_tokens = counts[:, : sizes[level]]
-                scores = state.scores
-                if level:
-                    scores = (rows.scores[-1] + rows.log_probs[-1][..., 1])[:, : sizes[level]]
-                log_probs = self.machine.action_log_probs(state.pool, nodes, num_tokens, state.edges, self.renormalize)
-                rows.add_scores(scores, log_probs, negligible)
-            if last < len(sizes) and negligible is not None and not bool((rows.scores[-1] > NEG_INF).any()):
+            width, count = sizes[first], last - max(first, 1)
+            nodes, path = nodes[:, -1:, :width], path[:, :width]
+            counts = counts if counts.dim() == 1 else counts[:, :width]
+            made = self._successors(pool, nodes[:, 0], counts, count)
+            nodes = made if first else torch.cat([nodes, made], 1)
+            self.machine.read(pool, path, nodes.transpose(1, 2), words)
+            path = torch.cat([path, nodes.transpose(1, 2)], 2)
+            repeated = counts if counts.dim() == 1 else counts.repeat(1, nodes.shape[1])
+            log_probs = self.machine.action_log_probs(pool, nodes.flatten(1), repeated, state.edges, self.renormalize)
+            log_probs = log_probs.view(*nodes.shape, 2)
+            structural = log_probs[..., 1]
+            scores = torch.cat([entering[:, None, :width], structural[:, :-1]], 1).cumsum(1)
+            if negligible is not None:
+                scores, mass = _without_negligible(scores, log_probs[..., 0], mass, negligible)
+            entering = scores[:, -1] + structural[:, -1]
+            runs.append((nodes, scores, log_probs))
+            if last < len(sizes) and negligible is not None and not bool((scores[:, -1] > NEG_INF).any()):
                 sizes = sizes[:last]
                 break
-        nodes = torch.cat([level[:, :size] for level, size in zip(rows.nodes, sizes, strict=True)], 1)
-        chain = torch.cat([torch.arange(size, device=nodes.device) for size in sizes])
+        nodes, scores, log_probs = (
+            _rows([level for run in part for level in run.unbind(1)], sizes) for part in zip(*runs, strict=True)
+        )
+        chain, level = _places(sizes, nodes.device)
         origin = chain.expand_as(nodes) if state.origin is None else state.origin[:, chain]
         bounds = [(sum(sizes[:c]), sum(sizes[: c + 1])) for c in range(len(sizes))]
-        scores, log_probs = torch.cat(rows.scores, 1), torch.cat(rows.log_probs, 1)
-        return Block(nodes, scores, log_probs, origin, bounds, state.level, cut)
+        return Block(nodes, scores, log_probs, origin, state.level + level, bounds, cut)
 
-    def _lay_out(self, state: SearchState, rows: _Levels, width: int, levels: range, words: bool) -> None:
-        """Push the nodes of some levels of `width` rows each, and run the layers on them."""
-        for level in levels:
-            nodes = state.nodes
-            if level:
-                first = self.machine.push(state.pool, rows.nodes[-1][:, :width], rows.num_tokens[:, :width])
-                nodes = torch.arange(first, state.pool.size, device=nodes.device).expand(len(nodes), -1)
-            rows.nodes.append(nodes)
-        nodes, path = torch.stack(rows.nodes[levels.start :], 2), rows.path[:, :width]
-        self.machine.read(state.pool, path, nodes, words)
-        rows.path = torch.cat([path, nodes], 2)
+    def _successors(self, pool: NodePool, parents: Tensor, num_tokens: Tensor, count: int) -> Tensor:
+        """New nodes [B, C, R] of `count` structural actions after each of the states [B, R]."""
+        if count:
+            first = self.machine.push(pool, parents, num_tokens, count=count)
+            new = torch.arange(first, pool.size, device=parents.device)
+            return new.view(count, -1).expand(len(parents), -1, -1)
+        return parents[:, None, :][:, :0]
 
     def _runs(self, sizes: list[int], may_stop: bool) -> list[tuple[int, int]]:
         """Levels that are laid out together, as (first, last + 1).
@@ -271,7 +249,7 @@ class WordBeamSearch:
     # ---------------------------------------------------------------------------------------------- selection
     def select(
         self, block: Block, generated: Tensor, synced: tuple[Tensor, Tensor], first_id: int
-    ) -> tuple[tuple[Tensor, Tensor], Tensor, tuple[Tensor, Tensor]]:
+    ) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
         """Replay the synchronous selection on a block: a word ends when no structural successor is among the best K.
 
         At every level the pool is the best K among the continuations by a word that were selected before, the
@@ -286,44 +264,53 @@ class WordBeamSearch:
 
         Returns:
             The selected continuations (scores and ids, [B, K'] each, -inf = none), which rows were pending [B, R],
-            and the structural successors that survive the last level: their scores (-inf = none) and their position
-            in the last level.
+            and the scores of the structural successors of the last level, -inf where they do not survive.
         """
         scores, ids = synced
-        structural = block.scores + block.log_probs[..., 1]
-        width, pending, visited = generated.shape[2], block.scores[:, : block.bounds[0][1]] > NEG_INF, []
-        for level, (a, b) in enumerate(block.bounds):
+        structural, width = block.scores + block.log_probs[..., 1], generated.shape[2]
+        chain, _ = _places([b - a for a, b in block.bounds], ids.device)
+        word_ids = torch.arange(first_id, first_id + len(chain) * width, device=ids.device).expand(len(ids), -1)
+        # The structural successor of state k of a level has id -1 - k.
+        move_ids = (-1 - chain).expand(len(ids), -1)
+        pending, visited = block.scores[:, : block.bounds[0][1]] > NEG_INF, []
+        for a, b in block.bounds:
+            pending = pending[:, : b - a]
             visited.append(pending)
             words = generated[:, a:b].masked_fill(~pending[..., None], NEG_INF).flatten(1)
-            moves = structural[:, a:b].masked_fill(~pending, NEG_INF)
-            pool = torch.cat([scores, words, moves], 1)
+            pool = torch.cat([scores, words, structural[:, a:b].masked_fill(~pending, NEG_INF)], 1)
             best, index = pool.topk(min(self.num_beams, pool.shape[1]))
-            new_ids = torch.arange(first_id + a * width, first_id + b * width, device=ids.device)
-            ids = torch.cat([ids, new_ids.expand(len(ids), -1)], 1)
-            is_word = index < ids.shape[1]
-            move = index - ids.shape[1]
-            ids = ids.gather(1, index.clamp(max=ids.shape[1] - 1))
-            scores = best.masked_fill(~is_word, NEG_INF)
-            moved = best.masked_fill(is_word, NEG_INF)
-            if level + 1 < len(block.bounds):
-                size, limit = block.bounds[level + 1][1] - b, b - a
-                target = torch.where(moved > NEG_INF, move, limit)
-                pending = pending.new_zeros(len(best), limit + 1).scatter_(1, target, True)[:, :size]
-        return (scores, ids), torch.cat(visited, 1), (moved, move.clamp(min=0))
+            ids = torch.cat([ids, word_ids[:, a * width : b * width], move_ids[:, a:b]], 1).gather(1, index)
+            scores = best.masked_fill(ids < 0, NEG_INF)
+            # Column 0 takes the words.
+            moved = best.new_full((len(best), b - a + 1), NEG_INF)
+            moved = moved.scatter_(1, (-ids).clamp(min=0), best)[:, 1:]
+            pending, ids = moved > NEG_INF, ids.clamp(min=0)
+        return (scores, ids), torch.cat(visited, 1), moved
 
-    def next_block_state(self, state: SearchState, block: Block, moved: Tensor, move: Tensor) -> SearchState:
-        """Execute the structural actions that survive a block, as the first level of the next one."""
-        row = block.bounds[-1][0] + move
-        parents = block.nodes.gather(1, row)
+    def next_block_state(self, state: SearchState, block: Block, moved: Tensor) -> SearchState | None:
+        """Execute the structural actions that survive a block, as the first level of the next one.
+
+        Args:
+            state: State before the block.
+            block: The block.
+            moved: Scores after these actions in the states of its last level, -inf where they do not survive.
+
+        Returns:
+            The state of the next block; None if nothing survives.
+        """
+        row = torch.arange(*block.bounds[-1], device=moved.device).expand_as(moved)
+        parents = block.nodes[:, block.bounds[-1][0] :]
         chain = self.machine.chain_bound(state.pool, parents).masked_fill(moved == NEG_INF, 0) - 1
         chain, order = chain.sort(dim=1, descending=True, stable=True)
         counts = _level_counts(chain, state.max_depth, first=0).tolist()
-        order = order[:, : max(1, counts[0])]
+        if not counts[0]:
+            return None
+        order = order[:, : counts[0]]
         row, moved, parents = row.gather(1, order), moved.gather(1, order), parents.gather(1, order)
         first = self.machine.push(state.pool, parents, state.num_tokens)
         nodes = torch.arange(first, state.pool.size, device=parents.device).expand_as(parents)
         origin = block.origin.gather(1, row)
-        level = block.level + len(block.bounds)
+        level = state.level + len(block.bounds)
         sizes = [nodes.shape[1], *counts[1:]]
         return SearchState(
             state.pool, nodes, moved, state.num_tokens, sizes, state.edges, origin, level, state.max_depth,
@@ -347,19 +334,18 @@ class WordBeamSearch:
         """
         table, frontier = BlockTable(), state
         synced = state.scores.new_zeros(len(tokens), 0), tokens.new_zeros(len(tokens), 0)
-        while True:
-            block = block or self.expand(frontier, max_rows=4 * self.num_beams)
+        while frontier is not None:
+            block = block or self.expand(frontier, max_rows=self.max_rows)
             given = tokens[:, None].expand_as(block.nodes)
             if block.word_log_probs is None:
                 words = self.log_probs_of(state, block.nodes, given)
             else:
                 words = block.word_log_probs.gather(2, given[..., None]).squeeze(2)
             generated = block.scores + block.log_probs[..., 0] + words
-            synced, _, (moved, move) = self.select(block, generated[..., None], synced, table.num_rows)
+            synced, _, moved = self.select(block, generated[..., None], synced, table.num_rows)
             table.blocks.append(block)
-            if not block.cut or not bool((moved > NEG_INF).any()):
-                break
-            frontier, block = self.next_block_state(frontier, block, moved, move), None
+            frontier = self.next_block_state(frontier, block, moved) if block.cut else None
+            block = None
         return table.candidates(*synced, tokens[:, None].expand_as(synced[1]))
 
     def commit(
@@ -383,15 +369,19 @@ class WordBeamSearch:
         scores, parents, tokens = chosen.scores, chosen.parents, chosen.tokens
         chain = self.machine.chain_bound(pool, parents) + moving[:, None]
         alive = scores > NEG_INF
-        keep = pool.in_use(parents, alive, state.max_length)
         chain, order = chain.masked_fill(~alive, -1).sort(dim=1, descending=True, stable=True)
         counted = chain if wanted is None else chain.masked_fill(~wanted[:, None], -1)
         counts = _level_counts(counted, state.max_depth + 1)
-        # The one host sync of a word: number of hypotheses, of nodes in use, and rows of every level of the next block.
-        rows, live, *sizes = torch.cat([alive.sum(1).amax()[None], keep.sum(1).amax()[None], counts]).tolist()
+        counts = torch.cat([alive.sum(1).amax()[None], counts])
+        keep = pool.in_use(parents, alive, state.max_length) if pool.is_full else None
+        if keep is not None:
+            counts = torch.cat([counts, keep.sum(1).amax()[None]])
+        # The one host sync of a word: number of hypotheses, rows of every level of the next block, nodes in use.
+        rows, *sizes = counts.tolist()
         order = order[:, : max(1, rows)]
         scores, parents, tokens = scores.gather(1, order), parents.gather(1, order), tokens.gather(1, order)
-        parents = pool.compact(keep, live, parents)
+        if keep is not None:
+            parents = pool.compact(keep, sizes.pop(), parents)
         first = self.machine.push(pool, parents, state.num_tokens + 1, tokens=tokens)
         nodes = torch.arange(first, pool.size, device=parents.device).expand_as(parents)
         if active is not None:
@@ -416,10 +406,10 @@ class WordBeamSearch:
         state = state.with_hypotheses(deepest)
         self.refresh(state)
         block = self.expand(state, words=False)
-        chain = chain.clamp(min=0, max=len(block.bounds) - 1)
-        first_row = torch.tensor([a for a, _ in block.bounds], device=chain.device)
-        row = first_row[chain] + torch.arange(chain.shape[1], device=chain.device)
-        row = row.clamp(max=block.nodes.shape[1] - 1)
+        # Row (c, k) of the block: hypothesis k takes as many actions as its stack allows.
+        reached = block.level - state.level == chain[..., None].clamp(min=0)
+        own = block.origin[:, None] == torch.arange(chain.shape[1], device=chain.device)[:, None]
+        row = (reached & own).long().argmax(2)
         scores = block.scores.gather(1, row).masked_fill(state.scores == NEG_INF, NEG_INF)
         scores, order = scores.sort(dim=1, descending=True, stable=True)
         row = row.gather(1, order)
@@ -468,6 +458,35 @@ class WordBeamSearch:
         weights = weights - weights.amax(1, keepdim=True).clamp(min=torch.finfo(weights.dtype).min)
         total = (weights[..., None] + block.word_log_probs).logsumexp(1)
         return total.masked_fill((total == NEG_INF).all(1, keepdim=True), 0.0).log_softmax(-1)
+
+
+def _rows(levels: list[Tensor], sizes: list[int]) -> Tensor:
+    """The first rows of levels [B, R, ...], one level after the other."""
+    return torch.cat([level[:, :size] for level, size in zip(levels, sizes, strict=True)], 1)
+
+
+def _places(sizes: list[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Number within its level, and level, of every row of levels of these sizes [R]."""
+    row = torch.arange(max(sizes), device=device).expand(1, len(sizes), -1)
+    level = torch.arange(len(sizes), device=device)[:, None].expand_as(row)
+    return tuple(_rows(list(x.unbind(1)), sizes).squeeze(0) for x in (row, level))
+
+
+def _without_negligible(scores: Tensor, gen: Tensor, mass: Tensor | None, negligible: float) -> tuple[Tensor, Tensor]:
+    """Leave out rows that weigh less than exp(-negligible) of the words of the levels before them.
+
+    Args:
+        scores: Of some levels [B, C, R].
+        gen: Log-probabilities of a word after each row [B, C, R].
+        mass: Log of the mass of the words of earlier levels [B]; None = these are the first.
+        negligible: The bound.
+
+    Returns:
+        Scores, -inf where left out, and the mass with these levels.
+    """
+    first = torch.full_like(scores[:, 0, 0], NEG_INF) if mass is None else mass
+    total = torch.cat([first[:, None], (scores + gen).logsumexp(2)], 1).logcumsumexp(1)
+    return scores.masked_fill(scores < total[:, :-1, None] - negligible, NEG_INF), total[:, -1]
 
 
 def _level_counts(chain: Tensor, max_depth: int, first: int = 1) -> Tensor:

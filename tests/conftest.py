@@ -169,31 +169,9 @@ def warm_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 def tiny_gpst_config() -> Any:
     """A GPST of a few thousand parameters with every part present."""
     from hf_synlm import GPSTConfig
+    from tests.search_models import GPST_TINY
 
-    return GPSTConfig(
-        vocab_size=40,
-        hidden_size=16,
-        num_attention_heads=2,
-        num_type_layers=1,
-        num_token_layers=1,
-        max_position_embeddings=64,
-        composition_size=8,
-        composition_num_heads=2,
-        composition_intermediate_size=16,
-        num_composition_layers=1,
-        score_size=4,
-        parser_size=8,
-        parser_score_size=8,
-        num_parser_layers=1,
-        parser_num_heads=2,
-        scoring_num_beams=3,
-        bos_token_id=1,
-        eos_token_id=1,
-        pad_token_id=0,
-        reduce_token_id=2,
-        cls_token_id=3,
-        sep_token_id=4,
-    )
+    return GPSTConfig(**GPST_TINY)
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ CASES = {
     "rnng-parse 17 words, action beam 100": Case(
         _rnng_text, "parse", 54_900, 1_004, {"num_beams": 10, "action_beam_size": 100, "fast_track_size": 1}
     ),
-    "on-lstm-train 20 x 70": Case(_on_lstm, "train", 6_700, 0),
+    "on-lstm-train 20 x 70": Case(_on_lstm, "train", 2_400, 0),
     "prpn-train 64 x 35": Case(_prpn, "train", 10_300, 0),
     "palm-train 20 x 70": Case(_palm, "train", 320, 0),
 }

@@ -3,7 +3,9 @@
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 import hf_synlm
 
@@ -35,6 +37,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "awd_lstm, one layer": ("PaLM", {**_PALM, "span_attention": False, "num_layers": 1}),
     "lstm": ("LSTM", {"embedding_size": 10, "hidden_size": 12}),
 }
+SENTENCES = ["the keys to the cabinet are on the table", "fruit flies like a banana", "flies like the table"]
 # One of each architecture, where variants would add nothing.
 ARCHITECTURES = ("on_lstm, split head", "prpn", "prpn, syd", "palm", "awd_lstm", "lstm")
 WITH_TREES = tuple(name for name in MODELS if not name.startswith(("awd_lstm", "lstm")))
@@ -93,6 +96,17 @@ def ids_of(*lengths: int, width: int | None = None, left: bool = False) -> tuple
         ids[row, where] = torch.randint(WORDS.start, WORDS.stop, (n,))
         mask[row, where] = 1
     return ids, mask
+
+
+def words_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer of the words of `SENTENCES`."""
+    words = sorted({word for sentence in SENTENCES for word in sentence.split()})
+    vocabulary = {word: index for index, word in enumerate(["</s>", "<unk>", *words])} | {"<pad>": PADDING}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="<unk>", bos_token="</s>", eos_token="</s>", pad_token="<pad>"
+    )
 
 
 def gradients(model: Any, loss: Tensor) -> dict[str, Tensor | None]:

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import sys
 import textwrap
 from pathlib import Path
 
@@ -13,11 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_synlm import GPSTForCausalLM
 from hf_synlm.conversion import TOKENIZERS, convert_state_dict
-from hf_synlm.conversion.__main__ import main
 from hf_synlm.conversion.files import convert_files, read_state_dict
 from hf_synlm.conversion.rename import rename_state_dict
 from hf_synlm.conversion.rnng import EXTRACTION
-from tests import warm_python
 
 CASE = Path(__file__).parent / "goldens" / "gpst" / "02_packed"
 
@@ -83,19 +80,17 @@ def test_renaming_refuses_collisions():
     assert list(rename_state_dict({"x.3": torch.zeros(1)}, {r"x\.(\d)": r"y.\1"})) == ["y.3"]
 
 
-def test_command_line(checkpoint, tmp_path, capsys):
+def test_files_of_two_sections(checkpoint, tmp_path):
     state, config = checkpoint
     torch.save({f"module.{key}": value for key, value in state.items()}, tmp_path / "model.bin")
-    for section in ("r2d2_config", "gpt_config"):
-        (tmp_path / f"{section}.json").write_text(json.dumps(config[section]))
-    arguments = ["gpst", "--weights", str(tmp_path / "model.bin"), "--output", str(tmp_path / "out"), "--config"]
-    arguments += [str(tmp_path / "r2d2_config.json"), str(tmp_path / "gpt_config.json")]
-    assert main(arguments) == 0
-    loaded = GPSTForCausalLM.from_pretrained(tmp_path / "out")
+    configs = [tmp_path / f"{section}.json" for section in ("r2d2_config", "gpt_config")]
+    for file in configs:
+        file.write_text(json.dumps(config[file.stem]))
+    out = convert_files("gpst", tmp_path / "model.bin", configs, tmp_path / "out")
+    loaded = GPSTForCausalLM.from_pretrained(out)
     assert torch.equal(loaded.model.root_embedding, state["r2d2.outside_root_embedding"])
-    with pytest.raises(SystemExit):
-        main(arguments)
-    assert "exists" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="exists"):
+        convert_files("gpst", tmp_path / "model.bin", configs, tmp_path / "out")
 
 
 def test_pickles_with_other_objects_are_refused(tmp_path):
@@ -262,7 +257,7 @@ def test_the_recipe_for_pickled_rnngs_works(vocabulary, rnng_checkpoint, tmp_pat
     )
     recipe = EXTRACTION.split("run\n", 1)[1].rsplit("\nand pass", 1)[0]
     exec(textwrap.dedent(recipe), {})
-    assert main(["rnng", "--weights", "weights.pt", "--config", "config.json", "--output", "out"]) == 0
+    convert_files("rnng", Path("weights.pt"), [Path("config.json")], Path("out"))
     model = AutoModelForCausalLM.from_pretrained("out")
     if vocabulary is PieceVocabulary:
         assert model.config.subwords and model.model.word_final[:8].tolist() == [1, 0, 1, 1, 0, 1, 0, 1]
@@ -272,15 +267,13 @@ def test_the_recipe_for_pickled_rnngs_works(vocabulary, rnng_checkpoint, tmp_pat
         assert AutoTokenizer.from_pretrained("out")("W5 dogs 7th")["input_ids"] == [5, 2, 1]
 
 
-def test_command_line_of_rnng(rnng_checkpoint, tmp_path):
+def test_files_of_rnng(rnng_checkpoint, tmp_path):
     state, meta = rnng_checkpoint
     torch.save(state, tmp_path / "weights.pt")
     words = ["<pad>", "<unk>", *(f"w{x}" for x in range(2, meta["config"]["vocab_size"]))]
     (tmp_path / "config.json").write_text(json.dumps({**meta["config"], "vocabulary": words}))
-    files = ["--weights", str(tmp_path / "weights.pt"), "--config", str(tmp_path / "config.json")]
-    command = [sys.executable, "-m", "hf_synlm.conversion", "rnng", *files, "--output", str(tmp_path / "out")]
-    run = warm_python.run(command, cwd=Path(__file__).parents[1], check=True)
-    assert "saved" in run.stdout
+    files = ("rnng", tmp_path / "weights.pt", [tmp_path / "config.json"])
+    convert_files(*files, tmp_path / "out")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert loaded.config.nonterminals == meta["config"]["nonterminals"]
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("w5 w2 so")["input_ids"] == [5, 2, 1]
@@ -289,27 +282,24 @@ def test_command_line_of_rnng(rnng_checkpoint, tmp_path):
     expected = convert_state_dict("rnng", state, meta["config"]).parse(ids)
     assert torch.equal(loaded.parse(ids).log_probs, expected.log_probs)
     with pytest.raises(ValueError, match="which would be lost"):  # the folder of what is read is not replaced
-        convert_files("rnng", tmp_path / "weights.pt", [tmp_path / "config.json"], tmp_path, overwrite=True)
+        convert_files(*files, tmp_path, overwrite=True)
 
 
 class Vocabulary:
     """Stands for the authors' class of this name."""
 
 
-def test_the_authors_pickles_are_refused_with_instructions(rnng_checkpoint, tmp_path, capsys):
+def test_the_authors_pickles_are_refused_with_instructions(rnng_checkpoint, tmp_path):
     state, meta = rnng_checkpoint
     (tmp_path / "config.json").write_text(json.dumps(meta["config"]))
     (tmp_path / "list.json").write_text("[1]")
-    arguments = ["rnng", "--output", str(tmp_path / "out"), "--weights", str(tmp_path / "rnng.pt"), "--config"]
+    weights, config, out = tmp_path / "rnng.pt", tmp_path / "config.json", tmp_path / "out"
     for checkpoint in ({"model_state_dict": state, "vocab": Vocabulary()}, {"model_state_dict": state}):
-        torch.save(checkpoint, tmp_path / "rnng.pt")
-        with pytest.raises(SystemExit):
-            main([*arguments, str(tmp_path / "config.json")])
-        message = capsys.readouterr().err
-        assert 'torch.save(checkpoint["model_state_dict"], "weights.pt")' in message
-        assert ("Vocabulary" in message) == ("vocab" in checkpoint)
-    for configs, expected in ((["config.json"] * 2, "takes one"), (["list.json"], "JSON object")):
-        with pytest.raises(SystemExit):
-            main([*arguments, *(str(tmp_path / name) for name in configs)])
-        assert expected in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+        torch.save(checkpoint, weights)
+        with pytest.raises(ValueError, match="torch.save.checkpoint..model_state_dict.., .weights.pt") as error:
+            convert_files("rnng", weights, [config], out)
+        assert ("Vocabulary" in str(error.value)) == ("vocab" in checkpoint)
+    for configs, expected in (([config] * 2, "takes one"), ([tmp_path / "list.json"], "not a JSON object")):
+        with pytest.raises(ValueError, match=expected):
+            convert_files("rnng", weights, configs, out)
+    assert not out.exists()

@@ -2,8 +2,6 @@
 
 import functools
 import json
-import math
-import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,12 +12,10 @@ import datasets
 import numpy as np
 import pytest
 import torch
-import yaml
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
-from accelerate.utils import DistributedType
 from tokenizers.processors import TemplateProcessing
-from training_runs import TRAINING, launch, results_of, run_script, torchrun
+from training_runs import TRAINING, cut_off, launch, results_of, run_script, torchrun
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -28,6 +24,7 @@ from transformers import (
     BartForConditionalGeneration,
     BertConfig,
     BertForSequenceClassification,
+    DataCollatorWithPadding,
     GPT2Config,
     GPT2LMHeadModel,
     pipeline,
@@ -48,47 +45,18 @@ from hf_synlm.evaluation.rouge import rouge_scores, sentences_as_lines
 from hf_synlm.evaluation.summary import summarize
 from hf_synlm.evaluation.treebank_parsing import parse_words, score_trees
 from hf_synlm.training import example_tables, finetune_glue, finetune_grammar_induction, finetune_summarization
-from hf_synlm.training.arguments import TrainingArguments, parse_arguments
-from hf_synlm.training.checkpoints import TrainingState
+from hf_synlm.training.arguments import TrainingArguments
 from hf_synlm.training.example_tables import load_table
 from hf_synlm.training.export import hub_facts
-from hf_synlm.training.finetuning import CourseArguments, map_rows
+from hf_synlm.training.finetune_summarization import ContextCollator, ContextLayout
 from hf_synlm.training.samplers import seed_micro_step
-from hf_synlm.training.summary_contexts import ContextCollator, ContextLayout
+from hf_synlm.training.steps import map_rows
 
 SENTENCES = sample_path("raw.train.txt").read_text(encoding="utf-8").splitlines()[:300]
 SENTENCES = [line.strip() for line in SENTENCES if line.strip()]
 
 
 # ---------------------------------------------------------------------------------------------- scores
-def matthews(gold: list[int], predicted: list[int]) -> float:
-    """(tp tn - fp fn) / sqrt((tp + fp)(tp + fn)(tn + fp)(tn + fn))."""
-    pairs = list(zip(gold, predicted, strict=True))
-    tp, tn, fp, fn = (pairs.count(pair) for pair in ((1, 1), (0, 0), (0, 1), (1, 0)))
-    product = (tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)
-    return (tp * tn - fp * fn) / math.sqrt(product) if product else 0.0
-
-
-def f1(gold: list[int], predicted: list[int]) -> float:
-    both = sum(g == p == 1 for g, p in zip(gold, predicted, strict=True))
-    return 2 * both / (sum(gold) + sum(predicted)) if sum(gold) + sum(predicted) else 0.0
-
-
-def accuracy(gold: list[int], predicted: list[int]) -> float:
-    return sum(g == p for g, p in zip(gold, predicted, strict=True)) / len(gold)
-
-
-def pearson(x: list[float], y: list[float]) -> float:
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
-    return covariance / math.sqrt(sum((a - mean_x) ** 2 for a in x) * sum((b - mean_y) ** 2 for b in y))
-
-
-def ranks(values: list[float]) -> list[float]:
-    """Rank of each value; ties share the mean of theirs."""
-    return [sum(v < value for v in values) + (sum(v == value for v in values) + 1) / 2 for value in values]
-
-
 CLASSES = TextTask("x", ("a",), ("no", "yes"), ("accuracy", "f1", "matthews_correlation"))
 NUMBERS = GLUE_TASKS["stsb"]
 
@@ -108,17 +76,6 @@ NUMBERS = GLUE_TASKS["stsb"]
 def test_scores_on_stored_cases(task: TextTask, gold: list, predicted: list, expected: tuple[float, ...]) -> None:
     scores = task_scores(task, predicted, gold)
     assert tuple(scores) == task.metrics and tuple(scores.values()) == pytest.approx(expected)
-
-
-def test_scores_agree_with_their_formulas() -> None:
-    draw = random.Random(1)
-    for _ in range(30):
-        n = draw.randint(2, 40)
-        gold, predicted = ([draw.randint(0, 1) for _ in range(n)] for _ in range(2))
-        expected = [function(gold, predicted) for function in (accuracy, f1, matthews)]
-        assert list(task_scores(CLASSES, predicted, gold).values()) == pytest.approx(expected)
-        x, y = ([draw.choice([0.0, 0.5, 2.5, 3.2, 5.0]) for _ in range(n)] + [1.0, 4.0] for _ in range(2))
-        assert list(task_scores(NUMBERS, y, x).values()) == pytest.approx([pearson(x, y), pearson(ranks(x), ranks(y))])
 
 
 def test_glue_tasks_are_the_nine_of_the_benchmark() -> None:
@@ -147,16 +104,12 @@ def test_bad_predictions_are_refused(task: TextTask, predicted: list, gold: list
 
 
 def test_rouge_of_the_examples_of_lin_2004() -> None:
-    reference = "police killed the gunman"
-    first = rouge_scores(["police kill the gunman"], [reference])
-    second = rouge_scores(["the gunman kill police"], [reference])
-    assert (first["rouge1"], first["rougeL"], second["rougeL"]) == pytest.approx((75, 75, 50))
-    assert first["rouge2"] == second["rouge2"] == pytest.approx(100 / 3)
-    assert first["rouge_average"] == pytest.approx((75 + 100 / 3 + 75) / 3)
+    scores = rouge_scores(["police kill the gunman"], ["police killed the gunman"])
+    expected = {"rouge1": 75, "rouge2": 100 / 3, "rougeL": 75, "rougeLsum": 75, "rouge_average": (150 + 100 / 3) / 3}
+    assert scores == pytest.approx(expected)
     # Union of w1 w3 w5 and w1 w2: recall 4 / 5, precision 4 / 10; as one text the longest subsequence has 3 words.
     union = rouge_scores(["w1 w3 w8 w9 w5\nw1 w2 w6 w7 w8"], ["w1 w2 w3 w4 w5"])
-    assert union["rougeLsum"] == pytest.approx(100 * 2 * 0.8 * 0.4 / 1.2)
-    assert union["rougeL"] == pytest.approx(100 * 2 * 0.6 * 0.3 / 0.9)
+    assert (union["rougeLsum"], union["rougeL"]) == pytest.approx((64 / 1.2, 36 / 0.9))
 
 
 def test_rouge_takes_the_best_of_several_references_and_splits_sentences() -> None:
@@ -332,7 +285,7 @@ def test_a_tokenizer_with_a_layout_of_its_own_keeps_it() -> None:
     encoded = finetune_glue.encode_batch(batch, [0, 1], tokenizer, GLUE_TASKS["rte"], np.array([0, 1]), 32, None)
     assert encoded["input_ids"][0][0] == cls and encoded["input_ids"][0].count(sep) == 2
     rows = [{name: np.array(values[k]) for name, values in encoded.items()} for k in range(2)]
-    made = finetune_glue.Collator(tokenizer.pad_token_id, width=20)(rows)
+    made = DataCollatorWithPadding(tokenizer, "max_length", 20)(rows)
     assert set(made) == {"labels", "input_ids", "token_type_ids", "attention_mask"}
     assert made["input_ids"].shape == (2, 20) and made["token_type_ids"].max() == 1
     assert made["attention_mask"].sum(1).tolist() == [len(ids) for ids in encoded["input_ids"]]
@@ -458,7 +411,7 @@ def test_runs_with_several_seeds_have_a_mean(
         summarize(results)
     results[1].options["learning_rate"] = 5e-5
     results[1].model["num_parameters"] += 1
-    with pytest.raises(ValueError, match="different models, which would mix conventions: num_parameters"):
+    with pytest.raises(ValueError, match="different models cannot be compared: num_parameters"):
         summarize(results)
 
 
@@ -535,12 +488,10 @@ def test_summarization_runs(name: str, files: dict[str, str], finished: Callable
     assert [text.strip() for text in texts] == written
 
 
-@pytest.mark.parametrize("options", ["num_beams=2,synchronous=false", "num_beams=2"])
-def test_summaries_of_gpst_by_other_decoders(options: str, models: Path, files: dict[str, str], tmp_path: Path) -> None:
-    flags = ("--generation_options", options, "--end_token", "false", "--max_train_steps", "1")
-    results = run("summarization", models / "gpst", files, tmp_path / "out", *flags)
-    assert results["test"]["options"].get("synchronous", True) == ("false" not in options)
-    assert results["test"]["options"]["eos_token_id"] is None
+def test_summaries_of_gpst_without_synchronization(models: Path, files: dict[str, str], tmp_path: Path) -> None:
+    flags = ("--generation_options", "num_beams=2,synchronous=false", "--end_token", "false", "--max_train_steps", "1")
+    options = run("summarization", models / "gpst", files, tmp_path / "out", *flags)["test"]["options"]
+    assert (options["synchronous"], options["eos_token_id"]) == (False, None)
 
 
 def test_grammar_induction_runs_with_ablations(files: dict[str, str], finished: Callable) -> None:
@@ -568,27 +519,18 @@ def test_grammar_induction_runs_with_ablations(files: dict[str, str], finished: 
 
 
 @pytest.mark.parametrize(
-    ("script", "name"),
-    [("glue", "gpst"), ("glue", "gpt2"), ("glue", "on_lstm"), ("summarization", "gpst"), ("induction", "gpst")],
+    ("script", "name"), [("glue", "gpst"), ("glue", "gpt2"), ("summarization", "gpst"), ("induction", "gpst")]
 )
 def test_resumed_run_is_bit_equal(
     script: str, name: str, models: Path, files: dict[str, str], finished: Callable, tmp_path: Path
 ) -> None:
     whole, straight = finished(script, name)
     resumed = tmp_path / "resumed"
-    # What a run that was killed after step 2 leaves.
-    resumed.mkdir()
-    shutil.copytree(straight / "step_2", resumed / "step_2")
-    best = TrainingState(**json.loads((straight / "step_2" / "training_state.json").read_text())).notes["best"]["step"]
-    if (straight / f"best_{best}").is_dir():  # otherwise a later step was better, and the checkpoint has the weights
-        shutil.copytree(straight / f"best_{best}", resumed / f"best_{best}")
-    (resumed / "step_3.partial").mkdir()
+    cut_off(straight, resumed, 2)
     flags = flags_of(script, "--resume_from_checkpoint", "latest")
     again = run(script, models / name, files, resumed, *flags)
-    measured = {"seconds_of_this_process", "tokens_per_second"}
-    assert {k: v for k, v in again.items() if k not in measured} == {
-        k: v for k, v in whole.items() if k not in measured
-    }
+    measured = dict.fromkeys(("seconds_of_this_process", "tokens_per_second"))
+    assert {**again, **measured} == {**whole, **measured}
     weights = [folder / "model" / "model.safetensors" for folder in (straight, resumed)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     with pytest.raises(ValueError, match="other settings or data"):
@@ -633,10 +575,10 @@ def test_bad_tables_of_glue_are_refused(models: Path, files: dict[str, str], tmp
     fails([good, {"sentence": "b", "label": None}], where + r"row 1 \(counted from 0\) has no label")
     fails([{"sentence": "a", "label": -1}], where + "row 0 .* has no label .-1.")
     fails([good, {"sentence": "b", "label": 2}], where + "label 2 of row 1 .* is not an id from 0 to 1")
-    fails([{"sentence": "a", "label": "fine"}], where + "label 'fine' of row 0 .* is not one of .*unacceptable")
+    fails([{"sentence": "a", "label": "fine"}], where + "row 0 .* has the label 'fine', not one of .*unacceptable")
     fails([{"sentence": " ", "label": 1}], where + "sentence of row 0 .* is ' '")
     pair = {"sentence1": "a", "sentence2": "b"}
-    fails([{**pair, "label": 5.5}], r"label 5.5 of row 0 .* is outside \[0.0, 5.0\]", task="stsb")
+    fails([{**pair, "label": 5.5}], r"row 0 .* has the label 5.5, outside \[0.0, 5.0\]", task="stsb")
 
 
 @pytest.mark.parametrize(
@@ -665,13 +607,11 @@ def test_classes_are_counted_from_zero(label: Any) -> None:
     ("script", "name", "flags", "match"),
     [
         ("glue", "gpt2", ("--task_name", "xnli"), "no task of GLUE"),
-        ("glue", "gpt2", ("--max_length", "3"), "max_length must be at least 4"),
-        ("glue", "gpt2", ("--train_file", "missing.jsonl"), "There is no file 'missing.jsonl'"),
+        ("glue", "gpt2", ("--train_files", "missing.jsonl"), "There is no file 'missing.jsonl'"),  # also the plural
         ("glue", "gpt2", ("--train_file", __file__), "ending '.py'"),
         ("glue", "gpt2", ("--validation_mismatched_file", __file__), "mnli only"),
         ("glue", "gpt2", ("--config_overrides", "n_layers=3"), "has no field 'n_layers'"),
         ("glue", "", (), "model_name_or_path is not set"),
-        ("glue", "gpt2", ("--num_train_epochs", "-1"), "must not be negative"),
         ("glue", "gpt2", ("--generation_steps", "5"), "generation_steps is for pretraining"),
         ("glue", "gpt2", ("--tokenizer_name", "{wide}"), "tokenizer has 420 tokens and the model 400"),
         ("summarization", "gpst", ("--text_column", "body"), "no column 'body'"),
@@ -679,13 +619,11 @@ def test_classes_are_counted_from_zero(label: Any) -> None:
         ("summarization", "gpst", ("--max_source_length", "60"), "model has 64 positions"),
         ("summarization", "gpst", ("--generation_options", "num_beams=2,num_beam_groups=2"), "num_beam_groups"),
         ("summarization", "gpst", ("--prompt", " "), "prompt is empty"),
-        ("summarization", "gpst", ("--max_new_tokens", "0"), "max_new_tokens must be at least 1"),
         ("summarization", "gpt2", ("--max_new_tokens", "60"), "a summary of max_new_tokens 60 is .* has 64 positions"),
         ("summarization", "rnng", (), "RNNG learns from trees"),
         ("summarization", "bart", (), "separate encoder"),
         ("induction", "gpt2", (), "is a gpt2, and this program fine-tunes GPST"),
         ("induction", "gpst", ("--methods", "cky"), "Unknown tree type 'cky'"),
-        ("induction", "gpst", ("--train_trees", "missing"), "no file 'missing'"),
         ("induction", "gpst", ("--max_sentence_tokens", "1"), "No examples are left"),
         ("induction", "gpst", ("--max_tree_words", "1"), "none of the 6 sentences is scored"),
         ("induction", "gpst", ("--config_overrides", "merge_noise=-1"), "merge_noise must be"),
@@ -703,25 +641,20 @@ def test_bad_input_is_refused_before_training(
     assert not list((tmp_path / "out").glob("best_*")) and not (tmp_path / "out" / "all_results.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"train_file": "x"}, "belong together"),
-        ({"task_name": "mnli", "train_file": "x", "validation_file": "y"}, "two validation files"),
-        ({}, "No training data"),
-    ],
-)
-def test_incomplete_data_of_glue_are_refused(arguments: dict[str, str], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        finetune_glue.GlueArguments(**arguments)
+def test_incomplete_data_of_glue_are_refused() -> None:
+    mnli = {"task_name": "mnli", "train_file": "x", "validation_file": "y"}
+    for given, match in (({"train_file": "x"}, "belong together"), (mnli, "two validation"), ({}, "No training data")):
+        with pytest.raises(ValueError, match=match):
+            finetune_glue.GlueArguments(**given)
 
 
 # ---------------------------------------------------------------------------------------------- shared parts
 def test_epochs_become_steps() -> None:
     arguments = TrainingArguments(output_dir="x", per_device_train_batch_size=3, gradient_accumulation_steps=2)
-    accelerator = SimpleNamespace(num_processes=2, distributed_type=DistributedType.NO)
+    accelerator = SimpleNamespace(num_processes=2, process_index=0)
     for epochs, steps in ((0, 1000), (3, 5)):
-        recipe = finetune_glue.GlueRecipe(accelerator, None, None, CourseArguments(epochs), arguments)
+        arguments.num_train_epochs, arguments.max_train_steps = epochs, None
+        recipe = finetune_glue.GlueRecipe(accelerator, None, None, arguments)
         recipe.examples = range(20)
         recipe.settle_steps()
         assert arguments.max_train_steps == steps
@@ -741,35 +674,6 @@ def test_rows_come_back_in_their_order() -> None:
 
 def test_only_gpst_has_a_parser_with_a_rate_of_its_own(models: Path) -> None:
     arguments, run_arguments = SimpleNamespace(parser_learning_rate=0.5), TrainingArguments(output_dir="x")
-    recipe = finetune_glue.GlueRecipe(Accelerator(cpu=True), arguments, None, CourseArguments(), run_arguments)
+    recipe = finetune_glue.GlueRecipe(Accelerator(cpu=True), arguments, None, run_arguments)
     gpst, gpt2 = (AutoModelForCausalLM.from_pretrained(models / name) for name in ("gpst", "gpt2"))
     assert recipe.learning_rates(gpst) == {"parser": 0.5} and recipe.learning_rates(gpt2) == {}
-
-
-TYPES = {
-    "glue": finetune_glue.GlueRecipe,
-    "summarization": finetune_summarization.SummarizationRecipe,
-    "induction": finetune_grammar_induction.InductionRecipe,
-}
-CONFIGS = [path for path in (TRAINING / "configs").glob("*.yaml") if path.stem.split("_")[0] in TYPES]
-
-
-@pytest.mark.parametrize("path", sorted(CONFIGS), ids=lambda path: path.name)
-def test_configurations_hold_the_papers_values(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, recipe = path.read_text(encoding="utf-8"), TYPES[path.stem.split("_")[0]]
-    assert f"--config training/configs/{path.name}" in text.replace("\\\n#", "")
-    monkeypatch.setattr(Path, "is_file", lambda self: True)  # treebanks that are not part of the project
-    flags = ["--config", str(path), "--output_dir", "x", "--model_name_or_path", "m"]
-    flags += ["--task_name", "rte"] if path.stem == "glue" else []
-    _, data, *_, course, arguments = parse_arguments(recipe.argument_types, flags, recipe.mappings)
-    if path.stem == "induction_tiny":  # the demonstration: the paper has no such size
-        return
-    epochs = {"glue": 20, "xsum": 15, "cnn_dailymail": 15, "gigaword": 10, "ptb": 10}
-    batches = {"glue": 512, "xsum": 16, "cnn_dailymail": 16, "gigaword": 64, "ptb": 32}
-    lengths = {"xsum": (900, 100), "cnn_dailymail": (900, 100), "gigaword": (400, 120)}
-    name = path.stem.partition("_")[2] or "glue"
-    assert course.num_train_epochs == epochs[name]
-    assert 8 * arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps == batches[name]
-    assert arguments.learning_rate == 5e-5 and yaml.safe_load(text)["parser_learning_rate"] == 1e-3
-    if name in lengths:
-        assert (data.max_source_length, data.max_target_length) == lengths[name] and data.prompt == "Summary:"

@@ -17,7 +17,7 @@ from hf_synlm import (
     matrix_products,
 )
 from hf_synlm.training import flops, speed
-from hf_synlm.training.baseline_model import decoder_flops_per_token
+from hf_synlm.training.flops import decoder_flops_per_token
 from tests import test_modeling_rnng as rnng
 from tests.test_modeling_gpst import NO_DROPOUT
 
@@ -110,15 +110,8 @@ def test_peak_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert speed.device_peak_flops(cpu, "no", None) is None and speed.device_peak_flops(cpu, "no", 2e9) == 2e9
     for name, half, single in (
         ("NVIDIA H100 80GB HBM3", 989e12, 67e12),
-        ("NVIDIA H100 PCIe", 756e12, 51e12),
-        ("NVIDIA H100 NVL", 835e12, 60e12),
-        ("NVIDIA GH200 480GB", 989e12, 67e12),
         ("NVIDIA A100-SXM4-80GB", 312e12, 19.5e12),
         ("NVIDIA A100 80GB PCIe", 312e12, 19.5e12),
-        ("NVIDIA L40S", 362e12, 91.6e12),
-        ("NVIDIA L40", 181e12, 90.5e12),
-        ("NVIDIA L4", 121e12, 30.3e12),
-        ("NVIDIA A10G", 70e12, 35e12),
         ("NVIDIA GeForce RTX 4090", 165e12, 82.6e12),
         ("Tesla V100-PCIE-16GB", 112e12, 14e12),
         ("Tesla T4", 65e12, 8.1e12),

@@ -10,48 +10,39 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_synlm import GPSTForCausalLM
 from tests.reference import exhaustive_search as reference
-
-# Two of these are fixtures: pytest finds them by their names in this module, and arguments of tests repeat the names.
-from tests.test_generation_gpst import (
-    EOS,
-    actions_of,
-    chi_square,
-    ending_model,  # noqa: F401
-    generate,
-    model,  # noqa: F401
-)
-from tests.test_search_words import make_model, padded
+from tests.search_models import assert_fits, ending_model, generate, gpst, padded
+from tests.test_generation_gpst import EOS, actions_of
 
 
-def generate_by_actions(model: GPSTForCausalLM, ids: Any, **kwargs: Any) -> Any:  # noqa: F811
+@pytest.fixture
+def model() -> GPSTForCausalLM:
+    """A tiny model."""
+    return gpst()
+
+
+def generate_by_actions(model: GPSTForCausalLM, ids: Any, **kwargs: Any) -> Any:
     """Generate over single actions; the length is not penalized and beams do not stop early."""
     if kwargs.get("num_beams", 1) > 1:
         kwargs = {"length_penalty": 0.0, "early_stopping": "never", **kwargs}
     return generate(model, ids, synchronous=False, **kwargs)
 
 
-def small_model(config: Any, vocab_size: int = 6) -> GPSTForCausalLM:
-    """A model of six words."""
-    config.vocab_size = vocab_size
-    return make_model(config)
-
-
-def prompt_log_prob(model: GPSTForCausalLM, prompt: list[int]) -> float:  # noqa: F811
+def prompt_log_prob(model: GPSTForCausalLM, prompt: list[int]) -> float:
     """Exact log p(prompt), renormalized."""
     derivations = reference.prefix_derivations(len(prompt))
     return reference.log_sum_exp([reference.log_prob(model, prompt, x, renormalize=True) for x in derivations])
 
 
-def rescored(model: GPSTForCausalLM, tokens: list[int], actions: tuple[int, ...], prompt: list[int]) -> float:  # noqa: F811
+def rescored(model: GPSTForCausalLM, tokens: list[int], actions: tuple[int, ...], prompt: list[int]) -> float:
     """Exact log p(new words, derivation | prompt), renormalized."""
     return reference.log_prob(model, tokens, actions, renormalize=True) - prompt_log_prob(model, prompt)
 
 
 # --------------------------------------------------------------------------------------------------------- beam search
 @pytest.mark.parametrize(("prompt", "num_new"), [([], 3), ([3, 5, 3], 1), ([5, 4], 2)])
-def test_wide_beam_finds_everything(tiny_gpst_config: Any, prompt: list[int], num_new: int) -> None:
+def test_wide_beam_finds_everything(prompt: list[int], num_new: int) -> None:
     """A beam wider than all derivations ranks all texts and trees; missing sequences are padding."""
-    small = small_model(tiny_gpst_config)
+    small = gpst(vocab_size=6)
     length = len(prompt) + num_new
     expected = {}
     for words in itertools.product(range(6), repeat=num_new):
@@ -77,10 +68,9 @@ def test_wide_beam_finds_everything(tiny_gpst_config: Any, prompt: list[int], nu
 @pytest.mark.parametrize("num_beams", [1, 2, 5])
 @pytest.mark.parametrize("eos", [None, 5])
 @pytest.mark.parametrize("seed", [2, 6])
-def test_beam_equals_its_specification(tiny_gpst_config: Any, num_beams: int, eos: int | None, seed: int) -> None:
+def test_beam_equals_its_specification(num_beams: int, eos: int | None, seed: int) -> None:
     """Selection step by step, from scratch: for num_beams=1 the best of V + 1 actions at every step."""
-    tiny_gpst_config.vocab_size = 6
-    small = make_model(tiny_gpst_config, gen_bias=-1.5, seed=seed)
+    small = gpst(gen_bias=-1.5, seed=seed, vocab_size=6)
     expected = reference.action_beam(small, num_beams, 5, eos)
     output = generate_by_actions(
         small, [[EOS]], num_beams=num_beams, num_return_sequences=num_beams, max_new_tokens=5, eos_token_id=eos
@@ -97,7 +87,7 @@ def test_beam_equals_its_specification(tiny_gpst_config: Any, num_beams: int, eo
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_scores_are_joint_given_the_prompt(model: GPSTForCausalLM, num_beams: int) -> None:  # noqa: F811
+def test_scores_are_joint_given_the_prompt(model: GPSTForCausalLM, num_beams: int) -> None:
     """Rescoring without caches, with renormalized actions, gives the scores; trees are complete or a forest."""
     rows = [[9, 12, 30], [21]]
     ids, mask = padded(rows, left=True)
@@ -116,30 +106,7 @@ def test_scores_are_joint_given_the_prompt(model: GPSTForCausalLM, num_beams: in
             assert actions[-1] == 0 if "close_tree" in options else reference.stack_depth(actions) == 1
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 1.0}]
-)
-def test_batch_equals_one_by_one(ending_model: GPSTForCausalLM, options: dict) -> None:  # noqa: F811
-    """Left-padded prompts of unequal lengths, with end tokens, equal single prompts."""
-    rows = [[9, 12, 30, 8], [21], [3, 14, 15]]
-    ids, mask = padded(rows, left=True)
-    count = options.get("num_return_sequences", 1)
-    common = {"eos_token_id": EOS, "max_new_tokens": 9, "no_repeat_ngram_size": 2, **options}
-    output = generate_by_actions(ending_model, ids, attention_mask=mask, **common)
-    for row, prompt in enumerate(rows):
-        single = generate_by_actions(ending_model, [prompt], **common)
-        for rank in range(count):
-            index = row * count + rank
-            new, expected = output.sequences[index, 4:].tolist(), single.sequences[rank, len(prompt) :].tolist()
-            assert new[: len(expected)] == expected and set(new[len(expected) :]) <= {0}
-            assert actions_of(output, index) == actions_of(single, rank)
-            shift = ids.shape[1] - len(prompt)
-            assert output.spans[index] == [(i + shift, j + shift) for i, j in single.spans[rank]]
-            score = float(single.sequences_scores[rank])
-            assert float(output.sequences_scores[index]) == pytest.approx(score, abs=1e-4)
-
-
-def test_context_before_the_text(model: GPSTForCausalLM) -> None:  # noqa: F811
+def test_context_before_the_text(model: GPSTForCausalLM) -> None:
     """After complete sentences the stack is empty; padding does not matter."""
     ids, mask = padded([[9, 12, 30, 8], [21, 7]], left=True)
     context = mask * torch.tensor([1, 1, 2, 2])
@@ -151,9 +118,9 @@ def test_context_before_the_text(model: GPSTForCausalLM) -> None:  # noqa: F811
     assert [len(spans) for spans in output.spans] == [3, 3]
 
 
-def test_end_token_only_on_one_tree(ending_model: GPSTForCausalLM) -> None:  # noqa: F811
+def test_end_token_only_on_one_tree() -> None:
     """Sequences that end have one complete tree without the end token, and rescore; greedy, beam and sampling."""
-    prompt, ended = [9, 12], 0
+    model, prompt, ended = ending_model("gpst"), [9, 12], 0
     sampling = {"do_sample": True, "top_k": 0}
     for options in (
         {},
@@ -162,7 +129,7 @@ def test_end_token_only_on_one_tree(ending_model: GPSTForCausalLM) -> None:  # n
         {"num_beams": 4, "num_return_sequences": 4, **sampling},
     ):
         output = generate_by_actions(
-            ending_model, [prompt], eos_token_id=EOS, action_beam_size=16, max_new_tokens=8, **options
+            model, [prompt], eos_token_id=EOS, action_beam_size=16, max_new_tokens=8, **options
         )
         for row, sequence in enumerate(output.sequences.tolist()):
             actions = actions_of(output, row)
@@ -173,23 +140,9 @@ def test_end_token_only_on_one_tree(ending_model: GPSTForCausalLM) -> None:  # n
             stop = sequence.index(EOS)
             assert actions.count(0) == stop and set(sequence[stop + 1 :]) <= {0}
             if "num_beams" not in options or "do_sample" not in options:
-                expected = rescored(ending_model, sequence[: stop + 1], (*actions, 0), prompt)
+                expected = rescored(model, sequence[: stop + 1], (*actions, 0), prompt)
                 assert float(output.sequences_scores[row]) == pytest.approx(expected, abs=1e-4)
     assert ended > 4
-
-
-def test_length_penalty_counts_words(ending_model: GPSTForCausalLM) -> None:  # noqa: F811
-    """The penalty can favor short and long texts; `early_stopping` finds no better ones."""
-    common = {"eos_token_id": EOS, "num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 10}
-    short, long = (
-        generate_by_actions(ending_model, [[9, 12]], length_penalty=p, **common).sequences for p in (-5.0, 5.0)
-    )
-    assert (short[0] != 0).sum() < (long[0] != 0).sum()
-    scores = [
-        generate_by_actions(ending_model, [[9, 12]], early_stopping=stop, **common).sequences_scores
-        for stop in (True, "never")
-    ]
-    assert (scores[1] >= scores[0] - 1e-5).all()
 
 
 # ---------------------------------------------------------------------------------------- processors, criteria, streams
@@ -212,7 +165,7 @@ class HistoryBias(LogitsProcessor):
 
 
 @pytest.mark.parametrize("num_beams", [1, 5])
-def test_processors_see_the_history_of_every_hypothesis(model: GPSTForCausalLM, num_beams: int) -> None:  # noqa: F811
+def test_processors_see_the_history_of_every_hypothesis(model: GPSTForCausalLM, num_beams: int) -> None:
     """Scores are those of the model plus what the processor says about the words of the hypothesis itself."""
     rows = [[9, 12], [8]]
     ids, mask = padded(rows, left=True)
@@ -230,21 +183,8 @@ def test_processors_see_the_history_of_every_hypothesis(model: GPSTForCausalLM, 
         assert float(output.sequences_scores[row]) == pytest.approx(expected, abs=1e-3)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"do_sample": True}, {"do_sample": True, "num_beams": 3}])
-def test_stock_options_apply(model: GPSTForCausalLM, options: dict) -> None:  # noqa: F811
-    """n-gram blocking, allowed words per prompt, and forced end tokens, which wait for one tree."""
-    ids = [[9, 12], [8, 30]]
-    output = generate_by_actions(model, ids, no_repeat_ngram_size=1, max_new_tokens=8, **options)
-    assert all(len(set(row)) == len(row) for row in output.sequences.tolist())
-    allowed = generate_by_actions(model, ids, prefix_allowed_tokens_fn=lambda row, _: [10 + row, 20 + row], **options)
-    assert set(allowed.sequences[0, 2:].tolist()) <= {10, 20} and set(allowed.sequences[1, 2:].tolist()) <= {11, 21}
-    ended = generate_by_actions(model, ids, eos_token_id=EOS, forced_eos_token_id=EOS, max_new_tokens=6, **options)
-    assert all(sequence.count(EOS) == 1 for sequence in ended.sequences.tolist())
-    assert all(reference.stack_depth(actions_of(ended, row)) == 1 for row in range(2))
-
-
 # ------------------------------------------------------------------------------------------------------------- sampling
-def test_sampling_follows_the_actions_one_by_one(model: GPSTForCausalLM) -> None:  # noqa: F811
+def test_sampling_follows_the_actions_one_by_one(model: GPSTForCausalLM) -> None:
     """Derivations and words of ancestral sampling have their exact renormalized probabilities."""
     prompt = [9, 12]
     output = generate_by_actions(
@@ -263,11 +203,10 @@ def test_sampling_follows_the_actions_one_by_one(model: GPSTForCausalLM) -> None
         index = order.index((actions_of(output, row), int(output.sequences[row, -1])))
         counts[index] += 1
         assert float(output.sequences_scores[row].exp()) == pytest.approx(float(probabilities[index]), rel=1e-3)
-    statistic, freedom = chi_square(counts, probabilities)
-    assert statistic < freedom + 4 * math.sqrt(2 * freedom)
+    assert_fits(counts, probabilities)
 
 
-def test_sampling_under_processors_is_scored_by_the_model(model: GPSTForCausalLM) -> None:  # noqa: F811
+def test_sampling_under_processors_is_scored_by_the_model(model: GPSTForCausalLM) -> None:
     """Warpers move no mass from words to COMP: the structure before the next word is as likely as without them."""
     prompt, warpers = [9, 12], {"top_k": 2, "temperature": 0.5}
     output = generate_by_actions(
@@ -282,7 +221,7 @@ def test_sampling_under_processors_is_scored_by_the_model(model: GPSTForCausalLM
         assert float(output.sequences_scores[row]) == pytest.approx(score, abs=1e-4)
 
 
-def test_beam_sampling_draws_without_replacement(model: GPSTForCausalLM) -> None:  # noqa: F811
+def test_beam_sampling_draws_without_replacement(model: GPSTForCausalLM) -> None:
     """Two of three words: p(i, j) = p_i p_j / (1 - p_i) + p_j p_i / (1 - p_j)."""
     output = generate_by_actions(
         model, torch.full((2000, 1), EOS), do_sample=True, top_k=3, num_beams=2, num_return_sequences=2,
@@ -297,21 +236,5 @@ def test_beam_sampling_draws_without_replacement(model: GPSTForCausalLM) -> None
         [float(sum(pair == sorted(words.indices[[i, j]].tolist()) for pair in drawn)) for i, j in pairs]
     )
     assert counts.sum() == 2000
-    statistic, freedom = chi_square(counts, expected)
-    assert statistic < freedom + 4 * math.sqrt(2 * freedom)
+    assert_fits(counts, expected)
     assert (output.sequences_scores.view(-1, 2).diff() <= 0).all()
-
-
-# -------------------------------------------------------------------------------------------------------------- options
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"structure_mode": "marginal"}, "synchronous=False"),
-        ({"output_scores": True}, "output_scores"),
-        ({"max_new_tokens": 100}, "Prompt and generated text"),
-    ],
-)
-def test_unsupported_options_are_refused(model: GPSTForCausalLM, options: dict, message: str) -> None:  # noqa: F811
-    """Nothing is silently ignored."""
-    with pytest.raises(ValueError, match=message):
-        generate_by_actions(model, [[9, 12]], **options)

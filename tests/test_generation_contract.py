@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, GenerationMixin, StaticCache
+from transformers import GenerationConfig, StaticCache
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
 from tests import test_modeling_gpst, test_modeling_rnng, test_modeling_tree_lm
@@ -63,11 +63,6 @@ def generate(model: Any, ids: torch.Tensor | None, seed: int = 0, **options: Any
 def stock(model: Any) -> dict[str, Any]:
     """Options that leave generation to transformers' own loop."""
     return {"structure_mode": "marginal"} if hasattr(model, "word_search") else {}
-
-
-def test_inherits_the_mixin(model):
-    assert isinstance(model, GenerationMixin) and model.can_generate()
-    assert isinstance(model.generation_config, GenerationConfig)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -178,17 +173,11 @@ def test_without_a_prompt(model):
 def test_left_padding(model):
     ids = prompts()
     padded = torch.cat([torch.full((2, 2), model.config.pad_token_id or 0), ids], 1)
-    mask = torch.cat([torch.zeros(2, 2), torch.ones(2, PROMPT)], 1).long()
-    for options in ({}, {"num_beams": 2}):
-        alone = generate(model, ids, attention_mask=torch.ones_like(ids), **options)[:, PROMPT:]
-        assert torch.equal(generate(model, padded, attention_mask=mask, **options)[:, PROMPT + 2 :], alone)
-
-
-def test_some_logits_only(model):
-    ids = prompts()
-    with torch.no_grad():
-        every, last = model(ids).logits, model(ids, logits_to_keep=1).logits
-    torch.testing.assert_close(last, every[:, -1:])
+    mask = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 0, 1]])
+    for options in ({}, {"num_beams": 3, "num_return_sequences": 2}):
+        written = generate(model, padded, attention_mask=mask, **options)[:, PROMPT + 2 :]
+        alone = [generate(model, row, **options)[:, row.shape[1] :] for row in (ids[:1], ids[1:, -1:])]
+        assert torch.equal(written, torch.cat(alone))
 
 
 def test_generation_configuration_as_an_argument(model):
@@ -218,6 +207,12 @@ def test_what_is_not_supported_is_an_error(model, options):
         options["past_key_values"] = StaticCache(test_modeling_gpst.tiny().config, max_cache_len=8)
     with pytest.raises(ValueError):
         generate(model, prompts()[:1], **options)
+
+
+def test_batching_of_its_own_is_an_error(model):
+    for batched in (model.generate_batch, model.init_continuous_batching):
+        with pytest.raises(NotImplementedError, match="padded batch"):
+            batched([[5]])
 
 
 def test_embeddings_as_prompts_are_an_error(model):

@@ -51,10 +51,6 @@ def tokens_of(states: Tensor, mask: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------------ hidden states
-@every_architecture
-def test_nothing_is_kept_unless_asked_for(name):
-    output = build(name, "Model")(**batch(name))
-    assert output.hidden_states is None and output.attentions is None
 
 
 @every_architecture
@@ -72,29 +68,23 @@ def test_embeddings_come_first_and_the_output_last(name):
 
 
 @every_architecture
-def test_padding_changes_no_hidden_state(name):
-    model = build(name, "Model")
-    right, left = batch(name), batch(name, left=True)
-    pairs = zip(*(model(**inputs, output_hidden_states=True).hidden_states for inputs in (right, left)), strict=True)
-    for states, moved in pairs:
-        moved = tokens_of(moved, left["attention_mask"])
-        torch.testing.assert_close(tokens_of(states, right["attention_mask"]), moved, atol=2e-5, rtol=1e-4)
-
-
-@every_architecture
-def test_rows_of_a_batch_are_rows(name):
-    model, inputs = build(name, "Model"), batch(name)
-    together = model(**inputs, output_hidden_states=True).hidden_states
-    for row, length in enumerate(inputs["attention_mask"].sum(1).tolist()):
-        single = {key: value[row : row + 1] for key, value in inputs.items()}
+def test_padding_and_rows_of_a_batch_change_no_hidden_state(name):
+    model, right = build(name, "Model"), batch(name)
+    padded = [(inputs, model(**inputs, output_hidden_states=True)) for inputs in (right, batch(name, left=True))]
+    for row, length in enumerate(right["attention_mask"].sum(1).tolist()):
+        single = {key: value[row : row + 1] for key, value in right.items()}
         alone = model(**single, output_hidden_states=True).hidden_states
-        for states, own in zip(together, alone, strict=True):
-            torch.testing.assert_close(states[row, :length], own[0, :length], atol=2e-5, rtol=1e-4)
+        for inputs, output in padded:
+            tokens = inputs["attention_mask"][row].bool()
+            for states, own in zip(output.hidden_states, alone, strict=True):
+                torch.testing.assert_close(states[row][tokens], own[0, :length], atol=2e-5, rtol=1e-4)
 
 
 @every_architecture
 def test_the_configuration_asks_too_and_the_argument_wins(name):
     model, inputs = build(name, "Model"), batch(name)
+    output = model(**inputs)
+    assert output.hidden_states is None and output.attentions is None
     model.config.output_hidden_states = True
     assert len(model(**inputs).hidden_states) == COUNTS[name]
     assert model(**inputs, output_hidden_states=False).hidden_states is None

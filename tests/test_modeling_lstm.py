@@ -2,16 +2,13 @@
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from hf_synlm import LSTMConfig, LSTMForCausalLM, LSTMModel
 from hf_synlm.hub.export import check_complete, export_model
 from hf_synlm.hub.verify import verify_export
-from tests.recurrent_models import PADDING, ids_of
+from tests.recurrent_models import PADDING, ids_of, words_tokenizer
 
 TINY = {"vocab_size": 30, "embedding_size": 10, "hidden_size": 12, "num_layers": 2, "dropout": 0.2}
-SENTENCES = ["the keys to the cabinet are on the table", "fruit flies like a banana", "flies like the table"]
 
 
 def tiny(cls=LSTMForCausalLM, **overrides):
@@ -85,13 +82,12 @@ def test_leading_begin_token_is_the_beginning(begin):
         torch.testing.assert_close(labeled.loss, model(ids, labels=ids).loss)
 
 
-class TestCache:
-    def test_begin_token_inside_a_text_is_a_word(self):
-        model = tiny()
-        ids = torch.tensor([[5, 0, 7]])
-        cache = model(ids[:, :1], use_cache=True).past_key_values
-        rest = model(ids[:, 1:], past_key_values=cache).logits
-        torch.testing.assert_close(rest, model(ids).logits[:, 1:])
+def test_begin_token_inside_a_text_is_a_word():
+    model = tiny()
+    ids = torch.tensor([[5, 0, 7]])
+    cache = model(ids[:, :1], use_cache=True).past_key_values
+    rest = model(ids[:, 1:], past_key_values=cache).logits
+    torch.testing.assert_close(rest, model(ids).logits[:, 1:])
 
 
 def test_fresh_parameters():
@@ -116,20 +112,10 @@ def test_bad_configurations_are_named(fields, message):
 
 
 # ------------------------------------------------------------------------------------------------- Hub and tools
-@pytest.fixture(scope="module")
-def tokenizer():
-    words = sorted({word for sentence in SENTENCES for word in sentence.split()})
-    vocabulary = {word: index for index, word in enumerate(["<pad>", "<unk>", *words])}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = dict.fromkeys(("pad_token", "bos_token", "eos_token"), "<pad>")
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", **special)
-
-
 @pytest.mark.usefixtures("warm_probe")
 @pytest.mark.parametrize("model_class", [LSTMForCausalLM, LSTMModel])
-def test_hub_round_trip(model_class, tokenizer, tmp_path):
-    folder = export_model(tiny(model_class), tokenizer, tmp_path / "lstm-tiny")
+def test_hub_round_trip(model_class, tmp_path):
+    folder = export_model(tiny(model_class, pad_token_id=PADDING), words_tokenizer(), tmp_path / "lstm-tiny")
     assert check_complete(folder) == LSTMConfig().auto_map
     report = verify_export(folder)
     assert report.passed, report.table()

@@ -228,21 +228,6 @@ class TestSupervision:
         ]
         torch.testing.assert_close(loss, sum(parts))
 
-    def test_supervision_learns_trees(self):
-        model = tiny("syd", syntactic_distance_scale=8.0, **NO_DROPOUT).train()
-        ids, _ = ids_of(8, 8)
-        gold = torch.stack([torch.randperm(8), torch.randperm(8)]).float()
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-        for _ in range(150):
-            optimizer.zero_grad()
-            model(ids, labels=ids, distances=gold).loss.backward()
-            optimizer.step()
-        predicted = model(ids).syd_distances[:, 0]
-        assert all(
-            distances_to_spans(mine, "biased") == distances_to_spans(theirs, "biased")
-            for mine, theirs in zip(predicted.tolist(), gold.tolist(), strict=True)
-        )
-
     @pytest.mark.parametrize(
         ("kind", "options", "message"),
         [
@@ -280,17 +265,6 @@ class TestParse:
         default = model.parse(ids, mask, decoder=decoder)
         chosen = model.parse(ids, mask, decoder=decoder, distances=list(choices)[-1])
         assert default.spans == chosen.spans
-
-    def test_words_of_pieces(self):
-        model = tiny()
-        ids, _ = ids_of(6)
-        ends = torch.tensor([[0, 1, 1, 0, 0, 1]])
-        parsed = model.parse(ids, word_ends=ends)
-        values = model(torch.tensor([[0, *ids[0].tolist(), 0]])).distances[0, 0, 1:-1][[0, 2, 3]].tolist()
-        words = {0: 0, 1: 2, 2: 3, 3: 6}
-        outer = {(words[i], words[j]) for i, j in distances_to_spans(values)}
-        assert outer <= set(parsed.spans[0][0]) and len(parsed.spans[0][0]) == 5
-        assert parsed.brackets(["a", "b", "c"]) in {"((a b) c)", "(a (b c))"}
 
     def test_bad_options_are_named(self):
         ids, _ = ids_of(4)

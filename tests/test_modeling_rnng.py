@@ -50,6 +50,7 @@ def test_published_sizes():
     assert round(small.num_parameters() / 1e6, 2) == 15.17
     assert round(large.num_parameters() / 1e6, 2) == 35.3
     assert not small.config.subwords and large.config.subwords
+    assert RNNGConfig().consecutive_limit == 8 and RNNGConfig(transition_system="in_order").consecutive_limit == 3
 
 
 @pytest.mark.parametrize("x", [None, 0.1])
@@ -63,14 +64,6 @@ def test_initialization(x):
     assert recurrent.abs().max() <= (48**-0.5 if x is None else x)
     assert recurrent.std().item() == pytest.approx((48**-0.5 if x is None else x) / math.sqrt(3), rel=0.1)
     assert model.model.initial_element.std().item() == pytest.approx(expected, rel=0.4)
-
-
-def test_configuration_survives(tmp_path):
-    config = RNNGConfig(**{**TINY, "transition_system": "in_order", "max_consecutive_nonterminals": 5})
-    config.save_pretrained(tmp_path)
-    assert RNNGConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
-    assert (config.first_nonterminal, config.num_actions, config.consecutive_limit) == (4, 7, 5)
-    assert RNNGConfig().consecutive_limit == 8 and RNNGConfig(transition_system="in_order").consecutive_limit == 3
 
 
 @pytest.mark.parametrize(
@@ -220,7 +213,7 @@ def test_a_plan_made_ahead_changes_nothing(system, composition):
 def test_every_parameter_gets_a_gradient(system, composition):
     """Also where no constituent but the root is closed: distributed training waits for all of them."""
     model = tiny(transition_system=system, composition=composition, dropout=0.3).train()
-    one = {"top_down": [3, 1, 2], "in_order": [1, 4, 2, 3]}[system]
+    one = {"top_down": [3, 1, 2], "in_order": [1, 3]}[system]
     for values in (
         batch(system),
         {"input_ids": torch.tensor([[5, 6]]), "actions": torch.tensor([FLAT[system]])},
@@ -230,13 +223,6 @@ def test_every_parameter_gets_a_gradient(system, composition):
         model(**values).loss.backward()
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None and parameter.grad.isfinite().all(), name
-
-
-def test_a_bare_word_is_an_in_order_sentence():
-    model = tiny(transition_system="in_order").train()
-    output = model(torch.tensor([[5]]), actions=torch.tensor([[1, 3]]))
-    output.loss.backward()
-    assert output.loss.isfinite() and all(p.grad is not None for p in model.parameters())
 
 
 def test_frozen_parts_stay():
@@ -275,7 +261,9 @@ def test_precisions_agree(system, composition):
     values = batch(system, pieces=True)
     options = {"transition_system": system, "composition": composition}
     model = tiny(**options).train()
-    single, double = model(**values), tiny(**options).double()(**values)
+    single, double = model(**values), tiny(**options).double()(**values, output_logits=True)
+    for value in (double.loss, double.joint_log_prob, double.action_logits, double.token_logits_given_tree):
+        assert value.dtype == torch.float64
     torch.testing.assert_close(single.joint_log_prob.double(), double.joint_log_prob.double(), rtol=1e-5, atol=1e-4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mixed = model(**values)
@@ -306,32 +294,7 @@ def test_dropout_is_seeded_and_off_in_evaluation(composition):
     assert torch.equal(model.parse(ids, mask).log_probs, model.eval().parse(ids, mask).log_probs)
 
 
-def test_gradients_accumulate_over_micro_batches():
-    model = tiny(loss_normalization="sum")
-    values = batch()
-    model(**values).loss.backward()
-    whole = [p.grad.clone() for p in model.parameters()]
-    model.zero_grad()
-    for rows in (slice(0, 2), slice(2, 5)):
-        model(**{name: value[rows] for name, value in values.items()}).loss.backward()
-    for parameter, gradient in zip(model.parameters(), whole, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5)
-
-
 # --------------------------------------------------------------------------------------------------- parse and logits
-def test_logits_are_normalized_and_causal():
-    model = tiny()
-    ids = torch.tensor([[5, 6, 7, 8, 9]])
-    logits = model(ids).logits
-    torch.testing.assert_close(logits.exp().sum(-1), torch.ones(1, 5))
-    changed = ids.clone()
-    changed[0, 3:] = 11
-    torch.testing.assert_close(model(changed).logits[:, :3], logits[:, :3])
-    torch.testing.assert_close(model(ids, logits_to_keep=2).logits, logits[:, -2:])
-    first = model(ids[:, :2], use_cache=True)
-    torch.testing.assert_close(first.logits, logits[:, :2])
-    rest = model(ids[:, 2:], past_key_values=first.past_key_values)
-    torch.testing.assert_close(rest.logits, logits[:, 2:])
 
 
 def test_labeled_brackets_list_unary_chains():
@@ -359,16 +322,6 @@ def test_saving_changes_no_bit(system, composition, tmp_path):
     mine, other = model.parse(ids, mask), loaded.parse(ids, mask)
     assert mine.spans == other.spans and torch.equal(mine.log_probs, other.log_probs)
     assert type(AutoModel.from_pretrained(tmp_path)) is RNNGModel
-
-
-def test_words_are_read_and_written_with_one_matrix(tmp_path):
-    model = tiny()
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert model.get_input_embeddings() is model.model.embed_tokens and model.get_output_embeddings() is model.lm_head
-    model.save_pretrained(tmp_path)
-    loaded = RNNGForCausalLM.from_pretrained(tmp_path)
-    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
-    assert loaded.num_parameters() == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize("subwords", [False, True])
@@ -446,27 +399,6 @@ def test_classifier_regression_and_flat_trees():
 
 
 # ------------------------------------------------------------------------------------------------------------- tools
-@pytest.mark.parametrize("composition", ["lstm", "attention"])
-def test_trainer_trains_on_trees(composition, tmp_path):
-    rows = draw("top_down", [random.randint(1, 6) for _ in range(16)], seed=3)
-    torch.manual_seed(0)
-    fresh = RNNGForCausalLM(RNNGConfig(**{**TINY, "composition": composition, "dropout": 0.1}))
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path),
-        max_steps=4,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
-        learning_rate=1e-2,
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-        save_strategy="no",
-        remove_unused_columns=False,
-    )
-    trainer = Trainer(model=fresh, args=arguments, train_dataset=rows, eval_dataset=rows, data_collator=batch_of)
-    before = trainer.evaluate()["eval_loss"]
-    trainer.train()
-    assert trainer.evaluate()["eval_loss"] < before
 
 
 def test_trainer_evaluates_what_the_collator_makes(tmp_path):
@@ -507,13 +439,6 @@ def test_no_graph_is_kept_without_gradients(monkeypatch):
     with torch.no_grad():
         model(**batch())
     assert kept and not any(value.requires_grad for value in kept)
-
-
-def test_double_precision_stays():
-    model, values = tiny().double(), batch()
-    output = model(**values, output_logits=True)
-    for value in (output.loss, output.joint_log_prob, output.action_logits, output.token_logits_given_tree):
-        assert value.dtype == torch.float64
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from hf_synlm import palm_span_attention, recurrent_layers
-from hf_synlm.conversion.__main__ import main
+from hf_synlm.conversion.files import convert_files
 from hf_synlm.conversion.palm import convert_palm, rename_tensors
 from hf_synlm.palm_span_attention import gold_attention, span_states, split_by_scores
 from hf_synlm.recurrent_cache import RecurrentCache
@@ -279,10 +279,9 @@ def test_other_forms_of_a_checkpoint():
     assert baseline(ids).logits.shape == expected.shape
 
 
-def test_command_line(tmp_path):
+def test_files(tmp_path):
     case, output = GOLDENS / "s_small_m", tmp_path / "model"
-    options = ["--weights", case / "state.safetensors", "--config", case / "meta.json", "--output", output]
-    assert main(["palm", *map(str, options)]) == 0
+    convert_files("palm", case / "state.safetensors", [case / "meta.json"], output)
     io, meta = files("s_small_m")
     loaded = AutoModelForCausalLM.from_pretrained(output)
     expected = convert_palm(load_file(case / "state.safetensors"), meta)
@@ -290,13 +289,11 @@ def test_command_line(tmp_path):
     assert loaded.config.num_spans == 4 and torch.equal(loaded(ids).logits, expected(ids).logits)
 
 
-def test_pickled_checkpoint_is_refused(tmp_path, capsys):
+def test_pickled_checkpoint_is_refused(tmp_path):
     weights, output = tmp_path / "model.pt", tmp_path / "model"
     torch.save([torch.nn.Linear(2, 2)], weights)
-    options = ["--weights", weights, "--config", GOLDENS / "rb" / "meta.json", "--output", output]
-    with pytest.raises(SystemExit):
-        main(["palm", *map(str, options)])
-    assert "max_span_length is needed" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="max_span_length is needed"):
+        convert_files("palm", weights, [GOLDENS / "rb" / "meta.json"], output)
 
 
 def test_number_of_spans_is_asked_for():

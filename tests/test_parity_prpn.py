@@ -235,10 +235,12 @@ class TestConversion:
 
     def test_old_checkpoints_have_no_counters(self):
         tensors, config = self.state()
+        tensors["parser.gate.2.num_batches_tracked"] += 7
         model = convert_prpn({key: value for key, value in tensors.items() if "num_batches" not in key}, config)
-        ids = torch.tensor([[3, 5, 4, 7]])
-        torch.testing.assert_close(model(ids).logits, convert_prpn(tensors, config)(ids).logits)
-        assert not model.model.parser.features.norm.num_batches_tracked.any()
+        counted, ids = convert_prpn(tensors, config), torch.tensor([[3, 5, 4, 7]])
+        torch.testing.assert_close(model(ids).logits, counted(ids).logits)
+        assert model.model.parser.features.norm.num_batches_tracked == 0
+        assert counted.model.parser.features.norm.num_batches_tracked == 7
 
     @pytest.mark.parametrize(
         ("changes", "message"),

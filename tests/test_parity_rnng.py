@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.conversion.rename import rename_state_dict
 from hf_synlm.conversion.rnng import RULES
-from hf_synlm.rnng_actions import TransitionSystem
 
 GOLDENS = Path(__file__).parent / "goldens" / "rnng"
 CASES = sorted(folder.name for folder in GOLDENS.iterdir() if folder.is_dir())
@@ -81,18 +80,6 @@ def test_gradients(case):
             assert not expected[-1].any()
             expected = expected[:-1]
         torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item(), msg=name)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_oracle_gives_the_stack_depths(case):
-    """The states at the top of the stack are those at the depths that the authors count."""
-    model, batch, io, _ = load(case)
-    system = TransitionSystem(model.config.transition_system, len(model.config.nonterminals))
-    for row, length in enumerate(io["action_lengths"].tolist()):
-        ends = batch["word_ends"][row, : io["sent_lengths"][row]].tolist()
-        depths = system.stack_depths(io["action_ids"][row, :length].tolist(), ends)
-        assert max(depths) == io["max_stack_size"][row]
-        assert [0, *depths[:-1]] == io["top_position"][row, :length].tolist()
 
 
 def compare_beams(output, io, prefix, rows):

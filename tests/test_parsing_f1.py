@@ -13,8 +13,7 @@ from hf_synlm.evaluation.parsing import (
     ParsingConvention,
     branching_baselines,
     drop_tokens,
-    keep_by_tag,
-    keep_by_word,
+    keep_words,
     resolve_convention,
     unlabeled_f1,
 )
@@ -141,8 +140,7 @@ def test_dropping_tokens():
     words = ["``", "I", "think", "so", ",", "''", "she", "said", "."]
     tags = ["``", "PRP", "VBP", "RB", ",", "''", "PRP", "VBD", "."]
     keep = [False, True, True, True, False, False, True, True, False]
-    assert keep_by_tag(tags) == keep
-    assert keep_by_word(words) == keep
+    assert keep_words(words, tags, "tag") == keep_words(words, tags, "form") == keep
     spans = [(2, 4), (1, 4), (4, 6), (0, 6), (6, 8), (0, 9)]
     assert drop_tokens(spans, keep) == [(1, 3), (0, 3), (0, 3), (3, 5), (0, 5)]
     scores = unlabeled_f1([[(7, 9), (6, 9), (0, 9)]], [spans], [9], keep=[keep])

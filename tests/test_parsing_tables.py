@@ -23,9 +23,8 @@ from hf_synlm.evaluation.parsing_analysis import (
     Recall,
     agreement,
     permutation_test,
-    recall_by_height,
     recall_by_label,
-    recall_by_length,
+    recall_by_size,
     span_heights,
     tree_statistics,
 )
@@ -77,12 +76,12 @@ def test_recall_by_length_and_height_by_hand():
     gold = sentence().spans
     assert span_heights(gold) == {(0, 2): 1, (4, 6): 1, (3, 6): 2, (2, 6): 3, (0, 6): 4}
     predicted = [(0, 2), (3, 6), (2, 4)]
-    by_length = recall_by_length([predicted], [gold], [6])
+    by_length = recall_by_size([predicted], [gold], [6], "width")
     assert by_length == {2: Recall(1, 2), 3: Recall(1, 1), 4: Recall(0, 1)}
-    by_height = recall_by_height([predicted], [gold], [6], sentence_span="count")
+    by_height = recall_by_size([predicted], [gold], [6], "height", sentence_span="count")
     assert by_height == {1: Recall(1, 2), 2: Recall(1, 1), 3: Recall(0, 1), 4: Recall(1, 1)}
     # Precision by height is recall with the sides exchanged; (2, 4) crosses a gold constituent.
-    assert recall_by_height([gold], [predicted], [6]) == {1: Recall(2, 3)}
+    assert recall_by_size([gold], [predicted], [6], "height") == {1: Recall(2, 3)}
 
 
 @given(st.integers(2, 12), st.integers(0, 999))
@@ -91,8 +90,8 @@ def test_classes_add_up_to_recall(length, seed):
     gold, predicted = random_tree(length, generator), random_tree(length, generator)
     for change in ({}, {"sentence_span": "count"}, {"duplicates": "multiset"}):
         scores = unlabeled_f1([predicted], [gold], [length], **change)
-        for breakdown in (recall_by_length, recall_by_height):
-            classes = breakdown([predicted], [gold], [length], **change).values()
+        for size in ("width", "height"):
+            classes = recall_by_size([predicted], [gold], [length], size, **change).values()
             found, total = sum(r.found for r in classes), sum(r.total for r in classes)
             assert (found / total if total else 0.0) == pytest.approx(scores.recall)
 

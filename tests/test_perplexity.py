@@ -174,7 +174,7 @@ def test_groups_of_runs_for_pictures():
     with pytest.raises(ValueError, match="num_beams"):  # runs of one group must be alike; groups may differ
         scores_of_groups([*runs[:2], result_of(2, 1.0, num_beams=9)], "aaa", ["token_perplexity"])
     scores_of_groups([*runs[:2], result_of(2, 1.0, num_beams=9)], "aab", ["token_perplexity"])
-    with pytest.raises(ValueError, match="on different data"):
+    with pytest.raises(ValueError, match="with different data"):
         scores_of_groups([*runs, other_data()], "aaab", ["token_perplexity"])
 
 

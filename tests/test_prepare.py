@@ -40,9 +40,8 @@ from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
 from hf_synlm.training.arguments import parse_arguments, read_mapping
 from hf_synlm.training.finetune_grammar_induction import InductionArguments
-from hf_synlm.training.pretrain_gpst import EvaluationArguments, GPSTRecipe
+from hf_synlm.training.pretrain_gpst import DataArguments, EvaluationArguments, GPSTRecipe
 from hf_synlm.training.sentence_files import SentenceFileArguments
-from hf_synlm.training.text_contexts import DataArguments
 
 TEXT = sample_path("raw.train.txt").read_text(encoding="utf-8")
 END = 9  # id of the end token in tests of packing
@@ -169,33 +168,6 @@ def test_embedded_corpus(tmp_path, small_blocks):
     assert (raw == first.tokens).all()
 
 
-@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
-def test_contexts_of_real_text(kind, tmp_path):
-    train = train_bpe_tokenizer if kind == "bpe" else train_wordpiece_tokenizer
-    train(TEXT.splitlines()[:300], 600).save_pretrained(tmp_path / "tokenizer")
-    arguments = CorpusArguments(tokenizer_name=str(tmp_path / "tokenizer"))
-    corpus = prepare.prepare(arguments, tmp_path / "text").train
-    tokenizer = load_tokenizer(tmp_path / "tokenizer")
-    dataset = ContextDataset(
-        corpus, 64, max_sentence_tokens=100, end_of_document_id=tokenizer.eos_token_id, with_word_ends=True
-    )
-    packed = pack_contexts(sentences_of(corpus), 64, 100, tokenizer.eos_token_id)
-    assert [item["input_ids"].tolist() for item in dataset] == packed.input_ids
-    assert [item["sentence_ids"].tolist() for item in dataset] == packed.sentence_ids
-    assert dataset.totals() == {
-        "contexts": len(packed.input_ids),
-        "tokens": sum(map(len, packed.input_ids)),
-        "sentences": sum(numbers[-1] for numbers in packed.sentence_ids),
-        "cut": packed.num_cut,
-        "left_out": packed.num_left_out,
-    }
-    assert packed.num_cut > 0 and packed.num_left_out > 0
-    for item in list(dataset)[:100]:
-        for number, _ in groupby(item["sentence_ids"]):
-            chosen = item["sentence_ids"] == number
-            assert item["word_ends"][chosen][-1] or chosen.sum() == 64  # only a piece of a sentence may end in a word
-
-
 def test_second_run_changes_nothing(tmp_path, tokenizer_folder):
     arguments = CorpusArguments(tokenizer_name=tokenizer_folder)
     first = prepare.prepare(arguments, tmp_path / "out")
@@ -211,15 +183,14 @@ def test_second_run_changes_nothing(tmp_path, tokenizer_folder):
         prepare.main(flags)
 
 
-COMMAND = (sys.executable, "-m", "hf_synlm.data.prepare", "--shard_tokens", "6000", "--validation_split", "none")
-
-
 def test_killed_run_resumes_byte_for_byte(tmp_path, words_folder):
     # Long enough to be killed in the middle: a block is a megabyte, and a shard here one block.
-    text = write(tmp_path / "text.txt", "\n\n".join(f"{k}. {TEXT}" for k in range(10)))
-    flags = ("--train_files", text, "--num_validation_documents", "5", "--tokenizer_name", words_folder)
+    text = write(tmp_path / "text.txt", "\n\n".join(f"{k}. {TEXT}" for k in range(9)))
+    flags = {"train_files": text, "num_validation_documents": 2, "tokenizer_name": words_folder}
+    flags |= {"validation_split": "none", "one_sentence_per_line": True}
     killed, straight = tmp_path / "killed", tmp_path / "straight"
-    command = [*COMMAND, *flags, "--output_dir", str(killed), "--preprocessing_num_workers", "2"]
+    command = [sys.executable, "-m", "hf_synlm.data.prepare", "--output_dir", str(killed), "--shard_tokens", "6000"]
+    command += ["--preprocessing_num_workers", "2", *(f"--{name}={value}" for name, value in flags.items())]
     with subprocess.Popen(command, env=environment(str(tmp_path / "cache")), stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 200
         while not (killed / "train" / "shard_00000.json").is_file():
@@ -234,14 +205,17 @@ def test_killed_run_resumes_byte_for_byte(tmp_path, words_folder):
     assert len(children) >= 3 and not alive
     kept = (killed / "train" / "shard_00000.bin").stat().st_mtime_ns
     (killed / "train" / "shard_00090.bin.partial").write_bytes(b"half")
-    arguments = CorpusArguments(
-        train_files=[text], validation_split="none", num_validation_documents=5, tokenizer_name=words_folder
-    )
+    arguments = CorpusArguments(**{**flags, "train_files": [text]})
     resumed = prepare.prepare(arguments, killed, shard_tokens=6000)
     assert (killed / "train" / "shard_00000.bin").stat().st_mtime_ns == kept
     prepare.prepare(arguments, straight, shard_tokens=6000)
     assert files_in(killed) == files_in(straight)
-    assert len(resumed.train.records) >= 4 and resumed.validation.num_documents == 5
+    assert len(resumed.train.records) >= 3 and resumed.validation.num_documents == 2
+    # The vocabulary is too large for two bytes per token.
+    assert resumed.train.dtype == np.uint32 and max(resumed.train.shard(0).tokens) >= 1 << 16
+    words = resumed.tokenizer(TEXT.split("\n", 1)[0], add_special_tokens=False)["input_ids"]
+    assert ContextDataset(resumed.validation, 4)[0]["input_ids"].tolist()[1:] == words[:3]
+    assert shards.token_dtype(1 << 16) == np.uint16 and shards.token_dtype((1 << 16) + 1) == np.uint32
 
 
 class _DyingEncoder:
@@ -348,15 +322,14 @@ def test_every_source_gives_the_same_lines_from_any_position(kind, tmp_path, mon
     assert source.describe() == json.loads(json.dumps(source.describe()))
 
 
-@pytest.mark.parametrize("kind", ["stream", "dataset"])
-def test_rows_as_lines(kind, tmp_path, tokenizer_folder):
+def test_rows_as_lines(tmp_path, tokenizer_folder):
     """The layout of WikiText: a row is a paragraph, blank rows end documents."""
     rows = ["", " = Title = ", "", " One . Two . ", " Three . ", "", ""]
     (tmp_path / "data").mkdir()
     pyarrow.parquet.write_table(pyarrow.table({"text": rows}), tmp_path / "data" / "train.parquet")
     arguments = CorpusArguments(
-        dataset_name=str(tmp_path / "data"), rows="lines", streaming=kind == "stream", validation_split="none",
-        num_validation_documents=1, tokenizer_name=tokenizer_folder,
+        dataset_name=str(tmp_path / "data"), rows="lines", validation_split="none", num_validation_documents=1,
+        tokenizer_name=tokenizer_folder,
     )  # fmt: skip
     text = prepare.prepare(arguments, tmp_path / "out")
     assert decoded(text) == [["One .", "Two .", "Three ."]]
@@ -423,7 +396,9 @@ def test_messy_text_survives_and_is_counted(tmp_path, tokenizer_folder):
     paths = [write(tmp_path / "messy.txt", data), write(tmp_path / "messy.jsonl", "\n".join(rows) + '"}')]
     paths.append(write(tmp_path / "empty.txt", ""))
     good = write(tmp_path / "good.txt", "Good.")
-    arguments = CorpusArguments(train_files=paths, validation_files=[good], tokenizer_name=tokenizer_folder)
+    arguments = CorpusArguments(
+        train_files=paths, validation_files=[good], tokenizer_name=tokenizer_folder, one_sentence_per_line=True
+    )
     text = prepare.prepare(arguments, tmp_path / "out")
     assert text.train.counts == {
         sources.BAD_BYTES: 3,
@@ -643,7 +618,7 @@ def test_prepared_without_text_has_to_be_complete(tmp_path: Path) -> None:
 
 
 def gpst_arguments(*flags: str) -> tuple[DataArguments, EvaluationArguments]:
-    types = GPSTRecipe.argument_types
+    types = GPSTRecipe.argument_types()
     _, data, evaluation, _ = parse_arguments(
         types, ["--config", "gpst_tiny", "--output_dir", "x", *flags], GPSTRecipe.mappings
     )
@@ -753,7 +728,7 @@ def test_command_names_errors(tmp_path, tokenizer_folder, capsys):
         (["--output_dir", str(tmp_path / "file" / "out"), "--tokenizer_name", tokenizer_folder], "Not a directory"),
         (["--output_dir", str(tmp_path), "--train_files", "absent.txt"], "There is no file 'absent.txt'"),
         (["--output_dir", str(tmp_path), "--rows", "words"], "rows is 'words'"),
-        ([], "output_dir is not set"),
+        ([], "required: --output_dir"),
     ]
     for content, message in (
         ("a: [1\n", "is not valid YAML"),
@@ -820,15 +795,6 @@ def test_splitting_special_tokens_is_part_of_a_tokenizer(tmp_path, tokenizer_fol
         assert prepare.prepare(arguments, tmp_path / f"out_{value}").train.num_tokens == lengths[-1]
     assert lengths[0] < lengths[1]
     refused("encoded with another tokenizer", arguments, tmp_path / "out_False")
-
-
-def test_large_vocabularies_take_four_bytes(tmp_path, words_folder):
-    path = write(tmp_path / "text.txt", "w7 w65535 w256")
-    arguments = same_text(path, words_folder, one_sentence_per_line=True)
-    corpus = prepare.prepare(arguments, tmp_path / "out").train
-    assert corpus.dtype == np.uint32 and sentences_of(corpus) == [[[7, 65535, 256]]]
-    assert ContextDataset(corpus, 4)[0]["input_ids"].tolist() == [7, 65535, 256]
-    assert shards.token_dtype(1 << 16) == np.uint16 and shards.token_dtype((1 << 16) + 1) == np.uint32
 
 
 def test_tokenizer_hash_survives_saving(tmp_path, tokenizer_folder):

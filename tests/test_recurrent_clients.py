@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from typing import Any
 
@@ -18,15 +17,14 @@ from tests.recurrent_models import (
     ARCHITECTURES,
     BOUNDARY,
     MODELS,
-    PADDING,
+    SENTENCES,
     WITH_TREES,
-    WORDS,
     ids_of,
     make_model,
     model_class,
+    words_tokenizer,
 )
 
-SENTENCES = ["the keys to the cabinet are on the table", "fruit flies like a banana", "flies like the table"]
 every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 with_trees = pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name in WITH_TREES])
 KINDS = ("Model", "ForCausalLM", "ForSequenceClassification")
@@ -40,14 +38,7 @@ def kinds_of(name: str) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    words = sorted({word for sentence in SENTENCES for word in sentence.split()})
-    assert len(words) < len(WORDS)
-    vocabulary = {word: index for index, word in enumerate(["</s>", "<unk>", *words])} | {"<pad>": PADDING}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="<unk>", bos_token="</s>", eos_token="</s>", pad_token="<pad>"
-    )
+    return words_tokenizer()
 
 
 def rows_of(tokenizer: Any) -> list[dict[str, list[int]]]:
@@ -318,45 +309,3 @@ def test_no_constituent_ends_inside_a_word(name):
             assert inside or (i in bounds and j in bounds)
         parsed = model.parse(output.sequences[row : row + 1], word_ends=ends[row : row + 1])
         assert parsed.spans[0][0] == spans
-
-
-# ----------------------------------------------------------------------------------------- scores of other tools
-def own_scores(model: Any, tokenizer: Any) -> list[float]:
-    """Log-probability of each sentence after the beginning."""
-    rows = [torch.tensor([[BOUNDARY, *tokenizer(sentence)["input_ids"]]]) for sentence in SENTENCES]
-    return [model(ids, labels=ids).joint_log_prob.item() for ids in rows]
-
-
-@every_architecture
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_lm_eval_gives_the_own_log_probabilities(name, tokenizer, batch_size):
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
-
-    model = make_model(name)
-    expected = pytest.approx(own_scores(model, tokenizer), abs=1e-4)
-    lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
-    requests = [Instance("loglikelihood", {}, ("", sentence), x) for x, sentence in enumerate(SENTENCES)]
-    assert [score for score, _ in lm.loglikelihood(requests)] == expected
-    rolling = [Instance("loglikelihood_rolling", {}, (sentence,), x) for x, sentence in enumerate(SENTENCES)]
-    assert lm.loglikelihood_rolling(rolling) == expected
-
-
-@every_architecture
-def test_minicons_gives_the_own_log_probabilities(name, tokenizer):
-    model = make_model(name)
-    scorer = importlib.import_module("minicons.scorer").IncrementalLMScorer(model, "cpu", tokenizer=tokenizer)
-    scores = scorer.sequence_score(SENTENCES, reduction=lambda x: x.sum(0).item(), bos_token=True)
-    assert scores == pytest.approx(own_scores(model, tokenizer), abs=1e-4)
-    if name in WITH_TREES:
-        for sentence, score in zip(SENTENCES, scores, strict=True):
-            parsed = model.parse(torch.tensor([tokenizer(sentence)["input_ids"]]))
-            assert parsed.token_log_probs.sum().item() == pytest.approx(score, abs=1e-4)
-
-
-@every_architecture
-def test_text_generation_pipeline(name, tokenizer):
-    generator = pipeline("text-generation", model=make_model(name), tokenizer=tokenizer)
-    results = generator(["the keys", "fruit"], max_new_tokens=3, do_sample=False, batch_size=2)
-    assert [result[0]["generated_text"] for result in results][1].startswith("fruit")
-    assert generator("the keys", max_new_tokens=3, stop_sequence="table")[0]["generated_text"].startswith("the keys")

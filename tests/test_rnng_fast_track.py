@@ -7,39 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from hf_synlm import RNNGConfig, RNNGForCausalLM
+from hf_synlm import RNNGForCausalLM
 from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.rnng_fast_track import FastTrackSearch, Reached, SetAside
-from hf_synlm.search_state import SyntacticCache
 from tests.reference.rnng_search import Actions, Grammar, log_sum_exp
+from tests.search_models import INSIDE, padded
+from tests.search_models import rnng as make_model
 
 SYSTEMS = [(system, composition) for system in ("top_down", "in_order") for composition in ("lstm", "attention")]
 NORMALIZATIONS = ("search", "train")
 WIDE = 5000
-INSIDE = (2, 5, 6)  # tokens that do not end a word in models of word pieces
-
-
-def make_model(system: str = "top_down", composition: str = "lstm", *, seed: int = 0, **fields: Any) -> RNNGForCausalLM:
-    """A tiny model of two labels."""
-    torch.manual_seed(seed)
-    config = RNNGConfig(
-        **{
-            "vocab_size": 12,
-            "embedding_size": 8,
-            "hidden_size": 8,
-            "num_layers": 2,
-            "nonterminals": ["S", "X"],
-            "transition_system": system,
-            "composition": composition,
-            "max_open_nonterminals": 4,
-            "max_consecutive_nonterminals": 2,
-            **fields,
-        }
-    )
-    model = RNNGForCausalLM(config).eval()
-    if config.subwords:
-        model.model.word_final[list(INSIDE)] = False
-    return model
 
 
 def parse(model: RNNGForCausalLM, ids: list[int] | torch.Tensor, width: int | None = None, **options: Any) -> Any:
@@ -54,16 +31,6 @@ def hypotheses(output: Any, row: int = 0) -> list[tuple[float, Actions]]:
     """Scores and actions of the trees that exist."""
     pairs = zip(output.log_probs[row].tolist(), output.actions[row].tolist(), strict=True)
     return [(score, tuple(a for a in actions if a > 0)) for score, actions in pairs if score > -math.inf]
-
-
-def padded(rows: list[list[int]], left: bool, fill: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows padded with a token that means something, and their mask."""
-    width = max(map(len, rows))
-    ids, mask = torch.full((len(rows), width), fill), torch.zeros(len(rows), width, dtype=torch.long)
-    for row, values in enumerate(rows):
-        place = slice(width - len(values), width) if left else slice(0, len(values))
-        ids[row, place], mask[row, place] = torch.tensor(values), 1
-    return ids, mask
 
 
 def assert_same(found: list[tuple[float, Actions]], expected: list[tuple[float, Actions]], tolerance: float = 1e-4):
@@ -218,101 +185,6 @@ def test_early_stop_changes_nothing(system: str, composition: str, monkeypatch: 
 
 
 # ------------------------------------------------------------------------------------------- batches, prefixes, caches
-STATISTICS = ("token_log_probs", "stepwise_log_probs", "beam_entropy", "num_actions", "stack_depth")
-
-
-@pytest.mark.parametrize("left", [False, True])
-@pytest.mark.parametrize("subwords", [False, True])
-@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
-def test_batch_equals_one_by_one(system: str, composition: str, subwords: bool, left: bool) -> None:
-    """Neither padding nor batch mates change trees, scores, statistics or distributions."""
-    model = make_model(system, composition, subwords=subwords, scoring_num_beams=4, action_beam_size=12)
-    rows = [[3, 7, 2, 3, 9, 1, 4], [6], [10, 5, 11], [1, 1]]
-    ids, mask = padded(rows, left)
-    output = parse(model, ids, num_beams=4, attention_mask=mask, stepwise=True)
-    logits = model(ids, attention_mask=mask).logits
-    assert torch.allclose(logits.exp().sum(-1), torch.ones(ids.shape), atol=1e-5)
-    for row, tokens in enumerate(rows):
-        single = parse(model, tokens, num_beams=4, stepwise=True)
-        assert_same(hypotheses(output, row), hypotheses(single), 1e-5)
-        columns = mask[row].bool()
-        for name in STATISTICS:
-            assert torch.allclose(getattr(output, name)[row][columns], getattr(single, name)[0], atol=1e-5), name
-            assert (getattr(output, name)[row][~columns] == 0).all()
-        assert torch.allclose(logits[row][columns], model(torch.tensor([tokens])).logits[0], atol=1e-4)
-        offset = int(columns.long().argmax())
-        shifted = [[(i - offset, j - offset) for i, j in tree] for tree in output.spans[row]]
-        assert shifted == single.spans[0] and output.labels[row] == single.labels[0]
-
-
-@pytest.mark.parametrize("system", ["top_down", "in_order"])
-def test_logits_are_causal_and_stepwise(system: str) -> None:
-    """Later tokens change nothing before them, and `stepwise_log_probs` are the logits at the observed tokens."""
-    model = make_model(system, scoring_num_beams=3, action_beam_size=9)
-    ids = torch.randint(1, 12, (2, 8))
-    logits = model(ids).logits
-    changed = ids.clone()
-    changed[:, 5:] = torch.randint(1, 12, (2, 3))
-    assert torch.allclose(model(changed).logits[:, :5], logits[:, :5], atol=1e-5)
-    assert torch.allclose(model(ids[:, :3]).logits, logits[:, :3], atol=1e-5)
-    assert torch.allclose(model(ids, logits_to_keep=3).logits, logits[:, -3:], atol=1e-5)
-    kept = model(ids, logits_to_keep=torch.tensor([6, 1])).logits
-    assert torch.allclose(kept, logits[:, [6, 1]], atol=1e-5)
-    stepwise = model.parse(ids, stepwise=True).stepwise_log_probs
-    assert torch.allclose(stepwise[:, 1:], logits[:, :-1].gather(2, ids[:, 1:, None]).squeeze(2), atol=1e-5)
-    begun = torch.cat([torch.zeros_like(ids[:, :1]), ids], 1)
-    with_begin = model(begun, attention_mask=torch.ones_like(begun)).logits
-    assert torch.allclose(with_begin[:, 1:], logits, atol=1e-5)
-    assert torch.allclose(with_begin[:, 0].gather(1, ids[:, :1]).squeeze(1), stepwise[:, 0], atol=1e-5)
-    assert (logits[..., 0] == -math.inf).all()  # padding is never a word
-
-
-@pytest.mark.parametrize("cut", [1, 3, 6])
-@pytest.mark.parametrize("subwords", [False, True])
-@pytest.mark.parametrize("system", ["top_down", "in_order"])
-def test_split_prefix_equals_full(system: str, subwords: bool, cut: int) -> None:
-    """Continuing from the cache at any position, with rows that begin, end and pause in either part."""
-    model = make_model(system, subwords=subwords, scoring_num_beams=3, action_beam_size=9)
-    ids = torch.randint(1, 12, (4, 7))
-    ids[1, 0] = 0
-    mask = torch.ones_like(ids)
-    mask[2, :4], mask[3, 2:] = 0, 0
-    full = model(ids, attention_mask=mask).logits
-    first = model(ids[:, :cut], attention_mask=mask[:, :cut], use_cache=True)
-    second = model(ids[:, cut:], attention_mask=mask, past_key_values=first.past_key_values)
-    assert second.past_key_values.get_seq_length() == 7
-    assert torch.allclose(torch.cat([first.logits, second.logits], 1), full, atol=1e-4)
-
-
-def test_cache_rows_can_be_reordered_repeated_and_copied() -> None:
-    """Reordered rows continue as reordered inputs do; a deep copy is independent."""
-    model = make_model(scoring_num_beams=3, action_beam_size=9)
-    ids = torch.randint(1, 12, (3, 6))
-    cache = model(ids[:, :4], use_cache=True).past_key_values
-    twin = copy.deepcopy(cache)
-    order = torch.tensor([2, 0, 0])
-    cache.reorder_cache(order)
-    expected = model(ids[order]).logits[:, 4:]
-    assert torch.allclose(model(ids[order, 4:], past_key_values=cache).logits, expected, atol=1e-4)
-    twin.batch_repeat_interleave(2)
-    expected = model(ids.repeat_interleave(2, 0)).logits[:, 4:]
-    assert torch.allclose(model(ids[:, 4:].repeat_interleave(2, 0), past_key_values=twin).logits, expected, atol=1e-4)
-    assert torch.allclose(model(ids, past_key_values=SyntacticCache(3)).logits, model(ids).logits)
-
-
-@pytest.mark.parametrize("system", ["top_down", "in_order"])
-def test_word_ends_continue_across_caches(system: str) -> None:
-    """Word edges of a text in two parts equal those of the whole, with and without a begin token."""
-    model = make_model(system, scoring_num_beams=4, action_beam_size=12)
-    ids = torch.tensor([[0, 9, 3, 9, 4, 5, 8], [7, 9, 3, 9, 4, 5, 8]])
-    ends = torch.tensor([[True, False, True, True, False, False, True], [True, True, False, False, True, True, True]])
-    mask = torch.ones_like(ids)
-    full = model(ids, attention_mask=mask, word_ends=ends).logits
-    first = model(ids[:, :4], attention_mask=mask[:, :4], word_ends=ends[:, :4], use_cache=True)
-    cache = first.past_key_values
-    second = model(ids[:, 4:], attention_mask=mask, word_ends=ends[:, 4:], past_key_values=cache)
-    assert torch.allclose(torch.cat([first.logits, second.logits], 1), full, atol=1e-4)
-    assert not torch.allclose(model(ids, attention_mask=mask).logits, full, atol=1e-3)
 
 
 # ----------------------------------------------------------------------------------------------- trees and their scores
@@ -401,34 +273,6 @@ def test_particle_filter(system: str) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- other inputs
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_other_precisions(dtype: torch.dtype) -> None:
-    """bfloat16 weights, autocast and float64 weights run and give float32 log-probabilities."""
-    for composition in ("lstm", "attention"):
-        model = make_model(composition=composition)
-        ids = torch.randint(1, 12, (2, 5))
-        exact = parse(model, ids, num_beams=3)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            auto = parse(model, ids, num_beams=3)
-            assert model(ids).logits.dtype == torch.float32
-        output = parse(model.to(dtype), ids, num_beams=3)
-        assert output.log_probs.dtype == auto.log_probs.dtype == torch.float32
-        tolerance = 1e-4 if dtype == torch.float64 else 1.0
-        assert torch.allclose(output.log_probs[:, 0], exact.log_probs[:, 0], atol=tolerance)
-        assert torch.allclose(auto.log_probs[:, 0], exact.log_probs[:, 0], atol=1.0)
-
-
-def test_ids_of_padding_may_be_anything() -> None:
-    """Ids under a zero mask are never looked up; without a mask, the padding id marks padding."""
-    model = make_model(subwords=True)
-    ids, mask = padded([[9, 3, 4, 8], [10, 5]], left=True, fill=0)
-    odd = ids.masked_fill(mask == 0, -100)
-    expected = model.parse(ids, mask)
-    assert torch.equal(model.parse(odd, mask).log_probs, expected.log_probs)
-    assert torch.equal(model.parse(ids).log_probs, expected.log_probs)
-    logits = model(ids, attention_mask=mask).logits
-    assert torch.equal(model(odd, attention_mask=mask).logits, logits)
-    assert torch.allclose(model(ids).logits[mask.bool()], logits[mask.bool()])
 
 
 def test_wrong_inputs_are_refused() -> None:
@@ -436,9 +280,6 @@ def test_wrong_inputs_are_refused() -> None:
     model = make_model()
     ids = torch.tensor([[3, 4, 9]])
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"num_beams": 0}, "num_beams=0"),
-        ({"num_beams": 2.0}, "num_beams=2.0"),
-        ({"num_beams": True}, "num_beams=True"),
         ({"action_beam_size": 2.5}, "action_beam_size=2.5"),
         ({"num_beams": 4, "action_beam_size": 3}, "action_beam_size=3 is smaller than num_beams=4"),
         ({"fast_track_size": -1}, "fast_track_size=-1"),
@@ -450,23 +291,10 @@ def test_wrong_inputs_are_refused() -> None:
         ({"method": "particle", "num_beams": 3}, "num_particles"),
         ({"method": "particle", "stepwise": True}, "stepwise"),
         ({"method": "particle", "num_particles": 0}, "num_particles=0"),
-        ({"attention_mask": torch.tensor([[1, 0, 1]])}, "holes"),
-        ({"attention_mask": torch.tensor([[0, 0, 0]])}, "holds no token"),
-        ({"attention_mask": torch.ones(1, 2)}, "attention_mask has shape"),
-        ({"word_ends": torch.ones(1, 2, dtype=torch.bool)}, "word_ends has shape"),
     ]
     for options, message in cases:
         with pytest.raises(ValueError, match=message):
             model.parse(ids, **options)
-    for wrong in (12, -1):
-        for enter in (model, model.parse):
-            with pytest.raises(ValueError, match=f"Token id {wrong}"):
-                enter(torch.tensor([[3, wrong]]), attention_mask=torch.ones(1, 2, dtype=torch.long))
-    with pytest.raises(ValueError, match="logits_to_keep=-1"):
-        model(ids, logits_to_keep=-1)
-    cache = model(ids, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="1 sentences, input_ids 2 rows"):
-        model(ids.expand(2, -1), past_key_values=cache)
 
 
 # ------------------------------------------------------------------------------------------------- known corner cases

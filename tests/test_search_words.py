@@ -1,6 +1,5 @@
 """The search against enumeration, a one-action-at-a-time beam, and the authors' beams."""
 
-import copy
 import json
 import math
 from pathlib import Path
@@ -14,28 +13,18 @@ from safetensors.torch import load_file
 from hf_synlm import GPSTForCausalLM, search_words
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.search_parsing import marginal_logits, parse_with_search
-from hf_synlm.search_state import Block, SyntacticCache
+from hf_synlm.search_state import Block
 from tests.reference import exhaustive_search as reference
+from tests.search_models import gpst, padded
 
 GOLDENS = Path(__file__).parent / "goldens" / "gpst"
 COMP = 1
 
 
-def make_model(config: Any, *, gen_bias: float = 0.0, seed: int = 0) -> GPSTForCausalLM:
-    """A tiny model whose parameters all differ; `gen_bias` makes deep stacks likely."""
-    torch.manual_seed(seed)
-    model = GPSTForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-        model.heads.action[-1].bias += torch.tensor([gen_bias, 0.0])
-    return model
-
-
 @pytest.fixture
-def model(tiny_gpst_config: Any) -> GPSTForCausalLM:
+def model() -> GPSTForCausalLM:
     """A tiny model."""
-    return make_model(tiny_gpst_config)
+    return gpst()
 
 
 def parse(
@@ -50,16 +39,6 @@ def hypotheses(output: Any, row: int = 0) -> list[tuple[float, tuple[int, ...]]]
     """Scores and actions of the trees that exist."""
     pairs = zip(output.log_probs[row].tolist(), output.actions[row].tolist(), strict=True)
     return [(score, tuple(a for a in actions if a >= 0)) for score, actions in pairs if score > -math.inf]
-
-
-def padded(rows: list[list[int]], left: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows padded with a token that means something, and their mask."""
-    width = max(map(len, rows))
-    ids, mask = torch.full((len(rows), width), 7), torch.zeros(len(rows), width, dtype=torch.long)
-    for row, values in enumerate(rows):
-        place = slice(width - len(values), width) if left else slice(0, len(values))
-        ids[row, place], mask[row, place] = torch.tensor(values), 1
-    return ids, mask
 
 
 # ---------------------------------------------------------------------------------------------------- authors' beams
@@ -127,10 +106,9 @@ def test_goldens_in_one_batch(golden: tuple[GPSTForCausalLM, dict], num_beams: i
 
 # ------------------------------------------------------------------------------------------------------ enumeration
 @pytest.mark.parametrize("surrogate", [True, False])
-def test_wide_beam_is_exact(tiny_gpst_config: Any, surrogate: bool) -> None:
+def test_wide_beam_is_exact(surrogate: bool) -> None:
     """A beam wider than the number of derivations finds all of them, with the scores of a pass without caches."""
-    tiny_gpst_config.surrogate = surrogate
-    model = make_model(tiny_gpst_config)
+    model = gpst(surrogate=surrogate)
     tokens = [9, 12, 9, 30, 5]
     output = parse(model, tokens, 64)
     found = {actions: score for score, actions in hypotheses(output)}
@@ -152,7 +130,7 @@ def test_what_the_beam_drops_is_no_longer_pending() -> None:
     log_probs = torch.tensor([[[-9.0, -9.0], [-1.0, -1.0], [-1.0, -1.0], [-1.0, -1.0]]])
     none = torch.zeros(1, 4, dtype=torch.long)
     scores = torch.tensor([[0.0, 0.0, -9.0, -1.0]])
-    block = Block(none, scores, log_probs, none, bounds=[(0, 2), (2, 4)])
+    block = Block(none, scores, log_probs, none, none[0], bounds=[(0, 2), (2, 4)])
     synced = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.long)
     search = SimpleNamespace(num_beams=2)
     words = (scores + log_probs[..., 0])[..., None]
@@ -163,9 +141,9 @@ def test_what_the_beam_drops_is_no_longer_pending() -> None:
 
 @pytest.mark.parametrize("gen_bias", [0.0, 4.0, 9.0])
 @pytest.mark.parametrize("num_beams", [1, 2, 3, 7])
-def test_selection_equals_one_action_at_a_time(tiny_gpst_config: Any, num_beams: int, gen_bias: float) -> None:
+def test_selection_equals_one_action_at_a_time(num_beams: int, gen_bias: float) -> None:
     """Blocks of several levels (and of several blocks per word, with deep stacks) change nothing."""
-    model = make_model(tiny_gpst_config, gen_bias=gen_bias)
+    model = gpst(gen_bias=gen_bias)
     tokens = [9, 12, 9, 30, 5, 21, 8]
     output = parse(model, tokens, num_beams)
     beam, marginals = reference.synchronous_beam(model, tokens, num_beams)
@@ -174,9 +152,9 @@ def test_selection_equals_one_action_at_a_time(tiny_gpst_config: Any, num_beams:
     assert output.token_log_probs[0].cumsum(0).tolist() == pytest.approx(marginals, abs=1e-4)
 
 
-def test_deep_stacks_rescore(tiny_gpst_config: Any) -> None:
+def test_deep_stacks_rescore() -> None:
     """Long sentences with deep stacks, many blocks and compactions still score as a pass without caches."""
-    model = make_model(tiny_gpst_config, gen_bias=8.0)
+    model = gpst(gen_bias=8.0)
     tokens = torch.randint(5, 40, (40,)).tolist()
     for num_beams in (1, 4):
         output = parse(model, tokens, num_beams)
@@ -196,9 +174,9 @@ def test_next_token_distribution_is_exact(model: GPSTForCausalLM) -> None:
     assert torch.allclose(stepwise[0], expected, atol=1e-5)
 
 
-def test_negligible_successors_change_nothing(tiny_gpst_config: Any) -> None:
+def test_negligible_successors_change_nothing() -> None:
     """Very deep stacks: leaving out successors below exp(-25) of the mass saves rows, not probability."""
-    model = make_model(tiny_gpst_config, gen_bias=12.0)
+    model = gpst(gen_bias=12.0)
     search = model.word_search(2)
     state = search.begin(2, torch.device("cpu"))
     with torch.no_grad():
@@ -289,27 +267,6 @@ def test_action_beam_that_is_wider_than_there_are_trees(model: GPSTForCausalLM) 
 
 
 # ------------------------------------------------------------------------------------------- batches, prefixes, caches
-@pytest.mark.parametrize("left", [False, True])
-def test_batch_equals_one_by_one(model: GPSTForCausalLM, left: bool) -> None:
-    """Neither padding nor batch mates change trees, scores, statistics or distributions."""
-    rows = [[9, 12, 9, 30, 5, 8, 8], [6], [30, 21, 22], [1, 11, 12, 13, 14]]
-    ids, mask = padded(rows, left)
-    output = parse(model, ids, 4, mask, stepwise=True, bos_token_id=1)
-    logits = model(ids, attention_mask=mask).logits
-    for row, tokens in enumerate(rows):
-        single = parse(model, tokens, 4, stepwise=True, bos_token_id=1)
-        assert [a for _, a in hypotheses(output, row)] == [a for _, a in hypotheses(single)]
-        columns = mask[row].bool()
-        for name in ("token_log_probs", "stepwise_log_probs", "beam_entropy", "num_actions", "stack_depth"):
-            assert torch.allclose(getattr(output, name)[row][columns], getattr(single, name)[0], atol=1e-4), name
-        expected = model(torch.tensor([tokens])).logits[0]
-        assert torch.allclose(logits[row][columns], expected, atol=1e-4)
-        shifts = {
-            i - j
-            for tree, other in zip(output.spans[row], single.spans[0], strict=True)
-            for (i, _), (j, _) in zip(tree, other, strict=True)
-        }
-        assert shifts <= {int(columns.long().argmax())}
 
 
 def test_prefixes_are_read_once(model: GPSTForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,66 +294,6 @@ def test_prefixes_are_read_once(model: GPSTForCausalLM, monkeypatch: pytest.Monk
                     torch.testing.assert_close(getattr(output, name)[number, : len(row)], getattr(single, name)[0])
 
 
-def test_logits_are_causal_distributions(model: GPSTForCausalLM) -> None:
-    """They sum to one at every position, padding included, and later tokens change nothing before them."""
-    ids = torch.randint(5, 40, (2, 8))
-    logits = model(ids).logits
-    assert torch.allclose(logits.exp().sum(-1), torch.ones(2, 8), atol=1e-5)
-    changed = ids.clone()
-    changed[:, 5:] = torch.randint(5, 40, (2, 3))
-    assert torch.allclose(model(changed).logits[:, :5], logits[:, :5], atol=1e-5)
-    masked = model(ids, attention_mask=torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0, 0]])).logits
-    assert torch.allclose(masked.exp().sum(-1), torch.ones(2, 8), atol=1e-5)
-    assert torch.allclose(model(ids, logits_to_keep=3).logits, logits[:, -3:], atol=1e-5)
-
-
-@pytest.mark.parametrize("cut", range(1, 7))
-def test_split_prefix_equals_full(model: GPSTForCausalLM, cut: int) -> None:
-    """Continuing from the cache at any position, with rows that begin, end and pause in either part."""
-    ids = torch.randint(5, 40, (4, 7))
-    ids[1, 0] = 1
-    mask = torch.ones_like(ids)
-    mask[2, :4], mask[3, 2:] = 0, 0
-    full = model(ids, attention_mask=mask).logits
-    first = model(ids[:, :cut], attention_mask=mask[:, :cut], use_cache=True)
-    second = model(ids[:, cut:], attention_mask=mask, past_key_values=first.past_key_values)
-    assert second.past_key_values.get_seq_length() == 7
-    assert torch.allclose(torch.cat([first.logits, second.logits], 1), full, atol=1e-4)
-
-
-def test_cache_rows_can_be_reordered_repeated_and_copied(model: GPSTForCausalLM) -> None:
-    """Reordered rows continue as reordered inputs do; a deep copy is independent."""
-    ids = torch.randint(5, 40, (3, 6))
-    cache = model(ids[:, :4], use_cache=True).past_key_values
-    twin = copy.deepcopy(cache)
-    order = torch.tensor([2, 0, 0])
-    cache.reorder_cache(order)
-    expected = model(ids[order]).logits[:, 4:]
-    assert torch.allclose(model(ids[order, 4:], past_key_values=cache).logits, expected, atol=1e-4)
-    twin.batch_repeat_interleave(2)
-    assert twin.batch_size == 6
-    expected = model(ids.repeat_interleave(2, 0)).logits[:, 4:]
-    assert torch.allclose(model(ids[:, 4:].repeat_interleave(2, 0), past_key_values=twin).logits, expected, atol=1e-4)
-    with pytest.raises(ValueError, match="cannot go back"):
-        twin.crop(-1)
-    twin.reset()
-    assert twin.get_seq_length() == 0 and not twin.is_initialized and not twin.is_croppable
-    assert torch.allclose(model(ids, past_key_values=SyntacticCache(3)).logits, model(ids).logits)
-
-
-def test_word_ends_continue_across_caches(model: GPSTForCausalLM) -> None:
-    """Word edges of a text in two parts equal those of the whole, with and without a begin token."""
-    ids = torch.tensor([[1, 9, 12, 9, 30, 5, 8], [7, 9, 12, 9, 30, 5, 8]])
-    ends = torch.tensor([[True, False, True, True, False, False, True], [True, True, False, False, True, True, True]])
-    search = model.word_search(8)
-    full, _ = marginal_logits(search, ids, word_ends=ends, bos_token_id=1)
-    first, cache = marginal_logits(search, ids[:, :4], word_ends=ends[:, :4], bos_token_id=1)
-    second, _ = marginal_logits(search, ids[:, 4:], word_ends=ends[:, 4:], cache=cache, bos_token_id=1)
-    assert torch.allclose(torch.cat([first, second], 1), full, atol=1e-4)
-    without, _ = marginal_logits(search, ids, bos_token_id=1)
-    assert not torch.allclose(without, full, atol=1e-3)
-
-
 def test_one_word_and_empty_texts(model: GPSTForCausalLM) -> None:
     """A lone token is its own tree; a lone begin token is the empty text."""
     output = parse(model, [9], 3)
@@ -410,19 +307,10 @@ def test_wrong_inputs_are_refused(model: GPSTForCausalLM) -> None:
     """Messages name the value and the remedy."""
     with pytest.raises(ValueError, match="num_beams=0"):
         model.word_search(0)
-    with pytest.raises(ValueError, match="num_return_sequences=4"):
-        parse_with_search(model.word_search(3), torch.tensor([[9, 9]]), num_return_sequences=4)
-    with pytest.raises(ValueError, match="holes"):
-        parse(model, [9, 9, 9], 2, torch.tensor([[1, 0, 1]]))
     with pytest.raises(ValueError, match="65 tokens does not fit the 64 positions"):
         parse(model, [9] * 65, 2)
     with pytest.raises(ValueError, match="before the text"):
         parse(model, [9, 9, 9], 2, context_sentence_ids=torch.tensor([[0, 1, 0]]))
-    for num_beams in (2.0, True, "2"):
-        with pytest.raises(ValueError, match=f"num_beams={num_beams!r}"):
-            model.word_search(num_beams)
-    with pytest.raises(ValueError, match="logits_to_keep=-1"):
-        model(torch.tensor([[9, 9]]), logits_to_keep=-1)
     with pytest.raises(ValueError, match="context only"):
         parse(model, [9, 9], 2, context_sentence_ids=torch.tensor([[1, 1]]))
     with pytest.raises(ValueError, match="ascend"):
@@ -456,24 +344,9 @@ def test_context_rows_are_independent(model: GPSTForCausalLM) -> None:
     assert [s for s, _ in hypotheses(output, 2)] == pytest.approx([s for s, _ in hypotheses(plain)], abs=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_other_precisions(model: GPSTForCausalLM, dtype: torch.dtype) -> None:
-    """bfloat16 weights, autocast and float64 weights run and give float32 log-probabilities."""
-    ids = torch.randint(5, 40, (2, 6))
-    exact = parse(model, ids, 4)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        auto = parse(model, ids, 4)
-        assert model(ids).logits.dtype == torch.float32
-    output = parse(model.to(dtype), ids, 4)
-    assert output.log_probs.dtype == auto.log_probs.dtype == torch.float32
-    tolerance = 1e-4 if dtype == torch.float64 else 1.0
-    assert torch.allclose(output.log_probs[:, 0], exact.log_probs[:, 0], atol=tolerance)
-    assert torch.allclose(auto.log_probs[:, 0], exact.log_probs[:, 0], atol=1.0)
-
-
-def test_eager_attention_equals_sdpa(tiny_gpst_config: Any) -> None:
+def test_eager_attention_equals_sdpa() -> None:
     """The masks mean the same to both back ends."""
-    model = make_model(tiny_gpst_config)
+    model = gpst()
     ids = torch.randint(5, 40, (2, 9))
     expected = parse(model, ids, 4).log_probs
     model.set_attn_implementation("eager")
@@ -488,35 +361,6 @@ def test_chunks_of_logits_change_nothing(model: GPSTForCausalLM, monkeypatch: py
     expected = parse(model, ids, 4).log_probs
     monkeypatch.setattr(search_words, "_CHUNK_ELEMENTS", 5 * 40)
     assert torch.allclose(parse(model, ids, 4).log_probs, expected, atol=1e-5)
-
-
-def test_ids_and_shapes_are_checked_at_every_entrance(model: GPSTForCausalLM) -> None:
-    """Logits, parsing and generation."""
-    ids = torch.tensor([[9, 12, 30]])
-    for enter in (model, model.parse, lambda ids, **options: model.generate(ids, max_new_tokens=2, **options)):
-        for wrong in (40, -1):
-            with pytest.raises(ValueError, match=f"Token id {wrong}"):
-                enter(torch.tensor([[9, wrong]]), attention_mask=torch.ones(1, 2, dtype=torch.long))
-        with pytest.raises(ValueError, match="attention_mask has shape"):
-            enter(ids, attention_mask=torch.ones(1, 2, dtype=torch.long))
-        with pytest.raises(ValueError, match="attention_mask has shape"):
-            enter(ids, attention_mask=torch.ones(2, 3, dtype=torch.long))
-    for enter in (model, model.parse):
-        with pytest.raises(ValueError, match="word_ends has shape"):
-            enter(ids, word_ends=torch.ones(1, 2, dtype=torch.bool))
-    cache = model(ids, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="1 sentences, input_ids 2 rows"):
-        model(ids.expand(2, -1), past_key_values=cache)
-
-
-def test_ids_of_padding_may_be_anything(model: GPSTForCausalLM) -> None:
-    """Ids under a zero mask are never looked up."""
-    ids, mask = padded([[9, 12, 30, 8], [21, 5]], left=True)
-    odd = ids.masked_fill(mask == 0, -100)
-    for options in ({}, {"context_sentence_ids": torch.tensor([[1, 1, 0, 0], [0, 0, 1, 0]])}):
-        expected = model.parse(ids, mask, **options)
-        assert torch.equal(model.parse(odd, mask, **options).log_probs, expected.log_probs)
-    assert torch.equal(model(odd, attention_mask=mask).logits, model(ids, attention_mask=mask).logits)
 
 
 def test_length_limit_counts_words_per_row(model: GPSTForCausalLM) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from hf_synlm.data.parsed import read_parse
 from hf_synlm.data.treebank import brackets_to_labeled_spans, parse_treebank
 from hf_synlm.evaluation.formulas import Formula
 from hf_synlm.evaluation.syntaxgym import load_suite
-from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.checkpoint import (
     check_checkpoint,
     check_model_source,
@@ -81,9 +81,14 @@ def test_exported_code_imports_only_what_every_user_has(checkpoint: Path):
 
 
 # ------------------------------------------------------------------------------------------- malicious checkpoints
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_model(*model_and_tokenizer("gpst"), tmp_path_factory.mktemp("exported") / "model")
+
+
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    return export_model(*model_and_tokenizer("gpst"), tmp_path / "model")
+def checkpoint(exported: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(exported, tmp_path / "model")
 
 
 class Payload:
@@ -277,11 +282,6 @@ class TestSecrets:
         captured = capfd.readouterr()
         assert self.TOKEN not in captured.out + captured.err + caplog.text
 
-    def test_cards_state_known_facts_only(self):
-        config = model_and_tokenizer("gpst")[0].config
-        with pytest.raises(ValueError, match="token"):
-            fill_card(config, {"repo_id": "org/name", "token": self.TOKEN})
-
     def test_push_takes_no_token_on_the_command_line(self, capsys):
         assert main(["push", "folder", "org/name", "--token", self.TOKEN]) == 2
         capsys.readouterr()
@@ -375,12 +375,6 @@ class TestFuzz:
         file = tmp_path / "suite.json"
         file.write_text(json.dumps(suite), encoding="utf-8", errors="surrogatepass")
         only_value_errors(load_suite, file)
-
-    @pytest.mark.parametrize("text", ["[" * 100_000, '{"meta":' * 100_000, "\x00", ""])
-    def test_suites_that_are_no_json(self, tmp_path: Path, text: str):
-        (tmp_path / "suite.json").write_text(text)
-        with pytest.raises(ValueError, match="suite.json"):
-            load_suite(tmp_path / "suite.json")
 
     @pytest.mark.parametrize("name", [name for name in hf_synlm.__all__ if name.endswith("Config")])
     @FUZZ

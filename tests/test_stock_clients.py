@@ -84,15 +84,19 @@ def trainer_of(model: Any, path: Any, **options: Any) -> Trainer:
 
 
 @searching
-def test_trainer_evaluates_and_predicts(name: str, tmp_path: Any) -> None:
+def test_trainer_trains_evaluates_and_predicts(name: str, tmp_path: Any) -> None:
     """A loss without `label_names`; logits where the configuration asks for them, and they are those of `forward`."""
     seen: list[Any] = []
     model = build(name, output_marginal_logits=True)
-    trainer = trainer_of(model, tmp_path, compute_metrics=lambda p: seen.append(p.predictions) or {"seen": 1.0})
-    assert trainer.evaluate()["eval_loss"] > 0
+    trainer = trainer_of(
+        model, tmp_path, compute_metrics=lambda p: seen.append(p.predictions) or {"seen": 1.0}, learning_rate=1e-2
+    )
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert 0 < trainer.evaluate()["eval_loss"] < before
     row = {key: value[None] for key, value in trainer.eval_dataset[0].items()}
     expected = model.eval()(row["input_ids"]).logits
-    torch.testing.assert_close(torch.tensor(seen[0][:1]), expected)
+    torch.testing.assert_close(torch.tensor(seen[1][:1]), expected)
     assert model.train()(**row).logits is None and model(**row, output_marginal_logits=True).logits is not None
     plain = trainer_of(build(name), tmp_path).predict(trainer.eval_dataset)
     assert plain.metrics["test_loss"] > 0 and not isinstance(plain.predictions, torch.Tensor)

@@ -22,7 +22,7 @@ from hf_synlm.evaluation.scoring import TextScorer, num_alike
 from hf_synlm.evaluation.surprisal import can_correct_words, columns, score_words, token_table, word_table
 from hf_synlm.evaluation.text_items import TextItem, read_items, table_text
 from hf_synlm.evaluation.treebank_parsing import parse_sentences
-from hf_synlm.evaluation.words import encode_sentences, split_as_treebank, split_words, word_starts
+from hf_synlm.evaluation.words import encode_sentences, split_as_treebank, word_starts
 from tests.scoring_models import ARCHITECTURES, SEARCHING, SENTENCES, model_and_tokenizer, scorer_of, tokenizer_of
 
 ITEMS = [TextItem(str(number), text) for number, text in enumerate(SENTENCES)]
@@ -38,8 +38,8 @@ def totals(scores):
 @pytest.mark.parametrize("estimator", ["beam_marginal", "stepwise"])
 def test_searched_scores_are_those_of_parse(architecture, estimator):
     model, tokenizer = model_and_tokenizer(architecture)
-    scores = score_words(scorer_of(architecture, estimator=estimator, num_beams=3, details=True), ITEMS)
-    for sentence, found in zip(SENTENCES, scores, strict=True):
+    scores = score_words(scorer_of(architecture, estimator=estimator, num_beams=3, details=True), ITEMS[:2])
+    for sentence, found in zip(SENTENCES[:2], scores, strict=True):
         ids = torch.tensor([tokenizer(sentence)["input_ids"]])
         parsed = model.parse(ids, num_beams=3, stepwise=True)
         expected = parsed.stepwise_log_probs if estimator == "stepwise" else parsed.token_log_probs
@@ -93,7 +93,7 @@ def test_word_correction_makes_a_distribution_over_words(architecture):
 
 def test_word_correction_of_whole_words_changes_nothing():
     scorer = scorer_of("rnng", estimator="stepwise")
-    assert totals(score_words(scorer, ITEMS, word_correction=True)) == totals(score_words(scorer, ITEMS))
+    assert totals(score_words(scorer, ITEMS[:2], word_correction=True)) == totals(score_words(scorer, ITEMS[:2]))
     assert not can_correct_words(scorer) and not can_correct_words(scorer_of("rnng_pieces"))
     assert can_correct_words(scorer_of("gpst")) and can_correct_words(scorer_of("gpt2"))
 
@@ -101,7 +101,7 @@ def test_word_correction_of_whole_words_changes_nothing():
 @pytest.mark.parametrize("architecture", ["gpst", "rnng"])
 def test_parts_add_up(architecture):
     scorer = scorer_of(architecture, details=True)
-    for row in word_table(ITEMS, score_words(scorer, ITEMS)):
+    for row in word_table(ITEMS[:2], score_words(scorer, ITEMS[:2])):
         values = dict(zip(columns("bits"), row, strict=True))
         parts = values["lexical_bits"], values["structural_bits"]
         assert sum(parts) == pytest.approx(values["surprisal_bits"], abs=1e-6)
@@ -111,9 +111,8 @@ def test_parts_add_up(architecture):
     model, tokenizer = model_and_tokenizer(architecture)
     ids = torch.tensor([tokenizer(SENTENCES[1])["input_ids"]])
     parsed = model.parse(ids, num_beams=1, lexical=True)
-    assert score_words(one, ITEMS)[1].lexical.sum().item() == pytest.approx(
-        parsed.lexical_log_probs.sum().item(), abs=1e-4
-    )
+    (found,) = score_words(one, ITEMS[1:2])
+    assert found.lexical.sum().item() == pytest.approx(parsed.lexical_log_probs.sum().item(), abs=1e-4)
 
 
 def test_lexical_part_of_a_full_beam():
@@ -325,7 +324,8 @@ def test_measures_of_the_one_tree(architecture):
 @pytest.mark.parametrize("architecture", ["gpst", "rnng", "rnng_pieces", "on_lstm", "gpt2"])
 def test_one_row_per_word_of_messy_text(architecture):
     generator = random.Random(1)
-    lines = ["", "   ", *[messy_line(generator) for _ in range(20)], "x" * 300, "\x00", "\u200f\u202e abc"]
+    lines = ["", "   ", "x" * 80, "\x00", "\u200f\u202e abc", " a\x1cc \x85 d\u200be "]
+    lines += [messy_line(generator) for _ in range(15)]
     items = [TextItem(str(number), line) for number, line in enumerate(lines, 1)]
     options = {"num_beams": 2} if architecture in SEARCHING else {}
     scores = score_words(scorer_of(architecture, details=True, **options), items)
@@ -382,11 +382,6 @@ def test_words_are_split_as_far_as_the_vocabulary_needs_it(vocabulary, read):
     assert [" ".join(word) for word in pieces[0]] == read.split("|") and pieces[1] == []
     texts = encode_sentences(tokenizer, ["“it” (end.) Mr. can't don’t it— “".split()], split=True)
     assert texts[0].num_words == 7 and (6 in texts[0].unknown) == (read[-1] == "|")
-
-
-def test_words_are_what_split_gives():
-    line = " a\u2003b\x1cc \x85 d\u200be "
-    assert [word.text for word in split_words(line)] == line.split()
 
 
 def test_words_and_tokens_that_do_not_fit_are_refused():

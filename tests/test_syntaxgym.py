@@ -150,7 +150,7 @@ def test_formulas_mean_what_python_means(comparisons, data):
 
 
 # ------------------------------------------------------------------------------------------------------- regions
-@pytest.mark.parametrize("architecture", ["gpst", "rnng", "rnng_pieces", "palm", "gpt2"])
+@pytest.mark.parametrize("architecture", ["gpst", "rnng_pieces", "palm", "gpt2"])
 def test_surprisals_of_regions_are_sums_over_their_words(architecture, suite_file):
     scorer, suite = scorer_of(architecture), load_suite(suite_file)
     ((*items,),) = region_surprisals(scorer, [suite])
@@ -288,13 +288,14 @@ def test_suites_that_are_wrong(tmp_path, path, value, message):
 def test_suites_that_are_not_there(suite_file, tmp_path):
     assert find_suites(tmp_path) == find_suites(suite_file) == find_suites(tmp_path, ["own_agreement"]) == [suite_file]
     (tmp_path / "empty").mkdir()
-    (tmp_path / "text.json").write_text("text")
+    for name, text in (("text", "text"), ("deep", "[" * 100_000), ("zero", "\x00"), ("nothing", "")):
+        (tmp_path / f"{name}.json").write_text(text)
     for call, arguments, message in (
         (find_suites, (suite_file, ["nothing"]), "no suite nothing in .*there are own_agreement"),
         (find_suites, (tmp_path / "empty",), "holds no suites"),
         (find_suites, (tmp_path / "missing",), "missing does not exist"),
         (load_suite, (tmp_path / "missing.json",), "cannot be read"),
-        (load_suite, (tmp_path / "text.json",), "is not JSON"),
+        *((load_suite, (tmp_path / f"{name}.json",), "is not JSON") for name in ("text", "deep", "zero", "nothing")),
         (evaluate_syntaxgym, (scorer_of("gpt2"), [suite_file, suite_file]), "the same name: own_agreement"),
     ):
         with pytest.raises(ValueError, match=message):

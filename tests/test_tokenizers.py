@@ -1,6 +1,5 @@
 """Tokenizers of treebanks (words, classes of unknown words, pieces of words) and of running text."""
 
-import hashlib
 import json
 import os
 import re
@@ -15,17 +14,14 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, GPT2Tokenizer
 
 from hf_synlm.data.collate import encode_words
-from hf_synlm.data.samples import sample_path
 from hf_synlm.data.tokenizers import (
     GPST_EXTRA_TOKENS,
     add_classification_template,
-    encode_sentences,
     load_tokenizer,
     special_token_ids,
     train_bpe_tokenizer,
     train_wordpiece_tokenizer,
 )
-from hf_synlm.data.treebank import read_treebank
 from hf_synlm.data.vocabulary import (
     WORD_END,
     subword_tokenizer,
@@ -34,6 +30,8 @@ from hf_synlm.data.vocabulary import (
     word_tokenizer,
 )
 from tests import warm_python
+from tests.reference.unknown_words import UNKNOWN_CLASSES
+from tests.tokenizer_hashes import NUM_SENTENCES, hashes, sample_words
 
 SENTENCES = [
     ["the", "dog", "Barks", "."],
@@ -41,10 +39,6 @@ SENTENCES = [
     ["the", "U.S.", "dog", "undone", "working", "."],
 ]
 RULES = ["berkeley", "berkeley2"]
-
-
-def sample_words():
-    return [sentence.words for sentence in read_treebank(sample_path("trees.train.txt"))]
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +113,7 @@ def test_cleaning_comes_before_counting():
 
 
 def expected_token(word: str, vocabulary: dict[str, int], rule: str) -> str:
-    name = unknown_class(word, rule)
+    name = UNKNOWN_CLASSES[rule](word)
     return word if word in vocabulary else name if name in vocabulary else "<unk>"
 
 
@@ -329,16 +323,6 @@ def test_bpe_special_tokens(bpe):
     assert bpe.decode(bpe("a <|REDUCE|>cat")["input_ids"], skip_special_tokens=True) == "a cat"
 
 
-def test_bpe_encodes_sentences_without_leading_space(bpe):
-    ids = encode_sentences(bpe, ["the cat sat\n", "  cat"])
-    assert [bpe.decode(row) for row in ids] == ["the cat sat", "cat"]
-    # From the second word on, the space is part of the first piece.
-    assert bpe.convert_ids_to_tokens(ids[0])[1].startswith("Ġ")
-    assert encode_sentences(bpe, []) == []
-    with pytest.raises(ValueError, match=r"sentence 1 \(' '\) has no tokens"):
-        encode_sentences(bpe, ["a", " "])
-
-
 @given(words=st.lists(st.text(st.characters(codec="utf-8", exclude_categories=("Z", "C")), min_size=1), min_size=1))
 def test_bpe_loses_nothing_and_finds_every_word(bpe, words):
     ids, word_ends = encode_words(bpe, words)
@@ -442,18 +426,11 @@ def test_classifiers_read_texts_and_pairs_in_one_layout(make, tmp_path):
 # All of them
 
 
-def hashes(sentences):
-    """Hashes of tokenizers of these sentences."""
-    made = [word_tokenizer(sentences, unknown="berkeley2", min_count=2)]
-    made += [subword_tokenizer(sentences, 600, model=model) for model in ("bpe", "unigram")]
-    return [hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest() for tokenizer in made]
-
-
 def test_tokenizers_depend_neither_on_the_process_nor_on_the_order_of_sentences(sample):
-    code = "from tests.test_tokenizers import hashes, sample_words; print(*hashes(sample_words()))"
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert run.stdout.split() == hashes(sample[::-1])
+    command = [sys.executable, "-m", "tests.tokenizer_hashes"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert run.stdout.split() == hashes(sample[:NUM_SENTENCES][::-1])
 
 
 LOADER = """

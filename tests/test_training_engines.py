@@ -110,14 +110,3 @@ def test_fsdp_needs_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         make_accelerator(TrainingArguments(output_dir="x"))
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="is about machines without GPUs")
-def test_launched_fsdp_needs_gpus(tmp_path: Path) -> None:
-    """Accelerate makes DDP of it on CPUs, without a word; the script has one."""
-    done = launch([*accelerate("fsdp2", *TWO, SCRIPT), *flags(tmp_path / "out")], str(tmp_path / "cache"))
-    assert done.returncode != 0
-    assert "ValueError: The launcher asks for FSDP, but accelerate falls back to" in done.stderr
-    assert "Launch with training/accelerate/ddp.yaml" in done.stderr
-    assert not (tmp_path / "out").exists()

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from training_runs import SMALL_GPST, TRAINING, kill_after_checkpoint, run_script, sample_files
+from training_runs import SMALL_GPST, cut_off, run_here, sample_files
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, LSTMConfig, LSTMForCausalLM
 from hf_synlm.data.collate import collate_contexts
 from hf_synlm.data.files import write_json
+from hf_synlm.data.prepare import prepare
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.training import arguments as run_arguments
 from hf_synlm.training import (
@@ -30,9 +32,9 @@ from hf_synlm.training import (
     train_rnng,
 )
 from hf_synlm.training import run as common
-from hf_synlm.training.baseline_model import collate_plain
+from hf_synlm.training.final_report import load_report_treebanks
 from hf_synlm.training.output_folder import end_run
-from hf_synlm.training.text_contexts import DataArguments, load_contexts, load_text
+from hf_synlm.training.pretrain_gpst import DataArguments, collate_plain, load_contexts
 
 TYPES = (
     pretrain_gpst.GPSTModelArguments,
@@ -58,18 +60,24 @@ def flags_of(corpus: dict[str, str], output_dir: Path, *flags: str) -> list[str]
     ]
 
 
-def run(corpus: dict[str, str], output_dir: Path, *flags: str) -> dict:
-    return run_script("pretrain_gpst", flags_of(corpus, output_dir, *flags), corpus["cache"])
+@pytest.fixture
+def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Callable[..., dict]:
+    """Runs the program in this process; its results and what it printed."""
+
+    def start(output_dir: Path, *flags: str) -> dict:
+        return run_here("pretrain_gpst", flags_of(corpus, output_dir, *flags), corpus["cache"], capsys)
+
+    return start
 
 
 def parse(*flags: str) -> tuple:
     return run_arguments.parse_arguments(TYPES, flags, mappings=["config_overrides"])
 
 
-def test_two_steps_with_trees_and_final_report(corpus: dict[str, str], tmp_path: Path) -> None:
+def test_two_steps_with_trees_and_final_report(run: Callable[..., dict], tmp_path: Path) -> None:
     flags = ("--max_train_steps", "2", "--max_tree_sentences", "6", "--validation_trees", "embedded")
     flags = (*flags, "--test_trees", "embedded")
-    results = run(corpus, tmp_path / "out", *flags, "--search_num_beams", "2", "--report_punctuation", "remove", "keep")
+    results = run(tmp_path / "out", *flags, "--search_num_beams", "2", "--report_punctuation", "remove", "keep")
     assert results["step"] == 2 and len(results["train"]) == 2
     assert set(results["train"][0]) >= {"loss", "auto_encoding", "height", "parser", "token", "action"}
     tested = results["test"]["trees"]
@@ -83,13 +91,13 @@ def test_two_steps_with_trees_and_final_report(corpus: dict[str, str], tmp_path:
     assert {"config.json", "model.safetensors", "modeling_gpst.py", "tokenizer.json", "README.md"} <= saved
 
 
-def test_killed_run_resumes_bit_equal(corpus: dict[str, str], tmp_path: Path) -> None:
+def test_resumed_run_is_bit_equal(run: Callable[..., dict], corpus: dict[str, str], tmp_path: Path) -> None:
     flags = ("--max_train_steps", "4", "--checkpointing_steps", "2", "--gradient_accumulation_steps", "2")
     flags = (*flags, "--final_report", "False", "--prepared", str(tmp_path / "text"))
-    straight = run(corpus, tmp_path / "straight", *flags)
+    straight = run(tmp_path / "straight", *flags)
     killed = tmp_path / "killed"
-    kill_after_checkpoint("pretrain_gpst", flags_of(corpus, killed, *flags), 2, corpus["cache"])
-    resumed = run(corpus, killed, *flags)  # an unfinished run goes on without being asked to
+    cut_off(tmp_path / "straight", killed, 2)
+    resumed = run(killed, *flags)  # an unfinished run goes on without being asked to
     assert "resumed from" in resumed["stdout"] and "step_2" in resumed["stdout"]
     assert resumed["train"] == straight["train"]
     assert resumed["evaluations"] == straight["evaluations"]
@@ -98,21 +106,23 @@ def test_killed_run_resumes_bit_equal(corpus: dict[str, str], tmp_path: Path) ->
     assert (tmp_path / "text" / "train" / "corpus.json").is_file() and not (killed / "text").exists()
     _, changed, _, _ = parse(*flags_of(corpus, tmp_path / "other", *flags), "--drop_punctuation", "False")
     with pytest.raises(ValueError, match="drop_punctuation was True and is now False"):
-        load_text(changed, tmp_path / "other", None)
+        prepare(changed, changed.prepared)
     # Without text named, a complete folder is taken as it is.
     data = DataArguments(prepared=str(tmp_path / "text"), drop_punctuation=True)
-    text = load_text(data, tmp_path / "nowhere", None)
+    text = prepare(data, data.prepared)
     contexts = load_contexts(data, text.train, None)
     assert data.takes_finished and contexts.totals()["tokens"] == text.train.num_tokens
 
 
-def test_baseline_on_the_same_contexts(corpus: dict[str, str], tmp_path: Path) -> None:
+def test_baseline_on_the_same_contexts(
+    corpus: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def flags(name: str, *more: str) -> list[str]:
         gpst = flags_of(corpus, tmp_path / name, "--max_train_steps", "2", "--generation_steps", "1")
         gpst[gpst.index(SMALL_GPST)] = "n_embd=32,n_head=2,n_positions=64"
         return [flag.replace("gpst_tiny", "gpt2_tiny") for flag in gpst] + list(more)
 
-    results = run_script("pretrain_gpst", flags("out"), corpus["cache"])
+    results = run_here("pretrain_gpst", flags("out"), corpus["cache"], capsys)
     assert set(results["train"][0]) == {"step", "loss", "gradient_norm"}
     assert "trees" not in results["evaluations"][-1] and "step 1: generated" in results["stdout"]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
@@ -174,7 +184,7 @@ def test_the_model_to_continue_from_must_be_of_the_kind_and_complete(tmp_path: P
 def test_trees_of_the_report_are_read_before_training(corpus: dict[str, str], tmp_path: Path) -> None:
     _, _, evaluation, _ = parse("--output_dir", "x", "--test_trees", corpus["train"], "--final_report")
     with pytest.raises(ValueError, match="stands outside of all trees"):
-        evaluation.report_treebanks()
+        load_report_treebanks(evaluation.test_trees, evaluation.report_punctuation)
 
 
 def test_an_ended_run_has_dropped_the_wrapped_model_before_its_processes_part() -> None:
@@ -245,12 +255,12 @@ def test_flags_win_over_the_config_file(tmp_path: Path) -> None:
         ("--max_train_steps 0", "max_train_steps must be at least 1"),
         ("--generation_steps -1", "generation_steps must not be negative"),
         ("--peak_flops -1", "peak_flops must be positive"),
-        ("--hub_strategy always", "hub_strategy is 'always'"),
+        ("--hub_strategy always", "invalid choice: 'always'"),
         ("--push_to_hub --hub_model_id a/b --hub_strategy checkpoint --checkpointing_steps 0", "needs checkpoints"),
         ("--with_tracking --report_to paper", "report_to is 'paper'. Choose among"),
         ("--with_tracking --report_to wandb", "not installed: pip install wandb"),
         ("--context_length 0", "context_length must be at least 1"),
-        ("--lr_scheduler_type exponential", "lr_scheduler_type is 'exponential'. Choose among linear, cosine"),
+        ("--lr_scheduler_type exponential", "invalid choice: 'exponential' .choose from .*linear.*cosine"),
         ("--rows x", "rows is 'x'"),
         ("--config gpst_tinny", "no shipped configuration 'gpst_tinny'. Did you mean gpst_tiny or"),
         ("--config nothing.yaml", "no shipped configuration 'nothing.yaml'. Shipped configurations: awd_lstm_ptb"),
@@ -259,33 +269,6 @@ def test_flags_win_over_the_config_file(tmp_path: Path) -> None:
 def test_bad_values_are_refused_before_work(flags: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse("--output_dir", "x", *flags.split())
-
-
-def test_configs_are_found_by_name_and_name_their_command() -> None:
-    paths = sorted((TRAINING / "configs").glob("gpst_*.yaml"))
-    assert len(paths) == 5
-    for path in paths:
-        assert parse("--config", path.stem, "--output_dir", "x") == parse("--config", str(path), "--output_dir", "x")
-        text = path.read_text()
-        assert text.startswith("#") and f"--config training/configs/{path.name}" in text.replace("\\\n#", "")
-
-
-@pytest.mark.parametrize(("size", "millions"), [("small", 144.05), ("medium", 403.7)])
-@pytest.mark.parametrize("corpus_name", ["owt", "wikitext103"])
-def test_published_configs(size: str, millions: float, corpus_name: str) -> None:
-    model, data, _, training = parse("--config", f"gpst_{size}_{corpus_name}", "--output_dir", "x")
-    config = GPSTConfig.from_preset(model.model_preset, **model.config_overrides)
-    assert config.to_dict() == GPSTConfig.from_preset(f"gpst-{size}").to_dict()
-    with torch.device("meta"):
-        count = sum(parameter.numel() for parameter in GPSTForCausalLM(config).parameters())
-    assert round(count / 1e6, 2 if size == "small" else 1) == millions
-    contexts = 8 * training.per_device_train_batch_size * training.gradient_accumulation_steps
-    assert (contexts, data.context_length) == (256, 1024)
-    tokens = training.max_train_steps * contexts * data.context_length
-    assert tokens == pytest.approx({"owt": 15e9, "wikitext103": 5e9}[corpus_name], rel=0.03)
-    assert training.learning_rate == {"small": 5e-5, "medium": 1e-4}[size]
-    assert model.parser_learning_rate == {"small": 1e-3, "medium": 2e-3}[size]
-    assert (training.adam_epsilon, training.weight_decay, training.max_grad_norm) == (1e-6, 0.0, 1.0)
 
 
 def test_sample_ids_do_not_depend_on_history_or_world_size() -> None:
@@ -343,11 +326,11 @@ def test_validation_losses_do_not_depend_on_the_batches(tiny_gpst_config: GPSTCo
 
 
 def test_errors_of_users_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.setattr(sys, "argv", ["pretrain_gpst.py", "--output_dir", "x", "--train_file", "a.txt"])
+    monkeypatch.setattr(sys, "argv", ["pretrain_gpst.py", "--output_dir", "x", "--trainfiles", "a.txt"])
     with pytest.raises(SystemExit) as stopped:
         pretrain_gpst.main()
     assert stopped.value.code == 2
-    expected = "error: --train_file is not an option of this program. Did you mean --train_files?\n"
+    expected = "error: --trainfiles is not an option of this program. Did you mean --train_files?\n"
     assert capsys.readouterr().err == expected
     monkeypatch.setenv("HF_SYNLM_TRACEBACK", "1")
     with pytest.raises(ValueError, match="Did you mean"):

@@ -145,11 +145,6 @@ def test_deep_trees_do_not_reach_the_recursion_limit():
     assert tree_to_spans(binarize(flat, "left")) == left_branching(DEEP)
 
 
-def test_validate_spans_options():
-    validate_spans([(1, 3)], 4)
-    validate_spans([(1, 2), (1, 3), (1, 3)], 4, min_width=1, allow_duplicates=True)
-
-
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=6, unique=True))
 def test_validate_spans_finds_exactly_the_crossing_ones(spans):
     spans = [(i, j) for i, j in spans if j - i >= 2]
@@ -165,17 +160,13 @@ def test_validate_spans_finds_exactly_the_crossing_ones(spans):
     ("function", "arguments", "message"),
     [
         (spans_to_tree, ([(0, 2), (1, 3), (0, 3)], 3), r"\(0, 2\) and \(1, 3\) cross"),
-        (spans_to_tree, ([(0, 5), (1, 4), (2, 5)], 5), r"\(1, 4\) and \(2, 5\) cross"),
         (spans_to_tree, ([(0, 3), (1, 4)], 3), r"span \(1, 4\) does not fit into a sentence of 3 tokens"),
-        (spans_to_tree, ([(-1, 3)], 3), r"span \(-1, 3\) does not fit"),
         (spans_to_tree, ([(2, 1)], 3), r"span \(2, 1\) does not fit"),
         (spans_to_tree, ([(0, 3), (1, 2)], 3), r"span \(1, 2\) is 1 token"),
         (spans_to_tree, ([(0, 3), (0, 3)], 3), r"span \(0, 3\) is given twice"),
         (spans_to_tree, ([(0, 2)], 3), r"whole-sentence span \(0, 3\) is missing"),
-        (spans_to_tree, ([], 2), r"whole-sentence span \(0, 2\) is missing"),
         (spans_to_tree, ([], 0), r"num_tokens is 0"),
         (tree_to_spans, ((1, 0),), "leaf 1 stands where 0 should"),
-        (tree_to_spans, ((0, 2),), "leaf 2 stands where 1 should"),
         (tree_to_spans, ((0, (1,)),), r"1 child"),
         (tree_to_spans, ((0, ()),), r"0 child"),
         (tree_to_spans, ([0, 1],), r"\[0, 1\] is not part of a tree"),
@@ -187,8 +178,6 @@ def test_validate_spans_finds_exactly_the_crossing_ones(spans):
         (brackets_to_tree, ("",), "no tree in ''"),
         (brackets_to_tree, ("(a b",), r"'\(' at character 0 is never closed"),
         (brackets_to_tree, ("(a b))",), r"'\)' at character 5 closes nothing"),
-        (brackets_to_tree, (") a",), r"'\)' at character 0 closes nothing"),
-        (brackets_to_tree, ("(a b) c",), "'c' at character 6 stands after the end"),
         (brackets_to_tree, ("(a b) (c d)",), r"'\(' at character 6 stands after the end"),
         (brackets_to_tree, ("(a (b))",), r"opened at character 3 has 1 child"),
         (brackets_to_tree, ("()",), r"opened at character 0 has 0 child"),
@@ -199,10 +188,7 @@ def test_validate_spans_finds_exactly_the_crossing_ones(spans):
         (labeled_spans_to_brackets, ([("A(", 0, 1)], ["a"]), r"the label of span \(0, 1\) is 'A\('"),
         (labeled_spans_to_brackets, ([], []), "num_tokens is 0"),
         (brackets_to_labeled_spans, ("",), "no tree in ''"),
-        (brackets_to_labeled_spans, ("(S a",), r"'\(' at character 0 is never closed"),
         (brackets_to_labeled_spans, ("(S a) b",), "'b' at character 6 stands after the end"),
-        (brackets_to_labeled_spans, ("a b",), "'b' at character 2 stands after the end"),
-        (brackets_to_labeled_spans, (")",), r"'\)' at character 0 closes nothing"),
         (brackets_to_labeled_spans, ("(S a (B))",), "the bracket opened at character 5 contains no word"),
         (brackets_to_labeled_spans, ("(S a ())",), "the bracket opened at character 5 has no label"),
         (brackets_to_labeled_spans, ("((S a))",), "the bracket opened at character 0 has no label"),

@@ -9,6 +9,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,11 +19,15 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import datasets
+import pytest
+from accelerate.state import AcceleratorState, GradientState, PartialState
+
 from hf_synlm.data.samples import sample_path
+from hf_synlm.training.checkpoints import list_checkpoints
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINING = ROOT / "training"
-STATE_FILE = "training_state.json"
 SCRIPTS = ("pretrain_gpst", "train_rnng", "train_recurrent")
 SMALL_GPST = "hidden_size=32,composition_size=32,composition_intermediate_size=64,score_size=16,parser_size=32"
 
@@ -50,8 +55,6 @@ def _target(script: str, argv: Sequence[str], log: str, changes: dict[str, str])
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     # The cache has been read from the environment of the server.
-    import datasets
-
     datasets.config.HF_DATASETS_CACHE = Path(os.environ["HF_DATASETS_CACHE"])
     sys.argv = [script, *argv]
     importlib.import_module(f"hf_synlm.training.{script}").main(list(argv))
@@ -133,16 +136,25 @@ def results_of(output_dir: Path) -> dict[str, Any]:
     return json.loads((output_dir / "all_results.json").read_text(encoding="utf-8"))
 
 
-def kill_after_checkpoint(script: str, argv: Sequence[str], step: int, cache: str) -> None:
-    """Run a script, kill it as soon as the checkpoint of a step is complete, and leave traces of a cut save."""
-    run = ScriptRun(script, argv, cache)
-    run.wait_until((run.output_dir / f"step_{step}" / STATE_FILE).is_file, f"checkpoint of step {step}")
-    run.kill()
-    # It was fast: what it did after the checkpoint would make the rest of the test trivial.
-    (run.output_dir / "all_results.json").unlink(missing_ok=True)
+def run_here(script: str, argv: Sequence[str], cache: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Run a script in this process; what it printed and its results."""
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", Path(cache))
+        importlib.import_module(f"hf_synlm.training.{script}").main(list(argv))
+    return {"stdout": capsys.readouterr().out, **results_of(Path(argv[argv.index("--output_dir") + 1]))}
+
+
+def cut_off(whole: Path, cut: Path, step: int) -> None:
+    """Copy what a run had written when it was killed in the save after the checkpoint of a step."""
+    shutil.copytree(whole, cut, ignore=shutil.ignore_patterns("model", "all_results.json", "evaluation.*"))
+    for folder in list_checkpoints(cut):
+        if int(folder.name.removeprefix("step_")) > step:
+            shutil.rmtree(folder)
     # Saves that were cut short: they are newer than the complete one and must not be taken.
-    (run.output_dir / f"step_{step + 1}.partial").mkdir(exist_ok=True)
-    (run.output_dir / "step_999").mkdir()
+    (cut / f"step_{step + 1}.partial").mkdir()
+    (cut / "step_999").mkdir()
 
 
 # ---------------------------------------------------------------------------------------------- several processes

@@ -1,4 +1,4 @@
-"""Conversion of the authors' checkpoints: `convert_state_dict` and `python -m hf_synlm.conversion`."""
+"""Conversion of the authors' checkpoints: `convert_state_dict`, and the command `synlm convert`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

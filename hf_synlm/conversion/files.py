@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.conversion import TOKENIZERS, convert_state_dict, on_lstm, palm, prpn, rnng
-from hf_synlm.hub.checkpoint import read_json
+from hf_synlm.data.files import read_json
 from hf_synlm.hub.export import check_target, export_model
 
 # What to do with a checkpoint that holds more than tensors.

@@ -19,7 +19,7 @@ from hf_synlm.conversion.rename import (
 )
 from hf_synlm.modeling_prpn import PRPNForCausalLM
 
-_BATCH_NORM = r"\.(weight|bias|running_mean|running_var)"
+_BATCH_NORM = r"\.(weight|bias|running_mean|running_var|num_batches_tracked)"
 # original name (regular expression) -> name here
 RULES: dict[str, str] = {
     r"encoder\.weight": "model.embed_tokens.weight",
@@ -45,7 +45,6 @@ RULES: dict[str, str] = {
     rf"predictor\.ffd\.2{_BATCH_NORM}": r"model.predictor.output_norm.\1",
 }
 _DROPOUTS = {"dropout": "dropout", "idropout": "input_dropout", "rdropout": "recurrent_dropout"}
-_COUNTER = "num_batches_tracked"
 # The authors pickle the whole model.
 EXTRACTION = """in a copy of the authors' code, with a file that you trust, run
     import torch
@@ -74,19 +73,10 @@ def convert_prpn(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     Raises:
         ValueError: when a tensor has no place here or is missing, or a value does not fit.
     """
-    counters = {key: value for key, value in state_dict.items() if str(key).endswith(f".{_COUNTER}")}
-    state_dict = clean_state_dict({key: value for key, value in state_dict.items() if key not in counters})
     options = flat_options(original_config, "config")
-    tensors = rename_state_dict(state_dict, RULES)
+    tensors = rename_state_dict(clean_state_dict(state_dict), RULES)
     config = prpn_config(tensors, options)
-    for key, value in counters.items():
-        # A counter stands beside the mean of the same batch normalization.
-        mean = rename_state_dict({key.removeprefix("module.").replace(_COUNTER, "running_mean"): value}, RULES)
-        tensors |= {name.replace("running_mean", _COUNTER): count for name, count in mean.items()}
     model = PRPNForCausalLM(config).to(tensors["model.embed_tokens.weight"].dtype)
-    if not counters:
-        zeros = {name: value for name, value in model.state_dict().items() if name.endswith(_COUNTER)}
-        tensors |= {name: torch.zeros_like(value) for name, value in zeros.items()}
     fill_model(model, tensors)
     model.tie_weights()
     return model.eval()

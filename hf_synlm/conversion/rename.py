@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+COUNTER = ".num_batches_tracked"  # of batch normalizers, which older versions of PyTorch do not have
+
 
 def clean_state_dict(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Check the tensors of a checkpoint, and strip the prefix `module.` of distributed training.
@@ -18,12 +20,15 @@ def clean_state_dict(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
         The same tensors.
 
     Raises:
-        ValueError: for keys that are not strings, and values that are not finite floating-point numbers.
+        ValueError: for keys that are not strings, and values that are not finite floating-point numbers; counters of
+            batch normalizers are whole numbers.
     """
     if not all(isinstance(key, str) for key in state_dict):
         raise ValueError("The keys of a state dict are names; this one has other keys. Pass the model's state dict.")
     cleaned = {key.removeprefix("module."): tensor for key, tensor in state_dict.items()}
     for key, tensor in cleaned.items():
+        if key.endswith(COUNTER):
+            continue
         if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
             raise ValueError(f"{key} holds values that are not finite floating-point numbers. Is the file damaged?")
     return cleaned
@@ -163,7 +168,7 @@ def fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
     Args:
         model: the model, changed in place.
-        tensors: by the names of its state dict; of two tied tensors both.
+        tensors: by the names of its state dict; of two tied tensors both. Counters of batch normalizers may be missing.
 
     Raises:
         ValueError: when a tensor is missing, unknown or of another shape.
@@ -171,6 +176,8 @@ def fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     expected = {name: value.shape for name, value in model.state_dict().items()}
     for name in sorted(set(expected) | set(tensors)):
         found, wanted = tensors.get(name), expected.get(name)
+        if found is None and name.endswith(COUNTER):
+            continue  # PyTorch counts from zero
         if found is None or wanted is None or found.shape != wanted:
             given = "missing" if found is None else tuple(found.shape)
             raise ValueError(

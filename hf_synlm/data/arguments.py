@@ -2,7 +2,7 @@
 
 from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from transformers import HfArgumentParser
@@ -12,7 +12,7 @@ def option(default: Any, help: str) -> Any:
     """Make a field of a dataclass of arguments.
 
     Args:
-        default: its default; a list is copied.
+        default: its default; a list is copied. `dataclasses.MISSING` makes the option required.
         help: its text in `--help`.
 
     Returns:
@@ -24,13 +24,30 @@ def option(default: Any, help: str) -> Any:
 
 
 class ArgumentParser(HfArgumentParser):
-    """`HfArgumentParser` that allows empty lists: `--train_trees` without a value is the empty list."""
+    """`HfArgumentParser` that allows empty lists, takes `--train_file` for `--train_files`, and raises its errors.
+
+    `--train_trees` without a value is the empty list. Any option of files may be written in the singular or the plural.
+
+    Fields:
+        names: of all options.
+    """
+
+    def __init__(self, *args: Any, **options: Any):
+        self.names: list[str] = []
+        super().__init__(*args, **options)
 
     def add_argument(self, *names: Any, **options: Any) -> Any:
-        """Add an argument."""
+        """Add an argument, with `_files` besides `_file` and the reverse."""
         if options.get("nargs") == "+":
             options["nargs"] = "*"
-        return super().add_argument(*names, **options)
+        long = names[0].removeprefix("--")
+        other = f"{long}s" if long.endswith("_file") else long.removesuffix("s") if long.endswith("_files") else None
+        self.names += [long] if other is None else [long, other]
+        return super().add_argument(*names, *([] if other is None else [f"--{other}"]), **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ValueError instead of printing all options."""
+        raise ValueError(f"{message}.")
 
 
 def read_yaml(text: str, where: str) -> Any:

@@ -41,20 +41,15 @@ def collate_contexts(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> d
     Raises:
         ValueError: the batch or a context is empty, lengths within a context differ, or a key is in some contexts only.
     """
-    optional = [name for name in ("sentence_ids", "word_ends") if any(name in context for context in batch)]
-    _check_batch(batch, "context", optional)
-    collated = _pad_tokens(batch, pad_token_id)
-    if "sentence_ids" in optional:
-        collated["sentence_ids"] = _pad([context["sentence_ids"] for context in batch], 0, torch.long)
-    else:
-        collated["sentence_ids"] = collated["attention_mask"].clone()
-    if "word_ends" in optional:
-        collated["word_ends"] = _pad([context["word_ends"] for context in batch], False, torch.bool)
-    return collated
+    names = [name for name in ("sentence_ids", "word_ends") if any(name in context for context in batch)]
+    collated = _pad_tokens(batch, "context", names, pad_token_id)
+    return {"sentence_ids": collated["attention_mask"].clone(), **collated}
 
 
-def _check_batch(batch: Sequence[Mapping[str, Any]], kind: str, names: Sequence[str]) -> None:
-    """Raise ValueError unless each part of a batch has tokens, and values of these names for each token."""
+def _pad_tokens(
+    batch: Sequence[Mapping[str, Any]], kind: str, names: Sequence[str], pad_token_id: int
+) -> dict[str, Tensor]:
+    """Padded `input_ids` with `attention_mask` and `labels`, and the values of these names, one per token."""
     if not batch:
         raise ValueError(f"the batch is empty: give at least one {kind}")
     for index, part in enumerate(batch):
@@ -66,16 +61,14 @@ def _check_batch(batch: Sequence[Mapping[str, Any]], kind: str, names: Sequence[
                 raise ValueError(f"{kind} {index} has no {name} but others have: give it in all {kind}s or in none")
             if len(part[name]) != length:
                 raise ValueError(f"{kind} {index} has {len(part[name])} {name} for {length} tokens: give one each")
-
-
-def _pad_tokens(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, Tensor]:
-    """Padded `input_ids`, with `attention_mask` and `labels`."""
     rows = [part["input_ids"] for part in batch]
+    types = {"sentence_ids": torch.long, "word_ends": torch.bool}
     return {
         "input_ids": _pad(rows, pad_token_id, torch.long),
         "attention_mask": _pad([[1] * len(row) for row in rows], 0, torch.long),
         # Labels are masked by position, not by id: a tokenizer may use a real token for padding.
         "labels": _pad(rows, LABEL_PADDING, torch.long),
+        **{name: _pad([part[name] for part in batch], 0, types[name]) for name in names},
     }
 
 
@@ -85,7 +78,7 @@ def collate_trees(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict
     A is the number of actions of the longest sequence in the batch.
 
     Args:
-        batch: per sentence the mapping of `hf_synlm.data.gold_trees.encode_tree`: `input_ids` (at least one token),
+        batch: per sentence the mapping of `hf_synlm.data.gold_trees.encode_trees`: `input_ids` (at least one token),
             `actions` (at least one) and `word_ends` (as many as tokens); other keys are ignored.
         pad_token_id: id that fills `input_ids`.
 
@@ -97,15 +90,11 @@ def collate_trees(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict
     Raises:
         ValueError: the batch, a sentence or its actions are empty, or the number of word ends is not that of tokens.
     """
-    _check_batch(batch, "sentence", ["word_ends"])
     for index, sentence in enumerate(batch):
         if len(sentence["actions"]) == 0:
             raise ValueError(f"sentence {index} has no actions: leave empty sentences out")
-    return {
-        **_pad_tokens(batch, pad_token_id),
-        "actions": _pad([sentence["actions"] for sentence in batch], PAD, torch.long),
-        "word_ends": _pad([sentence["word_ends"] for sentence in batch], False, torch.bool),
-    }
+    collated = _pad_tokens(batch, "sentence", ["word_ends"], pad_token_id)
+    return {**collated, "actions": _pad([sentence["actions"] for sentence in batch], PAD, torch.long)}
 
 
 def word_ends_from_offsets(offsets: Sequence[tuple[int, int]], words: Sequence[str]) -> list[bool]:

@@ -219,14 +219,9 @@ def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
     """
     whole = json.loads(tokenizer.backend_tokenizer.to_str())
     parts = {name: whole[name] for name in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
-    if _splits_special_tokens(tokenizer):
+    if tokenizer.split_special_tokens:  # special tokens in a text are encoded like any other text
         parts["split_special_tokens"] = True
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def _splits_special_tokens(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether special tokens in a text are encoded like any other text."""
-    return bool(getattr(tokenizer, "split_special_tokens", False))
 
 
 class BlockEncoder:
@@ -241,7 +236,7 @@ class BlockEncoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, options: TextOptions, dtype: np.dtype):
         self.options, self.dtype = options, dtype
         self._json = tokenizer.backend_tokenizer.to_str()
-        self._is_split_special = _splits_special_tokens(tokenizer)
+        self._is_split_special = bool(tokenizer.split_special_tokens)
         self._backend: Tokenizer | None = None
 
     def __getstate__(self) -> dict[str, Any]:

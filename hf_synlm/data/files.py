@@ -67,7 +67,7 @@ def write_json(path: PathLike, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
-def read_json(path: PathLike, remedy: str) -> dict[str, Any]:
+def read_json(path: PathLike, remedy: str = "Get it again, or name another file.") -> dict[str, Any]:
     """Read a file that contains one JSON object.
 
     Args:
@@ -84,10 +84,10 @@ def read_json(path: PathLike, remedy: str) -> dict[str, Any]:
         value = json.loads(Path(path).read_bytes())
     except FileNotFoundError:
         raise ValueError(f"{path} is missing. {remedy}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}). {remedy}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged or cannot be read ({error}). {remedy}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path} is damaged (not a JSON object). {remedy}")
+        raise ValueError(f"{path} is damaged or cannot be read (not a JSON object). {remedy}")
     return value
 
 
@@ -144,7 +144,8 @@ def publish_folder(partial: Path, folder: Path) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Delete a folder that others may look for: it loses its name first, so that it is never seen half-deleted."""
-    doomed = _doomed(folder)
+    doomed = folder.with_name(f"{folder.name}.deleted{PARTIAL_SUFFIX}")
+    shutil.rmtree(doomed, ignore_errors=True)
     os.replace(folder, doomed)
     shutil.rmtree(doomed)
 
@@ -194,10 +195,3 @@ def _restore(folder: Path) -> None:
     """Put a folder back whose replacement was interrupted between the two renames."""
     if _old(folder).exists() and not folder.exists():
         os.replace(_old(folder), folder)
-
-
-def _doomed(folder: Path) -> Path:
-    """A free name for a folder on its way to deletion."""
-    doomed = folder.with_name(f"{folder.name}.deleted{PARTIAL_SUFFIX}")
-    shutil.rmtree(doomed, ignore_errors=True)
-    return doomed

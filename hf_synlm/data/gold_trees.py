@@ -44,46 +44,26 @@ def label_inventory(sentences: Iterable[TreebankSentence]) -> tuple[str, ...]:
     return tuple(sorted(labels))
 
 
-def encode_tree(
-    sentence: TreebankSentence, tokenizer: PreTrainedTokenizerBase, system: TransitionSystem, labels: Sequence[str]
-) -> EncodedTree:
-    """Encode a sentence and its tree for training or scoring. For many sentences, `encode_trees` is faster.
-
-    Args:
-        sentence: a sentence of a treebank.
-        tokenizer: a fast tokenizer, of words or of pieces of words; the pieces of a word become siblings in the tree.
-        system: the transition system.
-        labels: its labels, in the order of their ids.
-
-    Returns:
-        `input_ids`, `actions` and `word_ends`, lists of ints, ints and bools.
-
-    Raises:
-        ValueError: a label is unknown, a word cannot be encoded on its own, or the tree has no constituent over the
-            whole sentence; the message names the source line of the sentence.
-    """
-    return encode_trees([sentence], tokenizer, system, labels)[0]
-
-
 def encode_trees(
     sentences: Sequence[TreebankSentence],
     tokenizer: PreTrainedTokenizerBase,
     system: TransitionSystem,
     labels: Sequence[str],
 ) -> list[EncodedTree]:
-    """Encode sentences and their trees, with one call of the tokenizer.
+    """Encode sentences and their trees for training or scoring, with one call of the tokenizer.
 
     Args:
         sentences: sentences of a treebank.
-        tokenizer: as in `encode_tree`.
-        system: as in `encode_tree`.
-        labels: as in `encode_tree`.
+        tokenizer: a fast tokenizer, of words or of pieces of words; the pieces of a word become siblings in the tree.
+        system: the transition system.
+        labels: its labels, in the order of their ids.
 
     Returns:
-        Per sentence what `encode_tree` returns.
+        Per sentence `input_ids`, `actions` and `word_ends`, lists of ints, ints and bools.
 
     Raises:
-        ValueError: as `encode_tree`.
+        ValueError: a label is unknown, a word cannot be encoded on its own, or a tree has no constituent over the
+            whole sentence; the message names the source line of the sentence.
 
     Cost: O(tokens + constituents).
     """
@@ -94,7 +74,6 @@ def encode_trees(
     label_ids = {label: index for index, label in enumerate(labels)}
     for sentence in sentences:
         with errors_at(sentence.source):
-            _check_labels(sentence, label_ids)
             check_words(sentence.words)
     encoding = tokenizer(
         [" ".join(sentence.words) for sentence in sentences],
@@ -111,22 +90,18 @@ def encode_trees(
                 raise ValueError("a word is the padding token of the tokenizer: change it, or leave the sentence out")
             word_ends = word_ends_from_offsets(offsets, sentence.words)
             first = _first_tokens(word_ends)
+            unknown = [label for label, _, _ in sentence.labeled_spans if label not in label_ids]
+            if unknown:
+                raise ValueError(
+                    f"the label {unknown[0]!r} is not one of the {len(labels)} labels {', '.join(labels)}: collect the "
+                    "labels from all treebanks with label_inventory"
+                )
             spans = [(label_ids[label], first[i], first[j]) for label, i, j in sentence.labeled_spans]
             if not spans:
                 raise ValueError("the tree has no constituent: give it one over the whole sentence")
             actions = system.spans_to_actions(spans, len(input_ids), word_ends)
         encoded.append({"input_ids": list(input_ids), "actions": actions, "word_ends": word_ends})
     return encoded
-
-
-def _check_labels(sentence: TreebankSentence, label_ids: dict[str, int]) -> None:
-    """Raise ValueError for an unknown label."""
-    for label, start, end in sentence.labeled_spans:
-        if label not in label_ids:
-            raise ValueError(
-                f"the label {label!r} of ({start}, {end}) is not one of the {len(label_ids)} labels "
-                f"{', '.join(label_ids)}: collect the labels from all treebanks with label_inventory"
-            )
 
 
 def _first_tokens(word_ends: Sequence[bool]) -> list[int]:

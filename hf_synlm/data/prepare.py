@@ -398,19 +398,13 @@ def write_corpus(
 
 
 # ---------------------------------------------------------------------------------------------- command line
-@dataclass
+@dataclass(kw_only=True)
 class PrepareArguments(CorpusArguments):
     """Arguments of the command."""
 
-    output_dir: str = option("", "Folder for tokenizer and shards.")
+    output_dir: str = option(MISSING, "Folder for tokenizer and shards.")
     shard_tokens: int = option(SHARD_TOKENS, "Tokens per shard.")
     verify: bool = option(False, "Check the checksums of all shards at the end, not only their sizes.")
-
-    def __post_init__(self):
-        """Check the values."""
-        if not self.output_dir:
-            raise ValueError("output_dir is not set. Pass --output_dir FOLDER.")
-        super().__post_init__()
 
     @property
     def location(self) -> str | None:

@@ -12,6 +12,7 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress, repeat
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +21,7 @@ import pyarrow.parquet
 
 from hf_synlm.data.shards import HINT
 from hf_synlm.data.treebank import count_tags, read_treebank
-from hf_synlm.evaluation.parsing import check_tags, keep_by_tag
+from hf_synlm.evaluation.parsing import check_tags, keep_words
 
 LINE_LIMIT = 1 << 20  # bytes of a line; longer ones are cut
 HASHED_BYTES = 1 << 26  # files up to this size are identified by their content, larger ones by size and time
@@ -360,8 +361,8 @@ class TreebankFiles(TextFiles):
         for number, sentence in enumerate(read_treebank(path)):
             if number < self._offset:
                 continue
-            kept = keep_by_tag(sentence.tags) if self.drop_punctuation else [True] * len(sentence.tags)
-            words = [word for word, keep in zip(sentence.words, kept, strict=True) if keep]
+            kept = keep_words(sentence.words, sentence.tags, "tag") if self.drop_punctuation else repeat(True)
+            words = list(compress(sentence.words, kept))
             self._offset = number + 1
             yield [" ".join(words)] if words else []
 

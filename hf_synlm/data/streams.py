@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from hf_synlm.data.collate import LABEL_PADDING
 from hf_synlm.trees import Span
@@ -226,20 +227,18 @@ def collate_framed(
         (half-open in columns) if the stream has them.
     """
     frames = [(int(stream.starts[s]) - 1, int(stream.starts[s + 1])) for s in sentences]
-    width = max(stop - first for first, stop in frames)
-    ids = torch.full((len(frames), width), pad_token_id)
-    labels = torch.full((len(frames), width), LABEL_PADDING)
-    mask = torch.zeros(len(frames), width, dtype=torch.long)
-    for row, (first, stop) in enumerate(frames):
-        tokens = torch.from_numpy(stream.ids[first:stop].astype(np.int64))
-        ids[row, : stop - first] = tokens
-        labels[row, : stop - first - 1] = tokens[1:]
-        mask[row, : stop - first] = 1
-    batch: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "shift_labels": labels}
+    rows = [torch.from_numpy(stream.ids[first:stop].astype(np.int64)) for first, stop in frames]
+    following = [torch.cat([row[1:], row.new_tensor([LABEL_PADDING])]) for row in rows]
+    batch: dict[str, Any] = {
+        "input_ids": pad_sequence(rows, batch_first=True, padding_value=pad_token_id),
+        "attention_mask": pad_sequence([torch.ones_like(row) for row in rows], batch_first=True),
+        "shift_labels": pad_sequence(following, batch_first=True, padding_value=LABEL_PADDING),
+    }
     if gold and stream.distances is not None:
-        batch["distances"] = torch.full(ids.shape, torch.nan)
-        for row, (first, stop) in enumerate(frames):
-            batch["distances"][row, 1 : stop - first] = torch.from_numpy(stream.distances[first + 1 : stop])
+        found = [torch.from_numpy(stream.distances[first:stop].copy()) for first, stop in frames]
+        for distances in found:
+            distances[0] = torch.nan
+        batch["distances"] = pad_sequence(found, batch_first=True, padding_value=torch.nan)
     if gold and stream.spans is not None:
         # Spans that end right before the first boundary belong to the sentence before.
         batch["spans"] = [_spans_at(stream.spans, first + 1, stop, origin=first) for first, stop in frames]

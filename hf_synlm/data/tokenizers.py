@@ -8,7 +8,7 @@ an id for REDUCE, whose embedding means "compose the top of the stack".
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from tokenizers import (
@@ -329,27 +329,3 @@ def add_classification_template(tokenizer: PreTrainedTokenizerBase) -> None:
         pair=f"$A {sep} $B {cls}",
         special_tokens=[(cls, tokenizer.cls_token_id), (sep, tokenizer.sep_token_id)],
     )
-
-
-def encode_sentences(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]) -> list[list[int]]:
-    """Encode sentences one by one, without special tokens, leading space or trailing white space.
-
-    Args:
-        tokenizer: any fast tokenizer.
-        sentences: the sentences.
-
-    Returns:
-        Per sentence its token ids, at least one.
-
-    Raises:
-        ValueError: a sentence has no tokens.
-    """
-    stripped = [sentence.strip() for sentence in sentences]
-    if not stripped:
-        return []
-    # verbose=False: long sentences are cut into contexts later.
-    input_ids = tokenizer(stripped, add_special_tokens=False, verbose=False)["input_ids"]
-    for index, ids in enumerate(input_ids):
-        if not ids:
-            raise ValueError(f"sentence {index} ({sentences[index]!r}) has no tokens: leave empty sentences out")
-    return input_ids

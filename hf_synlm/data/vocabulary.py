@@ -5,20 +5,20 @@ All functions return a stock fast tokenizer of transformers: a saved one loads a
 words and punctuation marks, as in a treebank. It adds no special tokens.
 
 **Classes of unknown words.** A word that is not in the vocabulary becomes one of a few classes that depend on its
-spelling: `Dogs` -> `<cunks>`, `1,200` -> `<unkn>`. `unknown_class` is the definition. In tokenizer.json, steps of the
-normalizer do the same, for every word that the regular expression of all known words does not match. Offsets are those
-of the word in the text.
+spelling: `Dogs` -> `<cunks>`, `1,200` -> `<unkn>`, as `unknown_class` says. In tokenizer.json it is steps of the
+normalizer that find the class, of every word that the regular expression of all known words does not match. Offsets are
+those of the word in the text. `tests/reference/unknown_words.py` has the rules as the authors' program writes them.
 """
 
 import json
 import math
 import os
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import chain, groupby
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from hf_synlm.data.tokenizers import fast_tokenizer
 
 UnknownRule: TypeAlias = Literal["single", "berkeley", "berkeley2"]
-UNKNOWN_RULES = ("single", "berkeley", "berkeley2")
+UNKNOWN_RULES = get_args(UnknownRule)
 
 PAD_TOKEN = "<pad>"
 UNKNOWN_TOKEN = "<unk>"
@@ -98,45 +98,13 @@ def unknown_class(word: str, rule: UnknownRule) -> str:
         raise ValueError(f"the rule for unknown words is {rule!r}: choose one of {', '.join(UNKNOWN_RULES)}")
     if not word:
         raise ValueError("the word is empty: words have at least one character")
-    if rule == "single":
-        return UNKNOWN_TOKEN
-    return _berkeley_class(word) if rule == "berkeley" else _berkeley2_class(word)
+    return UNKNOWN_TOKEN if rule == "single" else _unknown_normalizer(rule).normalize_str(word)
 
 
-def _berkeley_class(word: str) -> str:
-    """Give the class of a word by the rule "berkeley"."""
-    name = "cunk" if unicodedata.category(word[0]) == "Lu" else "unk"
-    added = ""
-    if word[0].isdecimal() and word[-1].isdecimal():
-        added = "n"
-    elif len(word) > 3:
-        added = next((added for ending, added in _ENDINGS if word.endswith(ending)), "")
-        if not added and word.startswith("un"):
-            name = "un" + name
-        elif not added and word.endswith("al"):
-            added = "al"
-        elif not added:
-            added = next((character for character in word[:-1] if character in "-."), "")
-    return f"<{name}{added}>"
-
-
-def _berkeley2_class(word: str) -> str:
-    """Give the class of a word by the rule "berkeley2"."""
-    categories = [unicodedata.category(character) for character in word]
-    num_capitals, has_digit, has_dash = categories.count("Lu"), "Nd" in categories, "-" in word
-    name = "UNK"
-    if categories[0] == "Lu":
-        name += "-INITC" if num_capitals == 1 else "-CAPS"
-    elif num_capitals and not categories[0].startswith("L"):
-        name += "-CAPS"
-    elif "Ll" in categories:
-        name += "-LC"
-    name += "-NUM" * has_digit + "-DASH" * has_dash
-    if word[-1] in "sS" and len(word) >= 3:
-        name += "-s" * (word[-2] not in "siuSIU")
-    elif len(word) >= 5 and not has_dash and not (has_digit and num_capitals):
-        name += next((f"-{ending}" for ending in _ENDINGS_2 if re.search(_any_case(ending) + r"\Z", word)), "")
-    return name
+@cache
+def _unknown_normalizer(rule: UnknownRule) -> normalizers.Normalizer:
+    """The steps of a tokenizer that knows no word."""
+    return normalizers.Sequence(_unknown_steps([""], rule))
 
 
 def _any_case(text: str) -> str:

@@ -24,18 +24,6 @@ from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.evalb_input import COLLINS, Bracket, EvalbParameters, EvalbTree
 from hf_synlm.trees import Span
 
-__all__ = [
-    "COLLINS",
-    "EvalbParameters",
-    "EvalbScores",
-    "EvalbSentence",
-    "EvalbSummary",
-    "EvalbTree",
-    "evaluate_files",
-    "labeled_f1",
-    "score_sentence",
-]
-
 Status = Literal["valid", "error", "skipped"]
 
 _STATUS_CODE: dict[Status, int] = {"valid": 0, "error": 1, "skipped": 2}

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -123,14 +124,12 @@ def _continue(
     options: dict[str, Any],
 ) -> Iterator[GeneratedText]:
     """Continue one batch, padded on the left."""
-    width = max(map(len, rows))
     candidates = (tokenizer.pad_token_id, model.config.pad_token_id, tokenizer.eos_token_id)
     pad = next((token for token in candidates if token is not None), 0)
-    ids = torch.full((len(rows), width), pad)
-    mask = torch.zeros_like(ids)
-    for row, tokens in enumerate(rows):
-        ids[row, width - len(tokens) :] = torch.tensor(tokens)
-        mask[row, width - len(tokens) :] = 1
+    masks = [torch.ones(len(row), dtype=torch.long) for row in rows]
+    ids = pad_sequence([torch.tensor(row) for row in rows], True, pad, padding_side="left")
+    mask = pad_sequence(masks, True, padding_side="left")
+    width = ids.shape[1]
     output = model.generate(
         ids.to(model.device),
         attention_mask=mask.to(model.device),
@@ -174,6 +173,3 @@ def _tree(
     if spans is None or not words:
         return ParsedSentence(words)
     return ParsedSentence(words, (Hypothesis(tuple(spans), None if labels is None else tuple(labels)),))
-
-
-__all__ = ["GeneratedText", "generate_texts"]

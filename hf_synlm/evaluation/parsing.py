@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import random
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal, get_args
 
@@ -87,7 +87,7 @@ class ParsingConvention:
 
 
 # gpst: the scorer of ant-research/StructuredLM_RTDT. prpn and on-lstm: the scorers of yikangshen/PRPN (WSJ10, up to 10
-# words) and yikangshen/Ordered-Neurons, both for trees over the words alone (see `keep_by_tag`). The three count alike.
+# words) and yikangshen/Ordered-Neurons, both for trees over the words alone (see `keep_words`). The three count alike.
 # compound-pcfg: compare_trees.py of harvardnlp/compound-pcfg, whose input has no one-word sentences (its eval.py leaves
 # sentences without gold spans out of the mean: empty_gold="skip"); compound-pcfg-corpus: the other number it prints.
 # palm: the script of an early commit of Noahs-ARK/PaLM; Table 3 of the paper (right branching 40.7) fits its corpus F1
@@ -133,39 +133,14 @@ def resolve_convention(convention: str | ParsingConvention, **changes: Any) -> P
     return dataclasses.replace(convention, name=f"{convention.name} with {listed}", **changed)
 
 
-def keep_by_tag(tags: Sequence[str], kept_tags: Collection[str] = WORD_TAGS) -> list[bool]:
-    """Mark the tokens whose part-of-speech tag is in a white list; the default drops punctuation, $ and #.
-
-    Args:
-        tags: one tag per token.
-        kept_tags: tags of the tokens to keep.
-
-    Returns:
-        One bool per token, True = keep.
-    """
-    return [tag in kept_tags for tag in tags]
-
-
-def keep_by_word(words: Sequence[str], dropped_words: Collection[str] = PUNCTUATION_WORDS) -> list[bool]:
-    """Mark the tokens that are not punctuation by their form, for text without tags.
-
-    Args:
-        words: the tokens.
-        dropped_words: the forms to drop.
-
-    Returns:
-        One bool per token, True = keep.
-    """
-    return [word not in dropped_words for word in words]
-
-
 def keep_words(words: Sequence[str], tags: Sequence[str], punctuation: Punctuation) -> list[bool]:
     """Mark the tokens that are not punctuation.
 
     Args:
         words: the tokens.
-        tags: one tag per token.
-        punctuation: how to recognize it: by "tag" (`keep_by_tag`) or "form" (`keep_by_word`).
+        tags: one part-of-speech tag per token.
+        punctuation: how to recognize it: by "tag", all words whose tag is not in `WORD_TAGS`, so also $ and #; or by
+            "form", the words in `PUNCTUATION_WORDS`, for text without tags.
 
     Returns:
         One bool per token, True = keep.
@@ -175,7 +150,9 @@ def keep_words(words: Sequence[str], tags: Sequence[str], punctuation: Punctuati
     """
     if punctuation not in get_args(Punctuation):
         raise ValueError(f"unknown punctuation_by={punctuation!r}: choose one of {', '.join(get_args(Punctuation))}")
-    return keep_by_tag(tags) if punctuation == "tag" else keep_by_word(words)
+    if punctuation == "tag":
+        return [tag in WORD_TAGS for tag in tags]
+    return [word not in PUNCTUATION_WORDS for word in words]
 
 
 def has_penn_tags(tags: Mapping[str, int]) -> bool:
@@ -205,7 +182,7 @@ def check_tags(
         remedy: what to do otherwise, for the message.
 
     Returns:
-        How many words have other tags, so that `keep_by_tag` takes them for punctuation too.
+        How many words have other tags, so that `keep_words` takes them for punctuation too.
 
     Raises:
         ValueError: more than one in twenty, as in the Brown corpus and in treebanks of other languages.
@@ -447,7 +424,7 @@ def unlabeled_f1(
         lengths: number of tokens n of each sentence, in the tokens that the spans count.
         convention: a key of `CONVENTIONS`, or a `ParsingConvention`.
         keep: per sentence and token, False for tokens (punctuation) to remove from both trees before scoring; lengths
-            in the convention are then counted after removal. See `keep_by_tag` and `keep_by_word`. None keeps all.
+            in the convention are then counted after removal. See `keep_words`. None keeps all.
         **changes: fields of `ParsingConvention` to change, e.g. `max_length=40`, `min_length=2`.
 
     Returns:
@@ -523,8 +500,6 @@ def branching_baselines(
         ValueError: as `unlabeled_f1`, or gold spans of a sentence that cross.
     """
     _check_corpus(lengths, gold=gold, keep=keep)
-    for index, length in enumerate(lengths):
-        check_spans(gold[index], length, f"gold tree of sentence {index}")
     gold = apply_keep(gold, lengths, keep)
     if keep is not None:
         lengths = _lengths_kept(lengths, keep)

@@ -13,9 +13,9 @@ import dataclasses
 import statistics
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -182,54 +182,39 @@ def _compared(measure: str, first: Sequence[float], second: Sequence[float], cou
     }
 
 
-def recall_by_length(
+def recall_by_size(
     predicted: Sequence[Sequence[Span]],
     gold: Sequence[Sequence[Span]],
     lengths: Sequence[int],
+    size: Literal["width", "height"],
     convention: str | ParsingConvention = "gpst",
     **changes: Any,
 ) -> dict[int, Recall]:
-    """Recall of gold constituents by their number of words.
+    """Recall of gold constituents by their size.
 
     Args:
         predicted: per sentence the half-open spans of the predicted tree.
-        gold: per sentence the half-open spans of the gold tree.
+        gold: per sentence the half-open spans of the gold tree; for heights they must nest.
         lengths: number of words of each sentence.
+        size: "width", the number of words; or "height" as `span_heights` defines it.
         convention: as in `unlabeled_f1`.
         **changes: as in `unlabeled_f1`.
 
     Returns:
-        Recall by width, narrow ones first.
+        Recall by width or height, small ones first.
 
     Raises:
         ValueError: as `recall_by_label`.
     """
-    return _recall_by(predicted, gold, lengths, lambda spans: {(i, j): j - i for i, j in spans}, convention, changes)
-
-
-def recall_by_height(
-    predicted: Sequence[Sequence[Span]],
-    gold: Sequence[Sequence[Span]],
-    lengths: Sequence[int],
-    convention: str | ParsingConvention = "gpst",
-    **changes: Any,
-) -> dict[int, Recall]:
-    """Recall of gold constituents by their height: 1 over words alone, else one more than the highest child.
-
-    Args:
-        predicted: per sentence the half-open spans of the predicted tree.
-        gold: per sentence the half-open spans of the gold tree, which nest.
-        lengths: number of words of each sentence.
-        convention: as in `unlabeled_f1`.
-        **changes: as in `unlabeled_f1`.
-
-    Returns:
-        Recall by height, low ones first.
-
-    Raises:
-        ValueError: as `recall_by_label`.
-    """
-    return _recall_by(predicted, gold, lengths, span_heights, convention, changes)
+    found, total = Counter[int](), Counter[int]()
+    for number, prediction, truth in _scored(predicted, gold, lengths, resolve_convention(convention, **changes)):
+        # The whole sentence may count without being listed.
+        heights = span_heights([*gold[number], *truth]) if size == "height" else {}
+        for span, count in truth.items():
+            key = span[1] - span[0] if size == "width" else heights.get(span, 0)
+            total[key] += count
+            found[key] += min(count, prediction[span])
+    return {key: Recall(found[key], total[key]) for key in sorted(total)}
 
 
 def span_heights(spans: Sequence[Span]) -> dict[Span, int]:
@@ -253,25 +238,6 @@ def span_heights(spans: Sequence[Span]) -> dict[Span, int]:
         heights[i, j] = height + 1
         done.append((i, j))
     return heights
-
-
-def _recall_by(
-    predicted: Sequence[Sequence[Span]],
-    gold: Sequence[Sequence[Span]],
-    lengths: Sequence[int],
-    classify: Callable[[Sequence[Span]], dict[Span, int]],
-    convention: str | ParsingConvention,
-    changes: dict[str, Any],
-) -> dict[int, Recall]:
-    found, total = Counter[int](), Counter[int]()
-    for number, prediction, truth in _scored(predicted, gold, lengths, resolve_convention(convention, **changes)):
-        # The whole sentence may count without being listed.
-        classes = classify([*gold[number], *truth])
-        for span, count in truth.items():
-            key = classes.get(span, 0)
-            total[key] += count
-            found[key] += min(count, prediction[span])
-    return {key: Recall(found[key], total[key]) for key in sorted(total)}
 
 
 def _scored(

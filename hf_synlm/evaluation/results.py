@@ -34,7 +34,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Self, TypeAlias
 
-from hf_synlm.data.files import check_output, write_text
+from hf_synlm.data.files import check_output, read_json, write_text
 from hf_synlm.data.text import PathLike, read_bytes
 
 Row: TypeAlias = dict[str, Any]
@@ -291,11 +291,8 @@ def load_result(path: PathLike) -> EvaluationResult:
         ValueError: it is not a result of this version, or a field has a wrong type.
     """
     path = Path(path)
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read as a result: {error}") from error
-    if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
+    fields = read_json(path)
+    if fields.pop("format", None) != FORMAT:
         raise ValueError(f"{path} is not a result of hf_synlm: its format is not {FORMAT!r}")
     if fields.pop("format_version", None) != FORMAT_VERSION:
         raise ValueError(f"{path} is a result of another version: evaluate again, or read it with its own version")
@@ -401,6 +398,10 @@ def card_rows(
     """
     if result.task not in CARD_SCORES:
         raise ValueError(f"a card has no place for results of {result.task!r}: known are {', '.join(CARD_SCORES)}")
+    # F1 of trees that need no model, where the result has them.
+    scored: Sequence[Row] = result.tables.get("unlabeled F1 (%)", ())
+    baselines = {r["trees"]: r["F1 by the convention"] for r in scored if r["trees"] != result.model.get("name")}
+    hardware = [result.hardware.get(name) for name in ("device_name", "device", "num_threads")]
     rows = []
     for score in CARD_SCORES[result.task]:
         value = result.scores.get(score)
@@ -415,8 +416,8 @@ def card_rows(
             **_estimate(result),
             "convention": _convention(result),
             "seed": result.options.get("seed"),
-            "hardware": _hardware(result),
-            "baselines": _baselines(result),
+            "hardware": "{} ({}, {} thread(s))".format(*hardware),
+            "baselines": baselines,
             "command": command or result.command,
         }
         rows.append({key: item for key, item in row.items() if item or key in ("num_beams", "estimator", "seed")})
@@ -455,14 +456,3 @@ def _named(convention: str) -> str:
     """EVALB's is written "evalb, FILE"."""
     name, comma, rest = convention.partition(", ")
     return convention if ":" in convention or not comma else f"{name}: labeled brackets as in {rest}"
-
-
-def _hardware(result: EvaluationResult) -> str:
-    threads = result.hardware.get("num_threads")
-    return f"{result.hardware.get('device_name')} ({result.hardware.get('device')}, {threads} thread(s))"
-
-
-def _baselines(result: EvaluationResult) -> dict[str, float]:
-    """F1 of trees that need no model, where the result has them."""
-    rows: Sequence[dict[str, Any]] = result.tables.get("unlabeled F1 (%)", ())
-    return {row["trees"]: row["F1 by the convention"] for row in rows if row["trees"] != result.model.get("name")}

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,10 @@ def summarize(results: Sequence[EvaluationResult]) -> list[Row]:
         raise ValueError("there are no results to summarize: give at least one file")
     first = results[0]
     for other in results[1:]:
-        _check_comparable(first, other)
+        _check_alike(first, other, options=lambda result: result.options, data=_content, models=_kind)
+        if set(first.scores) != set(other.scores):
+            differing = ", ".join(sorted(set(first.scores) ^ set(other.scores)))
+            raise ValueError(f"results with different scores cannot be compared: {differing}")
     return [_row(name, [result.scores[name] for result in results]) for name in first.scores]
 
 
@@ -126,17 +129,7 @@ def scores_of_groups(
     """
     first = results[0]
     for other in results[1:]:
-        _check_same_task(first, other)
-        differing = _differences(_content(first), _content(other))
-        if differing:
-            raise ValueError(
-                f"results of {first.task} on different data ({', '.join(differing)}): draw those on the same data"
-            )
-        rules = [{key: result.options.get(key) for key in _RULES} for result in (first, other)]
-        differing = _differences(*rules)
-        if differing:
-            shown = "; ".join(f"{key} is {rules[0][key]!r} and {rules[1][key]!r}" for key in differing)
-            raise ValueError(f"results by different rules are not comparable: {shown}")
+        _check_alike(first, other, data=_content, rules=lambda result: {key: result.options.get(key) for key in _RULES})
     chosen = tuple(wanted) or _SHOWN.get(first.task, ("",))
     names = [name for name in first.scores if any(name == k or (k[-1:] in " _" and name.startswith(k)) for k in chosen)]
     if not wanted and "sentence_drop" in names:
@@ -157,29 +150,18 @@ def scores_of_groups(
     return names, means, deviations
 
 
-def _check_same_task(first: EvaluationResult, other: EvaluationResult) -> None:
+def _check_alike(
+    first: EvaluationResult, other: EvaluationResult, **parts: Callable[[EvaluationResult], Mapping[str, Any]]
+) -> None:
+    """Raise ValueError unless two results are of one task and have equal parts, the seed left out."""
     if other.task != first.task:
         raise ValueError(f"results of different tasks, {first.task} and {other.task}: give those of one task")
-
-
-def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Keys under which two mappings differ, the seed left out."""
-    return sorted(key for key in {*ours, *theirs} - {"seed"} if ours.get(key) != theirs.get(key))
-
-
-def _check_comparable(first: EvaluationResult, other: EvaluationResult) -> None:
-    _check_same_task(first, other)
-    for what, ours, theirs in (
-        ("options", first.options, other.options),
-        ("data", _content(first), _content(other)),
-        ("models", _kind(first), _kind(other)),
-    ):
-        differing = _differences(ours, theirs)
+    for name, part in parts.items():
+        ours, theirs = part(first), part(other)
+        differing = sorted(key for key in {*ours, *theirs} - {"seed"} if ours.get(key) != theirs.get(key))
         if differing:
             shown = "; ".join(f"{key} is {ours.get(key)!r} and {theirs.get(key)!r}" for key in differing)
-            raise ValueError(f"results with different {what}, which would mix conventions: {shown}")
-    if set(first.scores) != set(other.scores):
-        raise ValueError(f"results with different scores: {', '.join(sorted(set(first.scores) ^ set(other.scores)))}")
+            raise ValueError(f"results with different {name} cannot be compared: {shown}")
 
 
 def _kind(result: EvaluationResult) -> dict[str, Any]:

@@ -37,9 +37,8 @@ from hf_synlm.evaluation.parsing_analysis import (
     Recall,
     agreement,
     compare_parses,
-    recall_by_height,
     recall_by_label,
-    recall_by_length,
+    recall_by_size,
     tree_statistics,
 )
 from hf_synlm.evaluation.results import F1_TITLES, Row
@@ -101,6 +100,10 @@ class Treebank:
         if self.keep is None:
             return self.sentences
         return [sentence.select_words(keep) for sentence, keep in zip(self.sentences, self.keep, strict=True)]
+
+    def over_kept_words(self, trees: Sequence[Sequence[Span]]) -> list[Sequence[Span]]:
+        """Trees over the words of the treebank as trees over the words that are scored."""
+        return apply_keep(trees, self.lengths, self.keep)
 
     def numbers_scored(self, convention: ParsingConvention) -> list[int]:
         """Numbers of the sentences that have a length which the convention scores.
@@ -439,29 +442,40 @@ def report_parsing(
     convention = resolve_convention(convention, **changes)
     for name, parsed in runs.items():
         match_treebank(parsed, treebank, name)
-    numbers_scored = treebank.numbers_scored(convention)
-    treebank = treebank.select(numbers_scored)
-    runs = {name: [parsed[number] for number in numbers_scored] for name, parsed in runs.items()}
-    trees = {name: best_trees(parsed) for name, parsed in runs.items()}
-    scores = {name: score_trees(found, treebank, convention) for name, found in trees.items()}
-    baselines = score_baselines(treebank, convention)
-    lengths = [len(sentence.words) for sentence in treebank.scored()]
-    kept = {name: _scored_part(found, treebank) for name, found in trees.items()}
-    shapes = _shapes(kept, treebank, lengths)
-    numbers = [_numbers(score, shapes[name]) for name, score in scores.items()]
-    for each, parsed in zip(numbers, runs.values(), strict=True):
-        each["num_without_tree"] = sum(not sentence.hypotheses for sentence in parsed)
+    chosen = treebank.numbers_scored(convention)
+    treebank = treebank.select(chosen)
+    runs = {name: [parsed[number] for number in chosen] for name, parsed in runs.items()}
+    trees = {name: treebank.over_kept_words(best_trees(parsed)) for name, parsed in runs.items()}
+    gold, lengths = treebank.over_kept_words(treebank.spans), [len(sentence.words) for sentence in treebank.scored()]
+    scores = {name: unlabeled_f1(found, gold, lengths, convention) for name, found in trees.items()}
+    baselines = branching_baselines(gold, lengths, convention)
+    binary = [binarized_gold(spans, length) for spans, length in zip(gold, lengths, strict=True)]
+    shown: dict[str, Sequence[Sequence[Span]]] = {**trees, "gold": gold, "binarized gold": binary}
+    shapes = {name: tree_statistics(found, lengths).numbers() for name, found in shown.items()}
+    numbers = [
+        {
+            **score.numbers(),
+            "precision": round(100 * score.precision, 2),
+            "recall": round(100 * score.recall, 2),
+            **shapes[name],
+            "num_sentences": score.num_sentences,
+            "num_without_tree": sum(not sentence.hypotheses for sentence in runs[name]),
+        }
+        for name, score in scores.items()
+    ]
     values = numbers[0]
     if len(runs) > 1:
         values = {name: statistics.fmean(each[name] for each in numbers) for name in values}
         values["f1_standard_deviation"] = statistics.stdev(each["f1"] for each in numbers)
-        agreed = agreement(list(trees.values()), treebank.lengths, convention, keep=treebank.keep)
-        values["agreement"] = round(100 * agreed.mean, 2)
-    first = next(iter(kept))
+        values["agreement"] = round(100 * agreement(list(trees.values()), lengths, convention).mean, 2)
+    first = next(iter(trees))
+    f1_rows = {name: score.numbers() for name, score in (scores | baselines).items()}
     tables = {
-        "unlabeled F1 (%)": [_f1_row(name, score) for name, score in (scores | baselines).items()],
+        "unlabeled F1 (%)": [
+            {"trees": name, **{title: row[key] for key, title in F1_TITLES.items()}} for name, row in f1_rows.items()
+        ],
         "shape of the trees": [{"trees": name, **shape} for name, shape in shapes.items()],
-        **_recall_tables(kept[first], treebank, lengths, convention, "" if len(runs) == 1 else f", {first}"),
+        **_recall_tables(trees[first], gold, treebank, convention, "" if len(runs) == 1 else f", {first}"),
     }
     return values, tables
 
@@ -484,53 +498,27 @@ def report_comparison(
     """
     for name, parsed in systems.items():
         match_treebank(parsed, treebank, name)
-    first, second = (_scored_part(best_trees(parsed), treebank) for parsed in systems.values())
+    first, second = (_constituents(treebank.over_kept_words(best_trees(parsed))) for parsed in systems.values())
     rows = compare_parses(first, second, treebank.scored(), convention)
     scores = {name: value for name, value in rows[0].items() if name != "measure"}
     return scores, {"sentence F1 and recall by label (%)": rows}
 
 
-def _numbers(score: ParsingScores, shape: Mapping[str, float]) -> dict[str, float]:
-    pooled = {"precision": round(100 * score.precision, 2), "recall": round(100 * score.recall, 2)}
-    return {**score.numbers(), **pooled, **shape, "num_sentences": score.num_sentences}
-
-
-def _f1_row(name: str, score: ParsingScores) -> Row:
-    numbers = score.numbers()
-    return {"trees": name, **{title: numbers[key] for key, title in F1_TITLES.items()}}
-
-
-def _scored_part(trees: Sequence[Sequence[Span]], treebank: Treebank) -> list[list[Span]]:
-    """Spans over the words that count, of two or more words."""
-    return [[(i, j) for i, j in spans if j - i > 1] for spans in apply_keep(trees, treebank.lengths, treebank.keep)]
-
-
-def _shapes(
-    kept: Mapping[str, list[list[Span]]], treebank: Treebank, lengths: Sequence[int]
-) -> dict[str, dict[str, float]]:
-    gold = _scored_part(treebank.spans, treebank)
-    binary = [binarized_gold(spans, length) for spans, length in zip(gold, lengths, strict=True)]
-    return {
-        name: tree_statistics(trees, lengths).numbers()
-        for name, trees in {**kept, "gold": gold, "binarized gold": binary}.items()
-    }
-
-
 def _recall_tables(
     trees: Sequence[Sequence[Span]],
+    gold: Sequence[Sequence[Span]],
     treebank: Treebank,
-    lengths: Sequence[int],
     convention: ParsingConvention,
     of_run: str,
 ) -> dict[str, list[Row]]:
-    gold = _scored_part(treebank.spans, treebank)
-    by_label = recall_by_label(trees, treebank.scored(), convention)
-    classes: dict[str, Mapping[Any, Recall]] = {
-        "width": recall_by_length(trees, gold, lengths, convention),
-        "height": recall_by_height(trees, gold, lengths, convention),
-    }
-    if any(label for label in by_label):
-        classes = {"label": by_label, **classes}
+    sentences = treebank.scored()
+    trees, gold = _constituents(trees), _constituents(gold)
+    classes: dict[str, Mapping[Any, Recall]] = {"label": recall_by_label(trees, sentences, convention)}
+    for size in ("width", "height"):
+        lengths = [len(sentence.words) for sentence in sentences]
+        classes[size] = recall_by_size(trees, gold, lengths, size, convention)
+    if not any(classes["label"]):
+        del classes["label"]
     return {
         f"recall by {name} (%){of_run}": [
             {name: key, "recall": round(100 * recall.value, 2), "found": recall.found, "gold": recall.total}
@@ -538,6 +526,11 @@ def _recall_tables(
         ]
         for name, found in classes.items()
     }
+
+
+def _constituents(trees: Sequence[Sequence[Span]]) -> list[list[Span]]:
+    """The spans of two or more words."""
+    return [[(i, j) for i, j in spans if j - i > 1] for spans in trees]
 
 
 def report_evalb(

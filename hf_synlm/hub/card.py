@@ -79,23 +79,15 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
     stated = {**DEFAULT_FACTS, **facts}
     for result in stated["results"]:
         _check_result(result)
-    paper = PAPERS[config.model_type]
     values = {
+        "article": "A",
+        **PAPERS[config.model_type],
+        **stated,
         "front_matter": _front_matter(config, stated),
         "name": stated["repo_id"].rpartition("/")[2],
-        "repo_id": stated["repo_id"],
-        "architecture": paper["architecture"],
-        "article": paper.get("article", "A"),
-        "summary": paper["summary"],
-        "availability": stated["availability"],
-        "intended_use": stated["intended_use"],
-        "training_data": stated["training_data"],
-        "training_procedure": stated["training_procedure"],
         "results": _results_table(stated["results"]),
         "not_for": stated["not_for"] if stated["results"] else "",
-        "limits": stated["limits"],
         "num_beams": str(getattr(config, "scoring_num_beams", None)),
-        "citation": paper["citation"],
     }
     kinds = _sections(config, stated["task"])
     template = TEMPLATE_FILE.read_text(encoding="utf-8")
@@ -159,11 +151,8 @@ def _front_matter(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
 
 
 def _metric_name(result: Mapping[str, Any]) -> str:
-    how = []
-    if result.get("num_beams") is not None:
-        how.append(f"beam {result['num_beams']}")
-    if result.get("estimator") is not None:
-        how.append(result["estimator"])
+    how = [] if result.get("num_beams") is None else [f"beam {result['num_beams']}"]
+    how += [] if result.get("estimator") is None else [result["estimator"]]
     return f"{result['metric']} ({', '.join(how)})" if how else result["metric"]
 
 
@@ -176,18 +165,16 @@ def _results_table(results: Sequence[Mapping[str, Any]]) -> str:
     lines += [_table_line([_result_cell(name, result.get(name)) for name in names]) for result in results]
     conventions = dict.fromkeys(result["convention"] for result in results if result.get("convention"))
     lines += ["", *(f"- Convention {text}." for text in conventions)]
-    lines += dict.fromkeys(_baseline_line(result) for result in results if result.get("baselines"))
+    for result in results:
+        numbers = ", ".join(f"{name} {value:g}" for name, value in result.get("baselines", {}).items())
+        line = f"- Trees without a model, {result['metric']} ({_short(result.get('convention', ''))}): {numbers}."
+        lines += [line] if numbers and line not in lines else []
     hardware = dict.fromkeys(result["hardware"] for result in results if result.get("hardware"))
     lines += [f"- Computed on {text}." for text in hardware]
     commands = dict.fromkeys(result["command"] for result in results if result.get("command"))
     if commands:
         lines += ["", "Commands:", "", "```bash", *commands, "```"]
     return "\n".join(lines)
-
-
-def _baseline_line(result: Mapping[str, Any]) -> str:
-    numbers = ", ".join(f"{name} {value:g}" for name, value in result["baselines"].items())
-    return f"- Trees without a model, {result['metric']} ({_short(result.get('convention', ''))}): {numbers}."
 
 
 def _table_line(cells: Sequence[str]) -> str:

@@ -4,10 +4,10 @@ Nothing here runs code that lies in a folder, and nothing unpickles more than te
 before memory is taken: shard names stay inside the folder, headers can be read, shapes are those of the configuration.
 """
 
-import json
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,23 +25,15 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hf_synlm.data.files import TOKENIZER_FILES
+from hf_synlm.data.files import TOKENIZER_FILES, read_json
 from hf_synlm.hub import architectures
 
 CONFIG_FILE, INDEX_FILE = "config.json", "model.safetensors.index.json"
 ADAPTER_FILE = "adapter_config.json"  # of PEFT: the model itself lies elsewhere
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
 # What `from_pretrained` raises for files that are damaged, or something else than they claim to be.
-_UNUSABLE = (
-    OSError,
-    RuntimeError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    SafetensorError,
-    StrictDataclassError,
-    ValueError,
-)
+_DAMAGED = (OSError, RuntimeError, TypeError, KeyError, AttributeError, ValueError)
+_UNUSABLE = (*_DAMAGED, SafetensorError, StrictDataclassError)
 
 
 @dataclass(frozen=True)
@@ -50,29 +42,6 @@ class StoredTensor:
 
     shape: tuple[int, ...]
     dtype: str
-
-
-def read_json(path: str | os.PathLike) -> dict[str, Any]:
-    """Read a file that holds one JSON object.
-
-    Args:
-        path: the file.
-
-    Returns:
-        The object.
-
-    Raises:
-        ValueError: it cannot be read, or holds something else.
-    """
-    try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{str(path)!r} is not a JSON file: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{str(path)!r} must hold a JSON object, not {type(values).__name__}.")
-    return values
 
 
 def stored_tensors(folder: str | os.PathLike) -> dict[str, StoredTensor]:
@@ -262,16 +231,9 @@ def load_pretrained(
         check_tokenizer_source(name, subfolder)
     if (Path(name) / CONFIG_FILE).is_file():
         check_checkpoint(name)
-    try:
+    with _one_line_errors(name, "model"):
         tokenizer = AutoTokenizer.from_pretrained(name, **given)
         return auto_class.from_pretrained(name, dtype=dtype, **given), tokenizer
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{name!r} cannot be loaded as a model: its weights are pickled and hold more than tensors, so loading "
-            "them could run foreign code. Ask its author for safetensors."
-        ) from error
-    except _UNUSABLE as error:  # they do not always name the model
-        raise ValueError(f"{name!r} cannot be loaded as a model: {_one_line(error)}") from error
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -287,10 +249,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         ValueError: there is no such tokenizer, or its files are damaged.
     """
     check_tokenizer_source(name)
-    try:
+    with _one_line_errors(name, "tokenizer"):
         return AutoTokenizer.from_pretrained(name)
-    except _UNUSABLE as error:
-        raise ValueError(f"{name!r} cannot be loaded as a tokenizer: {_one_line(error)}") from error
 
 
 def saved_auto_class(name: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -308,15 +268,27 @@ def saved_auto_class(name: str, revision: str | None = None, trust_remote_code: 
         ValueError: there is no such model, or a revision of a folder is asked for.
     """
     check_model_source(name, revision)
-    try:
+    with _one_line_errors(name, "model"):
         config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
-    except _UNUSABLE as error:
-        raise ValueError(f"{name!r} cannot be loaded as a model: {_one_line(error)}") from error
     saved = next(iter(config.architectures or ()), None)
     auto_map = getattr(config, "auto_map", None) or {}
     classes = (AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification)
     named = (kind for kind in classes if str(auto_map.get(kind.__name__)).rpartition(".")[2] == saved)
     return next(named, AutoModelForCausalLM)
+
+
+@contextmanager
+def _one_line_errors(name: str, kind: str) -> Iterator[None]:
+    """Turn what `from_pretrained` raises into a ValueError of one line that names the model."""
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{name!r} cannot be loaded as a {kind}: its weights are pickled and hold more than tensors, so loading "
+            "them could run foreign code. Ask its author for safetensors."
+        ) from error
+    except _UNUSABLE as error:
+        raise ValueError(f"{name!r} cannot be loaded as a {kind}: {_one_line(error)}") from error
 
 
 def _one_line(error: Exception) -> str:
@@ -333,7 +305,6 @@ __all__ = [
     "load_pretrained",
     "load_tokenizer",
     "pickled_files",
-    "read_json",
     "saved_auto_class",
     "stored_tensors",
 ]

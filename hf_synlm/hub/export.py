@@ -19,9 +19,9 @@ from transformers.dynamic_module_utils import get_relative_imports
 
 import hf_synlm
 from hf_synlm.configuration_base import OLDEST_TRANSFORMERS
-from hf_synlm.data.files import folder_writer
+from hf_synlm.data.files import folder_writer, read_json
 from hf_synlm.hub.card import fill_card
-from hf_synlm.hub.checkpoint import pickled_files, read_json, stored_tensors
+from hf_synlm.hub.checkpoint import pickled_files, stored_tensors
 
 PACKAGE = Path(hf_synlm.__file__).parent
 # "file.Class" in an auto_map; what lies in another repository or folder is written otherwise.

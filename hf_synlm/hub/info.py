@@ -9,7 +9,8 @@ from typing import Any
 from huggingface_hub import ModelCard, get_safetensors_metadata, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, NotASafetensorsRepoError
 
-from hf_synlm.hub.checkpoint import CONFIG_FILE, check_model_source, pickled_files, read_json, stored_tensors
+from hf_synlm.data.files import read_json
+from hf_synlm.hub.checkpoint import CONFIG_FILE, check_model_source, pickled_files, stored_tensors
 from hf_synlm.hub.export import PACKAGE, SPECIAL_IDS, check_code, code_files
 
 ARCHITECTURES = ("gpst", "rnng", "tree_lm", "on_lstm", "prpn", "palm", "lstm")

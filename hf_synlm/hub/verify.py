@@ -1,12 +1,10 @@
 """Check that an exported folder computes the same with and without this package.
 
-`python -m hf_synlm.hub.verify FOLDER` loads the folder twice, here and in a clean process where `import hf_synlm`
-fails, and compares configuration, tokenizer, logits, parses and generated text with its trees.
+`verify_export`, and the command `synlm verify`, loads the folder twice, here and in a clean process where
+`import hf_synlm` fails, and compares configuration, tokenizer, logits, parses and generated text with its trees.
 """
 
-import argparse
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -211,38 +209,3 @@ def _compare_numbers(own: Tensor, without: Tensor, tolerance: float) -> tuple[bo
     # A number on one side and NaN on the other is a difference, however large the tolerance.
     largest = difference.nan_to_num(nan=float("inf")).max().item() if own.numel() else 0.0
     return largest <= tolerance, f"max difference {largest:.3g}"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line: print the report.
-
-    Args:
-        arguments: words after the command; by default those of the process.
-
-    Returns:
-        Exit code: 0 if all checks passed, 1 if something differs. An unusable folder exits with 2.
-    """
-    parser = argparse.ArgumentParser(prog="python -m hf_synlm.hub.verify", description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", help="exported model folder")
-    parser.add_argument("--text", action="append", help="text to tokenize, parse and continue (repeatable)")
-    parser.add_argument("--num_beams", type=int, help="beam of the parser (default: the model's)")
-    parser.add_argument("--max_new_tokens", type=int, default=8, help="length of the greedy generation")
-    parser.add_argument("--tolerance", type=float, default=0.0, help="largest allowed difference (default: none)")
-    parsed = parser.parse_args(arguments)
-    try:
-        inputs = encode_texts(parsed.folder, parsed.text) if parsed.text else {}
-        report = verify_export(
-            parsed.folder,
-            num_beams=parsed.num_beams,
-            max_new_tokens=parsed.max_new_tokens,
-            tolerance=parsed.tolerance,
-            **inputs,
-        )
-    except ValueError as error:
-        parser.error(str(error))
-    sys.stdout.write(report.table() + "\n")
-    return 0 if report.passed else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

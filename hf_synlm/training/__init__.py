@@ -3,12 +3,19 @@
 `recipe.py` runs a program from its command line to its pushed model; the programs are `Recipe`s: `pretrain_gpst`,
 `train_rnng`, `train_recurrent`, `finetune_glue`, `finetune_summarization` and `finetune_grammar_induction`.
 
+    recipe.py          what a program adds, and the order of a run
     arguments.py       flags and configuration files
     output_folder.py   which folder a run may use, and what is resumed
     run.py             accelerator, model, optimizer, settings of a run
     loop.py, steps.py  training loop; optimizer steps over micro steps and processes
+    samplers.py        which samples a micro step reads
     checkpoints.py     checkpoints and best weights
     export.py          final model, pushes to the Hub
+    final_report.py    trees of the saved model
+    flops.py, speed.py operations of a model, and how many a second
+    tree_*.py          data and evaluation of RNNG
+    stream_*.py        data, schedule and evaluation of the recurrent models
+    finetuning.py      shared by the fine-tuning programs; their tables are in example_tables.py
     configs/           shipped configurations, which `--config NAME` finds
     accelerate/        configurations of `accelerate launch`
 

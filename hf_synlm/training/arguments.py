@@ -8,13 +8,12 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType
-from transformers.hf_argparser import HfArg
 
-from hf_synlm.data.arguments import ArgumentParser, config_flags, read_config_file, read_yaml
+from hf_synlm.data.arguments import ArgumentParser, config_flags, option, read_config_file, read_yaml
 from hf_synlm.hub.checkpoint import check_model_source
 
 DEFAULT_STEPS = 1000
@@ -25,67 +24,63 @@ CONFIGS = Path(__file__).parent / "configs"
 class TrainingArguments:
     """Optimization, checkpoints and logging; the flags are those of the official `no_trainer` scripts."""
 
-    output_dir: str = HfArg(default="", help="Folder for checkpoints, logs and the final model.")
-    overwrite_output_dir: bool = HfArg(
-        default=False,
-        help="Delete the run in the output folder and start from step 0. A folder with other content or with inputs "
-        "of this run is refused.",
+    output_dir: str = option("", "Folder for checkpoints, logs and the final model.")
+    overwrite_output_dir: bool = option(
+        False,
+        "Delete the run in the output folder and start from step 0. A folder with other content or with inputs of "
+        "this run is refused.",
     )
-    seed: int = HfArg(default=404, help="Seed of initialization, data order, dropout and noise.")
-    per_device_train_batch_size: int = HfArg(default=8, help="Contexts or sentences per process and micro step.")
-    per_device_eval_batch_size: int = HfArg(default=8, help="Contexts or sentences per process in evaluation.")
-    gradient_accumulation_steps: int = HfArg(default=1, help="Micro steps per optimizer step.")
-    max_train_steps: int | None = HfArg(
-        default=None,
-        help="Optimizer steps of the run; default: those of num_train_epochs, otherwise 1000. With both, the smaller "
+    seed: int = option(404, "Seed of initialization, data order, dropout and noise.")
+    per_device_train_batch_size: int = option(8, "Contexts or sentences per process and micro step.")
+    per_device_eval_batch_size: int = option(8, "Contexts or sentences per process in evaluation.")
+    gradient_accumulation_steps: int = option(1, "Micro steps per optimizer step.")
+    max_train_steps: int | None = option(
+        None,
+        "Optimizer steps of the run; default: those of num_train_epochs, otherwise 1000. With both, the smaller "
         "number.",
     )
-    learning_rate: float = HfArg(default=5e-5, help="Peak learning rate.")
-    adam_beta1: float = HfArg(default=0.9, help="AdamW: decay of the first moment.")
-    adam_beta2: float = HfArg(default=0.999, help="AdamW: decay of the second moment.")
-    adam_epsilon: float = HfArg(default=1e-6, help="AdamW: term in the denominator.")
-    adam_bias_correction: bool = HfArg(
-        default=True, help="AdamW: correct the moments for their start at 0; GPST's authors do not."
+    num_train_epochs: int = option(0, "Passes through the data; 0: max_train_steps decides.")
+    early_stopping_patience: int = option(
+        0, "Keep the best model, and stop after this many evaluations without a better one; 0: never stop."
     )
-    weight_decay: float = HfArg(default=0.0, help="AdamW: decay of matrices; biases and norms are not decayed.")
-    max_grad_norm: float = HfArg(default=1.0, help="Clip gradients to this norm; 0 disables.")
-    lr_scheduler_type: str = HfArg(
-        default="linear", help="Decay after the warm-up: linear or cosine (both to 0), or constant."
+    learning_rate: float = option(5e-5, "Peak learning rate.")
+    adam_beta1: float = option(0.9, "AdamW: decay of the first moment.")
+    adam_beta2: float = option(0.999, "AdamW: decay of the second moment.")
+    adam_epsilon: float = option(1e-6, "AdamW: term in the denominator.")
+    adam_bias_correction: bool = option(True, "AdamW: correct the moments for their start at 0; GPST's authors do not.")
+    weight_decay: float = option(0.0, "AdamW: decay of matrices; biases and norms are not decayed.")
+    max_grad_norm: float = option(1.0, "Clip gradients to this norm; 0 disables.")
+    lr_scheduler_type: Literal["linear", "cosine", "constant"] = option(
+        "linear", "Decay after the warm-up: linear or cosine (both to 0), or constant."
     )
-    warmup_ratio: float = HfArg(default=0.01, help="Warm-up as a share of all steps.")
-    num_warmup_steps: int | None = HfArg(default=None, help="Warm-up in steps; overrides the ratio.")
-    gradient_checkpointing: bool = HfArg(
-        default=False, help="Recompute layer activations in backward: less memory, more time."
-    )
-    torch_compile: bool = HfArg(default=False, help="Compile the Transformer layers of GPST with torch.compile.")
-    dataloader_num_workers: int = HfArg(default=0, help="Processes that prepare batches.")
-    logging_steps: int = HfArg(default=10, help="Log the losses every this many steps.")
-    evaluation_steps: int = HfArg(default=0, help="Steps between evaluations; 0: only before and after training.")
-    generation_steps: int = HfArg(
-        default=0, help="Steps between samples of generated sentences with their trees; 0 disables."
-    )
-    checkpointing_steps: int = HfArg(default=0, help="Steps between checkpoints; 0 disables.")
-    checkpoints_total_limit: int = HfArg(default=2, help="Number of newest checkpoints to keep.")
-    resume_from_checkpoint: str | None = HfArg(
-        default=None,
-        help="A checkpoint folder, or 'latest' for the newest complete one. Default: an unfinished run in the output "
+    warmup_ratio: float = option(0.01, "Warm-up as a share of all steps.")
+    num_warmup_steps: int | None = option(None, "Warm-up in steps; overrides the ratio.")
+    gradient_checkpointing: bool = option(False, "Recompute layer activations in backward: less memory, more time.")
+    torch_compile: bool = option(False, "Compile the Transformer layers of GPST with torch.compile.")
+    dataloader_num_workers: int = option(0, "Processes that prepare batches.")
+    logging_steps: int = option(10, "Log the losses every this many steps.")
+    evaluation_steps: int = option(0, "Steps between evaluations; 0: only before and after training.")
+    generation_steps: int = option(0, "Steps between samples of generated sentences with their trees; 0 disables.")
+    checkpointing_steps: int = option(0, "Steps between checkpoints; 0 disables.")
+    checkpoints_total_limit: int = option(2, "Number of newest checkpoints to keep.")
+    resume_from_checkpoint: str | None = option(
+        None,
+        "A checkpoint folder, or 'latest' for the newest complete one. Default: an unfinished run in the output "
         "folder is resumed, a finished one is refused.",
     )
-    with_tracking: bool = HfArg(default=False, help="Log to the trackers of --report_to.")
-    report_to: str = HfArg(
-        default="tensorboard", help="Tracker supported by accelerate, such as tensorboard or trackio."
+    with_tracking: bool = option(False, "Log to the trackers of --report_to.")
+    report_to: str = option("tensorboard", "Tracker supported by accelerate, such as tensorboard or trackio.")
+    peak_flops: float | None = option(
+        None, "Peak FLOP/s of a device, to compute utilization; default: from a table of GPUs."
     )
-    peak_flops: float | None = HfArg(
-        default=None, help="Peak FLOP/s of a device, to compute utilization; default: from a table of GPUs."
+    push_to_hub: bool = option(False, "Push the final model to the Hub.")
+    hub_strategy: Literal["end", "checkpoint"] = option(
+        "end",
+        "What --push_to_hub pushes: 'end' the final model; 'checkpoint' also the model of every checkpoint, and the "
+        "checkpoint itself as last-checkpoint.",
     )
-    push_to_hub: bool = HfArg(default=False, help="Push the final model to the Hub.")
-    hub_strategy: str = HfArg(
-        default="end",
-        help="What --push_to_hub pushes: 'end' the final model; 'checkpoint' also the model of every "
-        "checkpoint, and the checkpoint itself as last-checkpoint.",
-    )
-    hub_model_id: str | None = HfArg(default=None, help="Repository of --push_to_hub.")
-    hub_token: str | None = HfArg(default=None, help="Hub token of --push_to_hub; default: the one of `hf auth login`.")
+    hub_model_id: str | None = option(None, "Repository of --push_to_hub.")
+    hub_token: str | None = option(None, "Hub token of --push_to_hub; default: the one of `hf auth login`.")
 
     def __post_init__(self):
         """Check the values, so that a wrong one fails before any work is done."""
@@ -103,26 +98,22 @@ class TrainingArguments:
         check_minimum(
             self,
             0,
-            "evaluation_steps generation_steps checkpointing_steps learning_rate weight_decay max_grad_norm",
+            "num_train_epochs early_stopping_patience evaluation_steps generation_steps checkpointing_steps "
+            "learning_rate weight_decay max_grad_norm",
         )
         if self.peak_flops is not None and self.peak_flops <= 0:
             raise ValueError(f"peak_flops must be positive and is {self.peak_flops}.")
         if not 0 <= self.warmup_ratio <= 1:
             raise ValueError(f"warmup_ratio must be in [0, 1] and is {self.warmup_ratio}.")
-        check_choice("lr_scheduler_type", self.lr_scheduler_type, ("linear", "cosine", "constant"))
-        check_choice("hub_strategy", self.hub_strategy, ("end", "checkpoint"))
         if self.push_to_hub and not self.hub_model_id:
             raise ValueError("push_to_hub needs a repository. Pass --hub_model_id OWNER/NAME.")
         if self.push_to_hub and self.hub_strategy == "checkpoint" and not self.checkpointing_steps:
             raise ValueError("hub_strategy 'checkpoint' needs checkpoints. Set checkpointing_steps.")
-        if self.with_tracking:
-            self._check_tracker()
-
-    def _check_tracker(self) -> None:
-        """Refuse a tracker that is unknown or not installed; accelerate would ignore it."""
-        check_choice("report_to", self.report_to, [str(item) for item in LoggerType if item != LoggerType.ALL])
-        if self.report_to not in [str(item) for item in get_available_trackers()]:
-            raise ValueError(f"report_to is {self.report_to!r}, which is not installed: pip install {self.report_to}.")
+        if self.with_tracking:  # accelerate would ignore a tracker that is unknown or not installed
+            check_choice("report_to", self.report_to, [str(item) for item in LoggerType if item != LoggerType.ALL])
+            if self.report_to not in [str(item) for item in get_available_trackers()]:
+                name = self.report_to
+                raise ValueError(f"report_to is {name!r}, which is not installed: pip install {name}.")
 
     def limit_steps(self, steps_of_epochs: int | None = None) -> None:
         """Settle `max_train_steps`: the smaller of what was given, or the default.
@@ -156,16 +147,14 @@ class ModelArguments:
 
     presets: ClassVar[dict[str, str]] = {}
 
-    architecture: str = HfArg(default="", help="Architecture of the model.")
-    model_preset: str | None = HfArg(default=None, help="Published size to start from.")
-    config_overrides: str | None = HfArg(
-        default=None,
-        help="Fields of the configuration that differ from the preset: key=value,key=value or a JSON object; in a "
-        "config file a mapping.",
+    architecture: str = option("", "Architecture of the model.")
+    model_preset: str | None = option(None, "Published size to start from.")
+    config_overrides: str | None = option(
+        None,
+        "Fields of the configuration that differ from the preset: key=value,key=value or a JSON object; in a config "
+        "file a mapping.",
     )
-    model_name_or_path: str | None = HfArg(
-        default=None, help="Continue from the weights and configuration of this model instead."
-    )
+    model_name_or_path: str | None = option(None, "Continue from the weights and configuration of this model instead.")
 
     def __post_init__(self):
         """Check the architecture, choose its default preset, and find the model to continue from."""
@@ -284,28 +273,6 @@ def find_config(name: str) -> str:
     raise ValueError(f"There is no config file and no shipped configuration {name!r}. {hint}")
 
 
-def read_config(path: str, known: Sequence[str]) -> dict[str, Any]:
-    """Read a YAML or JSON file of arguments.
-
-    Args:
-        path: the file.
-        known: names of all arguments.
-
-    Returns:
-        Argument name -> value.
-
-    Raises:
-        ValueError: the file does not hold a mapping, or a key is not an argument.
-    """
-    values = read_config_file(path)
-    for key in values:
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, 1)
-            hint = f" Did you mean {close[0]!r}?" if close else " --help lists all names."
-            raise ValueError(f"{path}: {key!r} is not an argument of this program.{hint}")
-    return values
-
-
 def parse_arguments(
     types: Sequence[type],
     argv: Sequence[str] | None = None,
@@ -327,27 +294,31 @@ def parse_arguments(
         One instance per dataclass.
 
     Raises:
-        ValueError: see `find_config` and `read_config`; also for flags that no dataclass has.
+        ValueError: see `find_config`; also for keys and flags that no dataclass has.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     known, rest = first.parse_known_args(argv)
-    names = [f.name for cls in types for f in dataclasses.fields(cls) if f.init]
-    values = read_config(find_config(known.config), names) if known.config else {}
     parser = ArgumentParser(list(types), allow_abbrev=False, description=description)
     parser.add_argument(
         "--config",
         help="YAML or JSON file with values for any of the arguments, or the name of a shipped configuration such as "
         "gpst_tiny; flags win.",
     )
+    values = read_config_file(find_config(known.config)) if known.config else {}
+    for key in values:
+        if str(key) not in parser.names:
+            close = difflib.get_close_matches(str(key), parser.names, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else " --help lists all names."
+            raise ValueError(f"{known.config}: {key!r} is not an argument of this program.{hint}")
     given = {name: value for name, value in values.items() if not isinstance(value, dict)}
     # `--config` itself belongs to no dataclass and comes after them, as a namespace; then what was not understood.
     *parsed, unknown = parser.parse_args_into_dataclasses(
         args=[*config_flags(given), *rest], look_for_args_file=False, return_remaining_strings=True
     )
     if unknown:
-        close = difflib.get_close_matches(unknown[0].removeprefix("--").partition("=")[0], names, 1)
+        close = difflib.get_close_matches(unknown[0].removeprefix("--").partition("=")[0], parser.names, 1)
         hint = f" Did you mean --{close[0]}?" if close else " --help lists all options."
         raise ValueError(f"{unknown[0]} is not an option of this program.{hint}")
     parsed = parsed[: len(types)]

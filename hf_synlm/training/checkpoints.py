@@ -81,27 +81,12 @@ def plain_settings(settings: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(settings, default=str))
 
 
-def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Say which settings differ.
-
-    Args:
-        before: of a checkpoint.
-        now: of this run, plain.
-
-    Returns:
-        Texts such as "learning_rate 0.1 (now 0.2)".
-    """
-    old, new = dict(_flat(before)), dict(_flat(now))
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    return [f"{name} {old.get(name)!r} (now {new.get(name)!r})" for name in names]
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings of nested dicts by names such as `config.hidden_size`."""
+    flat: dict[str, Any] = {}
     for name, value in settings.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
 
 
 # ---------------------------------------------------------------------------------------------- checkpoints
@@ -197,7 +182,9 @@ def read_state(folder: Path, settings: dict[str, Any]) -> TrainingState:
         ValueError: settings or data differ from those of the checkpoint; names them.
     """
     state = TrainingState(**json.loads((folder / STATE_FILE).read_text(encoding="utf-8")))
-    changed = changed_settings(state.settings, plain_settings(settings))
+    old, new = _flat(state.settings), _flat(plain_settings(settings))
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    changed = [f"{name} {old.get(name)!r} (now {new.get(name)!r})" for name in names]
     if changed:
         raise ValueError(
             f"{folder} was written with other settings or data: {', '.join(changed)}. Resume with the same ones, or "

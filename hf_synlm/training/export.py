@@ -166,7 +166,9 @@ class CheckpointUploads:
         if not self.enabled:
             return
         busy = self.run.accelerator.is_main_process and self.upload is not None and not self.upload.done()
-        if self._agree(busy):
+        shared = [busy]
+        broadcast_object_list(shared)  # from the main process
+        if shared[0]:
             logger.warning(f"{checkpoint} is not pushed: the upload of the previous one is still under way.")
             return
         self._report()
@@ -195,13 +197,6 @@ class CheckpointUploads:
             self.upload.exception()
             self._report()
             shutil.rmtree(self.run.output_dir / f"hub{PARTIAL_SUFFIX}", ignore_errors=True)
-
-    def _agree(self, value: bool) -> bool:
-        """The value of the main process, on every process."""
-        shared = [value]
-        if self.run.accelerator.num_processes > 1:
-            broadcast_object_list(shared)
-        return shared[0]
 
     def _report(self) -> None:
         """Warn if the last upload has failed."""

@@ -5,67 +5,37 @@ are scored here.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accelerate import Accelerator
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.collate import encode_words
 from hf_synlm.evaluation.parsing import ParsingScores
 from hf_synlm.evaluation.treebank_parsing import (
-    PUNCTUATION,
     Treebank,
     load_treebank,
+    parse_words,
     score_baselines,
     score_numbers,
     score_table,
     score_trees,
 )
 from hf_synlm.hub.probe import run_without_package
+from hf_synlm.training.steps import map_rows
 from hf_synlm.trees import Span, fold_tokens
 from hf_synlm.viz import tree_to_text
 
 
-@dataclass
-class FinalReport:
-    """Scores of a saved model on held-out trees, and a sentence of its own.
-
-    Fields:
-        scores: by treatment of punctuation, by kind of tree; the model's trees first.
-        conventions: by treatment of punctuation, what is counted.
-        generated: text of the generated sentence.
-    """
-
-    scores: dict[str, dict[str, ParsingScores]]
-    conventions: dict[str, str]
-    generated: str
-
-    def numbers(self) -> dict[str, Any]:
-        """For JSON."""
-        trees = {
-            name: {"convention": self.conventions[name], "sentence_and_corpus_f1": score_numbers(scores)}
-            for name, scores in self.scores.items()
-        }
-        return {"trees": trees, "generated": self.generated}
-
-    def summary(self) -> str:
-        """The comparison with right branching in one line."""
-        parts = []
-        for name, scores in self.scores.items():
-            kinds = [kind for kind in scores if kind not in ("left", "balanced", "random", "binarized gold")]
-            numbers = ", ".join(f"{kind} {100 * scores[kind].sentence_f1:.2f}" for kind in kinds)
-            parts.append(f"{PUNCTUATION[name]}: {numbers}")
-        return "test sentence F1: " + "; ".join(parts)
-
-
 def load_report_treebanks(
-    path: str, treatments: Sequence[str], max_sentences: int | None = None, split_leaves: bool = False
+    path: str | None, treatments: Sequence[str], max_sentences: int | None = None, split_leaves: bool = False
 ) -> dict[str, Treebank]:
     """Read the trees of the report.
 
     Args:
-        path: a treebank.
+        path: a treebank; `None`: there is no report.
         treatments: of punctuation (`make_treebank`).
         max_sentences: read only so many of the first sentences.
         split_leaves: as in `read_treebank`.
@@ -77,12 +47,41 @@ def load_report_treebanks(
         ValueError: as `load_treebank`.
     """
     treebanks = {}
-    for name in treatments:
+    for name in treatments if path is not None else ():
         try:
-            treebanks[name] = load_treebank(path, name, max_sentences, split_leaves)
+            treebanks[name] = load_treebank(str(path), name, max_sentences, split_leaves)
         except ValueError as error:
             raise ValueError(f"trees of the final report (report_punctuation {name!r}): {error}") from error
     return treebanks
+
+
+def parse_together(
+    accelerator: Accelerator,
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    treebank: Treebank,
+    batch_size: int = 32,
+    **options: Any,
+) -> list[list[Span]]:
+    """Parse the sentences of a treebank; the processes share them.
+
+    Args:
+        accelerator: of the run. Every process has to call.
+        model: with or without the wrapper of the run.
+        tokenizer: of the model.
+        treebank: whose sentences are parsed.
+        batch_size: sentences per process and call.
+        **options: of `model.parse`.
+
+    Returns:
+        Per sentence the best tree, on every process; see `parse_words`.
+    """
+    plain = accelerator.unwrap_model(model)
+
+    def parse(rows: list[int]) -> list[list[Span]]:
+        return parse_words(plain, tokenizer, [treebank.words[row] for row in rows], batch_size=batch_size, **options)
+
+    return map_rows(accelerator, treebank.lengths, batch_size, parse, "parsing")
 
 
 def report_saved_model(
@@ -92,7 +91,7 @@ def report_saved_model(
     methods: dict[str, dict[str, Any]],
     seed: int,
     convention: str = "gpst",
-) -> FinalReport:
+) -> dict[str, Any]:
     """Load a saved model in a clean process, print its scores and a generated sentence with its tree.
 
     Args:
@@ -104,42 +103,37 @@ def report_saved_model(
         convention: how spans are counted, by its name in `hf_synlm.evaluation.parsing`.
 
     Returns:
-        The report.
+        For JSON: `trees`, by treatment of punctuation the convention and the scores by kind of tree, the model's first;
+        `generated`, the text of the sentence.
 
     Raises:
         RuntimeError: the clean process fails; the message shows the end of what it wrote.
     """
-    word_ends = {
-        name: [encode_words(tokenizer, words)[1] for words in treebank.words] for name, treebank in treebanks.items()
-    }
+    words = {name: treebank.words for name, treebank in treebanks.items()}
+    ends = {name: [encode_words(tokenizer, sentence)[1] for sentence in words[name]] for name in words}
+    first = next(iter(words.values()))
     request = {
-        "texts": {name: [" ".join(words) for words in treebank.words] for name, treebank in treebanks.items()},
-        "word_ends": word_ends,
+        "texts": {name: [" ".join(sentence) for sentence in words[name]] for name in words},
+        "word_ends": ends,
         "methods": methods,
-        "prompt": next(iter(treebanks.values())).words[0][0],
+        "prompt": first[0][0],
         "seed": seed,
     }
     answer = run_without_package("report", folder, request)
-    count = len(next(iter(treebanks.values())).words)
-    print(
-        f"loaded {folder} without hf_synlm ({answer['class']}); its trees of the first {count} sentences for the test:"
-    )
-    scores: dict[str, dict[str, ParsingScores]] = {}
+    print(f"loaded {folder} without hf_synlm ({answer['class']}); its trees of {len(first)} sentences for the test:")
+    report: dict[str, Any] = {}
     for name, treebank in treebanks.items():
-        scores[name] = {}
+        scores: dict[str, ParsingScores] = {}
         for kind, trees in answer["trees"][name].items():
-            pairs = zip(trees, word_ends[name], strict=True)
-            folded = [fold_tokens(distinct_spans(tree), ends) for tree, ends in pairs]
-            scores[name][kind] = score_trees(folded, treebank, convention)
-        scores[name].update(score_baselines(treebank, convention))
-        print(score_table(scores[name], treebank))
+            # Labeled trees have unary chains, too; spans of two or more tokens count, each once.
+            spans = [list(dict.fromkeys((i, j) for i, j in tree if j - i > 1)) for tree in trees]
+            folded = [fold_tokens(tree, sentence) for tree, sentence in zip(spans, ends[name], strict=True)]
+            scores[kind] = score_trees(folded, treebank, convention)
+        scores |= score_baselines(treebank, convention)
+        print(score_table(scores, treebank))
+        used = next(iter(scores.values())).convention
+        report[name] = {"convention": used, "sentence_and_corpus_f1": score_numbers(scores)}
     generated = answer["generated"]
     print(f"generated: {generated['text']}")
     print(tree_to_text(generated["tokens"], generated["spans"], generated["labels"]))
-    conventions = {name: next(iter(table.values())).convention for name, table in scores.items()}
-    return FinalReport(scores, conventions, generated["text"])
-
-
-def distinct_spans(spans: Sequence[Sequence[int]]) -> list[Span]:
-    """Spans of two or more tokens, each once: labeled trees have unary chains, too."""
-    return list(dict.fromkeys((i, j) for i, j in spans if j - i > 1))
+    return {"trees": report, "generated": generated["text"]}

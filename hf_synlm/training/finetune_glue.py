@@ -18,16 +18,20 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.hf_argparser import HfArg
+from transformers import (
+    AutoModelForSequenceClassification,
+    DataCollatorWithPadding,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
+from hf_synlm.data.arguments import option
 from hf_synlm.data.tokenizers import add_classification_template
 from hf_synlm.evaluation.glue import TextTask, check_labels, glue_task, main_score, task_scores
 from hf_synlm.module_tools import evaluation_mode
-from hf_synlm.training.arguments import TrainingArguments, check_minimum
+from hf_synlm.training.arguments import check_minimum
 from hf_synlm.training.example_tables import (
     ExampleDataset,
     check_columns,
@@ -37,18 +41,10 @@ from hf_synlm.training.example_tables import (
     load_table,
     name_split,
 )
-from hf_synlm.training.finetuning import (
-    CourseArguments,
-    FineTuning,
-    ModelArguments,
-    load_model,
-    map_rows,
-    read_config,
-    read_tokenizer,
-)
+from hf_synlm.training.finetuning import FineTuning, load_model, read_config, read_tokenizer
 from hf_synlm.training.recipe import kept_evaluation, run_recipe
 from hf_synlm.training.run import Run
-from hf_synlm.training.steps import to_device
+from hf_synlm.training.steps import map_rows, to_device
 
 GLUE_DATASET = "nyu-mll/glue"
 LABEL = "label"
@@ -58,32 +54,29 @@ LABEL = "label"
 class GlueArguments:
     """The task and its files."""
 
-    task_name: str | None = HfArg(
-        default=None, help="cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte or wnli; default: the task of your files."
+    task_name: str | None = option(
+        None, "cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte or wnli; default: the task of your files."
     )
-    train_file: str | None = HfArg(
-        default=None,
-        help="json(l), csv or parquet file with the columns of the task and `label`; default: from the Hub.",
+    train_file: str | None = option(
+        None, "json(l), csv or parquet file with the columns of the task and `label`; default: from the Hub."
     )
-    validation_file: str | None = HfArg(default=None, help="The same for validation; MNLI: matched.")
-    validation_mismatched_file: str | None = HfArg(default=None, help="The second one of MNLI.")
-    dataset_name: str | None = HfArg(
-        default=None, help="Data set of the Hub, or a folder, instead of files; default for a task: nyu-mll/glue."
+    validation_file: str | None = option(None, "The same for validation; MNLI: matched.")
+    validation_mismatched_file: str | None = option(None, "The second one of MNLI.")
+    dataset_name: str | None = option(
+        None, "Data set of the Hub, or a folder, instead of files; default for a task: nyu-mll/glue."
     )
-    dataset_config_name: str | None = HfArg(default=None, help="Its configuration; default: task_name.")
-    max_length: int = HfArg(
-        default=128,
-        help="Longest input in tokens, at most the positions of the model; the longer text of a pair is cut.",
+    dataset_config_name: str | None = option(None, "Its configuration; default: task_name.")
+    max_length: int = option(
+        128, "Longest input in tokens, at most the positions of the model; the longer text of a pair is cut."
     )
-    max_train_tokens: int | None = HfArg(
-        default=None,
-        help="Leave out longer training examples instead of cutting them (authors: 100 for QQP, 150 for MNLI "
-        "and QNLI).",
+    max_train_tokens: int | None = option(
+        None,
+        "Leave out longer training examples instead of cutting them (authors: 100 for QQP, 150 for MNLI and QNLI).",
     )
-    pad_to_max_length: bool = HfArg(default=False, help="Pad all batches to max_length.")
-    max_train_samples: int | None = HfArg(default=None, help="Number of training rows to use; default: all.")
-    max_eval_samples: int | None = HfArg(default=None, help="Number of validation rows to use; default: all.")
-    preprocessing_num_workers: int | None = HfArg(default=None, help="Processes that encode text.")
+    pad_to_max_length: bool = option(False, "Pad all batches to max_length.")
+    max_train_samples: int | None = option(None, "Number of training rows to use; default: all.")
+    max_eval_samples: int | None = option(None, "Number of validation rows to use; default: all.")
+    preprocessing_num_workers: int | None = option(None, "Processes that encode text.")
 
     def __post_init__(self):
         """Check the values."""
@@ -212,29 +205,19 @@ def read_labels(task: TextTask, table: Dataset, source: str) -> np.ndarray:
         ValueError: for missing columns and labels, and labels that the task does not have; names the row.
     """
     check_columns(table, [*task.text_columns, LABEL], source)
-    values = list(table[LABEL])
-    for row, value in enumerate(values):
+    low, high = task.target_range or (-np.inf, np.inf)
+    numbers = []
+    for row, value in enumerate(table[LABEL]):
+        where = f"{source}: row {row} (counted from 0) has"
         if value is None or (value == -1 and not task.is_regression):
-            raise ValueError(
-                f"{source}: row {row} (counted from 0) has no label ({value}). Files without labels cannot be used."
-            )
+            raise ValueError(f"{where} no label ({value}). Files without labels cannot be used.")
         if isinstance(value, str) and value not in task.labels:
-            raise ValueError(
-                f"{source}: label {value!r} of row {row} (counted from 0) is not one of {list(task.labels)}. Correct "
-                "or remove the row."
-            )
-    numbers = np.array([task.labels.index(value) if isinstance(value, str) else value for value in values])
-    check_labels(task, numbers, source)
-    if task.target_range is not None:
-        low, high = task.target_range
-        outside = np.flatnonzero((numbers < low) | (numbers > high))
-        if len(outside):
-            row = int(outside[0])
-            raise ValueError(
-                f"{source}: label {numbers[row]} of row {row} (counted from 0) is outside [{low}, {high}]. Correct or "
-                "remove the row."
-            )
-    return numbers.astype(np.float32 if task.is_regression else np.int64)
+            raise ValueError(f"{where} the label {value!r}, not one of {list(task.labels)}. Correct or remove the row.")
+        numbers.append(task.labels.index(value) if isinstance(value, str) else value)
+        if not isinstance(value, str) and not low <= value <= high:
+            raise ValueError(f"{where} the label {value}, outside [{low}, {high}]. Correct or remove the row.")
+    check_labels(task, np.array(numbers), source)
+    return np.array(numbers, dtype=np.float32 if task.is_regression else np.int64)
 
 
 def encode_texts(
@@ -288,34 +271,14 @@ def encode_batch(
     return {name: [values[index] for index in kept] for name, values in encoded.items()}
 
 
-@dataclass
-class Collator:
-    """Pads examples on the right, to `width` tokens if it is given."""
-
-    pad_token_id: int
-    width: int | None = None
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """A batch: `input_ids`, `attention_mask`, `labels`, and what else the tokenizer gave."""
-        batch = {"labels": torch.as_tensor(np.array([row["labels"] for row in rows]))}
-        columns = {name: [torch.as_tensor(row[name]) for row in rows] for name in rows[0] if name != "labels"}
-        columns["attention_mask"] = [torch.ones_like(ids) for ids in columns["input_ids"]]
-        for name, values in columns.items():
-            fill = self.pad_token_id if name == "input_ids" else 0
-            padded = pad_sequence(values, batch_first=True, padding_value=fill)
-            batch[name] = F.pad(padded, (0, max((self.width or 0) - padded.shape[1], 0)), value=fill)
-        return batch
-
-
 # ---------------------------------------------------------------------------------------------- the run
 class GlueRecipe(FineTuning):
     """A classifier, or a regression, of one or two texts."""
 
     program = "finetune_glue"
-    argument_types = (ModelArguments, GlueArguments, CourseArguments, TrainingArguments)
     task = "text-classification"
-    collate: Collator
-    parts: dict[str, ExampleDataset]
+    data: GlueArguments
+    held_out: dict[str, ExampleDataset]
 
     def dataset(self) -> str | None:
         """Of the option, or GLUE."""
@@ -330,7 +293,7 @@ class GlueRecipe(FineTuning):
             for name, part in tables.items()
         ]
         model = self._load_classifier()
-        self.parts = {}
+        self.held_out = {}
         for name, part in tables.items():
             encode = partial(
                 encode_batch,
@@ -340,12 +303,15 @@ class GlueRecipe(FineTuning):
                 max_length=data.max_length,
                 max_tokens=data.max_train_tokens if name == "training" else None,
             )
-            self.parts[name] = encode_table(accelerator, part.table, encode, data.preprocessing_num_workers, rows=True)
-        self.examples = self.parts.pop("training")
+            self.held_out[name] = encode_table(
+                accelerator, part.table, encode, data.preprocessing_num_workers, rows=True
+            )
+        self.examples = self.held_out.pop("training")
         left_out = len(tables["training"].table) - len(self.examples)
         accelerator.print(f"training: {self.examples.describe()} ({left_out:,} left out as too long)")
-        self.collate = Collator(self.tokenizer.pad_token_id, data.max_length if data.pad_to_max_length else None)
-        self.settle_steps()
+        self.tokenizer.padding_side = "right"
+        self.width = data.max_length if data.pad_to_max_length else None
+        self.collate = DataCollatorWithPadding(self.tokenizer, "max_length" if self.width else True, self.width)
         return model
 
     def _load_classifier(self) -> PreTrainedModel:
@@ -368,17 +334,21 @@ class GlueRecipe(FineTuning):
 
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """Examples and their padding."""
-        fingerprints = [part.fingerprint() for part in self.parts.values()]
-        return {**super().settings(model), "validation": fingerprints, "width": self.collate.width}
+        fingerprints = [part.fingerprint() for part in self.held_out.values()]
+        return {**super().settings(model), "validation": fingerprints, "width": self.width}
 
     def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Score the validation parts."""
         result: dict[str, Any] = {"step": step, "scores": {}, "classification_loss": {}}
-        for part, examples in self.parts.items():
+        for part, examples in self.held_out.items():
             logits = self._predict(model, examples)
             labels = np.array([examples[row]["labels"] for row in range(len(examples))])
-            loss = self._classification_loss(torch.tensor(logits), torch.tensor(labels))
-            predictions = logits[:, 0] if self.text_task.is_regression else logits.argmax(1)
+            if self.text_task.is_regression:
+                predictions = logits[:, 0]
+                loss = float(np.mean((predictions - labels) ** 2))
+            else:
+                predictions = logits.argmax(1)
+                loss = float(F.cross_entropy(torch.tensor(logits), torch.tensor(labels)))
             result["scores"][part] = task_scores(self.text_task, predictions, labels)
             result["classification_loss"][part] = loss
             text = "  ".join(f"{name} {value:.4f}" for name, value in result["scores"][part].items())
@@ -386,12 +356,6 @@ class GlueRecipe(FineTuning):
         flat = {f"{part}/{k}": v for part, scores in result["scores"].items() for k, v in scores.items()}
         self.accelerator.log({**flat, **{f"{k}/loss": v for k, v in result["classification_loss"].items()}}, step=step)
         return result
-
-    def _classification_loss(self, logits: Tensor, labels: Tensor) -> float:
-        """Mean squared error of a regression, cross entropy of classes in nats."""
-        if self.text_task.is_regression:
-            return float(F.mse_loss(logits[:, 0], labels))
-        return float(F.cross_entropy(logits, labels))
 
     @torch.no_grad()
     def _predict(self, model: nn.Module, examples: ExampleDataset) -> np.ndarray:

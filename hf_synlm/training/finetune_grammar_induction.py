@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from datasets import Dataset
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.hf_argparser import HfArg
 
+from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.data.text import read_lines
@@ -29,21 +29,18 @@ from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.treebank_parsing import (
     Treebank,
     load_treebank,
-    parse_words,
     score_baselines,
     score_numbers,
     score_table,
     score_trees,
 )
-from hf_synlm.training.arguments import TrainingArguments, check_minimum
+from hf_synlm.training.arguments import check_minimum
 from hf_synlm.training.example_tables import ExampleDataset
+from hf_synlm.training.final_report import parse_together
 from hf_synlm.training.finetuning import (
-    CourseArguments,
     FineTuning,
-    ModelArguments,
     check_length,
     load_model,
-    map_rows,
     mean_losses,
     read_config,
     read_tokenizer,
@@ -65,31 +62,24 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 class InductionArguments:
     """Sentences to train on, treebanks to evaluate on, and which trees are scored."""
 
-    train_trees: list[str] = HfArg(
-        default_factory=list,
-        help="Treebank files whose words are trained on, or 'embedded', which is the default if no file is named.",
+    train_trees: list[str] = option(
+        [], "Treebank files whose words are trained on, or 'embedded', which is the default if no file is named."
     )
-    train_files: list[str] = HfArg(
-        default_factory=list, help="Text files: one sentence per line, words separated by white space."
+    train_files: list[str] = option([], "Text files: one sentence per line, words separated by white space.")
+    validation_trees: str = option("", "Treebank file that chooses the best model, or 'embedded'.")
+    test_trees: str = option("", "Treebank file of the final scores, or 'embedded'.")
+    punctuation: Literal["remove", "ignore", "keep"] = option(
+        "remove", "Remove it before training and parsing (paper), ignore it in the score only, or keep it."
     )
-    validation_trees: str = HfArg(default="", help="Treebank file that chooses the best model, or 'embedded'.")
-    test_trees: str = HfArg(default="", help="Treebank file of the final scores, or 'embedded'.")
-    punctuation: Literal["remove", "ignore", "keep"] = HfArg(
-        default="remove", help="Remove it before training and parsing (paper), ignore it in the score only, or keep it."
+    lowercase: bool = option(True, "Lower-case all words, as in the paper.")
+    max_sentence_tokens: int | None = option(None, "Leave longer training sentences out.")
+    max_tree_sentences: int | None = option(None, "Read only this many trees of a treebank.")
+    max_tree_words: int | None = option(None, "Leave longer sentences out of the scored treebanks (WSJ10: 10).")
+    methods: list[str] = option(list(METHODS), f"Tree types to score at the end: {', '.join(METHODS)}.")
+    selection_method: str = option(
+        "inside", "Tree type scored during training; its sentence F1 chooses the best model."
     )
-    lowercase: bool = HfArg(default=True, help="Lower-case all words, as in the paper.")
-    max_sentence_tokens: int | None = HfArg(default=None, help="Leave longer training sentences out.")
-    max_tree_sentences: int | None = HfArg(default=None, help="Read only this many trees of a treebank.")
-    max_tree_words: int | None = HfArg(
-        default=None, help="Leave longer sentences out of the scored treebanks (WSJ10: 10)."
-    )
-    methods: list[str] = HfArg(
-        default_factory=lambda: list(METHODS), help=f"Tree types to score at the end: {', '.join(METHODS)}."
-    )
-    selection_method: str = HfArg(
-        default="inside", help="Tree type scored during training; its sentence F1 chooses the best model."
-    )
-    search_num_beams: int = HfArg(default=20, help="Beam of left-to-right parsing.")
+    search_num_beams: int = option(20, "Beam of left-to-right parsing.")
 
     def __post_init__(self):
         """Resolve the names of the embedded treebanks and check the values."""
@@ -178,7 +168,7 @@ class InductionRecipe(FineTuning):
     """GPST on single sentences; the trees that it induces are scored."""
 
     program = "finetune_grammar_induction"
-    argument_types = (ModelArguments, InductionArguments, CourseArguments, TrainingArguments)
+    data: InductionArguments
     treebanks: dict[str, Treebank]
     held_out: ExampleDataset
 
@@ -189,18 +179,17 @@ class InductionRecipe(FineTuning):
         self.baselines = {part: score_baselines(treebank) for part, treebank in self.treebanks.items()}
         self.sources = data.describe_sources()
         model = self._load_gpst()
+        self.collate = partial(collate_contexts, pad_token_id=self.tokenizer.pad_token_id)
         self.examples = encode_sentences(list(data.sentences()), self.tokenizer, data.max_sentence_tokens)
         encoded = {part: encode_sentences(bank.words, self.tokenizer, None) for part, bank in self.treebanks.items()}
         for part, sentences in {"training": self.examples, **encoded}.items():
-            name = "max_sentence_tokens" if part == "training" else "max_tree_words"
-            limits = f"Lower --{name}."
-            check_length(model.config, max(sentences.lengths), f"The longest {part} sentence", limits)
+            remedy = f"Lower --{'max_sentence_tokens' if part == 'training' else 'max_tree_words'}."
+            check_length(model.config, max(sentences.lengths), f"The longest {part} sentence", remedy)
         self.held_out = encoded["validation"]
         names = ", ".join((*data.train_trees, *data.train_files))
         accelerator.print(f"train data ({names}): {self.examples.describe()}")
         for part, path in (("validation", data.validation_trees), ("test", data.test_trees)):
             accelerator.print(f"{part} data ({path}): {len(self.treebanks[part].words):,} sentences")
-        self.settle_steps()
         return model
 
     def _load_gpst(self) -> PreTrainedModel:
@@ -214,10 +203,6 @@ class InductionRecipe(FineTuning):
             )
         self.tokenizer = read_tokenizer(arguments, config, [])
         return load_model(AutoModelForCausalLM, arguments, config, self.tokenizer)
-
-    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """A padded batch."""
-        return collate_contexts(rows, self.tokenizer.pad_token_id)
 
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """Data, and the choice of the best model."""
@@ -239,15 +224,10 @@ class InductionRecipe(FineTuning):
 
     def _score(self, model: nn.Module, part: str, methods: list[str]) -> dict[str, ParsingScores]:
         """Scores of several tree types and of the baselines; the processes share the sentences."""
-        plain, treebank = self.accelerator.unwrap_model(model), self.treebanks[part]
-        batch_size = self.arguments.per_device_eval_batch_size
-        scores = {}
+        treebank, scores = self.treebanks[part], {}
+        size = self.arguments.per_device_eval_batch_size
         for label, options in map(self.data.method, methods):
-
-            def parse(rows: list[int], options: dict[str, Any] = options) -> list[Any]:
-                return parse_words(plain, self.tokenizer, [treebank.words[row] for row in rows], **options)
-
-            trees = map_rows(self.accelerator, treebank.lengths, batch_size, parse, label)
+            trees = parse_together(self.accelerator, model, self.tokenizer, treebank, size, **options)
             scores[label] = score_trees(trees, treebank)
         return {**scores, **self.baselines[part]}
 

@@ -5,6 +5,7 @@ asks for it (`takes`), and at the export.
 """
 
 import inspect
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,29 +13,36 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, gather_object
+from accelerate.utils import DistributedType
 from torch import nn
-from torch.utils.data import DataLoader
-from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.hf_argparser import HfArg
 
+from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import LABEL_PADDING
 from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, load_tokenizer
-from hf_synlm.evaluation.results import describe_hardware, library_versions
+from hf_synlm.evaluation.results import EvaluationResult, describe_hardware, library_versions
 from hf_synlm.hub.checkpoint import check_model_source, check_tokenizer_source
 from hf_synlm.module_tools import evaluation_mode
-from hf_synlm.training.arguments import TrainingArguments, check_minimum, check_overrides
+from hf_synlm.training.arguments import check_overrides
 from hf_synlm.training.checkpoints import BestModel
-from hf_synlm.training.evaluation_report import save_evaluation
 from hf_synlm.training.example_tables import ExampleDataset
 from hf_synlm.training.export import hub_facts
+from hf_synlm.training.output_folder import ARGUMENTS_FILE, EVALUATION_FILE
 from hf_synlm.training.recipe import Recipe
 from hf_synlm.training.run import Run
-from hf_synlm.training.samplers import shuffled_loader
-from hf_synlm.training.steps import model_loss, to_device
+from hf_synlm.training.steps import map_rows, model_loss, to_device
 
 Collate = Callable[[list[Any]], dict[str, Any]]
+
+# Arguments that do not change the scores, or whose content is described elsewhere in the result.
+_PLACES = frozenset(
+    """output_dir overwrite_output_dir resume_from_checkpoint with_tracking report_to push_to_hub hub_strategy
+    hub_model_id logging_steps checkpointing_steps checkpoints_total_limit dataloader_num_workers
+    preprocessing_num_workers peak_flops model_name_or_path trust_remote_code dataset_name
+    dataset_config_name""".split()
+)
+# Suffixes of the arguments that name files.
+_FILES = ("_file", "_files", "_trees")
 
 
 # ---------------------------------------------------------------------------------------------- arguments
@@ -42,21 +50,19 @@ Collate = Callable[[list[Any]], dict[str, Any]]
 class ModelArguments:
     """The model to fine-tune."""
 
-    model_name_or_path: str = HfArg(default="", help="Folder or Hub name of the pretrained model.")
-    tokenizer_name: str | None = HfArg(default=None, help="Its tokenizer, if it is in another place.")
-    config_overrides: str | None = HfArg(
-        default=None,
-        help="Fields of its configuration to change, such as loss weights, dropout or ablations: "
-        "key=value,key=value or a JSON object; in a config file a mapping.",
+    model_name_or_path: str = option("", "Folder or Hub name of the pretrained model.")
+    tokenizer_name: str | None = option(None, "Its tokenizer, if it is in another place.")
+    config_overrides: str | None = option(
+        None,
+        "Fields of its configuration to change, such as loss weights, dropout or ablations: key=value,key=value or "
+        "a JSON object; in a config file a mapping.",
     )
-    parser_learning_rate: float | None = HfArg(
-        default=1e-3, help="Peak learning rate of GPST's parser, which gives the merge order."
+    parser_learning_rate: float | None = option(
+        1e-3, "Peak learning rate of GPST's parser, which gives the merge order."
     )
-    ignore_mismatched_sizes: bool = HfArg(
-        default=False, help="Initialize weights whose shape differs, such as another classifier."
-    )
-    trust_remote_code: bool = HfArg(
-        default=False, help="Run code of the model's repository. Models of this library do not need it."
+    ignore_mismatched_sizes: bool = option(False, "Initialize weights whose shape differs, such as another classifier.")
+    trust_remote_code: bool = option(
+        False, "Run code of the model's repository. Models of this library do not need it."
     )
 
     def __post_init__(self):
@@ -65,24 +71,6 @@ class ModelArguments:
             raise ValueError("model_name_or_path is not set. Fine-tuning begins with a pretrained model.")
         check_model_source(self.model_name_or_path)
         check_tokenizer_source(self.tokenizer_name or self.model_name_or_path)
-
-
-@dataclass
-class CourseArguments:
-    """How long to train, and which model to keep."""
-
-    num_train_epochs: int = HfArg(
-        default=0,
-        help="Passes through the examples, instead of max_train_steps; without evaluation_steps, the model is "
-        "evaluated after each. 0: max_train_steps decides.",
-    )
-    early_stopping_patience: int = HfArg(
-        default=0, help="Stop after this many evaluations without a better one; 0: never."
-    )
-
-    def __post_init__(self):
-        """Check the values."""
-        check_minimum(self, 0, "num_train_epochs early_stopping_patience")
 
 
 # ---------------------------------------------------------------------------------------------- model and tokenizer
@@ -204,85 +192,47 @@ class FineTuning(Recipe):
 
     Fields:
         task: name of the model's task on the Hub.
-        examples: to train on; `load` sets them.
-        collate: examples -> batch; `load` sets it.
         sources: what was read: `role` (an argument), `path`, and a checksum of the content; `load` sets them.
-
-    Args:
-        accelerator: of the run.
-        model_arguments: the model to begin with.
-        data: examples and task.
-        course: how long to train.
-        arguments: of the run.
-
-    Raises:
-        ValueError: FSDP would shard the model, whose methods evaluation calls; nothing is generated at intervals.
     """
 
     task: ClassVar[str] = "text-generation"
+    parts: ClassVar[tuple[str, ...]] = ("model_arguments", "data", "arguments")
+    model_arguments: ModelArguments
+    data: Any
     examples: ExampleDataset
-    collate: Collate
     sources: list[dict[str, Any]]
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        model_arguments: ModelArguments,
-        data: Any,
-        course: CourseArguments,
-        arguments: TrainingArguments,
-    ):
-        super().__init__(accelerator, arguments)
-        self.model_arguments, self.data, self.course = model_arguments, data, course
-        if accelerator.distributed_type == DistributedType.FSDP:
+    def check(self) -> None:
+        """Refuse FSDP, which would shard the model whose methods evaluation calls, and samples at intervals."""
+        if self.accelerator.distributed_type == DistributedType.FSDP:
             raise ValueError("Fine-tuning evaluates the whole model, which FSDP would shard. Use DDP.")
-        if arguments.generation_steps:
+        if self.arguments.generation_steps:
             raise ValueError("generation_steps is for pretraining. Leave it out.")
 
     @abstractmethod
     def metric(self, evaluation: dict[str, Any]) -> float:
         """The number of `evaluation` that the best model minimises."""
 
-    @property
-    def samples_per_step(self) -> int:
-        """Examples that an optimizer step reads on all processes."""
-        batch_size = self.arguments.per_device_train_batch_size
-        return self.accelerator.num_processes * batch_size * self.arguments.gradient_accumulation_steps
-
-    def settle_steps(self) -> None:
-        """Settle `max_train_steps`: at most the steps of `num_train_epochs`, if they are given."""
-        epochs = self.course.num_train_epochs
-        steps = -(-epochs * len(self.examples) // self.samples_per_step)
-        self.arguments.limit_steps(steps if epochs else None)
-
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """Data and course of the run."""
         return {
             "training_data": self.examples.fingerprint(),
             "learning_rates": self.learning_rates(model),
-            "patience": self.course.early_stopping_patience,
             "evaluation_steps": self.arguments.evaluation_steps,
-            "by_epochs": bool(self.course.num_train_epochs),
+            "by_epochs": bool(self.arguments.num_train_epochs),
         }
-
-    def learning_rates(self, model: PreTrainedModel) -> dict[str, float]:
-        """GPST's parser has its own."""
-        rate = self.model_arguments.parser_learning_rate
-        return {} if model.config.model_type != "gpst" or rate is None else {"parser": rate}
-
-    def loader(self, run: Run) -> DataLoader:
-        """Shuffled examples."""
-        return shuffled_loader(self.accelerator, self.examples, self.collate, self.arguments, run.state.consumed)
 
     def best_model(self) -> BestModel:
         """The evaluation with the lowest `metric`."""
-        return BestModel(self.metric, self.course.early_stopping_patience, first_step=1)
+        return BestModel(self.metric, self.arguments.early_stopping_patience, first_step=1)
 
     def evaluation_due(self, step: int) -> bool:
         """At intervals, or at the ends of epochs."""
-        if self.arguments.evaluation_steps or not self.course.num_train_epochs:
+        arguments = self.arguments
+        if arguments.evaluation_steps or not arguments.num_train_epochs:
             return super().evaluation_due(step)
-        epoch, before = (count * self.samples_per_step // len(self.examples) for count in (step, step - 1))
+        per_step = self.sampler().consumed_per_micro_step * arguments.gradient_accumulation_steps
+        epoch, before = (count * per_step // len(self.examples) for count in (step, step - 1))
         return epoch > before
 
     def dataset(self) -> str | None:
@@ -309,41 +259,43 @@ class FineTuning(Recipe):
         }
 
     def save_scores(self, run: Run, task: str, scores: Mapping[str, float], results: dict[str, Any]) -> None:
-        """Write `evaluation.json`; see `save_evaluation`."""
-        save_evaluation(run, task, scores, self.sources, results["seconds_of_this_process"])
+        """Write `evaluation.json` and `evaluation.md`, which `synlm evaluate summary` and `plot` read.
+
+        Options are the arguments of `arguments.json` that change the scores, number of processes, and precision. Runs
+        that differ in them, in the data, or in architecture and size of the model are not averaged. The weights they
+        begin with may differ: the seed of pretraining varies, too.
+
+        Args:
+            run: ended.
+            task: such as "glue/rte".
+            scores: flat mapping from names to numbers.
+            results: of `all_results.json`.
+        """
+        arguments = json.loads((run.output_dir / ARGUMENTS_FILE).read_text(encoding="utf-8"))
+        model = run.accelerator.unwrap_model(run.model)
+        EvaluationResult(
+            task=task,
+            scores=dict(scores),
+            model={
+                "name": arguments["model_name_or_path"],
+                "revision": getattr(model.config, "_commit_hash", None),
+                "architecture": type(model).__name__,
+                "num_parameters": model.num_parameters(),
+                "dtype": str(model.dtype).removeprefix("torch."),
+            },
+            options={
+                **{k: v for k, v in arguments.items() if k not in _PLACES and not k.endswith(_FILES)},
+                "num_processes": run.accelerator.num_processes,
+                "mixed_precision": run.accelerator.mixed_precision,
+            },
+            data={"files": self.sources},
+            seconds=results["seconds_of_this_process"],
+            versions=library_versions("accelerate", "datasets", "scikit-learn", "rouge-score"),
+            hardware=describe_hardware(run.accelerator.device),
+        ).save(run.output_dir / EVALUATION_FILE)
 
 
 # ---------------------------------------------------------------------------------------------- evaluation
-def map_rows(
-    accelerator: Accelerator,
-    lengths: Sequence[int],
-    batch_size: int,
-    work: Callable[[list[int]], Sequence[Any]],
-    description: str,
-) -> list[Any]:
-    """Apply a function to every row of a data set, in batches of similar length, shared among the processes.
-
-    Args:
-        accelerator: of the run. Every process has to call.
-        lengths: of the rows, for batches with little padding; batches do not depend on the number of processes.
-        batch_size: rows per process and batch.
-        work: rows -> one result per row, which can be pickled.
-        description: of the progress bar.
-
-    Returns:
-        The results in the order of the rows, on every process.
-    """
-    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
-    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    results: list[tuple[int, Any]] = []
-    with tqdm(total=len(order), desc=description, disable=not accelerator.is_main_process, dynamic_ncols=True) as bar:
-        for rows in batches[accelerator.process_index :: accelerator.num_processes]:
-            results += zip(rows, work(rows), strict=True)
-            bar.update(min(len(rows) * accelerator.num_processes, len(order) - bar.n))
-    by_row = dict(gather_object(results))
-    return [by_row[row] for row in range(len(lengths))]
-
-
 @torch.no_grad()
 def mean_losses(
     accelerator: Accelerator, model: nn.Module, examples: ExampleDataset, collate: Collate, batch_size: int

@@ -127,3 +127,17 @@ def recurrent_flops_per_token(model: PreTrainedModel) -> float:
     left_out = {id(weight) for weight in (*embeddings, model.lm_head.weight)}
     matrices = [p for p in model.parameters() if p.dim() > 1 and id(p) not in left_out]
     return 6.0 * (sum(matrix.numel() for matrix in matrices) + model.lm_head.weight.numel())
+
+
+def decoder_flops_per_token(model: PreTrainedModel, context_length: int) -> float:
+    """FLOPs of training per token of a Transformer decoder: 6 N + 12 L D T (Chowdhery et al. 2022, appendix B).
+
+    Args:
+        model: with `lm_head`; N counts its matrices without embeddings, L its layers, D its width.
+        context_length: T.
+
+    Returns:
+        FLOPs per token.
+    """
+    config = model.config
+    return recurrent_flops_per_token(model) + 12 * config.num_hidden_layers * config.hidden_size * context_length

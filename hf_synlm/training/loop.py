@@ -4,7 +4,7 @@ import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,17 +14,14 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
 from hf_synlm.data.files import write_json
-from hf_synlm.training.checkpoints import (
-    BestModel,
-    load_checkpoint,
-    plain_settings,
-    remove_later,
-    save_checkpoint,
-)
+from hf_synlm.training.checkpoints import BestModel, load_checkpoint, plain_settings, remove_later, save_checkpoint
 from hf_synlm.training.output_folder import end_run
 from hf_synlm.training.run import Run
 from hf_synlm.training.speed import SpeedMeter, device_peak_flops
-from hf_synlm.training.steps import ComputeLoss, StepReport, StopSignals, optimizer_steps
+from hf_synlm.training.steps import StepReport, StopSignals, optimizer_steps
+
+if TYPE_CHECKING:
+    from hf_synlm.training.recipe import Recipe
 
 Evaluate = Callable[[nn.Module, int], dict[str, Any]]
 
@@ -35,33 +32,27 @@ class LossMeter:
 
     Args:
         run: of this process.
-        batches: whose sampler names the samples of a bad batch; `None` leaves them out.
+        batches: whose sampler names the samples of a bad batch.
     """
 
-    def __init__(self, run: Run, batches: DataLoader | None = None):
+    def __init__(self, run: Run, batches: DataLoader):
         self.run, self.accelerator, self.batches = run, run.accelerator, batches
         self.begin_step = run.state.step
         self.reports: list[StepReport] = []
 
-    def add(self, report: StepReport) -> None:
-        """Add a step."""
-        self.reports.append(report)
-
     def read(self, step: int) -> dict[str, float]:
-        """Means over the steps since the last reading; every process has to call.
+        """Means over the `reports` since the last reading, at least one; every process has to call.
 
         Args:
-            step: last step that was added.
+            step: of the last report.
 
         Returns:
-            Name -> mean of the losses of whole batches, and of the gradient norm; empty when nothing was added.
+            Name -> mean of the losses of whole batches, and of the gradient norm.
 
         Raises:
             FloatingPointError: a loss or the gradient norm is not finite. `output_dir/not_finite_N.json` names the
                 batches.
         """
-        if not self.reports:
-            return {}
         device, reports = self.accelerator.device, self.reports
         names = list(reports[0].losses)
         losses = torch.stack([torch.stack([r.losses[name].float() for name in names]) for r in reports]).to(device)
@@ -77,20 +68,22 @@ class LossMeter:
 
     def _report_broken(self, names: list[str], step: int, norms: list[float]) -> None:
         """Write which batches made a loss infinite or NaN, and raise."""
-        first_step = step - len(self.reports) + 1
-        rank, rows = self.accelerator.process_index, []
+        accumulation = self.run.arguments.gradient_accumulation_steps
+        first_step, rank, rows = step - len(self.reports) + 1, self.accelerator.process_index, []
+        # The sampler yields the samples of the micro steps of this process again.
+        sampler: Any = self.batches.batch_sampler
+        samples = itertools.islice(sampler, (first_step - 1 - self.begin_step) * accumulation, None)
         for number, (report, norm) in enumerate(zip(self.reports, norms, strict=True)):
-            for micro, loss in enumerate(torch.stack(report.micro_losses).tolist() if report.micro_losses else []):
+            for micro, loss in enumerate(torch.stack(report.micro_losses).tolist()):
                 rows.append({"step": first_step + number, "micro_step": micro, "rank": rank, "loss": repr(loss),
-                             "finite": bool(np.isfinite(loss)), "gradient_norm": repr(norm)})  # fmt: skip
+                             "finite": bool(np.isfinite(loss)), "gradient_norm": repr(norm),
+                             "sample_ids": next(samples)})  # fmt: skip
         rows = gather_object(rows)
         bad = [row["step"] for row in rows if not row["finite"] or row["gradient_norm"] in ("nan", "inf")]
         bad_step = min(bad, default=first_step)
-        rows = [row for row in rows if row["step"] == bad_step]
-        for row, sample_ids in zip(rows, gather_object(self._sample_ids(rows, rank)), strict=True):
-            row["sample_ids"] = sample_ids
         path = self.run.output_dir / f"not_finite_{bad_step}.json"
         if self.accelerator.is_main_process:
+            rows = [row for row in rows if row["step"] == bad_step]
             write_json(path, {"first_bad_step": bad_step, "names": names, "micro_batches": rows})
         self.accelerator.wait_for_everyone()
         raise FloatingPointError(
@@ -98,19 +91,6 @@ class LossMeter:
             f"{bad_step}; {path} names its batches. Look at them, lower the learning rate, lengthen the warm-up or "
             "train in float32; then resume from the last checkpoint or start from step 0."
         )
-
-    def _sample_ids(self, rows: list[dict[str, Any]], rank: int) -> list[Any]:
-        """Samples of the micro batches of this process; its sampler yields them again."""
-        own = [row for row in rows if row["rank"] == rank]
-        if self.batches is None:
-            return [None] * len(own)
-        accumulation = self.run.arguments.gradient_accumulation_steps
-        sampler: Any = self.batches.batch_sampler
-        found = []
-        for row in own:
-            number = (row["step"] - 1 - self.begin_step) * accumulation + row["micro_step"]
-            found.append(next(itertools.islice(iter(sampler), number, None)))
-        return found
 
 
 def is_due(step: int, interval: int, last: int) -> bool:
@@ -165,37 +145,24 @@ class TrainingLoop:
 
     Args:
         run: of this process.
-        batches: of `make_loader`.
-        compute_loss: see `optimizer_steps`.
-        evaluate: (model, step) -> the evaluation, with the key `step`.
+        recipe: gives batches, losses, evaluations and samples.
         best: keeps the best model and stops the run early.
-        summarize: mean losses since the last reading -> what is shown and noted.
-        evaluation_due: whether to evaluate after a step; default: every `evaluation_steps`. The last step always is.
-        generate: (model, step), called every `generation_steps`.
         after_checkpoint: called with every complete checkpoint but that of the last step.
-        flops_per_token: of training (see `flops.py`), for the utilization.
     """
 
     def __init__(
         self,
         run: Run,
-        batches: DataLoader,
-        compute_loss: ComputeLoss,
-        evaluate: Evaluate,
+        recipe: "Recipe",
         best: BestModel | None = None,
-        summarize: Callable[[dict[str, float]], dict[str, float]] = dict,
-        evaluation_due: Callable[[int], bool] | None = None,
-        generate: Callable[[nn.Module, int], None] | None = None,
         after_checkpoint: Callable[[Path], None] | None = None,
-        flops_per_token: float | None = None,
     ):
-        self.run, self.batches, self.compute_loss, self.evaluate, self.best = run, batches, compute_loss, evaluate, best
-        self.summarize, self.evaluation_due = summarize, evaluation_due or self._is_interval
-        self.generate, self.after_checkpoint = generate, after_checkpoint
+        self.run, self.recipe, self.best, self.after_checkpoint = run, recipe, best, after_checkpoint
         accelerator, arguments = run.accelerator, run.arguments
+        self.batches, flops = recipe.loader(run), recipe.flops_per_token(accelerator.unwrap_model(run.model))
         peak = device_peak_flops(accelerator.device, accelerator.mixed_precision, arguments.peak_flops)
-        self.speed = SpeedMeter(flops_per_token, None if peak is None else peak * accelerator.num_processes)
-        self.meter, self.saved_step = LossMeter(run, batches), run.state.step
+        self.speed = SpeedMeter(flops, None if peak is None else peak * accelerator.num_processes)
+        self.meter, self.saved_step = LossMeter(run, self.batches), run.state.step
         # All steps of the run with the time that is left; less often where it goes to a file.
         self.bar = tqdm(
             total=arguments.num_steps,
@@ -205,9 +172,6 @@ class TrainingLoop:
             mininterval=0.5 if sys.stderr.isatty() else 60,
             disable=not accelerator.is_local_main_process,
         )
-
-    def _is_interval(self, step: int) -> bool:
-        return is_due(step, self.run.arguments.evaluation_steps, self.run.arguments.num_steps)
 
     def train(self) -> dict[str, float]:
         """Train to the last step, or until `best` says stop.
@@ -224,8 +188,8 @@ class TrainingLoop:
         run, arguments = self.run, self.run.arguments
         with StopSignals() as signals, self.bar:
             stopped_early = False
-            for report in optimizer_steps(run, self.batches, self.compute_loss, signals):
-                self.meter.add(report)
+            for report in optimizer_steps(run, self.batches, self.recipe.compute_loss, signals):
+                self.meter.reports.append(report)
                 self.speed.add(report.tokens)
                 self.bar.update()
                 if self._after_step():
@@ -235,18 +199,15 @@ class TrainingLoop:
             if not stopped_early and run.state.step < arguments.num_steps:
                 self._leave(signals)
         if run.state.notes["evaluations"][-1]["step"] != run.state.step:
-            run.state.notes["evaluations"].append(self.evaluate(run.model, run.state.step))
-            if self.best is not None:
-                self.best.update(run)
+            self._evaluate()
         return self.speed.overall()
 
     def _after_step(self) -> bool:
         """Read, evaluate, generate and save if they are due; whether to stop early."""
-        run, arguments, step = self.run, self.run.arguments, self.run.state.step
-        last = arguments.num_steps
+        arguments, step, last = self.run.arguments, self.run.state.step, self.run.arguments.num_steps
         # The last step is saved, too: the final measurements and the export may fail.
         save = is_due(step, arguments.checkpointing_steps, last) or (step == last and arguments.checkpointing_steps > 0)
-        evaluate = step < last and self.evaluation_due(step)
+        evaluate = step < last and self.recipe.evaluation_due(step)
         generate = is_due(step, arguments.generation_steps, last)
         # First: if the losses are not finite, the reading names the batch before anything else uses the model.
         if save or evaluate or generate or step % arguments.logging_steps == 0 or step == last:
@@ -254,18 +215,23 @@ class TrainingLoop:
         stop = False
         with self.speed.paused():
             if evaluate:
-                run.state.notes["evaluations"].append(self.evaluate(run.model, step))
-                stop = self.best is not None and self.best.update(run)
-            if generate and self.generate is not None:
-                self.generate(run.model, step)
+                stop = self._evaluate()
+            if generate:
+                self.recipe.generate(self.run.model, step)
             if save and not stop:  # a run resumed from here would not stop
                 self._save()
         return stop
 
+    def _evaluate(self) -> bool:
+        """Evaluate, and note the best model; whether to stop early."""
+        run = self.run
+        run.state.notes["evaluations"].append(self.recipe.evaluate(run.model, run.state.step))
+        return self.best is not None and self.best.update(run)
+
     def _read(self) -> None:
         """Show and note the means since the last reading."""
         run, step = self.run, self.run.state.step
-        means, speed = self.summarize(self.meter.read(step)), self.speed.read()
+        means, speed = self.recipe.summarize(self.meter.read(step)), self.speed.read()
         shown = {name: f"{value:.3f}" for name, value in means.items()}
         shown["tokens/s"] = f"{speed['tokens_per_second']:.0f}"
         if "model_flop_utilization" in speed:

@@ -65,7 +65,6 @@ def output_folder(accelerator: Accelerator, arguments: TrainingArguments, *other
     replaces = arguments.overwrite_output_dir and not arguments.resume_from_checkpoint
     _check_content(output_dir, replaces)
     if replaces:
-        _check_replaceable(output_dir)
         _check_inputs(output_dir, arguments, *others)
     if is_main:
         _lock(output_dir)
@@ -82,7 +81,7 @@ def output_folder(accelerator: Accelerator, arguments: TrainingArguments, *other
             if checkpoint is None:
                 shutil.rmtree(output_dir / TOKENIZER_FOLDER, ignore_errors=True)
             if not (output_dir / ARGUMENTS_FILE).is_file():  # from here on, the folder holds a run
-                write_json(output_dir / ARGUMENTS_FILE, without_token(dataclasses.asdict(arguments)))
+                write_json(output_dir / ARGUMENTS_FILE, {"output_dir": arguments.output_dir})
         accelerator.wait_for_everyone()
         yield checkpoint
     except BaseException:
@@ -128,26 +127,14 @@ def release(output_dir: Path) -> None:
         lock.release(force=True)
 
 
-def without_token(settings: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the token of the Hub, which must not be written to files.
-
-    Args:
-        settings: arguments by name.
-
-    Returns:
-        The others.
-    """
-    return {name: value for name, value in settings.items() if name != "hub_token"}
-
-
 def check_space(arguments: TrainingArguments, model: nn.Module) -> None:
-    """Compare the free space of the disk with what a run will write.
+    """Compare the free space of the disk with what a run will write at least.
 
-    A checkpoint counts as three times the weights (with Adam's two moments), the best weights and the final model as
-    once each. The space of a run that is replaced counts as free.
+    A checkpoint counts as three times the weights (with Adam's two moments), the final model as once. The space of a
+    run that is replaced counts as free.
 
     Args:
-        arguments: of the run; `checkpoints_total_limit` checkpoints and the one being written exist at a time.
+        arguments: of the run.
         model: that is trained.
 
     Raises:
@@ -157,17 +144,13 @@ def check_space(arguments: TrainingArguments, model: nn.Module) -> None:
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     replaced = (path.stat().st_size for path in (output_dir / REPLACED_FOLDER).rglob("*") if path.is_file())
     free = shutil.disk_usage(output_dir).free + sum(replaced)
-    num_checkpoints = arguments.checkpoints_total_limit if arguments.checkpointing_steps else 0
-    least = (4 if num_checkpoints else 1) * weights
-    most = (3 * (num_checkpoints + 1) + 2) * weights if num_checkpoints else 2 * weights
-    space = f"{str(output_dir)!r} has {free / 1e9:.2f} GB of free space"
+    saves = arguments.checkpointing_steps > 0
+    least = (4 if saves else 1) * weights
     if free < least:
-        what = "a checkpoint and the final model take" if num_checkpoints else "the final model takes"
-        raise ValueError(f"{space}; {what} about {least / 1e9:.2f} GB. Free some, or choose another --output_dir.")
-    if free < most:
-        logger.warning(
-            f"{space}; {num_checkpoints} checkpoints, one more while it is written, the best and the final model will "
-            f"take about {most / 1e9:.2f} GB."
+        what = "a checkpoint and the final model take" if saves else "the final model takes"
+        raise ValueError(
+            f"{str(output_dir)!r} has {free / 1e9:.2f} GB of free space; {what} about {least / 1e9:.2f} GB. Free some, "
+            "or choose another --output_dir."
         )
 
 
@@ -196,35 +179,21 @@ def _content(output_dir: Path) -> list[Path]:
     return [item for item in items if not any(fnmatch(item.name, pattern) for pattern in _NOT_OURS)]
 
 
-def _in_use(output_dir: Path) -> bool:
-    """Whether the folder holds more than partial output of a killed process."""
-    return any(not item.name.endswith(PARTIAL_SUFFIX) for item in _content(output_dir))
-
-
-def _check_replaceable(output_dir: Path) -> None:
-    """Refuse to delete more than a run."""
-    for what, folder in (("home", Path.home().resolve()), ("current", Path.cwd())):
-        if output_dir.resolve() in (folder, *folder.parents):
-            raise ValueError(
-                f"--overwrite_output_dir would delete {str(output_dir)!r}, which contains the {what} folder "
-                f"{str(folder)!r}. Choose a folder for runs only."
-            )
-    if (output_dir / ".git").exists():
-        raise ValueError(
-            f"--overwrite_output_dir would delete the repository {str(output_dir)!r}. Choose another folder."
-        )
-
-
 def _check_content(output_dir: Path, replaces: bool) -> None:
     """Refuse a folder with foreign content: it might be lost, now or when the run is replaced."""
     is_run = any((output_dir / name).exists() for name in (ARGUMENTS_FILE, REPLACED_FOLDER, MOVING_FOLDER))
     # A checkpoint may have been copied there alone, to be resumed.
     is_run = is_run or (not replaces and bool(list_checkpoints(output_dir)))
-    if _in_use(output_dir) and not is_run:
-        found = ", ".join(sorted(item.name for item in _content(output_dir))[:5])
+    if replaces and (output_dir / ".git").exists():
         raise ValueError(
-            f"Output folder {str(output_dir)!r} is not empty ({found}) and does not hold a run (no {ARGUMENTS_FILE}). "
-            "Choose another --output_dir, or empty this folder yourself."
+            f"--overwrite_output_dir would delete the repository {str(output_dir)!r}. Choose another folder."
+        )
+    # Partial output of a killed process is nobody's.
+    found = [item.name for item in _content(output_dir) if not item.name.endswith(PARTIAL_SUFFIX)]
+    if found and not is_run:
+        raise ValueError(
+            f"Output folder {str(output_dir)!r} is not empty ({', '.join(sorted(found)[:5])}) and does not hold a run "
+            f"(no {ARGUMENTS_FILE}). Choose another --output_dir, or empty this folder yourself."
         )
 
 
@@ -252,7 +221,7 @@ def _find_start(output_dir: Path, wanted: str | None) -> Path | None:
         )
     checkpoint = find_checkpoint(output_dir, wanted or "latest")
     if checkpoint is None:
-        if wanted or _in_use(output_dir):
+        if wanted or (output_dir / ARGUMENTS_FILE).is_file():
             logger.warning(f"{output_dir} holds no complete checkpoint: training starts from step 0.")
         return None
     is_own = checkpoint.resolve().parent == output_dir.resolve()

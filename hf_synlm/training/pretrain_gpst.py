@@ -12,27 +12,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, gather_object, set_seed
+from accelerate.utils import DistributedType, set_seed
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.hf_argparser import HfArg
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
+from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import collate_contexts
 from hf_synlm.data.contexts import ContextDataset
-from hf_synlm.data.prepare import PreparedText
+from hf_synlm.data.prepare import CorpusArguments, PreparedText, is_prepared, prepare
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
+from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.data.tokenizers import special_token_ids
 from hf_synlm.evaluation.treebank_parsing import (
     PUNCTUATION,
     Treebank,
     load_treebank,
-    parse_words,
     score_baselines,
     score_numbers,
     score_table,
@@ -40,38 +39,32 @@ from hf_synlm.evaluation.treebank_parsing import (
 )
 from hf_synlm.losses import to_shares
 from hf_synlm.module_tools import evaluation_mode
-from hf_synlm.training.arguments import ModelArguments, TrainingArguments, check_choice, check_minimum, check_overrides
-from hf_synlm.training.baseline_model import collate_plain, decoder_flops_per_token, make_baseline
+from hf_synlm.training.arguments import ModelArguments, check_choice, check_minimum, check_overrides
 from hf_synlm.training.checkpoints import BestModel
 from hf_synlm.training.export import hub_facts
-from hf_synlm.training.final_report import load_report_treebanks, report_saved_model
-from hf_synlm.training.flops import gpst_flops_per_token
+from hf_synlm.training.final_report import load_report_treebanks, parse_together, report_saved_model
+from hf_synlm.training.flops import decoder_flops_per_token, gpst_flops_per_token
 from hf_synlm.training.recipe import Recipe, kept_evaluation, run_recipe
 from hf_synlm.training.run import Run, load_pretrained
-from hf_synlm.training.samplers import shuffled_loader
 from hf_synlm.training.steps import model_loss, to_device
-from hf_synlm.training.text_contexts import DataArguments, load_contexts, load_text
-from hf_synlm.trees import Span
 
-Collate = Callable[[Sequence[dict[str, Any]]], dict[str, Tensor]]
+Collate = Callable[[list[Any]], dict[str, Any]]
 
 
 @dataclass
 class GPSTModelArguments(ModelArguments):
     """GPST, or a baseline without trees."""
 
-    architecture: str = HfArg(
-        default="gpst",
-        help="gpst; or, as a baseline without trees, the model type of a causal language model of transformers, such "
-        "as gpt2. Options about trees and the preset are for GPST only.",
+    architecture: str = option(
+        "gpst",
+        "gpst; or, as a baseline without trees, the model type of a causal language model of transformers, such as "
+        "gpt2. Options about trees and the preset are for GPST only.",
     )
-    model_preset: str | None = HfArg(default="gpst-small", help="Published size to start from.")
-    document_end_token: bool = HfArg(
-        default=False, help="End every document with the end token, so that the model learns when to stop."
+    model_preset: str | None = option("gpst-small", "Published size to start from.")
+    document_end_token: bool = option(
+        False, "End every document with the end token, so that the model learns when to stop."
     )
-    parser_learning_rate: float | None = HfArg(
-        default=1e-3, help="Peak learning rate of the parser, which gives the merge order."
-    )
+    parser_learning_rate: float | None = option(1e-3, "Peak learning rate of the parser, which gives the merge order.")
 
     def __post_init__(self):
         """Check that a baseline is trained from scratch."""
@@ -89,35 +82,66 @@ class GPSTModelArguments(ModelArguments):
 
 
 @dataclass
+class DataArguments(CorpusArguments):
+    """Where text comes from and how it becomes contexts."""
+
+    prepared: str | None = option(
+        None,
+        "Folder of prepared text. Missing parts are prepared; without the name of a text, the folder must be "
+        "complete. Default: the folder 'text' in output_dir.",
+    )
+    verify_prepared: bool = option(False, "Check the checksums of the prepared text, not only its file sizes.")
+    max_sentence_tokens: int | None = option(None, "Leave longer sentences out.")
+    keep_words_together: bool = option(
+        False, "Forbid constituents that split words in training. The authors allow them."
+    )
+    context_length: int = option(1024, "Largest number of tokens of a context.")
+
+    def __post_init__(self):
+        """Check the values."""
+        if self.prepared is not None and not self.names_text and not is_prepared(self.prepared):
+            raise ValueError(
+                f"{self.prepared} is not a complete folder of prepared text, and no text is named. Correct "
+                "--prepared, or name the text to prepare there (--train_files, --dataset_name). For the embedded "
+                f"corpus: python -m hf_synlm.data.prepare --output_dir {self.prepared}"
+            )
+        super().__post_init__()
+        if self.context_length < 1:
+            raise ValueError(f"context_length must be at least 1 and is {self.context_length}.")
+
+    @property
+    def location(self) -> str | None:
+        """The folder of prepared text, if it is named."""
+        return self.prepared
+
+
+@dataclass
 class EvaluationArguments:
     """What is measured during training and at its end."""
 
-    validation_trees: str | None = HfArg(
-        default=None,
-        help="Treebank file for F1 during training; 'embedded', or 'none'; default: embedded for the embedded text, "
+    validation_trees: str | None = option(
+        None,
+        "Treebank file for F1 during training; 'embedded', or 'none'; default: embedded for the embedded text, "
         "otherwise none.",
     )
-    test_trees: str | None = HfArg(default=None, help="The same for the final report.")
-    punctuation: str = HfArg(
-        default="remove", help="Punctuation in treebanks: remove it before parsing, ignore it in the score, or keep it."
+    test_trees: str | None = option(None, "The same for the final report.")
+    punctuation: Literal["remove", "ignore", "keep"] = option(
+        "remove", "Punctuation in treebanks: remove it before parsing, ignore it in the score, or keep it."
     )
-    report_punctuation: list[str] = HfArg(
-        default_factory=lambda: ["remove", "keep"],
-        help="How the final report treats punctuation: one or more of these. Each has its own baselines.",
+    report_punctuation: list[str] = option(
+        ["remove", "keep"], "How the final report treats punctuation: one or more of these. Each has its own baselines."
     )
-    max_tree_sentences: int | None = HfArg(default=None, help="Read only the first trees of a treebank.")
-    search_num_beams: int = HfArg(default=20, help="Beam of left-to-right parsing in evaluation; 0 disables.")
-    load_best_model_at_end: bool = HfArg(
-        default=False, help="Save the weights with the best validation loss as the final model."
-    )
-    final_report: bool = HfArg(
-        default=False, help="At the end, load the saved model in a process without hf_synlm; parse and generate there."
+    max_tree_sentences: int | None = option(None, "Read only the first trees of a treebank.")
+    search_num_beams: int = option(20, "Beam of left-to-right parsing in evaluation; 0 disables.")
+    load_best_model_at_end: bool = option(False, "Save the weights with the best validation loss as the final model.")
+    final_report: bool = option(
+        False, "At the end, load the saved model in a process without hf_synlm; parse and generate there."
     )
 
     def __post_init__(self):
         """Check the values."""
-        for value in (self.punctuation, *self.report_punctuation):
-            check_choice("punctuation", value, PUNCTUATION)
+        for value in self.report_punctuation:
+            check_choice("report_punctuation", value, PUNCTUATION)
         check_minimum(self, 0, "search_num_beams")
 
     def complete(self, data: DataArguments) -> None:
@@ -132,27 +156,6 @@ class EvaluationArguments:
             setattr(self, name, None if value == "none" else resolve_embedded(value, sample))
         if data.only_trees and not data.has_validation_files and self.validation_trees is not None:
             data.validation_words = [self.validation_trees]
-
-    def without_trees(self) -> None:
-        """Disable evaluations of trees, for a model that has none."""
-        self.validation_trees = self.test_trees = None
-        self.final_report = False
-
-    def check_sharded(self) -> None:
-        """Refuse what the shards of FSDP do not allow."""
-        if self.load_best_model_at_end:
-            raise ValueError("load_best_model_at_end does not go with the shards of FSDP. Leave it out, or use DDP.")
-        if self.validation_trees is not None:
-            raise ValueError(
-                "Trees cannot be evaluated on the shards of FSDP. Pass --validation_trees none and evaluate the "
-                "saved model, or train with DDP."
-            )
-
-    def report_treebanks(self) -> dict[str, Treebank]:
-        """Trees of the final report by treatment of punctuation; empty without a report."""
-        if not self.final_report or self.test_trees is None:
-            return {}
-        return load_report_treebanks(self.test_trees, self.report_punctuation, self.max_tree_sentences)
 
     def methods(self) -> dict[str, dict[str, Any]]:
         """Options of `parse` by name of the kind of trees."""
@@ -219,6 +222,82 @@ def make_model(
     return model
 
 
+def make_baseline(
+    model_type: str, overrides: Any, tokenizer: PreTrainedTokenizerBase, context_length: int
+) -> PreTrainedModel:
+    """Make an untrained causal language model of transformers.
+
+    Args:
+        model_type: as transformers knows it, such as "gpt2".
+        overrides: `config_overrides` of the command line; see `check_overrides`.
+        tokenizer: whose size and special tokens the configuration takes over.
+        context_length: longest context in tokens.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: the model type has no causal language model; an override is not a field of its configuration; the
+            tokenizer has no begin token; a context and that token are longer than the positions of the model.
+    """
+    try:
+        config_class = type(AutoConfig.for_model(model_type))
+    except ValueError as error:
+        raise ValueError(
+            f"architecture {model_type!r} is unknown. Choose gpst, or a model type of transformers such as gpt2."
+        ) from error
+    if tokenizer.bos_token_id is None:
+        raise ValueError("The tokenizer has no begin token, and every context begins with one. Set its bos_token.")
+    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
+    config = config_class(vocab_size=len(tokenizer), **{**ids, **check_overrides(config_class, overrides)})
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and context_length >= limit:
+        raise ValueError(
+            f"context_length {context_length} and the begin token need {context_length + 1} positions, and the "
+            f"{model_type} has {limit}. Change one of the two."
+        )
+    return AutoModelForCausalLM.from_config(config)
+
+
+def collate_plain(rows: Sequence[Any], pad_token_id: int, begin_token_id: int) -> dict[str, Tensor]:
+    """Collate contexts without the inputs that only GPST reads; each begins with the begin token.
+
+    Args:
+        rows: contexts with `input_ids`.
+        pad_token_id: of the tokenizer.
+        begin_token_id: of the tokenizer.
+
+    Returns:
+        `input_ids`, `attention_mask` and `labels`, each [B, T].
+    """
+    batch = collate_contexts([{"input_ids": [begin_token_id, *row["input_ids"]]} for row in rows], pad_token_id)
+    return {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
+
+
+# ---------------------------------------------------------------------------------------------- data
+def load_contexts(data: DataArguments, corpus: PreparedCorpus, end_of_document_id: int | None) -> ContextDataset:
+    """Contexts of a prepared corpus.
+
+    Args:
+        data: arguments.
+        corpus: training or validation text.
+        end_of_document_id: id that follows every document as a separate sentence, or `None`.
+
+    Returns:
+        The contexts.
+
+    Raises:
+        ValueError: no contexts are left.
+    """
+    return ContextDataset(
+        corpus,
+        data.context_length,
+        max_sentence_tokens=data.max_sentence_tokens,
+        end_of_document_id=end_of_document_id,
+        with_word_ends=data.keep_words_together,
+    )
+
+
 # ---------------------------------------------------------------------------------------------- evaluation
 @torch.no_grad()
 def evaluate_losses(
@@ -276,90 +355,79 @@ def _count_tokens(attention_mask: Tensor, **_: Tensor) -> dict[str, int]:
     return {"tokens": int(attention_mask.sum())}
 
 
-def _flat(result: dict[str, Any]) -> dict[str, float]:
-    """Scalars of an evaluation by tracker name."""
-    flat = {f"validation/{name}": value for name, value in result["losses"].items()}
-    for name, scores in result.get("trees", {}).items():
-        flat[f"validation_f1/{name}"] = scores["sentence_f1"]
-    return flat
-
-
 # ---------------------------------------------------------------------------------------------- the run
 class GPSTRecipe(Recipe):
     """Pretrain GPST on contexts of raw text; treebanks are read for evaluation only."""
 
     program = "pretrain_gpst"
-    argument_types = (GPSTModelArguments, DataArguments, EvaluationArguments, TrainingArguments)
+    parts = ("model_arguments", "data", "evaluation", "arguments")
+    model_arguments: GPSTModelArguments
+    data: DataArguments
+    evaluation: EvaluationArguments
     text: PreparedText
-    contexts: ContextDataset
+    examples: ContextDataset
     validation: ContextDataset
-    collate: Collate
+    treebank: Treebank | None = None
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        model_arguments: GPSTModelArguments,
-        data: DataArguments,
-        evaluation: EvaluationArguments,
-        arguments: TrainingArguments,
-    ):
-        super().__init__(accelerator, arguments)
-        self.model_arguments, self.data, self.evaluation = model_arguments, data, evaluation
-        evaluation.complete(data)
-        if model_arguments.is_baseline:
-            evaluation.without_trees()
-        if accelerator.distributed_type == DistributedType.FSDP:
-            evaluation.check_sharded()
-        self.treebank: Treebank | None = None
-        self.report_treebanks: dict[str, Treebank] = {}
+    def check(self) -> None:
+        """Settle the treebanks, and refuse what the shards of FSDP do not allow."""
+        evaluation = self.evaluation
+        evaluation.complete(self.data)
+        if self.model_arguments.is_baseline:  # it has no trees
+            evaluation.validation_trees = evaluation.test_trees = None
+        if self.accelerator.distributed_type != DistributedType.FSDP:
+            return
+        if self.best_model() is not None:
+            raise ValueError(
+                "load_best_model_at_end and early_stopping_patience do not go with the shards of FSDP. Leave them out, "
+                "or use DDP."
+            )
+        if evaluation.validation_trees is not None:
+            raise ValueError(
+                "Trees cannot be evaluated on the shards of FSDP. Pass --validation_trees none and evaluate the "
+                "saved model, or train with DDP."
+            )
 
     def load(self) -> PreTrainedModel:
         """Prepare the text and its contexts, read the treebanks, make or load the model."""
-        data, evaluation, seed = self.data, self.evaluation, self.arguments.seed
-        self.arguments.limit_steps()
+        data, evaluation, output_dir = self.data, self.evaluation, Path(self.arguments.output_dir)
         if evaluation.validation_trees is not None:
             self.treebank = load_treebank(
                 evaluation.validation_trees, evaluation.punctuation, evaluation.max_tree_sentences
             )
             self.baselines = score_baselines(self.treebank)
-        self.report_treebanks = evaluation.report_treebanks()
-        self.text = load_text(data, Path(self.arguments.output_dir), self.model_arguments.model_name_or_path)
+        trees = evaluation.test_trees if evaluation.final_report else None
+        self.report_treebanks = load_report_treebanks(
+            trees, evaluation.report_punctuation, evaluation.max_tree_sentences
+        )
+        data.tokenizer_name = data.tokenizer_name or self.model_arguments.model_name_or_path
+        self.text = prepare(data, data.prepared or output_dir / "text", verify=data.verify_prepared)
         self.tokenizer = tokenizer = self.text.tokenizer
         end_id = tokenizer.eos_token_id if self.model_arguments.document_end_token else None
-        self.contexts, self.validation = (
+        self.examples, self.validation = (
             load_contexts(data, corpus, end_id) for corpus in (self.text.train, self.text.validation)
         )
         self.collate = partial(collate_contexts, pad_token_id=tokenizer.pad_token_id)
         if self.model_arguments.is_baseline:
-            self.collate = partial(
-                collate_plain, pad_token_id=tokenizer.pad_token_id, begin_token_id=tokenizer.bos_token_id
-            )
+            ids = {"pad_token_id": tokenizer.pad_token_id, "begin_token_id": tokenizer.bos_token_id}
+            self.collate = partial(collate_plain, **ids)
         self.accelerator.print(self.text.describe())
         for name in ("validation_trees", "test_trees"):
             self.accelerator.print(f"{name}: {getattr(evaluation, name) or f'none (--{name} names a treebank)'}")
         self.accelerator.print(
-            f"training contexts: {self.contexts.describe()}\nvalidation contexts: {self.validation.describe()}"
+            f"training contexts: {self.examples.describe()}\nvalidation contexts: {self.validation.describe()}"
         )
-        set_seed(seed)  # the model does not depend on whether the text had been prepared before
+        set_seed(self.arguments.seed)  # the model does not depend on whether the text had been prepared before
         return make_model(self.model_arguments, tokenizer, data.context_length)
 
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """Fingerprints of the contexts, and how the model is chosen."""
         return {
-            "training_data": self.contexts.fingerprint(),
+            "training_data": self.examples.fingerprint(),
             "validation": self.validation.fingerprint(),
             "parser_learning_rate": self.model_arguments.parser_learning_rate,
             "load_best_model_at_end": self.evaluation.load_best_model_at_end,
         }
-
-    def learning_rates(self, model: PreTrainedModel) -> dict[str, float]:
-        """GPST's parser has its own."""
-        rate = self.model_arguments.parser_learning_rate
-        return {} if self.model_arguments.is_baseline or rate is None else {"parser": rate}
-
-    def loader(self, run: Run) -> DataLoader:
-        """Shuffled contexts."""
-        return shuffled_loader(self.accelerator, self.contexts, self.collate, self.arguments, run.state.consumed)
 
     def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Measure losses on validation text and F1 on validation trees."""
@@ -369,25 +437,22 @@ class GPSTRecipe(Recipe):
         text = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
         self.accelerator.print(f"step {step}: validation text: {text}")
         if self.treebank is not None:
-            plain = self.accelerator.unwrap_model(model)
-            methods = self.evaluation.methods()
-            trees = {kind: self._parse(plain, self.treebank, options) for kind, options in methods.items()}
-            scores = {kind: score_trees(found, self.treebank) for kind, found in trees.items()}
-            self.accelerator.print(score_table({**scores, **self.baselines}, self.treebank))
-            result["trees"] = score_numbers({**scores, **self.baselines})
-        self.accelerator.log(_flat(result), step=step)
+            methods = self.evaluation.methods().items()
+            trees = {k: parse_together(self.accelerator, model, self.tokenizer, self.treebank, **x) for k, x in methods}
+            scores = {kind: score_trees(found, self.treebank) for kind, found in trees.items()} | self.baselines
+            self.accelerator.print(score_table(scores, self.treebank))
+            result["trees"] = score_numbers(scores)
+        flat = {f"validation/{name}": value for name, value in losses.items()}
+        flat |= {f"validation_f1/{kind}": numbers["sentence_f1"] for kind, numbers in result.get("trees", {}).items()}
+        self.accelerator.log(flat, step=step)
         return result
-
-    def _parse(self, model: PreTrainedModel, treebank: Treebank, options: dict[str, Any]) -> list[list[Span]]:
-        """Best trees of the treebank's sentences; every process parses its share and gets all of them."""
-        rank, world, words = self.accelerator.process_index, self.accelerator.num_processes, treebank.words
-        own = parse_words(model, self.tokenizer, words[rank::world], **options)
-        every = dict(gather_object(list(zip(range(rank, len(words), world), own, strict=True))))
-        return [every[row] for row in range(len(words))]
 
     def best_model(self) -> BestModel | None:
         """The evaluation with the lowest validation loss, if it was asked for."""
-        return BestModel(lambda result: result["losses"]["loss"]) if self.evaluation.load_best_model_at_end else None
+        patience = self.arguments.early_stopping_patience
+        if not (self.evaluation.load_best_model_at_end or patience):
+            return None
+        return BestModel(lambda result: result["losses"]["loss"], patience)
 
     def flops_per_token(self, model: PreTrainedModel) -> float:
         """By the formula of the architecture."""
@@ -413,11 +478,13 @@ class GPSTRecipe(Recipe):
         kept = kept_evaluation(results)
         line = f"validation loss {results['evaluations'][0]['losses']['loss']:.4f} -> {kept['losses']['loss']:.4f}"
         if self.report_treebanks:
-            report = report_saved_model(
-                folder, self.tokenizer, self.report_treebanks, self.evaluation.methods(), self.arguments.seed
-            )
-            results["test"] = report.numbers()
-            line += f"; {report.summary()}"
+            methods = self.evaluation.methods()
+            report = report_saved_model(folder, self.tokenizer, self.report_treebanks, methods, self.arguments.seed)
+            results["test"] = report
+            for name, found in report["trees"].items():
+                f1 = found["sentence_and_corpus_f1"]
+                numbers = ", ".join(f"{kind} {f1[kind]['sentence_f1']:.2f}" for kind in (*methods, "right"))
+                line += f"; test sentence F1, {PUNCTUATION[name]}: {numbers}"
         elif "trees" in kept:
             f1 = kept["trees"]
             line += (

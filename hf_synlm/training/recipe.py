@@ -13,10 +13,9 @@ import sys
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 import torch
 from accelerate import Accelerator
@@ -31,22 +30,9 @@ from hf_synlm.training.arguments import TrainingArguments, parse_arguments
 from hf_synlm.training.checkpoints import BestModel, read_state
 from hf_synlm.training.export import CheckpointUploads, check_repository, export_run, push_final_model
 from hf_synlm.training.loop import TrainingLoop, is_due, start_or_resume
-from hf_synlm.training.output_folder import (
-    ARGUMENTS_FILE,
-    RESULTS_FILE,
-    check_space,
-    end_run,
-    output_folder,
-    without_token,
-)
-from hf_synlm.training.run import (
-    Run,
-    TrainingState,
-    course_settings,
-    make_accelerator,
-    make_optimizer,
-    set_up_layers,
-)
+from hf_synlm.training.output_folder import ARGUMENTS_FILE, RESULTS_FILE, check_space, end_run, output_folder
+from hf_synlm.training.run import Run, TrainingState, course_settings, make_accelerator, make_optimizer, set_up_layers
+from hf_synlm.training.samplers import EpochSampler, StepSampler, make_loader
 from hf_synlm.training.steps import model_loss
 from hf_synlm.viz import SentenceView
 
@@ -55,16 +41,13 @@ PACKAGE = Path(__file__).parents[1]
 NUM_SENTENCES = 3
 NEW_TOKENS = 20
 
-DataT = TypeVar("DataT")
 
+class Splits(NamedTuple):
+    """Encoded data of the same type; `test` may be missing."""
 
-@dataclass
-class Splits(Generic[DataT]):
-    """Encoded data; `test` may be missing."""
-
-    train: DataT
-    validation: DataT
-    test: DataT | None
+    train: Any
+    validation: Any
+    test: Any = None
 
 
 class Recipe(ABC):
@@ -72,31 +55,50 @@ class Recipe(ABC):
 
     Fields:
         program: name of the module; also of the run in the trackers.
-        argument_types: dataclasses of arguments; the last one is `TrainingArguments` or a subclass.
+        parts: names of the attributes that hold the arguments; their annotations are dataclasses.
         mappings: names of arguments that hold mappings (see `parse_arguments`).
+        arguments: of every run; in `parts`, the last one.
         tokenizer: of the model; `load` sets it.
+        examples: to train on; `load` sets them.
+        collate: examples -> batch; `load` sets it.
 
     Args:
         accelerator: of the run.
-        *arguments: the last of `argument_types`. A subclass takes one instance per dataclass, in their order.
-
-    Raises:
-        ValueError: arguments that exclude each other or the launcher's choice; nothing has been written yet.
+        *arguments: one instance per name in `parts`.
     """
 
     program: ClassVar[str]
-    argument_types: ClassVar[tuple[type, ...]]
+    parts: ClassVar[tuple[str, ...]]
     mappings: ClassVar[tuple[str, ...]] = ("config_overrides",)
+    model_arguments: Any
+    arguments: TrainingArguments
     tokenizer: PreTrainedTokenizerBase
+    examples: Any
+    collate: Callable[[list[Any]], dict[str, Any]]
 
     def __init__(self, accelerator: Accelerator, *arguments: Any):
         self.accelerator = accelerator
-        self.arguments: TrainingArguments = arguments[-1]
+        for name, value in zip(self.parts, arguments, strict=True):
+            setattr(self, name, value)
+
+    @classmethod
+    def argument_types(cls) -> list[type]:
+        """The dataclasses of `parts`."""
+        types = get_type_hints(cls)
+        return [types[name] for name in cls.parts]
 
     # ------------------------------------------------------------------------------------------ before training
     @abstractmethod
+    def check(self) -> None:
+        """Complete the arguments, before anything is written.
+
+        Raises:
+            ValueError: they exclude each other or the launcher's choice.
+        """
+
+    @abstractmethod
     def load(self) -> PreTrainedModel:
-        """Read data, tokenizer and model, and settle the number of steps (`arguments.limit_steps`).
+        """Read data, tokenizer and model.
 
         Every process calls. Everything that would stop the run later, such as test data, is read here. The random
         state is that of the run's seed.
@@ -131,12 +133,26 @@ class Recipe(ABC):
         return self.accelerator.prepare(model, *make_optimizer(model, self.arguments, self.learning_rates(model)))
 
     def learning_rates(self, model: PreTrainedModel) -> dict[str, float]:
-        """Learning rates of modules that differ from `learning_rate`, by name of the module."""
-        return {}
+        """Learning rates of modules that differ from `learning_rate`, by name: GPST's parser has its own."""
+        rate = getattr(self.model_arguments, "parser_learning_rate", None)
+        return {} if model.config.model_type != "gpst" or rate is None else {"parser": rate}
 
-    @abstractmethod
+    def sampler(self, consumed: int = 0) -> StepSampler | EpochSampler:
+        """Training batches of this process that begin after what all processes have consumed; default: shuffled."""
+        rank, world_size = self.accelerator.process_index, self.accelerator.num_processes
+        batch_size = self.arguments.per_device_train_batch_size
+        return StepSampler(len(self.examples), batch_size, self.arguments.seed, rank, world_size, consumed)
+
     def loader(self, run: Run) -> DataLoader:
-        """Endless training batches that begin after `run.state.consumed`; see `make_loader`."""
+        """Endless training batches that begin after `run.state.consumed`."""
+        sampler = self.sampler(run.state.consumed)
+        return make_loader(self.accelerator, self.examples, self.collate, self.arguments, sampler)
+
+    def settle_steps(self) -> None:
+        """Settle `max_train_steps`: at most the steps of `num_train_epochs`, if they are given."""
+        epochs, sampler = self.arguments.num_train_epochs, self.sampler()
+        per_step = sampler.consumed_per_micro_step * self.arguments.gradient_accumulation_steps
+        self.arguments.limit_steps(-(-sampler.consumed_in(epochs) // per_step) if epochs else None)
 
     # ------------------------------------------------------------------------------------------ during training
     def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -262,13 +278,16 @@ def _run(recipe_type: type[Recipe], argv: Sequence[str] | None) -> None:
     """Run the program; errors are raised."""
     started = time.monotonic()
     description = (inspect.getdoc(recipe_type) or "").partition("\n")[0]
-    parsed = parse_arguments(recipe_type.argument_types, argv, recipe_type.mappings, description)
+    parsed = parse_arguments(recipe_type.argument_types(), argv, recipe_type.mappings, description)
     *others, arguments = parsed
     accelerator = make_accelerator(arguments)
     recipe = recipe_type(accelerator, *parsed)
+    recipe.check()
     with output_folder(accelerator, arguments, *others) as checkpoint:
         set_seed(arguments.seed)
         model = recipe.load()
+        recipe.settle_steps()
+        accelerator.print(f"{arguments.num_steps:,} steps")
         accelerator.print(
             f"model: {type(model).__name__}, {model.num_parameters():,} parameters, "
             f"vocabulary {model.config.vocab_size}"
@@ -325,7 +344,8 @@ def preflight(accelerator: Accelerator, arguments: TrainingArguments, model: nn.
 
 def _start_tracking(accelerator: Accelerator, name: str, *arguments: Any) -> None:
     """Write all arguments to `output_dir/arguments.json` (without the token) and to the trackers, if there are any."""
-    settings = without_token({key: value for item in arguments for key, value in dataclasses.asdict(item).items()})
+    settings = {key: value for item in arguments for key, value in dataclasses.asdict(item).items()}
+    del settings["hub_token"]
     if accelerator.is_main_process:
         write_json(Path(settings["output_dir"]) / ARGUMENTS_FILE, settings)
     if accelerator.log_with:
@@ -338,19 +358,7 @@ def _train(recipe: Recipe, run: Run, checkpoint: Path | None, settings: dict[str
     best = recipe.best_model()
     start_or_resume(run, checkpoint, settings, recipe.evaluate, best)
     uploads = CheckpointUploads(run, recipe.tokenizer, lambda: recipe.card_facts(run))
-    loop = TrainingLoop(
-        run,
-        recipe.loader(run),
-        recipe.compute_loss,
-        recipe.evaluate,
-        best,
-        summarize=recipe.summarize,
-        evaluation_due=recipe.evaluation_due,
-        generate=recipe.generate,
-        after_checkpoint=uploads,
-        flops_per_token=recipe.flops_per_token(run.accelerator.unwrap_model(run.model)),
-    )
-    speed = loop.train()
+    speed = TrainingLoop(run, recipe, best, after_checkpoint=uploads).train()
     uploads.finish()
     if best is None:
         return run.state.step, speed

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +16,6 @@ from accelerate.utils import DistributedType, InitProcessGroupKwargs, ProjectCon
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
 
-from hf_synlm.data.files import folder_writer, write_json
 from hf_synlm.training.arguments import TrainingArguments
 
 WAITING_TIME = timedelta(hours=2)
@@ -115,12 +114,9 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     Returns:
         16 hexadecimal digits.
     """
-    rules = (
-        json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else sorted(tokenizer.get_vocab().items())
-    )
-    if isinstance(rules, dict):
-        rules = {name: value for name, value in rules.items() if name not in ("padding", "truncation")}
-    text = json.dumps([rules, tokenizer.special_tokens_map], sort_keys=True, default=str)
+    rules = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else tokenizer.get_vocab()
+    last_call = dict.fromkeys(("padding", "truncation")) if tokenizer.is_fast else {}
+    text = json.dumps([{**rules, **last_call}, tokenizer.special_tokens_map], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -140,7 +136,8 @@ def course_settings(
     """
     names = (
         "seed max_train_steps learning_rate adam_beta1 adam_beta2 adam_epsilon adam_bias_correction weight_decay "
-        "max_grad_norm lr_scheduler_type warmup_steps per_device_train_batch_size gradient_accumulation_steps"
+        "max_grad_norm lr_scheduler_type warmup_steps per_device_train_batch_size gradient_accumulation_steps "
+        "early_stopping_patience"
     ).split()
     return {
         **{name: getattr(arguments, name) for name in names},
@@ -196,21 +193,6 @@ def load_pretrained(
     return model
 
 
-def words_fingerprint(sentences: Iterable[Sequence[str]]) -> str:
-    """Hash the words of a text; names of files do not count.
-
-    Args:
-        sentences: words of each sentence.
-
-    Returns:
-        16 hexadecimal digits.
-    """
-    digest = hashlib.sha256()
-    for words in sentences:
-        digest.update("\0".join(words).encode() + b"\n")
-    return digest.hexdigest()[:16]
-
-
 def set_up_layers(model: PreTrainedModel, arguments: TrainingArguments) -> None:
     """Apply `gradient_checkpointing` and `torch_compile` to a model that is not prepared yet.
 
@@ -238,36 +220,6 @@ def set_up_layers(model: PreTrainedModel, arguments: TrainingArguments) -> None:
         base = model.base_model
         for layer in (*base.type_layers.h, *base.token_layers.h, *base.parser.layers):
             layer.compile(dynamic=True)
-
-
-def save_tokenizer_once(
-    accelerator: Accelerator, folder: Path, make: Callable[[], PreTrainedTokenizerBase], made_from: dict[str, Any]
-) -> None:
-    """Make a tokenizer on the main process and save it; a resumed run finds the one of its first part.
-
-    Args:
-        accelerator: of the run. Every process has to call.
-        folder: of the tokenizer; if it exists, nothing is made.
-        make: makes the tokenizer.
-        made_from: options and hash of the words that it depends on; written next to it.
-
-    Raises:
-        ValueError: the existing tokenizer was made from something else.
-    """
-    record = folder / "made_from.json"
-    if accelerator.is_main_process and not folder.is_dir():
-        tokenizer = make()
-        with folder_writer(folder) as partial:
-            tokenizer.save_pretrained(partial)
-            write_json(partial / record.name, made_from)
-    accelerator.wait_for_everyone()
-    known = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
-    changed = {name: value for name, value in made_from.items() if known.get(name) != value}
-    if changed:
-        raise ValueError(
-            f"The tokenizer in {folder} was made with { ({name: known.get(name) for name in changed}) }, and now "
-            f"{changed} is asked for. Repeat the old values, pass it as tokenizer_name, or choose another output_dir."
-        )
 
 
 # ---------------------------------------------------------------------------------------------- optimizer

@@ -3,8 +3,8 @@
 Nothing depends on history, so that a resumed run reads and draws the same as an uninterrupted one.
 """
 
-import itertools
 import random
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -44,57 +44,79 @@ class StepSampler(Sampler[list[int]]):
         rank: of this process.
         world_size: number of processes.
         consumed: samples that all processes together have consumed.
-        shuffle: `False` keeps the order of the data set.
 
     Raises:
         ValueError: when the data set is empty.
     """
 
     def __init__(
-        self,
-        num_samples: int,
-        batch_size: int,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        consumed: int = 0,
-        shuffle: bool = True,
+        self, num_samples: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1, consumed: int = 0
     ):
         if num_samples < 1:
             raise ValueError("The training data are empty. Check the files and the sentence splitting.")
         self.num_samples, self.batch_size, self.seed = num_samples, batch_size, seed
-        self.rank, self.world_size, self.consumed, self.shuffle = rank, world_size, consumed, shuffle
+        self.rank, self.consumed, self.consumed_per_micro_step = rank, consumed, batch_size * world_size
         self._epoch, self._order = -1, np.arange(num_samples)
 
-    @property
-    def consumed_per_micro_step(self) -> int:
-        """How many `consumed` counts for a micro step of all processes."""
-        return self.batch_size * self.world_size
+    def consumed_in(self, epochs: int) -> int:
+        """Samples of the first epochs."""
+        return epochs * self.num_samples
 
     def sample_id(self, k: int) -> int:
         """Data set index of sample k of the run."""
         epoch, position = divmod(k, self.num_samples)
-        if self.shuffle and epoch != self._epoch:
+        if epoch != self._epoch:
             self._epoch = epoch
             self._order = np.random.default_rng([self.seed, epoch]).permutation(self.num_samples)
         return int(self._order[position])
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield this process's share of one micro batch after the other."""
-        consumed = self.consumed
+        first = self.consumed + self.rank * self.batch_size
         while True:
-            first = consumed + self.rank * self.batch_size
             yield [self.sample_id(k) for k in range(first, first + self.batch_size)]
-            consumed += self.consumed_per_micro_step
+            first += self.consumed_per_micro_step
 
 
-class PaddedBatchSampler(Sampler[list[int]]):
-    """Endless micro batches of samples of similar length, limited in number and in padded size.
+class EpochSampler(Sampler[list[Any]]):
+    """Endless batches, epoch after epoch. A micro step consumes one batch per process, in the order of the ranks.
+
+    Args:
+        rank: of this process.
+        world_size: number of processes.
+        consumed: batches that all processes together have consumed.
+    """
+
+    def __init__(self, rank: int = 0, world_size: int = 1, consumed: int = 0):
+        self.rank, self.consumed, self.consumed_per_micro_step = rank, consumed, world_size
+
+    @abstractmethod
+    def epoch_batches(self, epoch: int) -> list[list[Any]]:
+        """All batches of an epoch, in their order."""
+
+    def consumed_in(self, epochs: int) -> int:
+        """Batches of the first epochs."""
+        return sum(len(self.epoch_batches(epoch)) for epoch in range(epochs))
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        """Yield this process's batch of one micro step after the other."""
+        epoch, number = 0, self.consumed + self.rank
+        batches = self.epoch_batches(epoch)
+        while True:
+            while number >= len(batches):
+                number -= len(batches)
+                epoch += 1
+                batches = self.epoch_batches(epoch)
+            yield batches[number]
+            number += self.consumed_per_micro_step
+
+
+class PaddedBatchSampler(EpochSampler):
+    """Batches of samples of similar length, limited in number and in padded size.
 
     The samples are sorted by length and divided into groups. In every epoch each group is shuffled and cut into
     batches, each as large as both limits allow, and the batches of all groups are shuffled. Batch k of the run is a
-    function of (seed, k) for any number of processes; a micro step consumes one batch per process, in the order of the
-    ranks. A sample that exceeds the limit alone is a batch by itself.
+    function of (seed, k) for any number of processes. A sample that exceeds the limit alone is a batch by itself.
 
     Source: Noji and Oseki (2021), section 5.1.
 
@@ -104,12 +126,10 @@ class PaddedBatchSampler(Sampler[list[int]]):
         max_padded_length: largest padded size of a batch: number of samples times the longest length.
         group_size: samples of similar length among which batches are drawn.
         seed: of the permutations.
-        rank: of this process.
-        world_size: number of processes.
-        consumed: batches that all processes together have consumed.
+        **share: `rank`, `world_size` and `consumed` of `EpochSampler`.
 
     Raises:
-        ValueError: when the data set is empty, or a limit is less than 1.
+        ValueError: when the data set is empty.
     """
 
     def __init__(
@@ -119,25 +139,14 @@ class PaddedBatchSampler(Sampler[list[int]]):
         max_padded_length: int,
         group_size: int,
         seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        consumed: int = 0,
+        **share: int,
     ):
+        super().__init__(**share)
         if not len(lengths):
             raise ValueError("The training data are empty. Check the files and the limits on sentence length.")
-        for name, value in (("batch size", max_batch_size), ("budget", max_padded_length), ("group size", group_size)):
-            if value < 1:
-                raise ValueError(f"The {name} must be at least 1 and is {value}.")
-        self.lengths = np.asarray(lengths)
+        self.lengths, self.group_size, self.seed = np.asarray(lengths), group_size, seed
         self.max_batch_size, self.max_padded_length = max_batch_size, max_padded_length
-        self.group_size, self.seed = group_size, seed
-        self.rank, self.world_size, self.consumed = rank, world_size, consumed
         self._by_length = np.argsort(self.lengths, kind="stable")
-
-    @property
-    def consumed_per_micro_step(self) -> int:
-        """How many `consumed` counts for a micro step of all processes."""
-        return self.world_size
 
     def epoch_batches(self, epoch: int) -> list[list[int]]:
         """All batches of an epoch, in their order. Cost: O(n)."""
@@ -145,43 +154,79 @@ class PaddedBatchSampler(Sampler[list[int]]):
         batches: list[list[int]] = []
         for first in range(0, len(self._by_length), self.group_size):
             group = generator.permutation(self._by_length[first : first + self.group_size])
-            batches += self._cut(group.tolist(), self.lengths[group].tolist())
+            batches += cut_batches(group, self.lengths[group], self.max_batch_size, self.max_padded_length)
         return [batches[k] for k in generator.permutation(len(batches))]
 
-    def _cut(self, samples: list[int], lengths: list[int]) -> list[list[int]]:
-        """Cut samples into batches, each as large as the limits allow."""
-        batches: list[list[int]] = []
-        longest = 0
-        for sample, length in zip(samples, lengths, strict=True):
-            size = len(batches[-1]) + 1 if batches else 1
-            longest = max(longest, length)
-            if not batches or size > self.max_batch_size or size * longest > self.max_padded_length:
-                batches.append([])
-                longest = length
-            batches[-1].append(sample)
-        return batches
 
-    def num_batches(self, num_epochs: int) -> int:
-        """Number of batches of the first epochs; it differs a little from epoch to epoch."""
-        return sum(len(self.epoch_batches(epoch)) for epoch in range(num_epochs))
+def cut_batches(
+    samples: np.ndarray, lengths: np.ndarray, max_batch_size: int, max_padded_length: int
+) -> list[list[int]]:
+    """Cut samples into batches, each as large as the limits allow.
 
-    def num_samples(self, num_batches: int) -> int:
-        """Number of samples in the first batches of the run."""
-        batches = itertools.chain.from_iterable(self.epoch_batches(epoch) for epoch in itertools.count())
-        return sum(len(batch) for batch in itertools.islice(batches, num_batches))
+    Args:
+        samples: ids, in the order of the batches.
+        lengths: of the samples.
+        max_batch_size: largest number of samples of a batch.
+        max_padded_length: largest padded size of a batch: number of samples times the longest length.
 
-    def __iter__(self) -> Iterator[list[int]]:
-        """Yield this process's batch of one micro step after the other."""
-        number = self.consumed + self.rank
-        epoch, first = 0, 0
-        batches = self.epoch_batches(epoch)
-        while True:
-            while number >= first + len(batches):
-                first += len(batches)
-                epoch += 1
-                batches = self.epoch_batches(epoch)
-            yield batches[number - first]
-            number += self.world_size
+    Returns:
+        Ids of each batch.
+    """
+    batches: list[list[int]] = []
+    longest = 0
+    for sample, length in zip(samples.tolist(), lengths.tolist(), strict=True):
+        size = len(batches[-1]) + 1 if batches else 1
+        longest = max(longest, length)
+        if not batches or size > max_batch_size or size * longest > max_padded_length:
+            batches.append([])
+            longest = length
+        batches[-1].append(sample)
+    return batches
+
+
+def padded_batches(lengths: np.ndarray, max_batch_size: int, max_padded_length: int) -> list[list[int]]:
+    """All samples once, sorted by `lengths`, in batches within the limits of `cut_batches`: for evaluation."""
+    order = np.argsort(lengths, kind="stable")
+    return cut_batches(order, lengths[order], max_batch_size, max_padded_length)
+
+
+class EpochEnds:
+    """Steps after which an epoch is over.
+
+    Args:
+        sampler: of the batches.
+        batches_per_step: batches that an optimizer step consumes.
+
+    Raises:
+        ValueError: from all methods, when a step would hold the end of more than one epoch.
+    """
+
+    def __init__(self, sampler: EpochSampler, batches_per_step: int):
+        self.sampler, self.batches_per_step = sampler, batches_per_step
+        self._batches: list[int] = []  # of the epochs up to each
+
+    def step(self, epoch: int) -> int:
+        """Last step of an epoch (0, 1, ...)."""
+        while len(self._batches) <= epoch:
+            before = self._batches[-1] if self._batches else 0
+            count = len(self.sampler.epoch_batches(len(self._batches)))
+            if count < self.batches_per_step:
+                raise ValueError(
+                    f"An epoch has only {count} batches, fewer than the {self.batches_per_step} of an optimizer step. "
+                    "Use a smaller gradient_accumulation_steps, smaller batches or fewer processes."
+                )
+            self._batches.append(before + count)
+        return -(-self._batches[epoch] // self.batches_per_step)
+
+    def count(self, step: int) -> int:
+        """Number of epochs that are over after a step."""
+        epoch = 0
+        while self.step(epoch) < step:
+            epoch += 1
+        return epoch + (self.step(epoch) == step)
+
+    def __contains__(self, step: int) -> bool:
+        return self.step(max(self.count(step), 1) - 1) == step
 
 
 def make_loader(
@@ -212,28 +257,3 @@ def make_loader(
         # Otherwise a loader draws from the global random state, and a resumed run would differ.
         generator=torch.Generator(),
     )
-
-
-def shuffled_loader(
-    accelerator: Accelerator,
-    dataset: Any,
-    collate: Callable[[list[Any]], dict[str, Any]],
-    arguments: TrainingArguments,
-    consumed: int,
-) -> DataLoader:
-    """Endless loader of the samples of a data set in random order; see `StepSampler`.
-
-    Args:
-        accelerator: of the run.
-        dataset: the samples.
-        collate: samples -> batch.
-        arguments: of the run.
-        consumed: samples that all processes together have consumed.
-
-    Returns:
-        The loader.
-    """
-    rank, world_size = accelerator.process_index, accelerator.num_processes
-    batch_size = arguments.per_device_train_batch_size
-    sampler = StepSampler(len(dataset), batch_size, arguments.seed, rank, world_size, consumed)
-    return make_loader(accelerator, dataset, collate, arguments, sampler)

@@ -1,5 +1,7 @@
 """Arguments about files of sentences, and the tokenizer made from their words: for RNNG and the recurrent models."""
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,14 +9,15 @@ from typing import Any, ClassVar
 
 from accelerate import Accelerator
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
-from transformers.hf_argparser import HfArg
 
+from hf_synlm.data.arguments import option
+from hf_synlm.data.files import folder_writer, write_json
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.data.vocabulary import UnknownRule, word_tokenizer
 from hf_synlm.hub.checkpoint import check_tokenizer_source
 from hf_synlm.training.arguments import check_minimum
-from hf_synlm.training.run import save_tokenizer_once, words_fingerprint
 
+MADE_FROM = "made_from.json"
 Sentences = Iterable[Sequence[str]]
 VOCAB_SIZE = "Largest number of token ids, special tokens and classes of unknown words included."
 MIN_FREQUENCY = "Rarer words (or characters) are unknown; 'bpe' makes no rarer pieces."
@@ -32,23 +35,19 @@ def check_files(*paths: str) -> None:
 class SentenceFileArguments:
     """Files of sentences (if none is named, the embedded treebank), and the tokenizer for their words."""
 
-    train_files: list[str] = HfArg(
-        default_factory=list, help="Files to train on; default, if no file is named: the embedded treebank."
+    train_files: list[str] = option([], "Files to train on; default, if no file is named: the embedded treebank.")
+    validation_files: list[str] = option([], "Files for validation.")
+    test_files: list[str] = option([], "Files for the evaluation of the final model; optional.")
+    split_leaves: bool = option(
+        False, "Read a leaf of several words, (NN New York), as several leaves; otherwise it is an error."
     )
-    validation_files: list[str] = HfArg(default_factory=list, help="Files for validation.")
-    test_files: list[str] = HfArg(default_factory=list, help="Files for the evaluation of the final model; optional.")
-    split_leaves: bool = HfArg(
-        default=False, help="Read a leaf of several words, (NN New York), as several leaves; otherwise it is an error."
-    )
-    tokenizer_name: str | None = HfArg(
-        default=None, help="Folder or Hub name of a tokenizer; default: one is made from the words."
-    )
-    tokenizer_vocab_size: int | None = HfArg(default=None, help=VOCAB_SIZE)
-    tokenizer_min_frequency: int = HfArg(default=1, help=MIN_FREQUENCY)
-    unknown_words: UnknownRule = HfArg(default="single", help=UNKNOWN_WORDS)
-    lowercase: bool = HfArg(default=False, help="Lower-case all words.")
-    replace_numbers: bool = HfArg(default=False, help="Replace all numbers by one token.")
-    batch_group_size: int = HfArg(default=4096, help="Sentences of similar length from which the batches are drawn.")
+    tokenizer_name: str | None = option(None, "Folder or Hub name of a tokenizer; default: one is made from the words.")
+    tokenizer_vocab_size: int | None = option(None, VOCAB_SIZE)
+    tokenizer_min_frequency: int = option(1, MIN_FREQUENCY)
+    unknown_words: UnknownRule = option("single", UNKNOWN_WORDS)
+    lowercase: bool = option(False, "Lower-case all words.")
+    replace_numbers: bool = option(False, "Replace all numbers by one token.")
+    batch_group_size: int = option(4096, "Sentences of similar length from which the batches are drawn.")
 
     # A tokenizer depends on these arguments and on the words.
     tokenizer_options: ClassVar[str] = (
@@ -79,16 +78,13 @@ class SentenceFileArguments:
         """A line per split: its files and, by `describe`, its size."""
         lines = []
         for split in ("train", "validation", "test"):
-            names = ", ".join(Path(path).name for path in getattr(self, f"{split}_files"))
-            lines.append(
-                f"{split} data ({names}): {describe(getattr(splits, split))}" if names else f"{split} data: none"
-            )
+            names, data = self.names(split), getattr(splits, split)
+            lines.append(f"{split} data: none" if data is None else f"{split} data ({names}): {describe(data)}")
         return "\n".join(lines)
 
-    @property
-    def train_names(self) -> str:
-        """Names of the training files, for the model card."""
-        return ", ".join(Path(path).name for path in self.train_files)
+    def names(self, split: str = "train") -> str:
+        """Names of the files of a `split`."""
+        return ", ".join(Path(path).name for path in getattr(self, f"{split}_files"))
 
     def word_tokenizer(self, sentences: Sentences, end_token: bool = False) -> PreTrainedTokenizerBase:
         """Make a tokenizer of words from `sentences`, with an end token or without."""
@@ -129,15 +125,35 @@ def load_or_make_tokenizer(
     Raises:
         ValueError: it lacks a special token, or the one in `output_dir` was made from something else.
     """
-    folder = output_dir / "tokenizer" if name is None else Path(name)
-    if name is None:
+    source = name
+    if source is None:
+        source = str(output_dir / "tokenizer")
         made_from = {option: getattr(data, option) for option in data.tokenizer_options.split()}
         made_from["training_words"] = words_fingerprint(read_words())
-        save_tokenizer_once(accelerator, folder, lambda: make(read_words()), made_from)
-    source = name or str(folder)
+        if accelerator.is_main_process and not Path(source).is_dir():
+            with folder_writer(Path(source)) as partial:
+                make(read_words()).save_pretrained(partial)
+                write_json(partial / MADE_FROM, made_from)
+        accelerator.wait_for_everyone()
+        known = json.loads(Path(source, MADE_FROM).read_text(encoding="utf-8"))
+        changed = {option: value for option, value in made_from.items() if known.get(option) != value}
+        if changed:
+            raise ValueError(
+                f"The tokenizer in {source} was made with { ({name: known.get(name) for name in changed}) }, and now "
+                f"{changed} is asked for. Repeat the old values, pass it as tokenizer_name, or choose another "
+                "output_dir."
+            )
     check_tokenizer_source(source)
     tokenizer = AutoTokenizer.from_pretrained(source)
     for kind in special_tokens:
         if getattr(tokenizer, kind) is None:
             raise ValueError(f"The tokenizer {source!r} has no {kind}. Set it and save the tokenizer.")
     return tokenizer
+
+
+def words_fingerprint(sentences: Sentences) -> str:
+    """Hash the words of `sentences`; names of files do not count."""
+    digest = hashlib.sha256()
+    for words in sentences:
+        digest.update("\0".join(words).encode() + b"\n")
+    return digest.hexdigest()[:16]

@@ -10,7 +10,7 @@ import itertools
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any
@@ -18,8 +18,10 @@ from typing import Any
 import torch
 import torch.distributed
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
 
 from hf_synlm.losses import to_shares
 from hf_synlm.training.run import Run
@@ -91,22 +93,37 @@ def model_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[st
     return output.loss, dict(getattr(output, "losses", None) or {})
 
 
-# ---------------------------------------------------------------------------------------------- steps
-@dataclass
-class StepPlan:
-    """What the processes agree on before a step.
+def map_rows(
+    accelerator: Accelerator,
+    lengths: Sequence[int],
+    batch_size: int,
+    work: Callable[[list[int]], Sequence[Any]],
+    description: str,
+) -> list[Any]:
+    """Apply a function to every row of a data set, in batches of similar length, shared among the processes.
 
-    Fields:
-        stop: a process received a signal, and the step does not take place.
-        tokens: of all processes.
-        shares: by micro step the `loss_shares` of the model; `None` for a model that does not count.
+    Args:
+        accelerator: of the run. Every process has to call.
+        lengths: of the rows, for batches with little padding; batches do not depend on the number of processes.
+        batch_size: rows per process and batch.
+        work: rows -> one result per row, which can be pickled.
+        description: of the progress bar.
+
+    Returns:
+        The results in the order of the rows, on every process.
     """
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    results: list[tuple[int, Any]] = []
+    with tqdm(total=len(order), desc=description, disable=not accelerator.is_main_process, dynamic_ncols=True) as bar:
+        for rows in batches[accelerator.process_index :: accelerator.num_processes]:
+            results += zip(rows, work(rows), strict=True)
+            bar.update(min(len(rows) * accelerator.num_processes, len(order) - bar.n))
+    by_row = dict(gather_object(results))
+    return [by_row[row] for row in range(len(lengths))]
 
-    stop: bool
-    tokens: int
-    shares: list[dict[str, float]] | None
 
-
+# ---------------------------------------------------------------------------------------------- steps
 class StepPlanner:
     """Counts the items of the losses of a step before its first micro step.
 
@@ -128,7 +145,7 @@ class StepPlanner:
         self.count_items = getattr(plain, "count_loss_items", None)
         self.group = torch.distributed.new_group(backend="gloo") if accelerator.num_processes > 1 else None
 
-    def plan(self, batches: list[dict[str, Any]], stop: bool) -> StepPlan:
+    def plan(self, batches: list[dict[str, Any]], stop: bool) -> tuple[bool, int, list[dict[str, float]] | None]:
         """Agree on a step; every process has to call.
 
         Args:
@@ -136,23 +153,19 @@ class StepPlanner:
             stop: whether this process received a signal.
 
         Returns:
-            The plan.
+            Whether a process received a signal, and the step does not take place; tokens of all processes; by micro
+            step the `loss_shares` of the model, `None` for a model that does not count.
         """
         counts = [] if self.count_items is None else [self.count_items(**batch) for batch in batches]
         names = list(counts[0]) if counts else []
-        own = [int(stop), sum(map(count_tokens, batches)), *(sum(count[name] for count in counts) for name in names)]
+        tokens = sum(int(x.get("attention_mask", torch.ones_like(x["input_ids"])).sum()) for x in batches)
+        own = [int(stop), tokens, *(sum(count[name] for count in counts) for name in names)]
         if self.group is not None:
             sums = torch.tensor(own)
             torch.distributed.all_reduce(sums, group=self.group)
             own = sums.tolist()
         totals = dict(zip(names, own[2:], strict=True))
-        return StepPlan(bool(own[0]), own[1], [to_shares(count, totals) for count in counts] if counts else None)
-
-
-def count_tokens(batch: dict[str, Any]) -> int:
-    """Number of tokens of a batch, padding left out."""
-    mask = batch.get("attention_mask")
-    return batch["input_ids"].numel() if mask is None else int(mask.sum())
+        return bool(own[0]), own[1], [to_shares(count, totals) for count in counts] if counts else None
 
 
 @dataclass
@@ -196,18 +209,18 @@ def optimizer_steps(
     model.train()
     while state.step < arguments.num_steps:
         host_batches = list(itertools.islice(iterator, accumulation))
-        plan = planner.plan(host_batches, signals.received is not None)
-        if plan.stop:
+        stop, tokens, shares = planner.plan(host_batches, signals.received is not None)
+        if stop:
             return
-        report = StepReport({}, torch.zeros(()), tokens=plan.tokens)
+        report = StepReport({}, torch.zeros(()), tokens=tokens)
         for number, host_batch in enumerate(host_batches):
             batch = to_device(host_batch, accelerator.device)
-            if plan.shares is not None:
-                batch["loss_shares"] = plan.shares[number]
+            if shares is not None:
+                batch["loss_shares"] = shares[number]
             seed_micro_step(arguments.seed, state.step * accumulation + number, accelerator.process_index)
             with accelerator.accumulate(model):
                 loss, parts = compute_loss(model, batch)
-                share = 1.0 if plan.shares is not None else 1.0 / pieces
+                share = 1.0 if shares is not None else 1.0 / pieces
                 # Gradients are averaged over micro steps (by accelerate) and processes (by DDP or FSDP).
                 accelerator.backward(loss * (share * pieces))
                 report.micro_losses.append(loss.detach())

@@ -5,7 +5,8 @@ or as single sentences between boundary tokens. Order and lengths of the batches
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
@@ -15,10 +16,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from accelerate import Accelerator
-from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
-from transformers.hf_argparser import HfArg
 
+from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import encode_words
 from hf_synlm.data.gold_trees import gold_distances, gold_spans
 from hf_synlm.data.streams import SentenceCode, StreamRows, TokenStream, collate_framed, make_stream, stream_remainder
@@ -26,12 +26,9 @@ from hf_synlm.data.text import read_lines
 from hf_synlm.data.tokenizers import character_tokenizer
 from hf_synlm.data.treebank import WORD_TAGS, TreebankSentence, count_tags, parse_treebank, read_treebank, to_ptb_concat
 from hf_synlm.evaluation.parsing import check_tags
-from hf_synlm.training.sentence_files import (
-    SentenceFileArguments,
-    Sentences,
-    check_minimum,
-    load_or_make_tokenizer,
-)
+from hf_synlm.training.arguments import check_minimum
+from hf_synlm.training.samplers import EpochSampler
+from hf_synlm.training.sentence_files import SentenceFileArguments, Sentences, load_or_make_tokenizer
 
 SHORTEST_SEGMENT = 5
 SEGMENT_DEVIATION = 5
@@ -45,36 +42,31 @@ Preprocessing = Literal["none", "ptb-concat", "words-only"]
 class StreamDataArguments(SentenceFileArguments):
     """Files of text or trees, how they become tokens, and how the tokens are read."""
 
-    file_format: Literal["treebank", "text"] = HfArg(
-        default="treebank",
-        help="'treebank': bracketed trees; 'text': one sentence per line, words separated by spaces.",
+    file_format: Literal["treebank", "text"] = option(
+        "treebank", "'treebank': bracketed trees; 'text': one sentence per line, words separated by spaces."
     )
-    preprocessing: Preprocessing = HfArg(
-        default="none",
-        help="Of trees: 'none'; 'ptb-concat': lower case, numbers as N, no punctuation, as in Mikolov's corpus; "
+    preprocessing: Preprocessing = option(
+        "none",
+        "Of trees: 'none'; 'ptb-concat': lower case, numbers as N, no punctuation, as in Mikolov's corpus; "
         "'words-only': drop leaves whose tag is punctuation, $ or #.",
     )
-    max_sentence_words: int | None = HfArg(
-        default=None, help="Leave out sentences with more words, counted after preprocessing."
+    max_sentence_words: int | None = option(None, "Leave out sentences with more words, counted after preprocessing.")
+    tokenizer_type: Literal["words", "characters"] = option("words", "Tokenizer to make.")
+    batching: Literal["stream", "sentences"] = option(
+        "stream", "'stream': segments of running text, the state carried along; 'sentences': one by one."
     )
-    tokenizer_type: Literal["words", "characters"] = HfArg(default="words", help="Tokenizer to make.")
-    batching: Literal["stream", "sentences"] = HfArg(
-        default="stream", help="'stream': segments of running text, the state carried along; 'sentences': one by one."
+    bptt: int = option(70, "Usual length of a segment in tokens.")
+    variable_bptt: bool = option(
+        True, "Draw the length of each training segment around bptt (or half of it), and scale its rate."
     )
-    bptt: int = HfArg(default=70, help="Usual length of a segment in tokens.")
-    variable_bptt: bool = HfArg(
-        default=True, help="Draw the length of each training segment around bptt (or half of it), and scale its rate."
+    max_batch_tokens: int = option(5000, "Sentences: largest padded size of a micro batch.")
+    test_batch_size: int | None = option(
+        None,
+        "Rows or sentences in the evaluation of the test files; default: per_device_eval_batch_size. With one row "
+        "of a stream every token is predicted from all before it.",
     )
-    max_batch_tokens: int = HfArg(default=5000, help="Sentences: largest padded size of a micro batch.")
-    test_batch_size: int | None = HfArg(
-        default=None,
-        help="Rows or sentences in the evaluation of the test files; default: per_device_eval_batch_size. With "
-        "one row of a stream every token is predicted from all before it.",
-    )
-    tree_supervision: bool = HfArg(
-        default=False, help="Train on the gold trees too: distances (ON-LSTM, PRPN) or spans (PaLM)."
-    )
-    binarized_spans: bool = HfArg(default=False, help="PaLM: spans that binarization to the right adds are gold, too.")
+    tree_supervision: bool = option(False, "Train on the gold trees too: distances (ON-LSTM, PRPN) or spans (PaLM).")
+    binarized_spans: bool = option(False, "PaLM: spans that binarization to the right adds are gold, too.")
 
     tokenizer_options = f"{SentenceFileArguments.tokenizer_options} file_format preprocessing max_sentence_words"
 
@@ -101,7 +93,7 @@ class StreamDataArguments(SentenceFileArguments):
 
     def describe(self) -> str:
         """One sentence for the model card."""
-        return f"{'The trees' if self.tree_supervision else 'The text'} of {self.train_names}."
+        return f"{'The trees' if self.tree_supervision else 'The text'} of {self.names()}."
 
 
 def check_text(*paths: str) -> None:
@@ -151,15 +143,12 @@ def _check_tags(paths: tuple[str, ...], split_leaves: bool) -> None:
     check_tags(count_tags(paths, split_leaves=split_leaves), remedy)
 
 
-def read_words(
-    paths: Sequence[str], data: StreamDataArguments, max_words: int | None = None
-) -> Iterator[Sequence[str]]:
+def read_words(paths: Sequence[str], data: StreamDataArguments) -> Iterator[Sequence[str]]:
     """Words of every sentence of files; blank lines of a text are sentences without words, as in WikiText's counts.
 
     Args:
         paths: the files.
-        data: arguments.
-        max_words: leave longer sentences out.
+        data: arguments; longer sentences than `max_sentence_words` are left out.
 
     Returns:
         The words of one sentence after the other.
@@ -169,7 +158,7 @@ def read_words(
         sentences: Iterable[Sequence[str]] = (tree.words for tree in trees)
     else:
         sentences = (line.split() for path in paths for line in read_lines(path))
-    return (words for words in sentences if max_words is None or len(words) <= max_words)
+    return (words for words in sentences if len(words) <= (data.max_sentence_words or math.inf))
 
 
 def make_stream_tokenizer(
@@ -196,16 +185,12 @@ def make_stream_tokenizer(
             return character_tokenizer(texts, min_count=data.tokenizer_min_frequency)
         return data.word_tokenizer(sentences, end_token=True)
 
-    words = partial(read_words, data.train_files, data, data.max_sentence_words)
+    words = partial(read_words, data.train_files, data)
     return load_or_make_tokenizer(accelerator, data, name, output_dir, words, make, "pad_token", "eos_token")
 
 
 def load_stream(
-    data: StreamDataArguments,
-    paths: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
-    gold: str | None = None,
-    max_words: int | None = None,
+    data: StreamDataArguments, paths: Sequence[str], tokenizer: PreTrainedTokenizerBase, gold: str | None = None
 ) -> TokenStream:
     """Encode files as a stream.
 
@@ -214,7 +199,6 @@ def load_stream(
         paths: the files.
         tokenizer: of the model.
         gold: "distances" or "spans" of the trees, or `None`.
-        max_words: leave longer sentences out.
 
     Returns:
         The stream.
@@ -224,10 +208,10 @@ def load_stream(
     """
     codes: Iterable[SentenceCode]
     if gold is None:
-        codes = _encode_lines(read_words(paths, data, max_words), tokenizer)
+        codes = _encode_lines(read_words(paths, data), tokenizer)
     else:
-        trees = read_trees(paths, data.preprocessing, data.split_leaves)
-        kept = (tree for tree in trees if max_words is None or len(tree.words) <= max_words)
+        trees, limit = read_trees(paths, data.preprocessing, data.split_leaves), data.max_sentence_words or math.inf
+        kept = (tree for tree in trees if len(tree.words) <= limit)
         codes = (_encode_tree(tree, tokenizer, gold, data.binarized_spans) for tree in kept)
     return make_stream(codes, tokenizer.eos_token_id)
 
@@ -287,8 +271,8 @@ class Segment(NamedTuple):
     rate_scale: float
 
 
-class SegmentSampler(Sampler[list[Segment]]):
-    """Endless segments; all processes read the same columns, each in rows of its own.
+class SegmentSampler(EpochSampler):
+    """Segments, as batches of one; all processes read the same columns, each in rows of its own.
 
     The length of a segment is drawn from N(base, 5), rounded down, at least 5, where base is `bptt`, or half of it in
     one of twenty cases; the learning rate is scaled by the drawn length over `bptt`. An epoch ends with the rows:
@@ -309,13 +293,12 @@ class SegmentSampler(Sampler[list[Segment]]):
         ValueError: when the stream is too short for so many rows.
     """
 
-    consumed_per_micro_step = 1
-
     def __init__(self, num_tokens: int, num_rows: int, bptt: int, variable: bool, seed: int, consumed: int = 0):
+        super().__init__(consumed=consumed)
         self.remainder, self.num_columns = stream_remainder(num_tokens, num_rows)
-        self.bptt, self.variable, self.seed, self.consumed = bptt, variable, seed, consumed
+        self.bptt, self.variable, self.seed = bptt, variable, seed
 
-    def epoch_segments(self, epoch: int) -> list[Segment]:
+    def epoch_batches(self, epoch: int) -> list[list[Segment]]:
         """All segments of an epoch, in their order."""
         generator = np.random.default_rng([self.seed, epoch])
         offset = int(generator.integers(self.remainder + 1))
@@ -325,30 +308,16 @@ class SegmentSampler(Sampler[list[Segment]]):
             halves = generator.random(len(lengths)) < HALF_LENGTH_SHARE
             drawn = generator.normal(np.where(halves, self.bptt / 2, self.bptt), SEGMENT_DEVIATION)
             lengths = np.maximum(shortest, drawn.astype(np.int64))
-        segments: list[Segment] = []
+        segments: list[list[Segment]] = []
         start = 0
         for length in lengths.tolist():
             left = self.num_columns - start
             used = left if left - length < shortest else length
-            segments.append(Segment(offset, start, used, length / self.bptt if self.variable else 1.0))
+            segments.append([Segment(offset, start, used, length / self.bptt if self.variable else 1.0)])
             start += used
             if start == self.num_columns:
                 break
         return segments
-
-    def num_batches(self, epoch: int) -> int:
-        """Number of segments of one epoch."""
-        return len(self.epoch_segments(epoch))
-
-    def __iter__(self) -> Iterator[list[Segment]]:
-        """Yield one segment after the other, as lists of one."""
-        epoch, left = 0, self.consumed
-        while left >= (count := self.num_batches(epoch)):
-            epoch, left = epoch + 1, left - count
-        while True:
-            for segment in self.epoch_segments(epoch)[left:]:
-                yield [segment]
-            epoch, left = epoch + 1, 0
 
 
 class SegmentDataset(torch.utils.data.Dataset):
@@ -405,43 +374,3 @@ class FramedCollator:
     def __call__(self, numbers: Sequence[int]) -> dict[str, Any]:
         """Collate."""
         return {**collate_framed(self.stream, numbers, self.pad_token_id), "begins": True, "rate_scale": 1.0}
-
-
-# ---------------------------------------------------------------------------------------------- epochs
-class EpochEnds:
-    """Steps after which an epoch is over.
-
-    Args:
-        num_batches: number of batches of an epoch, by its number.
-        batches_per_step: batches that an optimizer step consumes.
-
-    Raises:
-        ValueError: from all methods, when a step would hold the end of more than one epoch.
-    """
-
-    def __init__(self, num_batches: Callable[[int], int], batches_per_step: int):
-        self.num_batches, self.batches_per_step = num_batches, batches_per_step
-        self._batches: list[int] = []  # of the epochs up to each
-
-    def step(self, epoch: int) -> int:
-        """Last step of an epoch (0, 1, ...)."""
-        while len(self._batches) <= epoch:
-            before = self._batches[-1] if self._batches else 0
-            count = self.num_batches(len(self._batches))
-            if count < self.batches_per_step:
-                raise ValueError(
-                    f"An epoch has only {count} batches, fewer than the {self.batches_per_step} of an optimizer step. "
-                    "Use a smaller gradient_accumulation_steps, smaller batches or fewer processes."
-                )
-            self._batches.append(before + count)
-        return -(-self._batches[epoch] // self.batches_per_step)
-
-    def count(self, step: int) -> int:
-        """Number of epochs that are over after a step."""
-        epoch = 0
-        while self.step(epoch) < step:
-            epoch += 1
-        return epoch + (self.step(epoch) == step)
-
-    def __contains__(self, step: int) -> bool:
-        return self.step(max(self.count(step), 1) - 1) == step

@@ -3,22 +3,115 @@
 import inspect
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast, gather_object
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_synlm.data.arguments import option
 from hf_synlm.data.streams import StreamRows, TokenStream, collate_framed
-from hf_synlm.evaluation.parsing import ParsingScores
-from hf_synlm.evaluation.treebank_parsing import Treebank, parse_words, score_baselines, score_trees
+from hf_synlm.data.treebank import TreebankSentence
+from hf_synlm.evaluation.parsing import CONVENTIONS, ParsingScores, keep_words
+from hf_synlm.evaluation.treebank_parsing import Treebank, make_treebank, parse_words, score_trees
 from hf_synlm.module_tools import evaluation_mode
+from hf_synlm.training.arguments import check_choice, check_minimum
+from hf_synlm.training.final_report import parse_together
+from hf_synlm.training.samplers import padded_batches
+from hf_synlm.training.sentence_files import check_files
 from hf_synlm.training.steps import to_device
-from hf_synlm.training.stream_batches import SentenceDataset, StreamDataArguments
-from hf_synlm.training.tree_batches import padded_batches
+from hf_synlm.training.stream_batches import Preprocessing, SentenceDataset, StreamDataArguments, read_trees
 from hf_synlm.training.tree_evaluation import spread
+
+
+@dataclass
+class ParsingArguments:
+    """Which trees are compared with the induced ones, and how."""
+
+    parsing_files: list[str] = option(
+        [], "Treebanks parsed after every epoch; default: the validation files, if they are treebanks."
+    )
+    final_parsing_files: list[str] = option(
+        [], "Treebanks that the final model parses; default: the test files, if they are treebanks."
+    )
+    parsing_preprocessing: Preprocessing | None = option(
+        None, "Preprocessing of these trees; default: that of the training text."
+    )
+    parsing_max_words: int | None = option(
+        None,
+        "Leave out sentences with more words, counted after preprocessing and, unless punctuation is kept, without "
+        "it; default: max_sentence_words.",
+    )
+    punctuation: Literal["remove", "ignore", "keep"] = option(
+        "remove", "'remove' it before parsing, 'ignore' it in the score only, or 'keep' it as words."
+    )
+    parsing_convention: str = option("on-lstm", f"How spans are counted: {', '.join(CONVENTIONS)}.")
+    parse_options: str | None = option(
+        None, "Options of `parse`, such as decoder=biased,layer=1; written like --config_overrides."
+    )
+    parse_sentences: int | None = option(
+        None, "Sentences parsed after every epoch, spread evenly; default: all; 0: none."
+    )
+    parse_batch_size: int = option(32, "Sentences per process that are parsed together.")
+    final_report: bool = option(
+        False,
+        "At the end, load the saved model in a process without hf_synlm; parse some of the final sentences and "
+        "generate one there.",
+    )
+
+    def __post_init__(self):
+        """Check the values."""
+        check_minimum(self, 1, "parse_batch_size parsing_max_words")
+        check_minimum(self, 0, "parse_sentences")
+        check_choice("parsing_convention", self.parsing_convention, CONVENTIONS)
+        check_files(*self.parsing_files, *self.final_parsing_files)
+
+    def complete(self, data: StreamDataArguments, architecture: str) -> None:
+        """Complete the arguments.
+
+        Args:
+            data: gives the values that are missing here.
+            architecture: of the model.
+
+        Raises:
+            ValueError: trees are asked of a model that has none.
+        """
+        for name in ("parsing_files", "final_parsing_files", "parse_options", "final_report"):
+            if architecture == "awd_lstm" and getattr(self, name):
+                raise ValueError(f"{name} is {getattr(self, name)!r}, but AWD-LSTM has no trees. Leave it out.")
+        if data.file_format == "treebank":
+            self.parsing_files = self.parsing_files or data.validation_files
+            self.final_parsing_files = self.final_parsing_files or data.test_files
+        self.parsing_preprocessing = self.parsing_preprocessing or data.preprocessing
+        self.parsing_max_words = self.parsing_max_words or data.max_sentence_words
+        if self.final_report and not self.final_parsing_files:
+            raise ValueError("final_report needs trees to parse. Set final_parsing_files.")
+
+    def treebank(self, paths: list[str], split_leaves: bool, max_sentences: int | None = None) -> Treebank:
+        """Read gold trees.
+
+        Args:
+            paths: the files.
+            split_leaves: see `StreamDataArguments`.
+            max_sentences: read only this many.
+
+        Returns:
+            The trees.
+        """
+        trees = read_trees(paths, self.parsing_preprocessing or "none", split_leaves)
+        return make_treebank(filter(self._is_short, trees), self.punctuation, max_sentences)
+
+    def _is_short(self, sentence: TreebankSentence) -> bool:
+        is_word = keep_words(sentence.words, sentence.tags, "tag")
+        count = len(is_word) if self.punctuation == "keep" else sum(is_word)
+        return self.parsing_max_words is None or count <= self.parsing_max_words
+
+
+def has_trees(config: PreTrainedConfig) -> bool:
+    """Whether the model of `config` induces trees: all but AWD-LSTM do."""
+    return getattr(config, "span_attention", True)
 
 
 def text_losses(nats: float, num_tokens: int, of_characters: bool) -> dict[str, float]:
@@ -155,19 +248,9 @@ class TreeScorer:
 
     def run(self, accelerator: Accelerator, model: nn.Module) -> ParsingScores:
         """Parse and score; the processes share the sentences, and every one has to call."""
-        chosen = spread(len(self.treebank.words), self.max_sentences)
-        share = chosen[accelerator.process_index :: accelerator.num_processes]
-        words = [self.treebank.words[index] for index in share]
-        plain = accelerator.unwrap_model(model)
-        trees = parse_words(plain, self.tokenizer, words, batch_size=self.batch_size, **self.options)
-        found = dict(gather_object(list(zip(share, trees, strict=True))))
-        return score_trees([found[index] for index in chosen], self.treebank.select(chosen), self.convention)
-
-    def baselines(self) -> dict[str, ParsingScores]:
-        """Scores of the trees that need no model, on the same sentences."""
-        return score_baselines(
-            self.treebank.select(spread(len(self.treebank.words), self.max_sentences)), self.convention
-        )
+        chosen = self.treebank.select(spread(len(self.treebank.words), self.max_sentences))
+        trees = parse_together(accelerator, model, self.tokenizer, chosen, self.batch_size, **self.options)
+        return score_trees(trees, chosen, self.convention)
 
 
 @dataclass
@@ -182,7 +265,6 @@ class TextEvaluator:
         pad_token_id: of the model.
         batch_size: rows of the stream, or sentences.
         scorer: of trees; may be missing.
-        of_characters: tokens are characters.
 
     Raises:
         ValueError: the text is too short for `batch_size` rows, or has no sentence with words.
@@ -194,8 +276,7 @@ class TextEvaluator:
     data: StreamDataArguments
     pad_token_id: int
     batch_size: int
-    scorer: TreeScorer | None
-    of_characters: bool
+    scorer: TreeScorer | None = None
 
     def __post_init__(self):
         try:
@@ -207,24 +288,25 @@ class TextEvaluator:
             raise ValueError(f"{self.name} text: {error}") from error
 
     def run(self, model: nn.Module, step: int) -> dict[str, Any]:
-        """Evaluate; every process has to call. For `loop.train`."""
-        share_buffers(self.accelerator, model)
-        if self.data.batching == "stream":
-            nats = evaluate_stream(self.accelerator, model, self.stream, self.batch_size, self.data.bptt)
+        """Evaluate; every process has to call."""
+        accelerator, name, data = self.accelerator, self.name, self.data
+        share_buffers(accelerator, model)
+        if data.batching == "stream":
+            nats = evaluate_stream(accelerator, model, self.stream, self.batch_size, data.bptt)
             count = len(self.stream) - 1
         else:
-            limits = (self.batch_size, self.data.max_batch_tokens)
-            nats = evaluate_sentences(self.accelerator, model, self.stream, self.pad_token_id, *limits)
+            limits = (self.batch_size, data.max_batch_tokens)
+            nats = evaluate_sentences(accelerator, model, self.stream, self.pad_token_id, *limits)
             count = int((SentenceDataset(self.stream).lengths - 1).sum())
-        losses = text_losses(nats, count, self.of_characters)
+        losses = text_losses(nats, count, data.tokenizer_type == "characters")
         result: dict[str, Any] = {"step": step, "losses": losses}
-        text = "  ".join(f"{name} {value:.5g}" for name, value in losses.items() if name not in ("nats", "tokens"))
+        flat = {f"{name}/{key}": value for key, value in losses.items()}
+        text = "  ".join(f"{key} {value:.5g}" for key, value in losses.items() if key not in ("nats", "tokens"))
         if self.scorer is not None:
-            scores = self.scorer.run(self.accelerator, model)
+            scores = self.scorer.run(accelerator, model)
             result["trees"] = {"convention": scores.convention, **scores.numbers()}
+            flat |= {f"{name}/{key}": value for key, value in scores.numbers().items()}
             text += f"  F1 {100 * scores.sentence_f1:.2f} (sentence) {100 * scores.corpus_f1:.2f} (corpus)"
-        self.accelerator.print(f"step {step}: {self.name}: {text}")
-        flat = {f"{self.name}/{key}": value for key, value in losses.items()}
-        flat.update({f"{self.name}/{k}": v for k, v in result.get("trees", {}).items() if k != "convention"})
-        self.accelerator.log(flat, step=step)
+        accelerator.print(f"step {step}: {name}: {text}")
+        accelerator.log(flat, step=step)
         return result

@@ -13,15 +13,16 @@ In every step, the rate of the phase is scaled by the length of the segment over
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 from accelerate import Accelerator
-from torch import nn
-from transformers.hf_argparser import HfArg
+from torch import Tensor, nn
 
+from hf_synlm.data.arguments import option
+from hf_synlm.recurrent_cache import RecurrentCache
 from hf_synlm.training.arguments import TrainingArguments, check_minimum
 from hf_synlm.training.checkpoints import BestModel
 from hf_synlm.training.run import Run
@@ -29,40 +30,28 @@ from hf_synlm.training.run import Run
 
 @dataclass
 class ScheduleArguments:
-    """How long to train, with which optimizers, and which model to keep."""
+    """Which optimizers train the epochs, with which rates."""
 
-    num_train_epochs: int = HfArg(
-        default=0, help="Passes through the text; 0: max_train_steps decides. With both, the smaller of the two."
-    )
-    schedule: Literal["sgd-asgd", "adam-asgd", "adam-plateau"] = HfArg(
-        default="sgd-asgd",
-        help="'sgd-asgd': SGD, then averaged SGD once the validation loss stops falling (AWD-LSTM, ON-LSTM); "
+    schedule: Literal["sgd-asgd", "adam-asgd", "adam-plateau"] = option(
+        "sgd-asgd",
+        "'sgd-asgd': SGD, then averaged SGD once the validation loss stops falling (AWD-LSTM, ON-LSTM); "
         "'adam-asgd': Adam for averaging_epoch epochs, then averaged SGD from the best weights (PaLM); "
         "'adam-plateau': Adam, its rate lowered when the validation loss stops falling (PRPN).",
     )
-    non_monotone_interval: int = HfArg(
-        default=5,
-        help="sgd-asgd: start averaging when the validation loss of an epoch is above the lowest one from before the "
+    non_monotone_interval: int = option(
+        5,
+        "sgd-asgd: start averaging when the validation loss of an epoch is above the lowest one from before the "
         "last N epochs, N being this value (non-monotone trigger).",
     )
-    averaging_epoch: int = HfArg(default=40, help="adam-asgd: epochs with Adam.")
-    averaging_learning_rate: float | None = HfArg(
-        default=None, help="Learning rate of averaged SGD; default: learning_rate."
-    )
-    finetuning_epoch: int = HfArg(
-        default=0, help="After this epoch begin the averages anew, if averaging has begun; 0: never."
-    )
-    plateau_patience: int = HfArg(
-        default=2, help="adam-plateau: lower the rate after more than this many epochs without a best."
-    )
-    plateau_factor: float = HfArg(default=0.5, help="adam-plateau: factor of the learning rate.")
-    early_stopping_patience: int = HfArg(
-        default=0, help="Stop after this many epochs without a better validation loss; 0: never."
-    )
+    averaging_epoch: int = option(40, "adam-asgd: epochs with Adam.")
+    averaging_learning_rate: float | None = option(None, "Learning rate of averaged SGD; default: learning_rate.")
+    finetuning_epoch: int = option(0, "After this epoch begin the averages anew, if averaging has begun; 0: never.")
+    plateau_patience: int = option(2, "adam-plateau: lower the rate after more than this many epochs without a best.")
+    plateau_factor: float = option(0.5, "adam-plateau: factor of the learning rate.")
 
     def __post_init__(self):
         """Check the values."""
-        check_minimum(self, 0, "num_train_epochs finetuning_epoch plateau_patience early_stopping_patience")
+        check_minimum(self, 0, "finetuning_epoch plateau_patience")
         check_minimum(self, 1, "non_monotone_interval averaging_epoch")
         if not 0 < self.plateau_factor < 1:
             raise ValueError(f"plateau_factor must be between 0 and 1 and is {self.plateau_factor}.")
@@ -78,24 +67,20 @@ class ScheduleArguments:
 class RecurrentTrainingArguments(TrainingArguments):
     """The arguments of all scripts with the defaults of AWD-LSTM; epochs decide about rates and evaluations here."""
 
-    per_device_train_batch_size: int = HfArg(
-        default=8, help="Rows of the stream per process; with sentences, the largest batch of a process."
+    per_device_train_batch_size: int = option(
+        8, "Rows of the stream per process; with sentences, the largest batch of a process."
     )
-    per_device_eval_batch_size: int = HfArg(
-        default=8,
-        help="Evaluation: rows of the stream, of all processes together; with sentences, the largest batch of "
-        "a process.",
+    per_device_eval_batch_size: int = option(
+        8, "Evaluation: rows of the stream, of all processes together; with sentences, the largest batch of a process."
     )
-    learning_rate: float = HfArg(default=30.0, help="Learning rate of the first phase.")
-    adam_epsilon: float = HfArg(default=1e-8, help="Adam: term in the denominator.")
-    weight_decay: float = HfArg(
-        default=1.2e-6, help="L2 penalty, added to the gradients of all parameters after the clipping."
-    )
-    max_grad_norm: float = HfArg(default=0.25, help="Gradients are clipped to this norm; 0: they are not clipped.")
-    lr_scheduler_type: str = HfArg(default="constant", help="Not used here: see schedule.")
-    warmup_ratio: float = HfArg(default=0.0, help="Not used here: see schedule.")
-    gradient_checkpointing: bool = HfArg(default=False, help="Not for recurrent models.")
-    torch_compile: bool = HfArg(default=False, help="Not for recurrent models.")
+    learning_rate: float = option(30.0, "Learning rate of the first phase.")
+    adam_epsilon: float = option(1e-8, "Adam: term in the denominator.")
+    weight_decay: float = option(1.2e-6, "L2 penalty, added to the gradients of all parameters after the clipping.")
+    max_grad_norm: float = option(0.25, "Gradients are clipped to this norm; 0: they are not clipped.")
+    lr_scheduler_type: Literal["linear", "cosine", "constant"] = option("constant", "Not used here: see schedule.")
+    warmup_ratio: float = option(0.0, "Not used here: see schedule.")
+    gradient_checkpointing: bool = option(False, "Not for recurrent models.")
+    torch_compile: bool = option(False, "Not for recurrent models.")
 
     def __post_init__(self):
         """Check the values."""
@@ -172,11 +157,6 @@ def _count_plateaus(losses: Sequence[float], schedule: ScheduleArguments) -> int
     return count
 
 
-def epoch_losses(evaluations: Sequence[dict[str, Any]]) -> list[float]:
-    """Validation losses of `evaluations` after the epochs, without that of the untrained model."""
-    return [validation_loss(evaluation) for evaluation in evaluations if evaluation["step"] > 0]
-
-
 def validation_loss(evaluation: dict[str, Any]) -> float:
     """The loss of `evaluation` that decides about schedule and best model: nats per predicted token."""
     return evaluation["losses"]["nats_per_token"]
@@ -229,10 +209,9 @@ class PhasedOptimizer:
         """
         is_new = phase.name != self.phase.name
         if is_new:
-            self.in_use.optimizer.state.clear()
+            self.first.optimizer.state.clear()
+            self.averaging.optimizer.state.clear()
         self.phase = phase
-        if is_new:
-            self.in_use.optimizer.state.clear()
         return is_new
 
     @contextmanager
@@ -254,18 +233,13 @@ class PhasedOptimizer:
 
 
 class PhaseSchedule:
-    """Reset the scale of the rate after every step; `optimizer_steps` calls it."""
+    """What `optimizer_steps` takes for the schedule of the `optimizer`; rates follow its phase."""
 
     def __init__(self, optimizer: PhasedOptimizer):
-        self.optimizer = optimizer
+        self.get_last_lr = optimizer.get_last_lr
 
     def step(self) -> None:
-        """Restore the rate of the phase."""
-        self.optimizer.scale = 1.0
-
-    def get_last_lr(self) -> list[float]:
-        """Rate of the phase."""
-        return self.optimizer.get_last_lr()
+        """Change nothing: the next batch brings the scale of its rate."""
 
 
 def make_phased_optimizer(
@@ -305,12 +279,12 @@ class EpochControl(BestModel):
     Args:
         optimizer: of the run.
         schedule: arguments.
-        learning_rate: of the first phase.
+        arguments: of the run.
     """
 
-    def __init__(self, optimizer: PhasedOptimizer, schedule: ScheduleArguments, learning_rate: float):
-        super().__init__(validation_loss, schedule.early_stopping_patience)
-        self.optimizer, self.schedule, self.learning_rate = optimizer, schedule, learning_rate
+    def __init__(self, optimizer: PhasedOptimizer, schedule: ScheduleArguments, arguments: TrainingArguments):
+        super().__init__(validation_loss, arguments.early_stopping_patience)
+        self.optimizer, self.schedule, self.learning_rate = optimizer, schedule, arguments.learning_rate
 
     def update(self, run: Run) -> bool:
         """Look at the newest evaluation; every process has to call. Return whether to stop."""
@@ -329,13 +303,55 @@ class EpochControl(BestModel):
 
     def next_phase(self, run: Run) -> Phase:
         """Phase that follows the evaluations of a run."""
-        return phase_after(epoch_losses(run.state.notes["evaluations"]), self.schedule, self.learning_rate)
+        evaluations = run.state.notes["evaluations"][1:]  # without that of the untrained model
+        return phase_after(list(map(validation_loss, evaluations)), self.schedule, self.learning_rate)
 
     def _write(self, run: Run) -> None:
         with self.optimizer.averaged_weights():
             super()._write(run)
 
 
-def schedule_settings(schedule: ScheduleArguments) -> dict[str, Any]:
-    """The `schedule` as settings that a resumed run must repeat."""
-    return {f"schedule_{name}": value for name, value in asdict(schedule).items()}
+class StreamObjective:
+    """Loss of a batch that starts from the hidden-state cache of the previous one.
+
+    The cache is part of checkpoints: `accelerate` saves and loads it by `state_dict` and `load_state_dict`.
+
+    Args:
+        accelerator: of the run.
+        optimizer: takes the scale of the learning rate from the batch.
+        carry: keep the cache from batch to batch.
+    """
+
+    def __init__(self, accelerator: Accelerator, optimizer: PhasedOptimizer, carry: bool):
+        self.accelerator, self.optimizer, self.carry = accelerator, optimizer, carry
+        self.cache: RecurrentCache | None = None
+
+    def __call__(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Objective and its named parts, for `optimizer_steps`."""
+        batch = dict(batch)
+        self.optimizer.scale = batch.pop("rate_scale")
+        if batch.pop("begins"):
+            self.cache = None
+        output = model(**batch, past_key_values=self.cache, use_cache=self.carry)
+        if self.carry:
+            self.cache = output.past_key_values
+        return output.loss, output.losses
+
+    def state_dict(self) -> dict[str, Any]:
+        """Cache of the rows of all processes, rows first; every process has to call."""
+        if self.cache is None or self.cache.state is None:
+            return {}
+        rows_first = [tensor.movedim(self.cache.batch_dim, 0).contiguous() for tensor in self.cache.state]
+        gathered = [self.accelerator.gather(tensor).cpu() for tensor in rows_first]
+        return {"state": gathered, "batch_dim": self.cache.batch_dim, "num_columns": self.cache.num_columns}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the cache of the rows of this process."""
+        self.cache = None
+        if not state:
+            return
+        index, count = self.accelerator.process_index, self.accelerator.num_processes
+        shares = [tensor.chunk(count)[index].to(self.accelerator.device) for tensor in state["state"]]
+        self.cache = RecurrentCache()
+        rows = tuple(share.movedim(0, state["batch_dim"]) for share in shares)
+        self.cache.store(rows, state["num_columns"], state["batch_dim"])

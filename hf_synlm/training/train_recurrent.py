@@ -8,8 +8,7 @@ is the one with the best validation likelihood. Papers: Shen et al. (ICLR 2019),
 (EMNLP 2019), Merity et al. (ICLR 2018); supervised distances: Du et al. (ACL 2020).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,26 +16,20 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.hf_argparser import HfArg
 
-from hf_synlm import (
-    ONLSTMForCausalLM,
-    PaLMForCausalLM,
-    PRPNForCausalLM,
-)
+from hf_synlm import ONLSTMForCausalLM, PaLMForCausalLM, PRPNForCausalLM
+from hf_synlm.data.arguments import option
 from hf_synlm.data.streams import TokenStream
-from hf_synlm.evaluation.treebank_parsing import score_numbers, score_table
+from hf_synlm.evaluation.treebank_parsing import score_baselines, score_numbers, score_table
 from hf_synlm.training.arguments import ModelArguments, check_overrides
 from hf_synlm.training.export import hub_facts
 from hf_synlm.training.final_report import report_saved_model
 from hf_synlm.training.flops import recurrent_flops_per_token
 from hf_synlm.training.recipe import Recipe, Splits, kept_evaluation, run_recipe
 from hf_synlm.training.run import Run, load_pretrained
-from hf_synlm.training.samplers import PaddedBatchSampler, make_loader
+from hf_synlm.training.samplers import EpochEnds, EpochSampler, PaddedBatchSampler
 from hf_synlm.training.stream_batches import (
-    EpochEnds,
     FramedCollator,
     SegmentDataset,
     SegmentSampler,
@@ -48,17 +41,15 @@ from hf_synlm.training.stream_batches import (
     make_stream_tokenizer,
     stream_fingerprint,
 )
-from hf_synlm.training.stream_evaluation import TreeScorer
-from hf_synlm.training.stream_measures import Measures, ParsingArguments, has_trees, make_measures
-from hf_synlm.training.stream_objective import StreamObjective
+from hf_synlm.training.stream_evaluation import ParsingArguments, TextEvaluator, TreeScorer, has_trees
 from hf_synlm.training.stream_schedule import (
     EpochControl,
     PhasedOptimizer,
     PhaseSchedule,
     RecurrentTrainingArguments,
     ScheduleArguments,
+    StreamObjective,
     make_phased_optimizer,
-    schedule_settings,
 )
 
 MODELS: dict[str, Any] = {
@@ -81,9 +72,7 @@ class RecurrentModelArguments(ModelArguments):
         "awd_lstm": "awd-lstm-ptb",
     }
 
-    architecture: str = HfArg(
-        default="on_lstm", help="'on_lstm', 'prpn', 'palm', or 'awd_lstm', the baseline without trees."
-    )
+    architecture: str = option("on_lstm", "'on_lstm', 'prpn', 'palm', or 'awd_lstm', the baseline without trees.")
 
 
 # ---------------------------------------------------------------------------------------------- model
@@ -168,7 +157,7 @@ def gold_structure(config: PreTrainedConfig, tree_supervision: bool) -> str | No
 # ---------------------------------------------------------------------------------------------- data
 def load_data(
     accelerator: Accelerator, model_arguments: RecurrentModelArguments, data: StreamDataArguments, output_dir: Path
-) -> tuple[Splits[TokenStream], PreTrainedTokenizerBase, PreTrainedModel]:
+) -> tuple[Splits, PreTrainedTokenizerBase, PreTrainedModel]:
     """Make or load tokenizer and model, and encode the text for them.
 
     Args:
@@ -187,70 +176,87 @@ def load_data(
     tokenizer = make_stream_tokenizer(accelerator, data, source, output_dir)
     model = make_model(model_arguments, tokenizer)
     gold = gold_structure(model.config, data.tree_supervision)
-    limit = data.max_sentence_words
-    parts = Splits(
-        train=load_stream(data, data.train_files, tokenizer, gold, limit),
-        validation=load_stream(data, data.validation_files, tokenizer, None, limit),
-        test=load_stream(data, data.test_files, tokenizer, None, limit) if data.test_files else None,
-    )
-    return parts, tokenizer, model
+    held_out = [load_stream(data, files, tokenizer) for files in (data.validation_files, data.test_files) if files]
+    return Splits(load_stream(data, data.train_files, tokenizer, gold), *held_out), tokenizer, model
 
 
 class RecurrentRecipe(Recipe):
     """Train ON-LSTM, PRPN, PaLM or AWD-LSTM as language models; keep the best validation likelihood."""
 
     program = "train_recurrent"
-    argument_types = (
-        RecurrentModelArguments,
-        StreamDataArguments,
-        ParsingArguments,
-        ScheduleArguments,
-        RecurrentTrainingArguments,
-    )
+    parts = ("model_arguments", "data", "parsing", "schedule", "arguments")
     mappings = ("config_overrides", "parse_options")
-    streams: Splits[TokenStream]
-    measures: Measures
+    model_arguments: RecurrentModelArguments
+    data: StreamDataArguments
+    parsing: ParsingArguments
+    schedule: ScheduleArguments
+    arguments: RecurrentTrainingArguments
+    streams: Splits
+    validation: TextEvaluator
+    test: TextEvaluator | None = None
+    final_trees: TreeScorer | None
     objective: StreamObjective
     control: EpochControl
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        model_arguments: RecurrentModelArguments,
-        data: StreamDataArguments,
-        parsing: ParsingArguments,
-        schedule: ScheduleArguments,
-        arguments: RecurrentTrainingArguments,
-    ):
-        super().__init__(accelerator, arguments)
-        self.model_arguments, self.data, self.parsing, self.schedule = model_arguments, data, parsing, schedule
-        parsing.complete(data, model_arguments.architecture)
-        if accelerator.distributed_type == DistributedType.FSDP:
+    def check(self) -> None:
+        """Complete the arguments about trees; refuse what two optimizers and segments in their order do not allow."""
+        self.parsing.complete(self.data, self.model_arguments.architecture)
+        if self.accelerator.distributed_type == DistributedType.FSDP:
             raise ValueError("FSDP shards the model, and parsing needs the whole model. Use DDP.")
-        if accelerator.mixed_precision == "fp16":
+        if self.accelerator.mixed_precision == "fp16":
             raise ValueError(
                 "mixed_precision fp16 scales gradients per optimizer, of which there are two. Use bf16 or no."
             )
-        if data.batching == "stream" and arguments.gradient_accumulation_steps > 1:
+        accumulation = self.arguments.gradient_accumulation_steps
+        if self.data.batching == "stream" and accumulation > 1:
             raise ValueError(
-                f"gradient_accumulation_steps is {arguments.gradient_accumulation_steps}, but the segments of a stream "
-                "are read in order. Use a larger per_device_train_batch_size."
+                f"gradient_accumulation_steps is {accumulation}, but the segments of a stream are read in order. Use a "
+                "larger per_device_train_batch_size."
             )
 
     def load(self) -> PreTrainedModel:
         """Make or load tokenizer and model, encode the text, and try what will be measured."""
-        accelerator, arguments, data = self.accelerator, self.arguments, self.data
-        streams, tokenizer, model = load_data(accelerator, self.model_arguments, data, Path(arguments.output_dir))
-        self.streams, self.tokenizer = streams, tokenizer
-        accelerator.print(data.describe_splits(streams, describe_stream))
-        epochs = self.schedule.num_train_epochs
-        self.ends = self._batches()[-1]
-        arguments.limit_steps(self.ends.step(epochs - 1) if epochs else None)
-        whole = self.ends.count(arguments.num_steps)
-        accelerator.print(f"{arguments.num_steps:,} steps, {whole} whole epochs")
-        held_out, size = (streams.validation, streams.test), arguments.per_device_eval_batch_size
-        self.measures = make_measures(accelerator, *held_out, data, self.parsing, model, tokenizer, size)
+        accelerator, data, parsing = self.accelerator, self.data, self.parsing
+        output_dir = Path(self.arguments.output_dir)
+        self.streams, tokenizer, model = load_data(accelerator, self.model_arguments, data, output_dir)
+        self.tokenizer = tokenizer
+        accelerator.print(data.describe_splits(self.streams, describe_stream))
+        rows = self.accelerator.num_processes * self.arguments.per_device_train_batch_size
+        if data.batching == "stream":
+            self.examples, self.collate = SegmentDataset(self.streams.train, rows, self._rows()), first_item
+        else:
+            self.examples = SentenceDataset(self.streams.train)
+            self.collate = FramedCollator(self.streams.train, tokenizer.pad_token_id)
+        sampler = self.sampler()
+        per_step = sampler.consumed_per_micro_step * self.arguments.gradient_accumulation_steps
+        self.ends = EpochEnds(sampler, per_step)
+        self.ends.step(0)  # refuses steps longer than an epoch
+        size = self.arguments.per_device_eval_batch_size
+        trees = self._scorer(model, parsing.parsing_files, parsing.parse_sentences)
+        self.validation = self._evaluator("validation", self.streams.validation, size, trees)
+        if self.streams.test is not None:
+            self.test = self._evaluator("test", self.streams.test, data.test_batch_size or size)
+        self.final_trees = self._scorer(model, parsing.final_parsing_files)
         return model
+
+    def _rows(self) -> range:
+        """Rows of the stream that this process reads."""
+        rank, size = self.accelerator.process_index, self.arguments.per_device_train_batch_size
+        return range(rank * size, (rank + 1) * size)
+
+    def _evaluator(self, name: str, stream: TokenStream, size: int, trees: TreeScorer | None = None) -> TextEvaluator:
+        return TextEvaluator(self.accelerator, name, stream, self.data, self.tokenizer.pad_token_id, size, trees)
+
+    def _scorer(self, model: PreTrainedModel, paths: list[str], limit: int | None = None) -> TreeScorer | None:
+        """The scorer of a treebank, tried on one sentence."""
+        parsing = self.parsing
+        if not has_trees(model.config) or not paths or limit == 0:
+            return None
+        bank, size = parsing.treebank(paths, self.data.split_leaves), parsing.parse_batch_size
+        options: Any = parsing.parse_options  # a mapping, once the command line is parsed
+        scorer = TreeScorer(bank, self.tokenizer, parsing.parsing_convention, options, size, limit)
+        scorer.rehearse(model)
+        return scorer
 
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """Fingerprints of the text, how it is read, and the schedule."""
@@ -258,7 +264,7 @@ class RecurrentRecipe(Recipe):
         return {
             "training_data": stream_fingerprint(self.streams.train),
             "validation": stream_fingerprint(self.streams.validation),
-            **schedule_settings(self.schedule),
+            **{f"schedule_{name}": value for name, value in asdict(self.schedule).items()},
             **{name: getattr(self.data, name) for name in names},
             "per_device_eval_batch_size": self.arguments.per_device_eval_batch_size,
         }
@@ -268,30 +274,19 @@ class RecurrentRecipe(Recipe):
         prepared, optimizer, schedule = make_phased_optimizer(self.accelerator, model, self.schedule, self.arguments)
         self.objective = StreamObjective(self.accelerator, optimizer, carry=self.data.batching == "stream")
         self.accelerator.register_for_checkpointing(self.objective)
-        self.control = EpochControl(optimizer, self.schedule, self.arguments.learning_rate)
+        self.control = EpochControl(optimizer, self.schedule, self.arguments)
         return prepared, optimizer, schedule
 
-    def _batches(self, consumed: int = 0) -> tuple[Dataset, Sampler, Callable[[list[Any]], dict[str, Any]], EpochEnds]:
-        """Data set, sampler and collate function of the training batches, and the ends of epochs."""
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        data, stream, seed = self.data, self.streams.train, self.arguments.seed
-        size = self.arguments.per_device_train_batch_size
-        if data.batching == "stream":
-            segments = SegmentSampler(len(stream), size * world, data.bptt, data.variable_bptt, seed, consumed)
-            dataset = SegmentDataset(stream, size * world, range(rank * size, (rank + 1) * size))
-            return dataset, segments, first_item, EpochEnds(segments.num_batches, 1)
-        sentences = SentenceDataset(stream)
-        sampler = PaddedBatchSampler(
-            sentences.lengths, size, data.max_batch_tokens, data.batch_group_size, seed, rank, world, consumed
-        )
-        per_step = world * self.arguments.gradient_accumulation_steps
-        ends = EpochEnds(lambda epoch: len(sampler.epoch_batches(epoch)), per_step)
-        return sentences, sampler, FramedCollator(stream, self.tokenizer.pad_token_id), ends
-
-    def loader(self, run: Run) -> DataLoader:
+    def sampler(self, consumed: int = 0) -> EpochSampler:
         """Segments of the stream, or sentences of similar length."""
-        dataset, sampler, collate, _ = self._batches(run.state.consumed)
-        return make_loader(self.accelerator, dataset, collate, self.arguments, sampler)
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        data, size, seed = self.data, self.arguments.per_device_train_batch_size, self.arguments.seed
+        if data.batching == "stream":
+            length = len(self.streams.train)
+            return SegmentSampler(length, size * world, data.bptt, data.variable_bptt, seed, consumed)
+        share = {"rank": rank, "world_size": world, "consumed": consumed}
+        limits = (size, data.max_batch_tokens, data.batch_group_size, seed)
+        return PaddedBatchSampler(self.examples.lengths, *limits, **share)
 
     def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Objective, with the state of the batch before."""
@@ -300,7 +295,7 @@ class RecurrentRecipe(Recipe):
     def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Measure validation text and trees with the averaged weights, if there are some."""
         with self.control.optimizer.averaged_weights():
-            return self.measures.validation.run(model, step)
+            return self.validation.run(model, step)
 
     def evaluation_due(self, step: int) -> bool:
         """At the end of every epoch."""
@@ -326,11 +321,14 @@ class RecurrentRecipe(Recipe):
 
     def final_results(self, run: Run, step: int) -> dict[str, Any]:
         """Likelihood of the test text and F1 of the induced trees."""
-        test: dict[str, Any] = {}
-        if self.measures.test is not None:
-            test.update(self.measures.test.run(run.model, step))
-        if self.measures.final_trees is not None:
-            test["trees"] = score_final_trees(run, self.measures.final_trees)
+        test: dict[str, Any] = {} if self.test is None else self.test.run(run.model, step)
+        scorer = self.final_trees
+        if scorer is not None:
+            bank = scorer.treebank
+            scores = {"model": scorer.run(run.accelerator, run.model), **score_baselines(bank, scorer.convention)}
+            run.accelerator.print(f"final trees, all {len(bank.words):,} sentences:\n{score_table(scores, bank)}")
+            used = {"convention": scores["model"].convention, "punctuation": bank.convention}
+            test["trees"] = {**used, **score_numbers(scores)}
         return {"test": test} if test else {}
 
     def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
@@ -340,8 +338,8 @@ class RecurrentRecipe(Recipe):
             bank = parsing.treebank(parsing.final_parsing_files, self.data.split_leaves, REPORT_SENTENCES)
             methods: dict[str, Any] = {"model": parsing.parse_options}
             banks, convention = {str(parsing.punctuation): bank}, parsing.parsing_convention
-            report = report_saved_model(folder, self.tokenizer, banks, methods, self.arguments.seed, convention)
-            test["saved_model"] = report.numbers()
+            seed = self.arguments.seed
+            test["saved_model"] = report_saved_model(folder, self.tokenizer, banks, methods, seed, convention)
         before, best = results["evaluations"][0]["losses"], kept_evaluation(results)["losses"]
         unit = "bits_per_character" if "bits_per_character" in best else "perplexity"
         label = unit.replace("_", " ")
@@ -352,23 +350,6 @@ class RecurrentRecipe(Recipe):
             model, right = (test["trees"][name]["sentence_f1"] for name in ("model", "right"))
             line += f"; sentence F1 {model:.2f}, right branching {right:.2f}"
         return line
-
-
-def score_final_trees(run: Run, scorer: TreeScorer) -> dict[str, Any]:
-    """F1 of the final model's trees and of those that need no model; every process calls.
-
-    Args:
-        run: of this process.
-        scorer: of the final treebank.
-
-    Returns:
-        Convention, treatment of punctuation, and scores by kind of tree.
-    """
-    scores = {"model": scorer.run(run.accelerator, run.model), **scorer.baselines()}
-    count = len(scorer.treebank.words)
-    run.accelerator.print(f"final trees, all {count:,} sentences:\n{score_table(scores, scorer.treebank)}")
-    numbers: dict[str, Any] = score_numbers(scores)
-    return {"convention": scores["model"].convention, "punctuation": scorer.treebank.convention, **numbers}
 
 
 main = partial(run_recipe, RecurrentRecipe)

@@ -19,9 +19,9 @@ from accelerate import Accelerator
 from datasets import Dataset, Features, List, Value
 from datasets.exceptions import DatasetGenerationError
 from transformers import PreTrainedTokenizerBase
-from transformers.hf_argparser import HfArg
 
 from hf_synlm.configuration_rnng import RNNGConfig
+from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import collate_trees
 from hf_synlm.data.gold_trees import encode_trees
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
@@ -57,17 +57,17 @@ CODE_FEATURES = {
 class TreeDataArguments(SentenceFileArguments):
     """Treebank files, how words become tokens, and how sentences become batches."""
 
-    max_sentence_tokens: int = HfArg(default=300, help="Leave longer sentences out of training.")
-    tokenizer_type: Literal["words", "bpe", "unigram"] = HfArg(
-        default="words", help="Tokenizer to make: 'words', or pieces of words by 'bpe' or 'unigram'."
+    max_sentence_tokens: int = option(300, "Leave longer sentences out of training.")
+    tokenizer_type: Literal["words", "bpe", "unigram"] = option(
+        "words", "Tokenizer to make: 'words', or pieces of words by 'bpe' or 'unigram'."
     )
-    tokenizer_vocab_size: int = HfArg(default=50000, help=VOCAB_SIZE)
-    tokenizer_min_frequency: int = HfArg(default=2, help=MIN_FREQUENCY)
-    unknown_words: UnknownRule = HfArg(default="berkeley", help=UNKNOWN_WORDS)
-    max_batch_actions: int = HfArg(
-        default=26000, help="Largest padded size of a micro batch: sentences times actions of the longest derivation."
+    tokenizer_vocab_size: int = option(50000, VOCAB_SIZE)
+    tokenizer_min_frequency: int = option(2, MIN_FREQUENCY)
+    unknown_words: UnknownRule = option("berkeley", UNKNOWN_WORDS)
+    max_batch_actions: int = option(
+        26000, "Largest padded size of a micro batch: sentences times actions of the longest derivation."
     )
-    preprocessing_num_workers: int | None = HfArg(default=None, help="Processes that encode trees.")
+    preprocessing_num_workers: int | None = option(None, "Processes that encode trees.")
 
     def __post_init__(self):
         """Check the values."""
@@ -78,7 +78,7 @@ class TreeDataArguments(SentenceFileArguments):
 
     def describe(self) -> str:
         """One sentence for the model card."""
-        return f"The trees of {self.train_names}."
+        return f"The trees of {self.names()}."
 
 
 # ---------------------------------------------------------------------------------------------- trees
@@ -100,15 +100,9 @@ def load_trees(accelerator: Accelerator, paths: Sequence[str], split_leaves: boo
     stamps = [(os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths]
     with accelerator.main_process_first():
         try:
-            return Dataset.from_generator(
-                _read_rows,
-                gen_kwargs={
-                    "paths": [str(Path(path).resolve()) for path in paths],
-                    "stamps": stamps,
-                    "split_leaves": split_leaves,
-                },
-                features=Features(TREE_FEATURES),
-            )
+            given = {"paths": [str(Path(path).resolve()) for path in paths], "stamps": stamps}
+            given["split_leaves"] = split_leaves
+            return Dataset.from_generator(_read_rows, gen_kwargs=given, features=Features(TREE_FEATURES))
         except DatasetGenerationError as error:
             # Report the error in the trees, not the call stack of the library.
             if isinstance(error.__cause__, ValueError):
@@ -193,8 +187,7 @@ class TreeDataset(torch.utils.data.Dataset):
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, list]]:
         """Several sentences at once, which the loader asks for where it can."""
-        columns = self._codes[indices]
-        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        return self._codes.__getitems__(indices)
 
     def sentence(self, index: int) -> TreebankSentence:
         """The gold tree of one sentence."""
@@ -251,25 +244,19 @@ def encode_treebank(
     Raises:
         ValueError: a tree has another label (names file and line), or no sentences are left.
     """
+    system = TransitionSystem(transition_system, len(labels))
     with accelerator.main_process_first():
         table = trees.map(
             _encode_batch,
             batched=True,
             features=Features({**TREE_FEATURES, **CODE_FEATURES}),
             num_proc=num_workers,
-            fn_kwargs={
-                "tokenizer": tokenizer,
-                "system": TransitionSystem(transition_system, len(labels)),
-                "labels": tuple(labels),
-            },
+            fn_kwargs={"tokenizer": tokenizer, "system": system, "labels": tuple(labels)},
             desc="encoding trees",
         )
         if max_tokens is not None:
             table = table.filter(
-                _is_short,
-                input_columns="input_ids",
-                fn_kwargs={"max_tokens": max_tokens},
-                desc="dropping long sentences",
+                lambda ids: len(ids) <= max_tokens, input_columns="input_ids", desc="dropping long sentences"
             )
     if not len(table):
         raise ValueError(f"No sentences are left. Check the files and max_sentence_tokens {max_tokens}.")
@@ -282,10 +269,6 @@ def _encode_batch(
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     codes = encode_trees([row_to_sentence(row) for row in rows], tokenizer, system, labels)
     return {name: [dict(code)[name] for code in codes] for name in CODE_FEATURES}
-
-
-def _is_short(input_ids: list[int], max_tokens: int) -> bool:
-    return len(input_ids) <= max_tokens
 
 
 # ---------------------------------------------------------------------------------------------- batches
@@ -319,23 +302,3 @@ class TreeCollator:
             by_level=self.config.composition == "lstm",
         )
         return {**batch, "plan": plan, "num_words": num_words}
-
-
-def padded_batches(lengths: np.ndarray, max_size: int, max_padded_length: int) -> list[list[int]]:
-    """All samples once, sorted by length, in batches within both limits: for evaluation.
-
-    Args:
-        lengths: of the samples.
-        max_size: largest number of samples of a batch.
-        max_padded_length: largest padded size of a batch: number of samples times the longest length.
-
-    Returns:
-        Samples of each batch.
-    """
-    batches: list[list[int]] = [[]]
-    for sample in np.argsort(lengths, kind="stable").tolist():
-        size = len(batches[-1]) + 1
-        if batches[-1] and (size > max_size or size * int(lengths[sample]) > max_padded_length):
-            batches.append([])
-        batches[-1].append(sample)
-    return batches

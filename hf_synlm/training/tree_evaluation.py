@@ -15,16 +15,16 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from tqdm.auto import tqdm
-from transformers import PreTrainedModel
 
 from hf_synlm.data.parsed import word_brackets
+from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.evalb import EvalbParameters, EvalbScores, labeled_f1
 from hf_synlm.evaluation.parsing import ParsingScores, Punctuation, branching_baselines, keep_words, unlabeled_f1
 from hf_synlm.losses import share_of
 from hf_synlm.module_tools import evaluation_mode
-from hf_synlm.training.steps import to_device
-from hf_synlm.training.tree_batches import TreeCollator, TreeDataset, padded_batches
+from hf_synlm.training.samplers import padded_batches
+from hf_synlm.training.steps import map_rows, to_device
+from hf_synlm.training.tree_batches import TreeCollator, TreeDataset
 from hf_synlm.trees import Span
 
 
@@ -158,14 +158,9 @@ class SearchScores:
             "induction_sentence_f1": self.induction.sentence_f1,
             "right_branching_sentence_f1": self.right_branching.sentence_f1,
         }
-        return {
-            **{name: round(100 * value, 2) for name, value in fractions.items()},
-            "punctuation_by": self.punctuation_by,
-            "word_perplexity": self.word_perplexity,
-            "num_sentences": self.num_sentences,
-            "num_failures": self.num_failures,
-            "beam": self.beam,
-        }
+        names = ("punctuation_by", "word_perplexity", "num_sentences", "num_failures", "beam")
+        percent = {name: round(100 * value, 2) for name, value in fractions.items()}
+        return {**percent, **{name: getattr(self, name) for name in names}}
 
     def __str__(self) -> str:
         n = self.numbers()
@@ -211,63 +206,40 @@ def search_trees(
     Returns:
         The scores, on every process.
     """
-    plain = accelerator.unwrap_model(model)
-    # Sentences of similar length share a batch, and every process has long and short ones.
-    lengths = dataset.lengths("input_ids")
-    order = sorted(rows, key=lambda row: (int(lengths[row]), row))
-    own = order[accelerator.process_index :: accelerator.num_processes]
-    results: list[tuple[int, Any, float]] = []
-    bar = tqdm(total=len(own), unit="sent", desc="search", disable=not accelerator.is_main_process)
-    with evaluation_mode(plain), bar:
-        for start in range(0, len(own), batch_size):
-            chosen = own[start : start + batch_size]
-            results += _parse_batch(plain, dataset, chosen, collate, accelerator.device, beam)
-            bar.update(len(chosen))
-    return _score(dataset, sorted(gather_object(results)), beam)
+    plain, lengths = accelerator.unwrap_model(model), dataset.lengths("input_ids")
 
-
-def _parse_batch(
-    model: PreTrainedModel,
-    dataset: TreeDataset,
-    rows: Sequence[int],
-    collate: TreeCollator,
-    device: torch.device,
-    beam: dict[str, Any],
-) -> list[tuple[int, Any, float]]:
-    """Per sentence its row, (labels, word spans) of the best tree or None, and the log-probability of its words."""
-    items = dataset.__getitems__(list(rows))
-    batch = collate(items)
-    inputs = {name: batch[name].to(device) for name in ("input_ids", "attention_mask", "word_ends")}
-    output = model.parse(**inputs, **beam)
-    log_probs = output.token_log_probs.cpu().double().sum(1).tolist()
-    results = []
-    for index, (row, item) in enumerate(zip(rows, items, strict=True)):
-        tree = None
-        if output.spans[index]:
-            labels, spans = output.labels[index][0], output.spans[index][0]
+    def parse(numbers: list[int]) -> list[tuple[Any, float]]:
+        """Per sentence (labels, word spans) of the best tree or None, and the log-probability of its words."""
+        items = dataset.__getitems__([rows[number] for number in numbers])
+        batch = to_device(collate(items), accelerator.device)
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "word_ends")}
+        output = plain.parse(**inputs, **beam)
+        trees: list[Any] = []
+        for item, labels, spans in zip(items, output.labels, output.spans, strict=True):
             ends = [token + 1 for token, is_end in enumerate(item["word_ends"]) if is_end]
-            tree = (list(labels), word_brackets(spans, labels, ends))
-        results.append((row, tree, log_probs[index]))
-    return results
+            trees.append((list(labels[0]), word_brackets(spans[0], labels[0], ends)) if spans else None)
+        return list(zip(trees, output.token_log_probs.cpu().double().sum(1).tolist(), strict=True))
+
+    with evaluation_mode(plain):
+        found = map_rows(accelerator, [int(lengths[row]) for row in rows], batch_size, parse, "search")
+    return _score([dataset.sentence(row) for row in rows], dataset.punctuation_by, found, beam)
 
 
-def _score(dataset: TreeDataset, results: Sequence[tuple[int, Any, float]], beam: dict[str, Any]) -> SearchScores:
-    gold = [dataset.sentence(row) for row, _, _ in results]
-    trees: list[tuple[list[str], list[Span]]] = [([], []) if tree is None else tree for _, tree, _ in results]
+def _score(
+    gold: list[TreebankSentence], by: Punctuation, results: Sequence[tuple[Any, float]], beam: dict[str, Any]
+) -> SearchScores:
+    trees: list[tuple[list[str], list[Span]]] = [([], []) if tree is None else tree for tree, _ in results]
     spans: list[list[Span]] = [[(i, j) for i, j in tree[1]] for tree in trees]
-    lengths = [len(sentence.words) for sentence in gold]
-    by = dataset.punctuation_by
+    lengths, gold_spans = [len(sentence.words) for sentence in gold], [sentence.spans for sentence in gold]
     keep = [keep_words(sentence.words, sentence.tags, by) for sentence in gold]
-    gold_spans = [sentence.spans for sentence in gold]
-    baselines = branching_baselines(gold_spans, lengths, keep=keep)
     return SearchScores(
         labeled=labeled_f1(trees, gold),
         unlabeled=labeled_f1(trees, gold, EvalbParameters(labeled=False)),
         induction=unlabeled_f1(spans, gold_spans, lengths, keep=keep),
-        right_branching=baselines["right"],
+        right_branching=branching_baselines(gold_spans, lengths, keep=keep)["right"],
         punctuation_by=by,
-        word_perplexity=_exp(-sum(log_prob for _, _, log_prob in results) / sum(lengths)),
+        word_perplexity=_exp(-sum(log_prob for _, log_prob in results) / sum(lengths)),
         num_sentences=len(results),
-        num_failures=sum(tree is None for _, tree, _ in results),
+        num_failures=sum(tree is None for tree, _ in results),
         beam=beam,
     )

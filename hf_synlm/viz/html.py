@@ -119,15 +119,12 @@ def _body(sentence: ParsedSentence, pictures: Mapping[str, str] | None = None) -
         parts.append(_table(sentence))
     for rank, tree in enumerate(sentence.hypotheses):
         opened = ' open="open"' if rank == 0 else ""
-        summary = f"<summary>tree {rank + 1}{_log_prob(tree)}</summary>"
+        log_prob = "" if tree.log_prob is None else f", log-probability {tree.log_prob:.3f} nats"
+        summary = f"<summary>tree {rank + 1}{log_prob}</summary>"
         parts.append(f"<details{opened}>{summary}{_tree(sentence, tree, bits)}</details>")
     for title, picture in (pictures or {}).items():
         parts.append(f'<h3>{escape_xml(title)}</h3>\n<div class="tree">{picture}</div>')
     return "\n".join(parts)
-
-
-def _log_prob(tree: Hypothesis) -> str:
-    return "" if tree.log_prob is None else f", log-probability {tree.log_prob:.3f} nats"
 
 
 def _tree(sentence: ParsedSentence, tree: Hypothesis, bits: list[float] | None) -> str:

@@ -60,7 +60,9 @@ def tree_to_latex(
     """
     roots = build_nodes(words, spans, labels)
     tier = "where n children=0{tier=word}{}"
-    body = _brackets(roots[0], 1) if len(roots) == 1 else _forest(roots)
+    body = "\n".join(_brackets(root, 1 if len(roots) == 1 else 2) for root in roots)
+    if len(roots) > 1:
+        body = f"  [,phantom\n{body}\n  ]"
     tree = (
         f"\\begin{{forest}}\n  for tree={{parent anchor=south, child anchor=north}},\n  {tier}\n{body}\n\\end{{forest}}"
     )
@@ -69,11 +71,6 @@ def tree_to_latex(
     head = "\\documentclass[border=4pt]{standalone}\n\\usepackage{iftex}\n\\usepackage[T1]{fontenc}\n"
     head += "\\iftutex\\usepackage{fontspec}\\fi\n\\usepackage{forest}\n"
     return f"{head}\\begin{{document}}\n{tree}\n\\end{{document}}\n"
-
-
-def _forest(roots: Sequence[Node]) -> str:
-    parts = "\n".join(_brackets(root, 2) for root in roots)
-    return f"  [,phantom\n{parts}\n  ]"
 
 
 def _brackets(root: Node, depth: int) -> str:

@@ -174,7 +174,11 @@ def _cells(cells: Mapping[tuple[float, float], tuple[float | None, str]], digits
 
 
 # --------------------------------------------------------------------------------------------- what the models compute
-def _row_of_batch(rows: list[Any], sentence: int) -> list[Any]:
+def _table_of(values: Any, sentence: int) -> list[Any]:
+    """A table of numbers, or that of one sentence of a batch, as nested lists."""
+    rows = _to_lists(values)
+    if not rows or not rows[0] or not isinstance(rows[0][0], list):
+        return rows
     if not 0 <= sentence < len(rows):
         raise ValueError(f"there is no sentence {sentence}: the batch has {len(rows)}")
     return rows[sentence]
@@ -195,9 +199,7 @@ def distances_to_svg(distances: Any, words: Sequence[str], *, sentence: int = 0,
     Raises:
         ValueError: the shape does not fit the words.
     """
-    layers = _to_lists(distances)
-    if layers and layers[0] and isinstance(layers[0][0], list):
-        layers = _row_of_batch(layers, sentence)
+    layers = _table_of(distances, sentence)
     names = [f"layer {number}" for number in range(1, len(layers) + 1)]
     return heatmap_to_svg(layers, names, words, title=title or "syntactic distance before each token")
 
@@ -222,9 +224,7 @@ def span_attention_to_svg(
     Raises:
         ValueError: the shape does not fit the words.
     """
-    rows = _to_lists(span_scores)
-    if rows and rows[0] and isinstance(rows[0][0], list):
-        rows = _row_of_batch(rows, sentence)
+    rows = _table_of(span_scores, sentence)
     if len(rows) != len(words):
         raise ValueError(f"scores of {len(rows)} tokens for {len(words)} words: give one per token")
     table: list[list[float | None]] = []
@@ -232,12 +232,9 @@ def span_attention_to_svg(
         largest = max(scores)
         weights = [math.exp(score - largest) for score in scores]
         total = math.fsum(weights)
-        line: list[float | None] = [None] * len(words)
-        for slot, weight in enumerate(weights):
-            start = end - len(weights) + slot
-            if start >= 0:
-                line[start] = weight / total
-        table.append(line)
+        # The last slot is the span that begins right before the token; the first ones may begin before the text.
+        shares = [weight / total for weight in weights[max(0, len(weights) - end) :]]
+        table.append([*[None] * (end - len(shares)), *shares, *[None] * (len(words) - end)])
     if len(words) == 1:
         raise ValueError("one token has no span before it: there is nothing to draw")
     return heatmap_to_svg(table, words, words, title=title or "attention to the span from column to row")

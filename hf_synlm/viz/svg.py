@@ -4,12 +4,11 @@ Lines and text have the color of the text around the picture, so it fits light a
 """
 
 import math
-import unicodedata
 from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape as _escape_xml
 
 from hf_synlm.trees import Span
-from hf_synlm.viz.layout import Node, build_nodes, clean_text, place_nodes
+from hf_synlm.viz.layout import Node, build_nodes, clean_text, display_width, place_nodes
 
 FONT = "'DejaVu Sans', 'Noto Sans', 'Helvetica Neue', Arial, sans-serif"
 FONT_SIZE, SMALL = 14, 11
@@ -45,10 +44,8 @@ def text_width(text: str, size: float = FONT_SIZE) -> float:
 
 
 def _em(character: str) -> float:
-    if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me", "Cf"):
-        return 0.0
-    if unicodedata.east_asian_width(character) in "WF":
-        return 1.05
+    if display_width(character) != 1:
+        return 0.525 * display_width(character)
     if character in _NARROW:
         return 0.42
     if character in _WIDE:

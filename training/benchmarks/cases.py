@@ -31,104 +31,86 @@ Build = Callable[[], Sides]
 
 
 class Case(NamedTuple):
-    """One comparison: its name, what is measured, against what, and the function that builds both sides."""
+    """One comparison: what is measured, against what, and the function that builds both sides."""
 
-    name: str
     what: str
     baseline: str
     build: Build
 
 
 CASES = {
-    case.name: case
-    for case in (
-        Case(
-            "gpst-train-quarter",
-            "GPST forward + backward, D 192, d 64, 3 + 9 layers, V 12566, 2 x 512 tokens",
-            "GPT2LMHeadModel forward + backward, same sizes and tokens",
-            lambda: gpst_train(QUARTER, 2, 512),
-        ),
-        Case(
-            "gpst-train-small",
-            "GPST forward + backward, small preset, 1 x 512 tokens",
-            "GPT2LMHeadModel forward + backward, same sizes and tokens",
-            lambda: gpst_train({}, 1, 512),
-        ),
-        Case(
-            "gpst-parse-quarter",
-            f"GPST parse of {PARSE_TOKENS} tokens, beam {BEAM}, D 192, d 64, 3 + 9 layers, V 12566",
-            f"GPT2LMHeadModel.generate(num_beams={BEAM}) of {PARSE_TOKENS} tokens, same sizes",
-            lambda: gpst_parse(QUARTER),
-        ),
-        Case(
-            "gpst-parse-small",
-            f"GPST parse of {PARSE_TOKENS} tokens, beam {BEAM}, small preset",
-            f"GPT2LMHeadModel.generate(num_beams={BEAM}) of {PARSE_TOKENS} tokens, same sizes",
-            lambda: gpst_parse({}),
-        ),
-        Case(
-            "rnng-train-b32",
-            "RNNG forward + backward, 32 sentences, E = D = 256, 2 layers, LSTM composition, V 5400",
-            "torch.nn.LSTM forward + backward, same sizes, as many steps as the RNNG has pushes",
-            lambda: rnng_train(32),
-        ),
-        Case("rnng-train-b128", "the same with 128 sentences", "the same with as many steps", lambda: rnng_train(128)),
-        Case(
-            "rnng-search-k100",
-            "RNNG parse of 17 tokens, action beam 100, word beam 10, fast-track 1, E = D = 256, 2 layers",
-            "the same search with action beam 10",
-            lambda: rnng_search(100, 10),
-        ),
-        Case(
-            "rnng-search-batched",
-            "RNNG parse of 8 sentences of 17 tokens together, action beam 100",
-            "the same sentences one by one",
-            lambda: rnng_search_batched(100),
-        ),
-        Case(
-            "on-lstm-train",
-            "ON-LSTM forward + backward, 3 layers, E 400, H 1150, V 10000, 20 x 70 tokens, no dropout",
-            "three torch.nn.LSTM, embedding and output layer of the same sizes",
-            lambda: on_lstm_train(dropout=False),
-        ),
-        Case(
-            "on-lstm-train-dropout",
-            "the same with the dropout of the preset",
-            "the same, without dropout",
-            lambda: on_lstm_train(dropout=True),
-        ),
-        Case(
-            "prpn-train",
-            "PRPN forward + backward, 2 layers, E 800, H 1200, V 10000, 64 x 35 tokens, no dropout",
-            "two torch.nn.LSTM of the same sizes, a projection, embedding and output layer",
-            lambda: prpn_train(dropout=False),
-        ),
-        Case(
-            "prpn-train-dropout",
-            "the same with the dropout of the preset",
-            "the same, without dropout",
-            lambda: prpn_train(dropout=True),
-        ),
-        Case(
-            "palm-train",
-            "PaLM forward + backward, 3 layers, E 400, H 1020, 20 spans, V 10000, 20 x 70 tokens",
-            "AWD-LSTM: the same model without span attention",
-            palm_train,
-        ),
-        Case(
-            "prepare",
-            "text file (2.8 MB) to shards: sentences, tokens, boundaries, checksums, on disk; one process",
-            "the tokenizer called with the same sentences, split before, 1000 at a time",
-            lambda: prepare_corpus(1),
-        ),
-        Case(
-            "gpst-loop-quarter",
-            "a step of the training loop: batch from the data set, GPST forward + backward, clipping, AdamW; D 192, "
-            "d 64, 3 + 9 layers, V 12566, 2 x 256 tokens",
-            "forward + backward, clipping and AdamW on a batch that is ready",
-            lambda: gpst_loop(QUARTER, 2, 256),
-        ),
-    )
+    "gpst-train-quarter": Case(
+        "GPST forward + backward, D 192, d 64, 3 + 9 layers, V 12566, 2 x 512 tokens",
+        "GPT2LMHeadModel forward + backward, same sizes and tokens",
+        lambda: gpst_train(QUARTER, 2, 512),
+    ),
+    "gpst-train-small": Case(
+        "GPST forward + backward, small preset, 1 x 512 tokens",
+        "GPT2LMHeadModel forward + backward, same sizes and tokens",
+        lambda: gpst_train({}, 1, 512),
+    ),
+    "gpst-parse-quarter": Case(
+        f"GPST parse of {PARSE_TOKENS} tokens, beam {BEAM}, D 192, d 64, 3 + 9 layers, V 12566",
+        f"GPT2LMHeadModel.generate(num_beams={BEAM}) of {PARSE_TOKENS} tokens, same sizes",
+        lambda: gpst_parse(QUARTER),
+    ),
+    "gpst-parse-small": Case(
+        f"GPST parse of {PARSE_TOKENS} tokens, beam {BEAM}, small preset",
+        f"GPT2LMHeadModel.generate(num_beams={BEAM}) of {PARSE_TOKENS} tokens, same sizes",
+        lambda: gpst_parse({}),
+    ),
+    "rnng-train-b32": Case(
+        "RNNG forward + backward, 32 sentences, E = D = 256, 2 layers, LSTM composition, V 5400",
+        "torch.nn.LSTM forward + backward, same sizes, as many steps as the RNNG has pushes",
+        lambda: rnng_train(32),
+    ),
+    "rnng-train-b128": Case("the same with 128 sentences", "the same with as many steps", lambda: rnng_train(128)),
+    "rnng-search-k100": Case(
+        "RNNG parse of 17 tokens, action beam 100, word beam 10, fast-track 1, E = D = 256, 2 layers",
+        "the same search with action beam 10",
+        lambda: rnng_search(100, 10),
+    ),
+    "rnng-search-batched": Case(
+        "RNNG parse of 8 sentences of 17 tokens together, action beam 100",
+        "the same sentences one by one",
+        lambda: rnng_search_batched(100),
+    ),
+    "on-lstm-train": Case(
+        "ON-LSTM forward + backward, 3 layers, E 400, H 1150, V 10000, 20 x 70 tokens, no dropout",
+        "three torch.nn.LSTM, embedding and output layer of the same sizes",
+        lambda: on_lstm_train(dropout=False),
+    ),
+    "on-lstm-train-dropout": Case(
+        "the same with the dropout of the preset",
+        "the same, without dropout",
+        lambda: on_lstm_train(dropout=True),
+    ),
+    "prpn-train": Case(
+        "PRPN forward + backward, 2 layers, E 800, H 1200, V 10000, 64 x 35 tokens, no dropout",
+        "two torch.nn.LSTM of the same sizes, a projection, embedding and output layer",
+        lambda: prpn_train(dropout=False),
+    ),
+    "prpn-train-dropout": Case(
+        "the same with the dropout of the preset",
+        "the same, without dropout",
+        lambda: prpn_train(dropout=True),
+    ),
+    "palm-train": Case(
+        "PaLM forward + backward, 3 layers, E 400, H 1020, 20 spans, V 10000, 20 x 70 tokens",
+        "AWD-LSTM: the same model without span attention",
+        palm_train,
+    ),
+    "prepare": Case(
+        "text file (2.8 MB) to shards: sentences, tokens, boundaries, checksums, on disk; one process",
+        "the tokenizer called with the same sentences, split before, 1000 at a time",
+        lambda: prepare_corpus(1),
+    ),
+    "gpst-loop-quarter": Case(
+        "a step of the training loop: batch from the data set, GPST forward + backward, clipping, AdamW; D 192, "
+        "d 64, 3 + 9 layers, V 12566, 2 x 256 tokens",
+        "forward + backward, clipping and AdamW on a batch that is ready",
+        lambda: gpst_loop(QUARTER, 2, 256),
+    ),
 }
 
 

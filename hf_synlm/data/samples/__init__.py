@@ -8,17 +8,8 @@ domain, CC0.
 from importlib import resources
 from pathlib import Path
 
-SAMPLE_NAMES = (
-    "raw.train.txt",
-    "raw.valid.txt",
-    "raw.test.txt",
-    "trees.train.txt",
-    "trees.valid.txt",
-    "trees.test.txt",
-    "NOTICE.txt",
-)
-
-
+PARTS = ("train", "valid", "test")
+SAMPLE_NAMES = (*(f"{kind}.{part}.txt" for kind in ("raw", "trees") for part in PARTS), "NOTICE.txt")
 EMBEDDED = "embedded"
 
 

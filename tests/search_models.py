@@ -1,0 +1,199 @@
+"""Small models with a search, GPST and RNNG, and what the tests of their searches and of `generate` share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
+
+from hf_synlm import GPSTConfig, GPSTForCausalLM, RNNGConfig, RNNGForCausalLM
+
+GPST_TINY: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_type_layers": 1,
+    "num_token_layers": 1,
+    "max_position_embeddings": 64,
+    "composition_size": 8,
+    "composition_num_heads": 2,
+    "composition_intermediate_size": 16,
+    "num_composition_layers": 1,
+    "score_size": 4,
+    "parser_size": 8,
+    "parser_score_size": 8,
+    "num_parser_layers": 1,
+    "parser_num_heads": 2,
+    "scoring_num_beams": 3,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "reduce_token_id": 2,
+    "cls_token_id": 3,
+    "sep_token_id": 4,
+}
+RNNG_TINY: dict[str, Any] = {
+    "vocab_size": 12,
+    "embedding_size": 8,
+    "hidden_size": 8,
+    "num_layers": 2,
+    "nonterminals": ["S", "X"],
+    "max_open_nonterminals": 4,
+    "max_consecutive_nonterminals": 2,
+}
+INSIDE = (2, 5, 6)  # tokens that do not end a word in RNNGs of word pieces
+NARROW = {"scoring_num_beams": 3, "action_beam_size": 8}
+# Name -> fields of RNNG's configuration; None is GPST.
+MODELS: dict[str, dict[str, Any] | None] = {
+    "gpst": None,
+    "rnng": {"composition": "lstm"},
+    "rnng, attention": {"composition": "attention"},
+    "rnng, pieces": {"composition": "attention", "subwords": True},
+    "rnng, in-order": {"transition_system": "in_order", "composition": "lstm"},
+    "rnng, in-order, attention": {"transition_system": "in_order", "composition": "attention"},
+    "rnng, in-order, pieces": {"transition_system": "in_order", "composition": "lstm", "subwords": True},
+}
+
+
+def gpst(*, gen_bias: float = 0.0, seed: int = 0, **fields: Any) -> GPSTForCausalLM:
+    """A tiny GPST whose parameters all differ; `gen_bias` makes deep stacks likely."""
+    torch.manual_seed(seed)
+    model = GPSTForCausalLM(GPSTConfig(**{**GPST_TINY, **fields})).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        model.heads.action[-1].bias += torch.tensor([gen_bias, 0.0])
+    return model
+
+
+def rnng(system: str = "top_down", composition: str = "lstm", *, seed: int = 0, **fields: Any) -> RNNGForCausalLM:
+    """A tiny RNNG of two labels."""
+    torch.manual_seed(seed)
+    fields = {**RNNG_TINY, "transition_system": system, "composition": composition, **fields}
+    model = RNNGForCausalLM(RNNGConfig(**fields)).eval()
+    if model.config.subwords:
+        model.model.word_final[list(INSIDE)] = False
+    return model
+
+
+def search_model(name: str, **fields: Any) -> Any:
+    """A model of `MODELS`."""
+    special = MODELS[name]
+    return gpst(**fields) if special is None else rnng(**{**NARROW, **special, **fields})
+
+
+def ending_model(name: str) -> Any:
+    """A model that likes to end. GPST's begin token, 3, is none that ends; RNNG's vocabulary has one token for both."""
+    if name != "gpst":
+        return search_model(name, seed=2)
+    model = gpst(bos_token_id=3)
+    with torch.no_grad():
+        direction = model.heads.token(torch.randn(200, 16)).mean(0)
+        model.lm_head.weight[model.config.eos_token_id] += 1.5 * direction / direction.norm()
+    return model
+
+
+def parse(model: Any, ids: list[int] | Tensor, num_beams: int = 4, **options: Any) -> Any:
+    """All trees of the beam."""
+    ids = torch.tensor([ids]) if isinstance(ids, list) else ids
+    return model.parse(ids, **{"num_beams": num_beams, "num_return_sequences": num_beams, **options})
+
+
+def taken(model: Any, actions: Tensor) -> tuple[int, ...]:
+    """A derivation without its padding, which is -1 in GPST and 0 in RNNG."""
+    first = 0 if isinstance(model, GPSTForCausalLM) else 1
+    return tuple(action for action in actions.tolist() if action >= first)
+
+
+def count_words(model: Any, actions: Tensor) -> int:
+    """Words of a derivation: GEN is 0 in GPST, SHIFT 1 in RNNG."""
+    return taken(model, actions).count(0 if isinstance(model, GPSTForCausalLM) else 1)
+
+
+def hypotheses(model: Any, output: Any, row: int = 0) -> list[tuple[float, tuple[int, ...]]]:
+    """Scores and actions of the trees that exist."""
+    pairs = zip(output.log_probs[row].tolist(), output.actions[row], strict=True)
+    return [(score, taken(model, actions)) for score, actions in pairs if score > -math.inf]
+
+
+def padded(rows: list[list[int]], left: bool, fill: int = 7) -> tuple[Tensor, Tensor]:
+    """Rows padded with a token that means something, and their mask."""
+    width = max(map(len, rows))
+    ids, mask = torch.full((len(rows), width), fill), torch.zeros(len(rows), width, dtype=torch.long)
+    for row, values in enumerate(rows):
+        place = slice(width - len(values), width) if left else slice(0, len(values))
+        ids[row, place], mask[row, place] = torch.tensor(values), 1
+    return ids, mask
+
+
+def generate(model: Any, ids: Any, **options: Any) -> Any:
+    """Generate with an output object; no end token unless one is given."""
+    ids = torch.tensor(ids) if isinstance(ids, list) else ids
+    return model.generate(
+        ids, **{"eos_token_id": None, "max_new_tokens": 5, "return_dict_in_generate": True, **options}
+    )
+
+
+def assert_fits(counts: Tensor, probabilities: Tensor) -> None:
+    """Chi-square test at about four standard deviations, rare outcomes taken together."""
+    expected = counts.sum() * probabilities
+    common = expected >= 5
+    groups = [(counts[common], expected[common]), (counts[~common].sum()[None], expected[~common].sum()[None])]
+    observed, wanted = (torch.cat([group[i].double() for group in groups]) for i in range(2))
+    statistic = float(((observed - wanted) ** 2 / wanted.clamp(min=1e-9)).sum())
+    freedom = len(wanted) - 1
+    assert statistic < freedom + 4 * math.sqrt(2 * max(freedom, 1))
+
+
+class Recorder(LogitsProcessor):
+    """Remembers what it is called with, and forbids a word."""
+
+    def __init__(self, forbidden: int) -> None:
+        self.forbidden, self.shapes = forbidden, []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Forbid the word."""
+        self.shapes.append((tuple(input_ids.shape), tuple(scores.shape)))
+        return scores.index_fill(1, torch.tensor([self.forbidden]), -math.inf)
+
+
+class Forbid(LogitsProcessor):
+    """Forbids every word of the row whose second word is 5, from a length on."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """Forbid."""
+        stop = (ids[:, 1] == 5) & (ids.shape[1] >= self.last)
+        return scores.masked_fill(stop[:, None], -math.inf)
+
+
+class StopAfter(StoppingCriteria):
+    """Stops a row that ends in a word."""
+
+    def __init__(self, word: int) -> None:
+        self.word = word
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """Whether the last word is the one."""
+        return input_ids[:, -1] == self.word
+
+
+class ListStreamer(BaseStreamer):
+    """Keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.values, self.ended = [], False
+
+    def put(self, value: Tensor) -> None:
+        """Keep."""
+        self.values.append(value)
+
+    def end(self) -> None:
+        """Note the end."""
+        self.ended = True
