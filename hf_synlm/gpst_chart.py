@@ -37,6 +37,8 @@ class ChartPlan:
         root_S, length_S, context_S, offset_S: root cell, number of tokens, context row and first token of each
             sentence.
         tokens_B, nodes_B: tokens and tree nodes (2n - 1 for each sentence) of each context, as Python integers.
+        count_2B: the same as a tensor.
+        longest: tokens of the longest sentence.
         leaf_BT: leaf id at each context position, 0 where there is none.
         message_order, message_child, message_bounds: outside messages sorted by the cell that receives them; see
             `_message_lists`.
@@ -57,18 +59,22 @@ class ChartPlan:
     offset_S: Tensor
     tokens_B: tuple[int, ...]
     nodes_B: tuple[int, ...]
+    count_2B: Tensor
+    longest: int
     leaf_BT: Tensor
     message_order: Tensor
     message_child: Tensor
     message_bounds: tuple[int, ...]
 
     def to(self, device: torch.device) -> "ChartPlan":
-        """Copy of the plan with its tensors on `device`."""
-        moved = {
-            field.name: getattr(self, field.name).to(device, non_blocking=True)
-            for field in dataclasses.fields(self)
-            if isinstance(getattr(self, field.name), Tensor)
-        }
+        """Copy of the plan with its tensors on `device`, in one transfer."""
+        names = [field.name for field in dataclasses.fields(self) if isinstance(getattr(self, field.name), Tensor)]
+        tensors = [getattr(self, name) for name in names]
+        packed = torch.cat([tensor.flatten() for tensor in tensors])
+        if device.type == "cuda":  # or the host would wait for the copy
+            packed = packed.pin_memory()
+        parts = packed.to(device, non_blocking=True).split([tensor.numel() for tensor in tensors])
+        moved = {name: part.view_as(tensor) for name, part, tensor in zip(names, parts, tensors, strict=True)}
         return dataclasses.replace(self, **moved)
 
     def level_children(self, level: int) -> Tensor:
@@ -105,13 +111,14 @@ def plan_chart(merge_order: Tensor, sentence_ids: Tensor, window_size: int) -> C
         orders, n for an order that merges from one end. At most 3n - 5 inner cells and 5n compositions for W = 2.
     Source: the authors' C++ chart manager (`py_backend`); the closed form is ours, the cells are the same.
     """
-    merge_order, sentence_ids = merge_order.cpu(), sentence_ids.cpu()
     num_contexts, num_tokens = sentence_ids.shape
     if merge_order.shape != (num_contexts, max(num_tokens - 1, 0)):
         raise ValueError(
             f"merge_order has shape {tuple(merge_order.shape)}; sentence_ids {tuple(sentence_ids.shape)} needs "
             f"({num_contexts}, {max(num_tokens - 1, 0)}): one entry for each boundary between neighbouring tokens."
         )
+    both = torch.cat([merge_order.to(sentence_ids), sentence_ids], 1).cpu()  # every copy waits for the device
+    merge_order, sentence_ids = both.split([merge_order.shape[1], num_tokens], 1)
     if not torch.equal(merge_order.sort(1).values, torch.arange(merge_order.shape[1]).expand_as(merge_order)):
         raise ValueError("merge_order must be a permutation of 0..T-2 in every row. Use an argsort of split scores.")
     joined_BP = joined_boundaries(sentence_ids)
@@ -288,7 +295,7 @@ def _finish_plan(
     length_S = _sentence_lengths(starts_BT, valid_BT)
     root_S = new_id[spans.find(context_S, offset_S, offset_S + length_S)]
     leaf_row, leaf_position = valid_BT.nonzero(as_tuple=True)
-    tokens_B = valid_BT.sum(1)
+    count_2B = torch.stack([valid_BT.sum(1), valid_BT.sum(1) + joined_BP.sum(1)])
     message_order, message_child, message_bounds = _message_lists(left_CM, right_CM, levels, num_leaves)
     return ChartPlan(
         num_leaves=num_leaves,
@@ -304,8 +311,10 @@ def _finish_plan(
         length_S=length_S,
         context_S=context_S,
         offset_S=offset_S,
-        tokens_B=tuple(tokens_B.tolist()),
-        nodes_B=tuple((tokens_B + joined_BP.sum(1)).tolist()),
+        tokens_B=tuple(count_2B[0].tolist()),
+        nodes_B=tuple(count_2B[1].tolist()),
+        count_2B=count_2B,
+        longest=int(length_S.max()),
         leaf_BT=leaf_BT,
         message_order=message_order,
         message_child=message_child,
@@ -474,6 +483,6 @@ def induced_trees(plan: ChartPlan, best_C: Tensor) -> TreeNodes:
     split_N = torch.zeros(plan.num_cells, dtype=torch.long, device=device)
     split_N[num_leaves:] = plan.split_CM.gather(1, best_C[:, None]).squeeze(1)
     context_A = plan.context_N[cell_A]
-    counts_B = torch.tensor((0, *plan.nodes_B), device=device)
-    position_A = torch.arange(len(cell_A), device=device) - counts_B.cumsum(0)[context_A]
+    first_B = plan.count_2B[1].cumsum(0) - plan.count_2B[1]
+    position_A = torch.arange(len(cell_A), device=device) - first_B[context_A]
     return TreeNodes(cell_A, context_A, plan.start_N[cell_A], plan.end_N[cell_A], split_N[cell_A], position_A)

@@ -19,8 +19,6 @@ from torch.nn import functional as F
 from .configuration_gpst import GPSTConfig
 from .module_tools import weight_of
 
-LEFT, RIGHT, PARENT_OF_RIGHT = 0, 1, 2  # rows of the role tables; outside, row 0 is the parent
-
 
 # ---------------------------------------------------------------------------------------------- composition
 class GPSTPairLayer(nn.Module):
@@ -43,11 +41,10 @@ class GPSTPairLayer(nn.Module):
         self.linear1 = nn.Linear(size, config.composition_intermediate_size)
         self.linear2 = nn.Linear(config.composition_intermediate_size, size)
 
-    def role_bias(self, roles: list) -> Tensor:
-        """Bias of the q, k, v projection with the role terms of the given (nested) list of roles: [..., 3 d]."""
+    def role_bias(self) -> Tensor:
+        """Bias of the q, k, v projection with the role terms, by role [4, 3 d]."""
         size = self.out_proj.in_features
-        index = torch.tensor(roles, device=self.in_proj.weight.device)
-        role = F.linear(self.role_embedding(index), weight_of(self.in_proj)[: 2 * size])
+        role = F.linear(weight_of(self.role_embedding), weight_of(self.in_proj)[: 2 * size])
         return self.in_proj.bias + F.pad(role, (0, size))
 
     def attend(self, pair: Tensor, qkv: Tensor, linear: Callable, name: str) -> Tensor:
@@ -115,7 +112,7 @@ class GPSTComposition(nn.Module):
         """Linear maps of the composition, with role terms folded into the first biases."""
         maps = {**self.left_score.maps("left_score"), **self.right_score.maps("right_score")}
         for index, layer in enumerate(self.layers):
-            maps.update(layer.maps(str(index), layer.role_bias([LEFT, RIGHT])))
+            maps.update(layer.maps(str(index), layer.role_bias()[:2]))
         return maps
 
     def compose(self, linear: Callable, pair_R2D: Tensor, qkv: Tensor | None = None) -> Tensor:
@@ -176,18 +173,21 @@ class GPSTDecomposition(nn.Module):
         self.scale = config.score_size**-0.5
         self.sizes = [config.composition_size, 3 * config.composition_size, config.score_size, config.score_size]
 
-    _ROLES = [[LEFT, RIGHT], [LEFT, PARENT_OF_RIGHT]]  # by child side: roles of parent and sibling
-
     def chart_tensors(self) -> dict[str, tuple[Tensor, Tensor | None]]:
         """Linear maps that the level loop applies (the first projection of parents without its bias)."""
         maps = self.parent_score.maps("parent_score")
         for index, layer in enumerate(self.layers):
-            maps.update(layer.maps(str(index), layer.role_bias(self._ROLES) if index else None))
+            maps.update(layer.maps(str(index), self._by_side(layer.role_bias()) if index else None))
         return maps
 
     def position_bias(self) -> Tensor:
         """Bias [2, 2, 3 d] of the first projections by child side and pair position."""
-        return self.layers[0].role_bias(self._ROLES)
+        return self._by_side(self.layers[0].role_bias())
+
+    @staticmethod
+    def _by_side(role_bias: Tensor) -> Tensor:
+        """Rows of parent and sibling by child side: (parent, right sibling), (parent, left sibling)."""
+        return torch.stack([role_bias[:2], role_bias[:3:2]])
 
     def cell_features(self, vector_ND: Tensor) -> Tensor:
         """[N, 4 d + 2 score size]: vector, its first projections, and its score projections as left / right sibling."""

@@ -123,7 +123,7 @@ class GPSTHeads(nn.Module):
         ae_loss, token_loss = loss_R[: plan.num_leaves], loss_R[plan.num_leaves :]
         action_loss, action_BA = self.action_loss(output)
         height = _height_loss(config, structure.height_N[plan.root_S], plan.length_S)
-        parser = _parser_loss(output.parser_scores, structure.nodes)
+        parser = _parser_loss(output.parser_scores, structure)
         loss = vocabulary_loss + weight["height"] * height + weight["parser"] * parser + weight["action"] * action_loss
         losses = {
             "auto_encoding": ae_loss.mean(),
@@ -181,22 +181,21 @@ def _height_loss(config: GPSTConfig, height_S: Tensor, length_S: Tensor) -> Tens
     return (excess / normalizer).mean()
 
 
-def _parser_loss(score_BP: Tensor, nodes: TreeNodes) -> Tensor:
+def _parser_loss(score_BP: Tensor, structure: TreeStructure) -> Tensor:
     """Mean over inner nodes (i, j) of the cross entropy of the scores of boundaries i + 1 .. j - 1 at the split.
 
-    The scores of every node are laid out one after the other, so the cost is the sum of the span widths (about
-    n log n), not nodes times context length. 0 if there is no inner node.
+    The scores of a node are a row as long as the longest sentence allows: the host knows that size, while the sum of
+    the widths would have to come from the device. 0 if there is no inner node.
     """
-    inner = nodes.end_A - nodes.start_A > 1
-    row, start, split = nodes.context_A[inner], nodes.start_A[inner], nodes.split_A[inner]
-    width = nodes.end_A[inner] - start - 1
-    if not len(row):
+    nodes, plan = structure.nodes, structure.plan
+    num_inner = len(nodes.cell_A) - plan.num_leaves
+    if not num_inner:
         return score_BP.sum() * 0
-    owner = torch.arange(len(row), device=row.device).repeat_interleave(width)
-    offset = torch.arange(len(owner), device=row.device) - (width.cumsum(0) - width)[owner]
+    inner = (nodes.cell_A < plan.num_leaves).to(torch.uint8).argsort(stable=True)[:num_inner]
+    first = (nodes.context_A * score_BP.shape[1] + nodes.start_A)[inner, None]
+    offset = torch.arange(plan.longest - 1, device=score_BP.device)
     flat = score_BP.flatten()
-    base = row * score_BP.shape[1]
-    score = flat[base[owner] + start[owner] + offset]
-    largest = score.new_full((len(row),), -torch.inf).scatter_reduce(0, owner, score.detach(), "amax")
-    total = torch.zeros_like(largest).index_add(0, owner, (score - largest[owner]).exp())
-    return (largest + total.log() - flat[base + split - 1]).mean()
+    outside = offset >= (nodes.end_A - nodes.start_A)[inner, None] - 1
+    score = flat[(first + offset).clamp_max(len(flat) - 1)].masked_fill(outside, -torch.inf)
+    split = nodes.split_A[inner] - nodes.start_A[inner] - 1
+    return (score.logsumexp(1) - score.gather(1, split[:, None]).squeeze(1)).mean()

@@ -33,25 +33,30 @@ class ContextBatch:
             if value is not None and value.shape != input_ids.shape:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, input_ids {tuple(input_ids.shape)}.")
         mask = attended_tokens(config, input_ids, attention_mask, sentence_ids)
-        refuse_empty_rows(mask)
         length_B, shift_B = mask.sum(1), mask.long().argmax(1)
-        if int(length_B.max()) > config.max_position_embeddings:
+        column = torch.arange(mask.shape[1], device=mask.device)
+        between = (column >= shift_B[:, None]) & (column < (shift_B + length_B)[:, None])
+        # One copy to the host: every one waits for the device.
+        facts = [length_B.min(), length_B.max(), shift_B.max(), (mask != between).sum()]
+        shortest, longest, largest_shift, num_holes = torch.stack(facts).tolist()
+        if shortest == 0:
+            refuse_empty_rows(mask)
+        if longest > config.max_position_embeddings:
             raise ValueError(
-                f"A context of {int(length_B.max())} tokens does not fit max_position_embeddings="
+                f"A context of {longest} tokens does not fit max_position_embeddings="
                 f"{config.max_position_embeddings}. Shorten it."
             )
+        if num_holes:
+            raise ValueError("attention_mask or sentence_ids leave holes between tokens. Pad at one end only.")
         sentence_ids = mask.long() if sentence_ids is None else _number_runs(sentence_ids) * mask
         word_index = None
         if word_ends is not None:
             word_index = F.pad(word_ends.long().cumsum(1)[:, :-1], (1, 0))
-        text = cls(input_ids, sentence_ids, word_index, shift_B, bool(shift_B.any()))
+        text = cls(input_ids, sentence_ids, word_index, shift_B, largest_shift > 0)
         if text.moved:
             text.ids, text.sentence_ids = text.align(input_ids), text.align(sentence_ids)
             text.word_index = None if word_index is None else text.align(word_index)
-        expected = torch.arange(text.width, device=mask.device) < length_B[:, None]
-        if not torch.equal(text.sentence_ids != 0, expected):
-            raise ValueError("attention_mask or sentence_ids leave holes between tokens. Pad at one end only.")
-        text.ids = text.ids.masked_fill(~expected, 0)
+        text.ids = text.ids.masked_fill(column >= length_B[:, None], 0)
         return text
 
     def align(self, values_BT: Tensor) -> Tensor:

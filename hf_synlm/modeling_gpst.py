@@ -412,12 +412,12 @@ class GPSTModel(GPSTPreTrainedModel):
         source[slot_A + 1], position[slot_A + 1] = source_A, nodes.end_A
         target = slot_A.new_full((num_contexts * num_slots,), -1)
         target[slot_A] = torch.where(is_inner, COMP, GEN)
-        last_B = torch.arange(num_contexts, device=device) * num_slots + torch.tensor(plan.nodes_B, device=device)
+        last_B = torch.arange(num_contexts, device=device) * num_slots + plan.count_2B[1]
         target[last_B] = GEN
         row, column = plan.context_N[:num_leaves], plan.start_N[:num_leaves]
         token_slots = (torch.arange(num_contexts, device=device) * num_slots)[:, None].repeat(1, num_tokens + 1)
         token_slots[row, column] = slot_A[leaf_node]
-        token_slots[torch.arange(num_contexts, device=device), torch.tensor(plan.tokens_B, device=device)] = last_B
+        token_slots[torch.arange(num_contexts, device=device), plan.count_2B[0]] = last_B
         position = position.view(num_contexts, num_slots)
         inputs = sources.index_select(0, source).view(num_contexts, num_slots, -1) + self.position_embedding(position)
         return NodeSequence(inputs, target.view(num_contexts, num_slots), position, token_slots, row, column)

@@ -208,11 +208,11 @@ def _adder(weight_LOI: Tensor, low: torch.dtype, rows: int, uses: int) -> Callab
 
     def add(out: Tensor, x: Tensor, layers: slice) -> None:
         if len(weight_LOI) == 1:
-            out[0] += single(x[0].to(low))
+            out[0].add_(single(x[0].to(low)))
         elif out.dtype == low:
             out.baddbmm_(x, transposed[layers])
         else:
-            out += torch.bmm(x.to(low), transposed[layers])
+            out.add_(torch.bmm(x.to(low), transposed[layers]))
 
     return add
 
@@ -231,7 +231,7 @@ class _ONLSTM(torch.autograd.Function):
             from_inputs = linear_map(input_weight.to(low), len(rows))(rows).view(steps, batch, -1)
             # In the end these are the scores of the master gates (2 N), and the activations of the others (4 H).
             acts = bias.to(dtype)[:, None].repeat(turns, 1, batch, 1)
-            acts[:steps, 0] += from_inputs
+            acts[:steps, 0].add_(from_inputs)
             add_own = _adder(weight, low, batch, steps)
             add_below = None if below_weight is None else _adder(below_weight, low, batch, steps)
             probs = acts.new_zeros(turns, layers, batch, 2, num_chunks)
@@ -240,7 +240,7 @@ class _ONLSTM(torch.autograd.Function):
             cells = torch.zeros_like(states)
             for layer in range(layers):
                 states[layer, layer], cells[layer, layer] = hidden[layer], cell[layer]
-            for s in range(turns):
+            for s in range(turns):  # `x[s] += y` would copy the sum once more
                 on, above, below = _active(s, steps, layers)
                 add_own(acts[s, on], states[s, on], on)
                 if add_below is not None and above.start < above.stop:
@@ -299,13 +299,13 @@ class _ONLSTM(torch.autograd.Function):
                 master = torch._softmax_backward_data(master, probs[s, on], -1, master.dtype)
                 grad[..., : 2 * num_chunks] = master.flatten(2)
                 if grad_forget is not None:
-                    grad[..., num_chunks : 2 * num_chunks] += grad_forget[s, on]
+                    grad[..., num_chunks : 2 * num_chunks].add_(grad_forget[s, on])
                 grad_cells[s, on].view(grid).addcmul_(through, opened_forget[s, on])
                 add_own(grad_states[s, on], grad, on)
                 if to_below is not None and above.start < above.stop:
                     inner = torch.bmm(grads[s, above].to(low), to_below[below])
                     if masks is None:
-                        grad_states[s, below] += inner
+                        grad_states[s, below].add_(inner)
                     else:
                         grad_states[s, below].addcmul_(inner, masks[below])
             results = [_first_gradients(ctx, grads[:steps, 0].flatten(0, 1), inputs, input_weight)]

@@ -18,8 +18,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
-from .matrix_products import linear, linear_map, weight_gradient, without_autocast
+from .matrix_products import adding_map, linear, linear_map, weight_gradient, without_autocast
 from .module_tools import weight_of
 from .prpn_parser import drop
 from .recurrent_layers import keep_mask
@@ -99,24 +100,21 @@ class ReadingLayer(nn.Module):
         x_key = drop(x_TBI, self.key_dropout, training)
         key_TBH = linear(x_key, key_weight[:, :input_size], self.key.bias)
         input_TBG = linear(drop(x_TBI, self.dropout, training), weight_of(self.input), self.input.bias)
-        masks: list[Tensor | None] = [None, None, None]
+        masks: list[Tensor | None] = [None, None]
         if training and self.key_dropout:
-            masks[:2] = [keep_mask(key_TBH.shape, self.key_dropout, self.cell_norm.weight) for _ in range(2)]
+            masks = [keep_mask(key_TBH.shape, self.key_dropout, self.cell_norm.weight) for _ in range(2)]
+        weight = weight_of(self.recurrent)
         if training and self.recurrent_dropout:
-            masks[2] = keep_mask((size,), self.recurrent_dropout, self.cell_norm.weight)
-        weights = (
-            key_weight[:, input_size:],
-            weight_of(self.recurrent),
-            self.recurrent.bias,
-            self.input_norm.weight,
-            self.recurrent_norm.weight,
-            self.input_norm.bias + self.recurrent_norm.bias,
-            self.cell_norm.weight,
-            self.cell_norm.bias,
-        )
-        tensors = (key_TBH, input_TBG, gate_TBN, tape_NBD, *masks, *weights)
+            weight = weight * keep_mask((size,), self.recurrent_dropout, self.cell_norm.weight)
         dtype = torch.promote_types(tape_NBD.dtype, torch.float32)
         with without_autocast(x_TBI.device.type):
+            shift = (self.input_norm.bias + self.recurrent_norm.bias).to(dtype)
+            normalized = _Normalize.apply(input_TBG.to(dtype))
+            gates_TBG = torch.addcmul(shift, normalized, self.input_norm.weight.to(dtype))
+            scale = size**-0.5  # of the logits
+            weights = key_weight[:, input_size:].to(dtype) * scale, weight, self.recurrent.bias
+            norms = self.recurrent_norm.weight, self.cell_norm.weight, self.cell_norm.bias
+            tensors = (key_TBH.to(dtype) * scale, gates_TBG, gate_TBN, tape_NBD, *masks, *weights, *norms)
             hidden_TBH, tape, attention_TBN = _Reading.apply(*(None if t is None else t.to(dtype) for t in tensors))
         return hidden_TBH.to(x_TBI.dtype), tape, attention_TBN
 
@@ -125,155 +123,165 @@ class _Steps(NamedTuple):
     """Values of all steps that the backward pass needs, each [T, B, *]."""
 
     key: Tensor
+    """Keys, times the scale of the logits."""
+    logits: Tensor
+    attention: Tensor
+    """Attention weights, and in a last slot the share of the constant in their denominator."""
     read: Tensor
     """State and cell that the attention reads from the tape."""
+    past: Tensor
+    """What the recurrence adds to the gates, before its normalization."""
     acts: Tensor
     """i, f, g, o after their activations."""
     activated: Tensor
     """tanh(LN(c))."""
-    attention: Tensor
-    slope: Tensor
-    """Derivatives of attention weights by their own gates, without the normalization: e / sum."""
-    best: Tensor
-    """Slot of the largest logit."""
-    input_norm: Tensor
-    """For each of three normalizations: the rows before gain and bias, and 1 / deviation."""
-    input_inverse: Tensor
-    past_norm: Tensor
     past_inverse: Tensor
-    cell_norm: Tensor
+    """1 / deviation of the rows of `past`, and of c."""
     cell_inverse: Tensor
-
-    @classmethod
-    def like(cls, input_TBG: Tensor, gate_TBN: Tensor) -> "_Steps":
-        """Uninitialized tensors."""
-        grid, gates, slots = input_TBG.shape[:2], input_TBG.shape[2], gate_TBN.shape[2]
-        size = gates // 4
-        widths = (size, 2 * size, gates, size, slots, slots, 1, gates, 1, gates, 1, size, 1)
-        steps = cls(*(input_TBG.new_empty(*grid, width) for width in widths))
-        return steps._replace(best=torch.empty_like(steps.best, dtype=torch.long))
 
 
 class _Reading(torch.autograd.Function):
     """The recurrence of `ReadingLayer`; the masks may be None.
 
-    Slot n of step t is entry t + n of the tape, and step t writes entry t + N. The weights get their gradients in one
-    multiplication over all steps.
+    Slot n of step t is entry t + n of the tape, and step t writes entry t + N. What does not depend on later steps is
+    computed for all steps at once, in backward too, and the weights get their gradients in one multiplication.
     """
 
     @staticmethod
     def forward(
-        ctx, key_TBH, input_TBG, gate_TBN, tape_NBD, mask_before, mask_key, mask_past,
-        key_weight, weight, bias, input_gain, gain, shift, cell_gain, cell_bias,
+        ctx, key_TBH, input_TBG, gate_TBN, tape_NBD, mask_before, mask_key,
+        key_weight, weight, bias, gain, cell_gain, cell_bias,
     ):  # fmt: skip
         steps, batch, size = key_TBH.shape
         slots = len(tape_NBD)
         tape = torch.cat([tape_NBD, tape_NBD.new_empty(steps, batch, 2 * size)])
-        kept = _Steps.like(input_TBG, gate_TBN)
-        map_key, map_past = linear_map(key_weight, batch, steps), linear_map(weight, batch, steps)
-        for t in range(steps):
+        # A slot more, whose weight is the constant in the denominator of `gated_softmax`.
+        log_gate = F.pad(gate_TBN, (0, 1), value=ATTENTION_EPSILON).log()
+        logits = torch.empty_like(log_gate)
+        attention, read = torch.empty_like(logits), tape.new_empty(steps, batch, 2 * size)
+        key, past = key_TBH.clone(), bias.repeat(steps, batch, 1)
+        acts, activated = torch.empty_like(input_TBG), torch.empty_like(key)
+        add_key, add_past = adding_map(key_weight, batch, steps), adding_map(weight, batch, steps)
+        add_norm, add_cell_norm = _NormStep(gain, tape), _NormStep(cell_gain, tape)
+        for t in range(steps):  # `x[t] += y` would copy the sum once more
             window = tape[t : t + slots]
-            key = torch.add(key_TBH[t], map_key(_masked(window[-1, :, :size], mask_before, t)), out=kept.key[t])
+            add_key(key[t], _masked(window[-1, :, :size], mask_before, t))
             if mask_key is not None:
-                key.mul_(mask_key[t])
-            _attend(window, gate_TBN[t], kept, t)
-            past, past_cell = kept.read[t].split(size, 1)
-            past = map_past(_masked(past, mask_past)).add_(bias)
-            kept.input_inverse[t] = normalize(input_TBG[t], out=kept.input_norm[t])
-            kept.past_inverse[t] = normalize(past, out=kept.past_norm[t])
-            gates = torch.addcmul(shift, kept.input_norm[t], input_gain, out=kept.acts[t])
-            i, f, g, o = _activate(gates.addcmul_(kept.past_norm[t], gain))
+                key[t].mul_(mask_key[t])
+            torch.bmm(key[t, :, None], window[..., :size].permute(1, 2, 0), out=logits[t, :, None, :slots])
+            torch.amax(logits[t, :, :slots], 1, keepdim=True, out=logits[t, :, slots:])
+            torch.softmax(logits[t] + log_gate[t], 1, out=attention[t])
+            torch.bmm(attention[t, :, None, :slots], window.transpose(0, 1), out=read[t, :, None])
+            add_past(past[t], read[t, :, :size])
+            gates = add_norm(input_TBG[t], past[t], acts[t])
+            gates[:, : 2 * size].sigmoid_()
+            gates[:, 2 * size : 3 * size].tanh_()
+            gates[:, 3 * size :].sigmoid_()
+            i, f, g, o = gates.split(size, 1)
             hidden, cell = tape[t + slots].split(size, 1)
-            torch.mul(f, past_cell, out=cell).addcmul_(i, g)
-            kept.cell_inverse[t] = normalize(cell, out=kept.cell_norm[t])
-            activated = torch.addcmul(cell_bias, kept.cell_norm[t], cell_gain, out=kept.activated[t]).tanh_()
-            torch.mul(o, activated, out=hidden)
-        gains = (input_gain, gain, cell_gain)
-        ctx.save_for_backward(*kept, tape, mask_before, mask_key, mask_past, key_weight, weight, *gains)
-        ctx.mark_non_differentiable(tape, kept.attention)
-        return tape[slots:, :, :size].clone(), tape, kept.attention
+            torch.mul(f, read[t, :, size:], out=cell).addcmul_(i, g)
+            add_cell_norm(cell_bias, cell, activated[t]).tanh_()
+            torch.mul(o, activated[t], out=hidden)
+        inverses = torch.stack(add_norm.inverses), torch.stack(add_cell_norm.inverses)
+        kept = _Steps(key, logits, attention, read, past, acts, activated, *inverses)
+        weights = attention[..., :slots].contiguous()
+        ctx.save_for_backward(*kept, tape, mask_before, mask_key, key_weight, weight, gain, cell_gain)
+        ctx.mark_non_differentiable(tape, weights)
+        return tape[slots:, :, :size].clone(), tape, weights
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_TBH, _tape, _attention):
-        *kept, tape, mask_before, mask_key, mask_past, key_weight, weight, input_gain, gain, cell_gain = (
-            ctx.saved_tensors
-        )
+        *kept, tape, mask_before, mask_key, key_weight, weight, gain, cell_gain = ctx.saved_tensors
         kept = _Steps(*kept)
         steps, batch, size = kept.key.shape
-        slots = kept.attention.shape[2]
-        input_norm = _NormBackward(kept.input_norm, kept.input_inverse, input_gain)
-        past_norm = _NormBackward(kept.past_norm, kept.past_inverse, gain)
-        cell_norm = _NormBackward(kept.cell_norm, kept.cell_inverse, cell_gain)
-        grad_input, grad_past = torch.empty_like(kept.acts), torch.empty_like(kept.acts)
+        slots = kept.attention.shape[2] - 1
+        past_norm = _NormBackward(kept.past, kept.past_inverse)
+        cell_norm = _NormBackward(tape[slots:, :, size:], kept.cell_inverse)
+        gate_slopes = _gate_slopes(kept)
+        past_slopes = gate_slopes * (gain * past_norm.scale)
+        state_slopes = kept.acts[..., 3 * size :] * (1 - kept.activated.square())  # of h by LN(c)
+        cell_slopes = state_slopes * (cell_gain * cell_norm.scale)
+        largest = kept.logits[..., :slots].argmax(2, keepdim=True)
+        largest = torch.zeros_like(kept.logits[..., :slots]).scatter_(2, largest, 1.0)
+        grad_hidden = grad_TBH.clone()  # grows to the whole gradient
+        grad_cell, grad_past = torch.empty_like(kept.key), torch.empty_like(kept.past)
         grad_key, grad_read = torch.empty_like(kept.key), torch.empty_like(kept.read)
-        grad_gate = torch.empty_like(kept.attention)
-        # How much of a step reaches the entries of the tape: attention and gradient of the logits, newest slot first.
-        spread = kept.attention.new_empty(steps, batch, 2, slots)
-        spread[:, :, 0] = kept.attention.flip(2)
+        grad_attention = torch.zeros_like(kept.attention)
+        # How much of a step reaches the entries of the tape: attention, and gradient of the logits.
+        spread = kept.attention[..., None, :slots].repeat(1, 1, 2, 1)
         map_key, map_past = linear_map(key_weight.t(), batch, steps), linear_map(weight.t(), batch, steps)
-        carried = torch.zeros_like(kept.key[0])
-        for t in range(steps - 1, -1, -1):
-            grad_hidden, grad_cell = _from_windows(spread, grad_read, kept.key, t)
-            grad_hidden = carried.add_(grad_TBH[t]).add_(grad_hidden)
-            o, activated = kept.acts[t, :, 3 * size :], kept.activated[t]
-            through = grad_hidden * o
-            through.addcmul_(through * activated, activated, value=-1)
-            grad_cell = cell_norm(through, t).add_(grad_cell)
-            grad_gates = _gate_gradients(kept, t, grad_hidden, grad_cell)
-            grad_input[t] = input_norm(grad_gates, t)
-            grad_past[t] = past_norm(grad_gates, t)
-            past, past_cell = grad_read[t].split(size, 1)
-            torch.mul(grad_cell, kept.acts[t, :, size : 2 * size], out=past_cell)
-            past.copy_(_masked(map_past(grad_past[t]), mask_past))
-            window = tape[t : t + slots]
-            grad_logits = _attend_backward(window, grad_read[t], kept, t, grad_gate[t])
-            spread[t, :, 1] = grad_logits.flip(1)
-            torch.bmm(grad_logits.unsqueeze(1), window[..., :size].transpose(0, 1), out=grad_key[t].unsqueeze(1))
-            if mask_key is not None:
-                grad_key[t].mul_(mask_key[t])
-            carried = _masked(map_key(grad_key[t]), mask_before, t)
-        before = _masked(tape[slots - 1 : -1, :, :size], mask_before)
-        past = _masked(kept.read[..., :size], mask_past)
-        return (
-            grad_key, grad_input, grad_gate, None, None, None, None,
-            weight_gradient(grad_key.flatten(0, 1), before.flatten(0, 1)),
-            weight_gradient(grad_past.flatten(0, 1), past.flatten(0, 1)),
-            grad_past.sum((0, 1)),
-            input_norm.grad_gain, past_norm.grad_gain, past_norm.grad_bias, cell_norm.grad_gain, cell_norm.grad_bias,
-        )  # fmt: skip
+        with without_autocast(grad_TBH.device.type):
+            for t in range(steps - 1, -1, -1):
+                from_cell = _from_windows(spread, grad_read, kept.key, grad_hidden[t], t)
+                torch.mul(grad_hidden[t], cell_slopes[t], out=grad_cell[t])
+                cell_norm.project(grad_cell[t], t)
+                if from_cell is not None:
+                    grad_cell[t].add_(from_cell)
+                by_cell = past_slopes[t, :, : 3 * size].unflatten(1, (3, size))
+                torch.mul(by_cell, grad_cell[t, :, None], out=grad_past[t, :, : 3 * size].unflatten(1, (3, size)))
+                torch.mul(past_slopes[t, :, 3 * size :], grad_hidden[t], out=grad_past[t, :, 3 * size :])
+                past_norm.project(grad_past[t], t)
+                grad_read[t, :, :size].copy_(map_past(grad_past[t]))
+                torch.mul(grad_cell[t], kept.acts[t, :, size : 2 * size], out=grad_read[t, :, size:])
+                window = tape[t : t + slots]
+                torch.bmm(grad_read[t, :, None], window.permute(1, 2, 0), out=grad_attention[t, :, None, :slots])
+                # The derivative of a softmax, but the last slot has the largest logit for its own.
+                grad = torch._softmax_backward_data(grad_attention[t], kept.attention[t], 1, grad_read.dtype)
+                torch.addcmul(grad[:, :slots], largest[t], grad[:, slots:], out=spread[t, :, 1])
+                states = window[..., :size].transpose(0, 1)
+                torch.bmm(spread[t, :, 1:], states, out=grad_key[t, :, None])
+                if mask_key is not None:
+                    grad_key[t].mul_(mask_key[t])
+                if t and mask_before is not None:
+                    grad_hidden[t - 1].addcmul_(map_key(grad_key[t]), mask_before[t])
+                elif t:
+                    grad_hidden[t - 1].add_(map_key(grad_key[t]))
+            grad_gates = gate_slopes.unflatten(2, (4, size))
+            grad_gates[:, :, :3].mul_(grad_cell[:, :, None])
+            grad_gates[:, :, 3].mul_(grad_hidden)
+            grad_gates = grad_gates.flatten(2)
+            grad_activated = state_slopes.mul_(grad_hidden)
+            before, past = _masked(tape[slots - 1 : -1, :, :size], mask_before), kept.read[..., :size]
+            return (
+                grad_key, grad_gates, _gate_gradient(kept, grad_attention), None, None, None,
+                weight_gradient(grad_key.flatten(0, 1), before.flatten(0, 1)),
+                weight_gradient(grad_past.flatten(0, 1), past.flatten(0, 1)),
+                grad_past.sum((0, 1)),
+                (grad_gates * past_norm.normalized).sum((0, 1)),
+                (grad_activated * cell_norm.normalized).sum((0, 1)), grad_activated.sum((0, 1)),
+            )  # fmt: skip
 
 
 def _masked(values: Tensor, mask: Tensor | None, t: int | None = None) -> Tensor:
-    """Values times the mask (of step t), contiguous."""
+    """Values times the mask (of step t)."""
     if mask is None:
-        return values.contiguous()
+        return values
     return values * (mask if t is None else mask[t])
 
 
-def _attend(window_NBD: Tensor, gate_BN: Tensor, kept: _Steps, t: int) -> None:
-    """Gated softmax of step t, and the state and cell that it reads from the tape; see `gated_softmax`."""
-    size = kept.key.shape[2]
-    # A sum of products is faster than a product of a matrix and a vector per sentence.
-    logits = (window_NBD[..., :size] * kept.key[t]).sum(2).t().contiguous().mul_(size**-0.5)
-    top, kept.best[t] = logits.max(1, keepdim=True)
-    exponential = logits.sub_(top).exp_()
-    attention = torch.mul(exponential, gate_BN, out=kept.attention[t])
-    total = attention.sum(1, keepdim=True).add_(ATTENTION_EPSILON)
-    attention.div_(total)
-    torch.div(exponential, total, out=kept.slope[t])
-    torch.bmm(attention.unsqueeze(1), window_NBD.transpose(0, 1), out=kept.read[t].unsqueeze(1))
+def _gate_gradient(kept: _Steps, grad_attention: Tensor) -> Tensor:
+    """Gradients of the gates, where e = exp(logit - max) / sum is the derivative of a weight by its own gate."""
+    *_, slots = kept.attention[..., :-1].shape
+    grad = grad_attention - (grad_attention * kept.attention).sum(2, keepdim=True)
+    exponential = (kept.logits[..., :slots] - kept.logits[..., slots:]).exp()
+    return grad[..., :slots] * exponential * (kept.attention[..., slots:] / ATTENTION_EPSILON)
 
 
-def _attend_backward(window_NBD: Tensor, grad_read: Tensor, kept: _Steps, t: int, grad_gate: Tensor) -> Tensor:
-    """Gradients of `_attend`: of the products of key and states [B, N], and, written to `grad_gate`, of the gates."""
-    attention = kept.attention[t]
-    grad = (window_NBD * grad_read).sum(2).t().contiguous()
-    grad -= (grad * attention).sum(1, keepdim=True)
-    torch.mul(grad, kept.slope[t], out=grad_gate)
-    grad.mul_(attention)
-    # The maximum is subtracted from all logits.
-    return grad.scatter_add_(1, kept.best[t], -grad.sum(1, keepdim=True)).mul_(kept.key.shape[2] ** -0.5)
+class _Normalize(torch.autograd.Function):
+    """`normalize` with its gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        normalized = torch.empty_like(x)
+        ctx.save_for_backward(normalized, normalize(x, out=normalized))
+        return normalized
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        normalized, inverse = ctx.saved_tensors
+        return normalize_backward(grad, normalized, *normalize_factors(inverse, grad.shape[-1]))
 
 
 def normalize(x: Tensor, out: Tensor) -> Tensor:
@@ -332,54 +340,68 @@ def normalize_backward(grad: Tensor, normalized: Tensor, scale: Tensor, ratio: T
     return torch.addcmul(offset, grad, scale).addcmul_(normalized, slope, value=-1)
 
 
-def _activate(gates: Tensor) -> tuple[Tensor, ...]:
-    """Apply the activations to the gates [B, G] in place; i, f, g, o."""
-    size = gates.shape[1] // 4
-    gates[:, : 2 * size].sigmoid_()
-    gates[:, 2 * size : 3 * size].tanh_()
-    gates[:, 3 * size :].sigmoid_()
-    return gates.split(size, 1)
+class _NormStep:
+    """start + gain * `normalize`(x), step by step; keeps 1 / biased deviation of every step."""
 
+    def __init__(self, gain: Tensor, like: Tensor) -> None:
+        self.gain, self.size = gain, len(gain)
+        self.ratio = like.new_full((1, 1), math.sqrt(self.size / (self.size - 1)))
+        self.inverses: list[Tensor] = []
 
-def _gate_gradients(kept: _Steps, t: int, grad_hidden: Tensor, grad_cell: Tensor) -> Tensor:
-    """Gradients of the gates [B, G] of step t before their activations."""
-    acts, size = kept.acts[t], kept.key.shape[2]
-    grad = torch.addcmul(acts, acts, acts, value=-1)  # s - s^2
-    by_i, by_f, by_g, by_o = grad.split(size, 1)
-    i, _, g, _ = acts.split(size, 1)
-    torch.mul(g, g, out=by_g).neg_().add_(1).mul_(i)
-    by_i.mul_(g)
-    by_f.mul_(kept.read[t, :, size:])
-    grad[:, : 3 * size].unflatten(1, (3, size)).mul_(grad_cell.unsqueeze(1))
-    by_o.mul_(kept.activated[t]).mul_(grad_hidden)
-    return grad
+    def __call__(self, start: Tensor, x: Tensor, out: Tensor) -> Tensor:
+        """Write the result to `out`."""
+        centred, _, inverse = torch.native_layer_norm(x, (self.size,), self.gain, None, 1e-30)
+        self.inverses.append(inverse)
+        return torch.addcdiv(start, centred, torch.add(self.ratio, inverse, alpha=NORM_EPSILON), out=out)
 
 
 class _NormBackward:
-    """Backward pass of a layer normalization, step by step."""
+    """`normalize_backward` step by step, as a projection: dx = scale (dy - (dy P^T) P) with two rows P."""
 
-    def __init__(self, normalized: Tensor, inverse: Tensor, gain: Tensor) -> None:
-        self.normalized, self.gain = normalized, gain
-        self.scale, self.ratio = normalize_factors(inverse, len(gain))
-        self.grad_gain, self.grad_bias = torch.zeros_like(gain), torch.zeros_like(gain)
+    def __init__(self, x_TBD: Tensor, inverse: Tensor) -> None:
+        steps, batch, size = x_TBD.shape
+        self.scale, ratio = normalize_factors(inverse, size)
+        self.normalized = torch.empty(x_TBD.shape, dtype=x_TBD.dtype, device=x_TBD.device)
+        normalize(x_TBD, out=self.normalized)
+        self.rows = x_TBD.new_empty(steps, batch, 2, size)
+        self.rows[:, :, 0] = size**-0.5
+        torch.mul(self.normalized, (ratio / size).sqrt(), out=self.rows[:, :, 1])
 
-    def __call__(self, grad: Tensor, t: int) -> Tensor:
-        """Gradient of the input of step t; those of gain and bias are added up."""
-        self.grad_gain += (grad * self.normalized[t]).sum(0)
-        self.grad_bias += grad.sum(0)
-        return normalize_backward(grad * self.gain, self.normalized[t], self.scale[t], self.ratio[t])
+    def project(self, grad: Tensor, t: int) -> None:
+        """Replace scale * dy [B, D] of step t by dx."""
+        rows, grad = self.rows[t], grad[:, None]
+        grad.baddbmm_(torch.bmm(grad, rows.transpose(1, 2)), rows, alpha=-1)
 
 
-def _from_windows(spread: Tensor, grad_read: Tensor, key: Tensor, t: int) -> tuple[Tensor | float, ...]:
-    """Gradients of state and cell [B, H] of step t through the attention of the steps after it; 0 after the last.
+def _gate_slopes(kept: _Steps) -> Tensor:
+    """Derivatives [T, B, G] of c by the scores of i, f, g, and of h by those of o."""
+    acts, size = kept.acts, kept.key.shape[2]
+    slopes = torch.addcmul(acts, acts, acts, value=-1)  # s - s^2
+    by_i, by_f, by_g, by_o = slopes.split(size, 2)
+    i, _, g, _ = acts.split(size, 2)
+    torch.mul(g, g, out=by_g).neg_().add_(1).mul_(i)
+    by_i.mul_(g)
+    by_f.mul_(kept.read[..., size:])
+    by_o.mul_(kept.activated)
+    return slopes
 
-    Step t + 1 + k reads it in slot k, counted from the newest: as value with its attention weight, and as key.
+
+def _from_windows(spread: Tensor, grad_read: Tensor, key: Tensor, grad_hidden: Tensor, t: int) -> Tensor | None:
+    """Gradients of state and cell of step t through the attention of the steps after it; None after the last.
+
+    Step t + 1 + k reads it in slot N - 1 - k: as value with its attention weight, and as key. That of the state is
+    added to `grad_hidden`, that of the cell returned, each [B, H].
     """
     after = slice(t + 1, t + 1 + spread.shape[3])
-    if after.start == len(key):
-        return 0.0, 0.0
-    coefficients = spread[after].diagonal(dim1=0, dim2=3).contiguous()  # [B, 2, steps]
-    values, keys = grad_read[after].transpose(0, 1), key[after].transpose(0, 1)
-    grad = torch.bmm(coefficients[:, :1], values).squeeze(1)
-    hidden, cell = grad.split(key.shape[2], 1)
-    return torch.baddbmm(hidden.unsqueeze(1), coefficients[:, 1:], keys).squeeze(1), cell
+    count, slots, size = len(key[after]), spread.shape[3], key.shape[2]
+    if count == 0:
+        return None
+    time, batch, kind, slot = spread.stride()
+    view = spread[t + 1 :].as_strided(
+        (spread.shape[1], 2, count), (batch, kind, time - slot), spread.storage_offset() + (t + 1) * time + slots - 1
+    )
+    coefficients = view.contiguous()
+    values = torch.bmm(coefficients[:, :1], grad_read[after].transpose(0, 1)).squeeze(1)
+    grad_hidden += values[:, :size]
+    grad_hidden.unsqueeze(1).baddbmm_(coefficients[:, 1:], key[after].transpose(0, 1))
+    return values[:, size:]

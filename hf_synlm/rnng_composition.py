@@ -6,14 +6,23 @@ Shapes: R nodes, M children, S steps of all rows, w element size, h stack size. 
 `Chains` (see `rnng_plan`).
 """
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .matrix_products import linear, uses_onednn
 from .module_tools import weight_of
-from .rnng_forest_lstm import forest_lstm
+from .rnng_forest_lstm import batched_map, by_activation, forest_lstm, lstm_step
 from .rnng_plan import Chains
+
+ReadChains: TypeAlias = Callable[[Tensor, list[int]], Tensor]
+"""A `BidirectionalLSTM`: (inputs [2, S, w], numbers of rows of the steps) -> states [2, S, w]."""
+
+# Rows of a step and calls of a search, roughly: they choose the layout of the weights.
+_ROWS, _CALLS = 4, 100
 
 
 class BidirectionalLSTM(nn.Module):
@@ -28,15 +37,39 @@ class BidirectionalLSTM(nn.Module):
         # Only the parameters are used: the layer would want padded or packed sequences.
         self.lstm = nn.LSTM(size, size, bidirectional=True)
 
-    def forward(self, inputs: Tensor, sizes: list[int]) -> Tensor:
-        """States [2, S, w] of both directions after every step of `Chains`, from their inputs [2, S, w]."""
+    def _weights(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of both directions: input weights, recurrent weights, and the sum of the two biases."""
         names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
         weight_ih, weight_hh, bias_ih, bias_hh = (
             torch.stack([weight_of(self.lstm, name), weight_of(self.lstm, name + "_reverse")]) for name in names
         )
+        return weight_ih, weight_hh, bias_ih + bias_hh
+
+    def forward(self, inputs: Tensor, sizes: list[int]) -> Tensor:
+        """States [2, S, w] of both directions after every step of `Chains`, from their inputs [2, S, w]."""
+        weight_ih, weight_hh, bias = self._weights()
         dtype = _matmul_dtype(inputs)
-        gates = _batched_linear(inputs.to(dtype), weight_ih.to(dtype), (bias_ih + bias_hh).to(dtype))
+        gates = _batched_linear(inputs.to(dtype), weight_ih.to(dtype), bias.to(dtype))
         return forest_lstm(gates, weight_hh, sizes, [None] * (len(sizes) - 1))[0].to(inputs.dtype)
+
+    @torch.no_grad()
+    def prepared(self) -> ReadChains:
+        """The same as `forward`, with the weights as they are now, for chains of equal lengths in a search."""
+        weight_ih, weight_hh, bias = (by_activation(value, 1) for value in self._weights())
+        from_input, from_state = (batched_map(weight, _ROWS, _CALLS) for weight in (weight_ih, weight_hh))
+
+        def run(inputs: Tensor, sizes: list[int]) -> Tensor:
+            gates = bias[:, None].repeat(1, inputs.shape[1], 1)
+            from_input(gates, inputs)
+            size = inputs.shape[2]
+            states, before = inputs.new_empty(2, inputs.shape[1], 2 * size), inputs.new_zeros(2, sizes[0], 2 * size)
+            for now, new in zip(gates.split(sizes, 1), states.split(sizes, 1), strict=True):
+                from_state(now, before[..., :size])
+                lstm_step(now, before[..., size:], new)
+                before = new
+            return states[..., :size]
+
+        return run
 
 
 def _batched_linear(x_GRI: Tensor, weight_GOI: Tensor, bias_GO: Tensor) -> Tensor:
@@ -73,17 +106,18 @@ class LSTMComposition(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(2 * size, size)
 
-    def forward(self, inputs: Tensor, chains: Chains) -> Tensor:
+    def forward(self, inputs: Tensor, chains: Chains, rnn: ReadChains | None = None) -> Tensor:
         """Compose nodes.
 
         Args:
             inputs: vectors [2, S, w] of labels and children at the steps of the chains.
             chains: the nodes, their label's element first.
+            rnn: reads the chains; None = the layer `rnn`.
 
         Returns:
             [R, w].
         """
-        states = self.rnn(inputs, chains.sizes)[:, chains.last]
+        states = (rnn or self.rnn)(inputs, chains.sizes)[:, chains.last]
         return F.relu(self.output(self.dropout(torch.cat([states[0], states[1]], 1))))
 
 
@@ -115,7 +149,9 @@ class AttentionComposition(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(2 * size, size)
 
-    def forward(self, inputs: Tensor, chains: Chains, label_R: Tensor, top_R: Tensor) -> Tensor:
+    def forward(
+        self, inputs: Tensor, chains: Chains, label_R: Tensor, top_R: Tensor, rnn: ReadChains | None = None
+    ) -> Tensor:
         """Compose nodes.
 
         Args:
@@ -123,11 +159,12 @@ class AttentionComposition(nn.Module):
             chains: the nodes, without a label's element.
             label_R: labels.
             top_R: u of the stacks before the action [R, w].
+            rnn: reads the chains; None = the layer `rnn`.
 
         Returns:
             [R, w].
         """
-        states = self.rnn(inputs, chains.sizes)
+        states = (rnn or self.rnn)(inputs, chains.sizes)
         both = torch.cat([states[0][chains.position[0]], states[1][chains.position[1]]], 2)
         query = torch.cat([self.query_labels(label_R), top_R], 1)
         # (V H_i) . q = H_i . (V^T q): one multiplication per node instead of one per child

@@ -16,10 +16,11 @@ the K that have reached it: log-probabilities never rise, so the result is the s
 Source: Noji and Oseki 2021, section 3; `word_sync_beam_search` of the authors' code.
 
 Shapes: B sentences, K word beam, R states of a step, A action ids, G words considered per state, E continuations that
-reach a word or the end, C hypotheses set aside, N nodes, V vocabulary. All scores are natural logs in float32; -inf
+reach a word or the end, N nodes, V vocabulary. All scores are natural logs in float32; -inf
 marks what does not exist.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
@@ -29,79 +30,99 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .rnng_actions import SHIFT
-from .rnng_stack_machine import Phase, RNNGStackMachine
-from .search_stack import NodePool, Nodes
+from .rnng_stack_machine import Phase, RNNGStackMachine, Seen
+from .search_stack import Nodes
 from .search_state import NEG_INF, Candidates, SearchState, keep_frozen
-
-WordScores = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(states [B, R], which may generate [B, R], origins [B, R]) -> scores and ids of G words [B, R, G]."""
 
 
 class Frontier(NamedTuple):
-    """States inside a word whose actions are looked at next, each [B, R]."""
+    """States inside a word whose actions are looked at next."""
 
-    nodes: Tensor
+    seen: Seen
     scores: Tensor
+    """[B, R]"""
     origin: Tensor
-    """Hypothesis of the word beam that a state descends from."""
+    """[B, R] hypothesis of the word beam that a state descends from."""
 
 
-class Reached(NamedTuple):
-    """Hypotheses that reach the next word or the end of the sentence, each [B, C]; kept ones are sorted, best first."""
+class Continuations(NamedTuple):
+    """Hypotheses that reach the next word or the end of the sentence by one more action, each [B, E]."""
 
     scores: Tensor
-    """Log-probability, the last action included; -inf = none."""
+    """Log-probability, that action included; -inf = none."""
     parents: Tensor
-    """State before the last action."""
+    """State before that action."""
     tokens: Tensor
-    """The word."""
+    """The word, or the end token."""
     origin: Tensor
     """Hypothesis of the word beam."""
-    steps: Tensor
-    """Number of actions before the last one."""
-    actions: Tensor
-    """The last action: SHIFT, or the one that ends the sentence."""
 
     @classmethod
-    def none(cls, batch: int, device: torch.device) -> Self:
-        """No hypotheses."""
-        empty = torch.zeros(batch, 0, dtype=torch.long, device=device)
-        return cls(torch.zeros(batch, 0, device=device), *[empty] * 5)
-
-    @classmethod
-    def of(cls, frontier: Frontier, scores: Tensor, tokens: Tensor, action: int, steps: int) -> Self:
-        """All states of a frontier by one last action: scores [B, R, G] and words [B, R, G], flattened to C = R G."""
-        parents, origin = (value[..., None].expand_as(tokens).flatten(1) for value in (frontier.nodes, frontier.origin))
-        tokens = tokens.flatten(1)
-        last = torch.full_like(tokens, action)
-        return cls(scores.flatten(1), parents, tokens, origin, torch.full_like(tokens, steps), last)
-
-    def take(self, index: Tensor, scores: Tensor) -> "Reached":
-        """The hypotheses `index` [B, C'] with new scores."""
-        return Reached(scores, *(value.gather(1, index) for value in self[1:]))
-
-    def candidates(self) -> Candidates:
-        """These hypotheses as candidates of the next word."""
-        return Candidates(self.scores, self.parents, self.tokens, self.origin, self.steps)
-
-    def with_more(self, more: "Reached", count: int) -> "Reached":
-        """The best `count` of these and others."""
-        both = Reached(*(torch.cat(pair, 1) for pair in zip(self, more, strict=True)))
-        scores, index = both.scores.topk(min(count, both.scores.shape[1]))
-        return both.take(index, scores)
+    def of(cls, frontier: Frontier, scores: Tensor, tokens: Tensor) -> Self:
+        """All states of a frontier by one action: scores [B, R, G] and words [B, R, G], flattened to E = R G."""
+        states = (frontier.seen.nodes, frontier.origin)
+        parents, origin = (value[..., None].expand_as(tokens).flatten(1) for value in states)
+        return cls(scores.flatten(1), parents, tokens.flatten(1), origin)
 
 
-class SetAside(NamedTuple):
-    """What the steps of a word have set aside so far."""
+WordScores = Callable[[Frontier, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(states, their scores with SHIFT [B, R], scores that make a continuation one of the best k [B, 1]) -> scores and ids
+of G words [B, R, G]; words that reach neither that score nor the fast-track may have -inf."""
 
-    words: Reached
-    """The best K that generate a word."""
-    ends: Reached
-    """The best K that end the sentence."""
-    total: Tensor
-    """[B, 1] number of all hypotheses that were set aside."""
-    by_fast_track: Tensor
-    """[B, 1] number of those that fast-track set aside."""
+
+class SetAside:
+    """What the steps of a word have set aside so far.
+
+    Args:
+        state: beam before the word.
+        num_beams: number K of hypotheses that are kept in the end.
+    """
+
+    def __init__(self, state: SearchState, num_beams: int) -> None:
+        self.state = state
+        self.total = self.regular = torch.zeros_like(state.num_tokens)[:, None]
+        """[B, 1] number of all hypotheses that were set aside, and of those without fast-track."""
+        nothing = state.scores.new_full((len(state.scores), num_beams), NEG_INF)
+        self.best = {True: nothing, False: nothing}
+        """Scores of the best K that generate a word (True) or end the sentence (False) [B, K]."""
+        self._all: list[Continuations] = []
+        self._found: dict[bool, list[tuple[Tensor, Tensor]]] = {True: [], False: []}
+        self._num_places = 0
+
+    def add(self, reached: Continuations, num_words: int, scores: Tensor, place: Tensor) -> None:
+        """Set aside some continuations of a step.
+
+        Args:
+            reached: all that reach the word or the end, the `num_words` that generate a word first.
+            num_words: see there.
+            scores: scores of those that are set aside [B, S], best first; -inf = none.
+            place: their places among `reached` [B, S].
+        """
+        self.total = self.total + (scores > NEG_INF).sum(1, keepdim=True)
+        width = reached.scores.shape[1]
+        for kind in (True, False):
+            if num_words == (0 if kind else width):
+                continue
+            chosen = scores if num_words in (0, width) else scores.masked_fill((place < num_words) != kind, NEG_INF)
+            self._found[kind].append((chosen, place + self._num_places))
+            best = self.best[kind]
+            self.best[kind] = torch.cat([best, chosen], 1).topk(best.shape[1]).values
+        self._all.append(reached)
+        self._num_places += width
+
+    def candidates(self, kind: bool, count: int | None) -> Candidates:
+        """The best `count` hypotheses that generate a word (True) or end the sentence (False), best first."""
+        if not self._found[kind]:
+            none = self.total[:, :0]
+            return Candidates(self.state.scores[:, :0], none, none, none, none)
+        scores, places = (torch.cat(values, 1) for values in zip(*self._found[kind], strict=True))
+        scores, index = scores.topk(scores.shape[1] if count is None else min(count, scores.shape[1]))
+        place = places.gather(1, index)
+        columns = zip(*[reached[1:] for reached in self._all], strict=True)
+        parents, tokens, origin = (torch.cat(column, 1).gather(1, place) for column in columns)
+        pool = self.state.pool
+        before = pool.field("length", self.state.nodes).gather(1, origin)
+        return Candidates(scores, parents, tokens, origin, pool.field("length", parents) - before)
 
 
 @dataclass
@@ -119,14 +140,36 @@ class Limits:
 
 
 class _GivenWords:
-    """Scores of one given word per sentence [B], as `WordScores`."""
+    """Scores of one given word per sentence [B], as `WordScores`.
 
-    def __init__(self, machine: RNNGStackMachine, pool: NodePool, tokens: Tensor) -> None:
-        self.machine, self.pool, self.tokens = machine, pool, tokens
+    Words cost most of a search. So on a CPU, where choosing rows costs nothing, cheap upper bounds say first which
+    states can matter.
+    """
 
-    def __call__(self, nodes: Tensor, wanted: Tensor, origin: Tensor) -> tuple[Tensor, Tensor]:
-        scores = self.machine.log_probs_of(self.pool, nodes, self.tokens, wanted)
-        return scores[..., None], self.tokens[:, None, None].expand(-1, nodes.shape[1], 1)
+    def __init__(self, machine: RNNGStackMachine, tokens: Tensor, fast_track_size: int) -> None:
+        self.machine, self.tokens, self.fast_track_size = machine, tokens, fast_track_size
+
+    def __call__(self, frontier: Frontier, base: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+        ids = self.tokens[:, None].expand_as(base)
+        if base.device.type == "cpu":
+            scores = self._scores_that_matter(frontier.seen.predictor, base, least)
+        else:
+            scores = base + self.machine.log_probs_of(frontier.seen.predictor, self.tokens, base > NEG_INF)
+        return scores[..., None], ids[..., None]
+
+    def _scores_that_matter(self, predictor: Tensor, base: Tensor, least: Tensor) -> Tensor:
+        bound = base + self.machine.log_probs_bound(predictor, self.tokens)
+        track = min(self.fast_track_size, base.shape[1])
+        if track:
+            least = torch.minimum(least, bound.topk(track).values[:, -1:])
+        wanted = (bound >= least) & (base > NEG_INF)
+        scores = base + self.machine.log_probs_of(predictor, self.tokens, wanted)
+        if track:
+            # Fast-track takes the best, whichever they are.
+            late = (bound > scores.topk(track).values[:, -1:]) & ~wanted
+            if bool(late.any()):
+                scores = torch.where(late, base + self.machine.log_probs_of(predictor, self.tokens, late), scores)
+        return scores
 
 
 class FastTrackSearch:
@@ -183,9 +226,13 @@ class FastTrackSearch:
         return state.with_hypotheses(index)
 
     # --------------------------------------------------------------------------------------------- inside a word
+    def _frontier(self, state: SearchState) -> Frontier:
+        """The states of a beam between two words."""
+        return Frontier(self.machine.look(state.pool, state.nodes), state.scores, own_places(state.nodes))
+
     def _reach(
         self, state: SearchState, phase: Phase, words: WordScores | None, limits: Limits | None = None
-    ) -> tuple[Reached, Reached]:
+    ) -> SetAside:
         """Take structural actions until the next word or the end of the sentence is reached often enough.
 
         Args:
@@ -196,122 +243,93 @@ class FastTrackSearch:
 
         Returns:
             The hypotheses that generate a word, and those that end.
+
+        Cost: steps of a constant number of operations and one wait for the device, whatever B and k are.
         """
-        none, zero = Reached.none(len(state.nodes), state.nodes.device), torch.zeros_like(state.num_tokens)[:, None]
-        aside = SetAside(none, none, zero, zero)
-        frontier: Frontier | None = Frontier(state.nodes, state.scores, own_places(state.nodes))
-        steps = 0
-        while frontier is not None:
-            log_probs = self._action_log_probs(state, frontier, phase, limits)
-            total = frontier.scores[..., None] + log_probs
-            postponed = self._postponed_words(total) if isinstance(words, _GivenWords) else None
-            reached, moves = self._continuations(state, frontier, total, phase, words, postponed, limits, steps)
-            width = reached.scores.shape[1]
-            best, index = torch.cat([reached.scores, moves], 1).topk(min(self.action_beam_size, width + moves.shape[1]))
-            reaches = (index < width) & (best > NEG_INF)
-            if postponed is not None:
-                self._score_postponed(reached.scores, postponed, reaches, frontier, words)
-            aside = self._collect(aside, reached, best, index, reaches)
-            live = ~reaches & (index >= width) & (best > NEG_INF) & ~self._is_full(aside)
-            live = live & ~self._is_decided(aside, best.masked_fill(~live, NEG_INF), phase, limits)
-            frontier = self._advance(state, frontier, best, index - width, live)
-            steps += 1
-        return aside.words, aside.ends
+        aside, frontier = SetAside(state, self.num_beams), self._frontier(state)
+        while frontier.scores.shape[1]:
+            total = frontier.scores[..., None] + self._action_log_probs(state, frontier, phase, limits)
+            ended = self._ended_by(frontier, total, phase, limits)
+            moves, index = self._moves(total)
+            parts, num_words = [], 0
+            if words is not None:
+                # One of the best k: at least as good as the k-th move.
+                parts.append(Continuations.of(frontier, *words(frontier, total[..., SHIFT], moves[:, -1:])))
+                num_words = parts[0].scores.shape[1]
+            parts += [] if ended is None else [ended]
+            reached = parts[0] if len(parts) == 1 else Continuations(*map(_joined, *parts))
+            live = self._set_aside(aside, reached, num_words, moves)
+            live = live & ~self._is_over(aside, moves, phase, limits)
+            frontier = self._execute(state, frontier, moves, index, live)
+        return aside
 
-    def _continuations(
-        self,
-        state: SearchState,
-        frontier: Frontier,
-        total: Tensor,
-        phase: Phase,
-        words: WordScores | None,
-        postponed: Tensor | None,
-        limits: Limits | None,
-        steps: int,
-    ) -> tuple[Reached, Tensor]:
-        """Continuations that reach a word or the end, and scores of the structural actions [B, R A].
+    def _ended_by(self, frontier: Frontier, total: Tensor, phase: Phase, limits: Limits | None) -> Continuations | None:
+        """Continuations by the action that ends the sentence; it is taken out of the scores `total` [B, R, A]."""
+        if phase is Phase.CONTINUE:
+            return None
+        action, ends = self.machine.end_action(frontier.seen)
+        scores, tokens = self._end_scores(total[..., action].masked_fill(~ends, NEG_INF), frontier.origin, limits)
+        total[..., action] = total[..., action].masked_fill(ends, NEG_INF)
+        return Continuations.of(frontier, scores[..., None], tokens[..., None])
 
-        Every state contributes its G words, then its end. `total` [B, R, A] holds the scores of all actions; it is
-        changed in place. The words of `postponed` states [B, R] get no score yet.
+    def _moves(self, total: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores and places of the best k structural actions [B, k], of the scores of all actions [B, R, A]."""
+        moves = total.masked_fill(~self.machine.is_structural, NEG_INF).flatten(1)
+        missing = max(0, self.action_beam_size - moves.shape[1])
+        return (F.pad(moves, (0, missing), value=NEG_INF) if missing else moves).topk(self.action_beam_size)
+
+    def _set_aside(self, aside: SetAside, reached: Continuations, num_words: int, moves: Tensor) -> Tensor:
+        """Set aside what is among the best k of a step, and by fast-track some more; which moves [B, k] are, too.
+
+        The continuation of rank r is among the best k of all if it is no worse than the move of rank k - 1 - r. The
+        fast-track adds as many as are missing to its size, which are those of the ranks below it.
         """
-        parts = []
-        if words is not None:
-            base = total[..., SHIFT]
-            wanted = base > NEG_INF
-            if postponed is not None:
-                wanted = wanted & (postponed == NEG_INF)
-            word_scores, ids = words(frontier.nodes, wanted, frontier.origin)
-            parts.append(Reached.of(frontier, base[..., None] + word_scores, ids, SHIFT, steps))
-        if phase is not Phase.CONTINUE:
-            action, ends = self.machine.end_action(state.pool, frontier.nodes)
-            score, token = self._end_scores(total[..., action].masked_fill(~ends, NEG_INF), frontier.origin, limits)
-            parts.append(Reached.of(frontier, score[..., None], token[..., None], action, steps))
-            total[..., action] = total[..., action].masked_fill(ends, NEG_INF)
-        total[..., SHIFT] = NEG_INF
-        return Reached(*(torch.cat(values, 1) for values in zip(*parts, strict=True))), total.flatten(1)
-
-    def _collect(self, aside: SetAside, reached: Reached, best: Tensor, index: Tensor, reaches: Tensor) -> SetAside:
-        """Set aside those of the best k actions `index` that reach the word, and by fast-track some others.
-
-        Args:
-            aside: what was set aside before.
-            reached: all continuations that reach the word or the end [B, E].
-            best: scores of the best k actions [B, k]; `index` counts the E continuations first.
-            index: the best k actions [B, k].
-            reaches: which of the best k reach the word [B, k].
-        """
-        more, more_index = self._fast_track(reached.scores, index, reaches)
+        size, track = self.action_beam_size, self.fast_track_size
+        width = min(max(size, track), reached.scores.shape[1])
+        ranked, place = reached.scores.topk(width)
+        least = F.pad(moves.flip(1), (0, max(0, width - size)), value=math.inf)[:, :width]
+        fails = ranked < least.clamp(min=torch.finfo(least.dtype).min)
+        count = (~fails).sum(1, keepdim=True)
+        fails[:, :track] = False
         # No more than `capacity` are set aside; the worst of a step are dropped first.
-        capacity = self._capacity - aside.total
-        room = torch.cat([reaches, more > NEG_INF], 1).long().cumsum(1) <= capacity
-        scores = torch.cat([best.masked_fill(~reaches, NEG_INF), more], 1).masked_fill(~room, NEG_INF)
-        chosen = reached.take(torch.cat([index.clamp(max=reached.scores.shape[1] - 1), more_index], 1), scores)
-        is_word = chosen.actions == SHIFT
-        return SetAside(
-            aside.words.with_more(chosen._replace(scores=scores.masked_fill(~is_word, NEG_INF)), self.num_beams),
-            aside.ends.with_more(chosen._replace(scores=scores.masked_fill(is_word, NEG_INF)), self.num_beams),
-            aside.total + (scores > NEG_INF).sum(1, keepdim=True),
-            aside.by_fast_track + (more > NEG_INF).sum(1, keepdim=True),
-        )
+        column = torch.arange(max(width, size), device=place.device)
+        fails |= column[:width] >= self._capacity - aside.total
+        aside.regular = aside.regular + count
+        aside.add(reached, num_words, ranked.masked_fill(fails, NEG_INF), place)
+        return (column[:size] < size - count) & (moves > NEG_INF)
 
     @property
     def _capacity(self) -> int:
         """Most hypotheses of a sentence that are set aside in one word, as in the authors' code."""
         return min(2 * self.action_beam_size, self.action_beam_size + 5 * self.fast_track_size)
 
-    def _is_full(self, aside: SetAside) -> Tensor:
-        """Sentences [B, 1] where enough hypotheses are set aside."""
-        return (aside.total >= self._capacity) | (aside.total - aside.by_fast_track >= self.action_beam_size)
-
-    def _advance(
-        self, state: SearchState, frontier: Frontier, best: Tensor, moves: Tensor, live: Tensor
-    ) -> Frontier | None:
-        """Execute those of the best k structural actions `moves` that are live [B, k]; None if there are none."""
-        rows = int(live.sum(1).amax())
-        if not rows:
-            return None
-        order = (~live).to(torch.uint8).argsort(dim=1, stable=True)[:, :rows]
-        live, scores, moves = live.gather(1, order), best.gather(1, order), moves.gather(1, order).clamp(min=0)
-        return self._execute(state, frontier, scores.masked_fill(~live, NEG_INF), moves, live)
+    def _is_over(self, aside: SetAside, moves: Tensor, phase: Phase, limits: Limits | None) -> Tensor:
+        """Sentences [B, 1] where enough is set aside, or no live hypothesis can be among the best K any more."""
+        full = (aside.total >= self._capacity) | (aside.regular >= self.action_beam_size)
+        return full | self._is_decided(aside, moves[:, :1], phase, limits)
 
     def _execute(self, state: SearchState, frontier: Frontier, scores: Tensor, moves: Tensor, live: Tensor) -> Frontier:
-        """Execute structural actions [B, R'], given as row A + action of a frontier, where they are `live`."""
+        """Execute structural actions [B, R'], given as row A + action of a frontier, where they are `live`.
+
+        Those that are live stand before the others.
+        """
         row, action = moves // self.machine.config.num_actions, moves % self.machine.config.num_actions
-        parents, origin = frontier.nodes.gather(1, row), frontier.origin.gather(1, row)
-        tokens = torch.zeros_like(parents)
-        nodes = self.machine.push(state.pool, parents, action, tokens, state.num_tokens, state.edges, live)
-        return Frontier(nodes, scores, origin)
+        row = row.clamp(max=frontier.scores.shape[1] - 1)  # places of moves that do not exist lie behind the last row
+        nodes = self.machine.push(state.pool, frontier.seen.take(row), action, state.num_tokens, live)
+        rows = nodes.shape[1]
+        scores = scores.masked_fill(~live, NEG_INF)[:, :rows]
+        return Frontier(self.machine.look(state.pool, nodes), scores, frontier.origin.gather(1, row[:, :rows]))
 
     def _action_log_probs(self, state: SearchState, frontier: Frontier, phase: Phase, limits: Limits | None) -> Tensor:
         """Log-probabilities of actions [B, R, A]; where no word may follow, only those that may end the sentence."""
-        pool, nodes = state.pool, frontier.nodes
-        log_probs = self.machine.action_log_probs(pool, nodes, state.num_tokens, phase)
+        log_probs = self.machine.action_log_probs(frontier.seen, state.num_tokens, phase)
         if limits is None or limits.wordless is None:
             return log_probs
         wordless = limits.wordless.gather(1, frontier.origin)[..., None]
         if phase is Phase.CONTINUE:
             return log_probs.masked_fill(wordless, NEG_INF)
-        return torch.where(wordless, self.machine.action_log_probs(pool, nodes, state.num_tokens, Phase.END), log_probs)
+        ending = self.machine.action_log_probs(frontier.seen, state.num_tokens, Phase.END)
+        return torch.where(wordless, ending, log_probs)
 
     def _end_scores(self, scores: Tensor, origin: Tensor, limits: Limits | None) -> tuple[Tensor, Tensor]:
         """Scores [B, R] of hypotheses that end, after the processors, and the end tokens that they generate."""
@@ -319,53 +337,14 @@ class FastTrackSearch:
             return scores, torch.full_like(origin, self.end_ids[0] if self.end_ids else 0)
         return scores + limits.end_scores.gather(1, origin), limits.end_tokens.gather(1, origin)
 
-    def _postponed_words(self, total: Tensor) -> Tensor:
-        """Scores [B, R] up to SHIFT of the states whose given word is not scored yet, -inf at the others.
-
-        Given words cost most of the search, and a word is no more probable than the SHIFT before it: where k
-        structural actions of `total` [B, R, A] beat the SHIFT, its word cannot be among the best k.
-        """
-        shift, moves = total[..., SHIFT], total.clone()
-        moves[..., SHIFT] = NEG_INF
-        moves = moves.flatten(1)
-        if moves.shape[1] < self.action_beam_size:
-            return torch.full_like(shift, NEG_INF)
-        return shift.masked_fill(shift >= moves.topk(self.action_beam_size).values[:, -1:], NEG_INF)
-
-    def _score_postponed(
-        self, scores: Tensor, postponed: Tensor, reaches: Tensor, frontier: Frontier, words: WordScores
-    ) -> None:
-        """Score the words of `postponed` states where fast-track may need them, in place of `scores` [B, E]."""
-        lacking = reaches.sum(1, keepdim=True) < self.fast_track_size
-        wanted = (postponed > NEG_INF) & lacking
-        if bool(wanted.any()):
-            late = postponed + words(frontier.nodes, wanted, frontier.origin)[0].squeeze(2)
-            rows = postponed.shape[1]
-            scores[:, :rows] = torch.where(wanted, late, scores[:, :rows])
-
-    def _fast_track(self, scores: Tensor, index: Tensor, reaches: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores and places [B, S] of the best continuations that reach the word, but are not among the best k.
-
-        As many as `fast_track_size` leaves open after those of the best k actions `index` that reach the word.
-        """
-        width = min(self.fast_track_size, scores.shape[1])
-        missing = self.fast_track_size - reaches.sum(1, keepdim=True)
-        # Actions that do not reach the word go to a column of their own.
-        taken = F.pad(torch.zeros_like(scores, dtype=torch.bool), (0, 1))
-        taken = taken.scatter(1, torch.where(reaches, index, scores.shape[1]), True)[:, :-1]
-        more, place = scores.masked_fill(taken, NEG_INF).topk(width)
-        return more.masked_fill(torch.arange(width, device=scores.device) >= missing, NEG_INF), place
-
-    def _is_decided(self, aside: SetAside, live: Tensor, phase: Phase, limits: Limits | None) -> Tensor:
-        """Sentences [B, 1] where no live hypothesis [B, k] can be among the best K any more."""
-        kept = (aside.ends if phase is Phase.END else aside.words).scores
-        if kept.shape[1] < self.num_beams:
-            return torch.zeros_like(live[:, :1], dtype=torch.bool)
-        if limits is not None and limits.wordless is not None:
-            kept = torch.where(limits.wordless.all(1, keepdim=True), aside.ends.scores, kept)
-        worst = kept[:, -1:]
-        decided = (worst > NEG_INF) & (live.amax(1, keepdim=True) <= worst)
-        return decided if limits is None else decided & ~limits.raises.any(1, keepdim=True)
+    def _is_decided(self, aside: SetAside, best: Tensor, phase: Phase, limits: Limits | None) -> Tensor:
+        """Sentences [B, 1] where hypotheses that score at most `best` [B, 1] cannot be among the best K any more."""
+        kept = aside.best[phase is not Phase.END]
+        if limits is None:
+            return best <= kept[:, -1:]
+        if limits.wordless is not None:
+            kept = torch.where(limits.wordless.all(1, keepdim=True), aside.best[False], kept)
+        return (best <= kept[:, -1:]) & ~limits.raises.any(1, keepdim=True)
 
     # ------------------------------------------------------------------------------------------------ given words
     def propose(
@@ -384,12 +363,14 @@ class FastTrackSearch:
         """
         if active is not None:
             state = replace(state, scores=state.scores.masked_fill(~active[:, None], NEG_INF))
-        return self._reach(state, Phase.CONTINUE, _GivenWords(self.machine, state.pool, tokens))[0].candidates()
+        words = _GivenWords(self.machine, tokens, self.fast_track_size)
+        return self._reach(state, Phase.CONTINUE, words).candidates(True, self.num_beams)
 
     def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
         """Log-probability [B, K] of the word of every candidate, without the actions before it."""
         given = chosen.tokens[:, 0] if chosen.tokens.shape[1] else chosen.tokens.new_zeros(len(chosen.tokens))
-        return self.machine.log_probs_of(state.pool, chosen.parents, given, chosen.scores > NEG_INF)
+        predictor = state.pool.feature("predictor", chosen.parents)
+        return self.machine.log_probs_of(predictor, given, chosen.scores > NEG_INF)
 
     def commit(
         self, state: SearchState, chosen: Candidates, active: Tensor | None = None, wanted: Tensor | None = None
@@ -416,23 +397,19 @@ class FastTrackSearch:
         scores, parents, tokens = (x.gather(1, order) for x in (chosen.scores, chosen.parents, chosen.tokens))
         parents = pool.compact(keep, int(keep.sum(1).amax()), parents)
         moving = torch.ones_like(state.num_tokens, dtype=torch.bool) if active is None else active
-        shifts = torch.full_like(parents, SHIFT)
-        live_rows = (scores > NEG_INF) & moving[:, None]
-        nodes = self.machine.push(pool, parents, shifts, tokens, state.num_tokens, state.edges, live_rows)
+        live = (scores > NEG_INF) & moving[:, None]
+        nodes = self.machine.shift(pool, parents, tokens, state.num_tokens, state.edges, live)
         nodes = torch.where(moving[:, None], nodes, parents)
         new = SearchState(pool, nodes, scores, state.num_tokens + moving, [nodes.shape[1]], state.edges)
         return new, order
 
     def close(self, state: SearchState) -> SearchState:
         """Take structural actions until the sentence is over: the best K complete derivations, best first."""
-        reached = self._reach(state, Phase.END, None)[1]
-        return self._ended(state, reached.candidates(), reached.actions)
+        return self._ended(state, self._reach(state, Phase.END, None).candidates(False, self.num_beams))
 
-    def _ended(self, state: SearchState, chosen: Candidates, actions: Tensor) -> SearchState:
-        """Execute the actions [B, K] that end the sentence."""
-        pool, live = state.pool, chosen.scores > NEG_INF
-        tokens = torch.zeros_like(actions)
-        nodes = self.machine.push(pool, chosen.parents, actions, tokens, state.num_tokens, state.edges, live)
+    def _ended(self, state: SearchState, chosen: Candidates) -> SearchState:
+        """Execute the action that ends the sentences of candidates [B, K]."""
+        nodes = self.machine.end(state.pool, chosen.parents, state.num_tokens, chosen.scores > NEG_INF)
         return replace(
             state, nodes=nodes, scores=chosen.scores, level_sizes=[nodes.shape[1]], origin=chosen.origin,
             next_log_probs=None,
@@ -463,6 +440,10 @@ class FastTrackSearch:
         nodes = pool.derivations(ends, scores > NEG_INF)
         pool.truncate(size)
         return scores, nodes
+
+
+def _joined(*parts: Tensor) -> Tensor:
+    return torch.cat(parts, 1)
 
 
 def own_places(nodes: Tensor) -> Tensor:

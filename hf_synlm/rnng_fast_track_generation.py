@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from .rnng_actions import SHIFT
-from .rnng_fast_track import FastTrackSearch, Frontier, Limits, Reached, own_places
-from .rnng_stack_machine import Phase
+from .rnng_fast_track import FastTrackSearch, Frontier, Limits, own_places
+from .rnng_stack_machine import Phase, Seen
 from .search_proposals import NEGLIGIBLE, Process, draw_index
-from .search_stack import NodePool
 from .search_state import NEG_INF, Candidates, SearchState
 
 # Numbers in one table of word scores: memory does not grow with the beam.
@@ -55,22 +54,20 @@ class FastTrackDecoder(FastTrackSearch):
             of the words that the states visited by the search give, structural actions summed out.
         """
 
-        def best_words(nodes: Tensor, wanted: Tensor, origin: Tensor) -> tuple[Tensor, Tensor]:
+        def best_words(frontier: Frontier, base: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
             parts = []
-            for part in self._parts(nodes):
-                words = self._words(state.pool, nodes[:, part], origin[:, part], process)
-                words = words.masked_fill(~wanted[:, part, None], NEG_INF)
+            for part in self._parts(base):
+                words = base[:, part, None] + self._words(frontier.seen.rows(part), frontier.origin[:, part], process)
                 parts.append(words.topk(min(self.num_beams, words.shape[2]), 2))
             return torch.cat([best.values for best in parts], 1), torch.cat([best.indices for best in parts], 1)
 
         limits = self._limits(process, own_places(state.nodes))
-        going, over = self._reach(state, self._free_phase, best_words, limits)
+        aside = self._reach(state, self._free_phase, best_words, limits)
         summed = self._summed_words(state, process, limits) if keep_scores else None
-        chosen, ended = going.candidates(), None
+        chosen, ended = aside.candidates(True, self.num_beams), None
         if self.eos_token_ids is not None:
-            ended = over.candidates()
-            closed = self._ended(state, ended, over.actions)
-            ended = replace(ended, parents=closed.nodes)
+            ended = aside.candidates(False, self.num_beams)
+            ended = replace(ended, parents=self._ended(state, ended).nodes)
         return chosen, ended, summed
 
     def draw_word(self, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
@@ -90,17 +87,17 @@ class FastTrackDecoder(FastTrackSearch):
         pool, machine = state.pool, self.machine
         origin = draw_index(state.scores)
         limits = self._limits(process, own_places(state.nodes))
-        nodes, scores = state.nodes.gather(1, origin), state.scores.gather(1, origin)
-        steps, actions = torch.zeros_like(nodes), torch.zeros_like(nodes)
+        seen, scores = machine.look(pool, state.nodes.gather(1, origin)), state.scores.gather(1, origin)
+        steps, actions = torch.zeros_like(origin), torch.zeros_like(origin)
         going = scores > NEG_INF
         ended = torch.zeros_like(going)
         while True:
-            frontier = Frontier(nodes, scores, origin)
+            frontier = Frontier(seen, scores, origin)
             log_probs = self._action_log_probs(state, frontier, self._free_phase, limits)[:, 0]
             weights = log_probs.clone()
             may_end = torch.zeros_like(going)
             if self._free_phase is Phase.EITHER:
-                end, may_end = machine.end_action(pool, nodes)
+                end, may_end = machine.end_action(seen)
                 closing = self._end_scores(weights[:, end, None], origin, limits)[0]
                 weights[:, end] = torch.where(may_end, closing, weights[:, end, None])[:, 0]
             action = draw_index(weights)
@@ -110,39 +107,38 @@ class FastTrackDecoder(FastTrackSearch):
             if self._free_phase is Phase.EITHER:
                 ended = ended | (going & (action == end) & may_end)
             going = going & (action != SHIFT) & ~ended
-            if not bool(going.any()):
+            pushed = machine.push(pool, seen, action, state.num_tokens, going)
+            if not pushed.shape[1]:
                 break
-            zero = torch.zeros_like(action)
-            pushed = machine.push(pool, nodes, action, zero, state.num_tokens, state.edges, going)
-            nodes, steps = torch.where(going, pushed, nodes), steps + going
-        reached = Reached(scores, nodes, torch.zeros_like(nodes), origin, steps, actions)
-        return self._drawn(state, process, limits, reached, ended)
+            seen, steps = machine.look(pool, torch.where(going, pushed, seen.nodes)), steps + going
+        reached = Candidates(scores, seen.nodes, torch.zeros_like(origin), origin, steps)
+        return self._drawn(state, process, limits, reached, actions == SHIFT, ended)
 
     def _drawn(
         self,
         state: SearchState,
         process: Process | None,
         limits: Limits | None,
-        reached: Reached,
+        reached: Candidates,
+        shifted: Tensor,
         ended: Tensor,
     ) -> tuple[Candidates, Tensor]:
-        """Draw the words of states [B, 1] that SHIFT reached, and end those that have `ended` [B, 1]."""
+        """Draw the words of states [B, 1] that have `shifted` [B, 1], and end those that have `ended` [B, 1]."""
         scores, origin = reached.scores, reached.origin
-        log_probs = self._without_specials(self.machine.word_log_probs(state.pool, reached.parents))
+        seen = self.machine.look(state.pool, reached.parents)
+        log_probs = self._without_specials(self.machine.word_log_probs(seen))
         words = self._processed_words(process, origin, log_probs)
         token = draw_index(words[:, 0])
         word_score = log_probs[:, 0].gather(1, token).masked_fill(words[:, 0].gather(1, token) == NEG_INF, NEG_INF)
-        shifted = reached.actions == SHIFT
         scores = torch.where(shifted, scores + word_score, scores.masked_fill(~ended, NEG_INF))
         if self.eos_token_ids is not None:
             eos = self._end_scores(scores, origin, limits)[1]
             token = torch.where(ended, eos, token)
             only_end = torch.full_like(words[:, 0], NEG_INF).scatter(1, eos, 0.0)
             words = torch.where(ended[..., None], only_end[:, None], words)
-        chosen = reached._replace(scores=scores, tokens=token).candidates()
+        chosen = replace(reached, scores=scores, tokens=token)
         if bool(ended.any()):
-            over = replace(chosen, scores=scores.masked_fill(~ended, NEG_INF))
-            closed = self._ended(state, over, reached.actions)
+            closed = self._ended(state, replace(chosen, scores=scores.masked_fill(~ended, NEG_INF)))
             chosen = replace(chosen, parents=torch.where(ended, closed.nodes, chosen.parents))
         return chosen, words[:, 0]
 
@@ -153,9 +149,9 @@ class FastTrackDecoder(FastTrackSearch):
         for start in range(0, max(1, nodes.shape[1]), size):
             yield slice(start, start + size)
 
-    def _words(self, pool: NodePool, nodes: Tensor, origin: Tensor, process: Process | None) -> Tensor:
+    def _words(self, seen: Seen, origin: Tensor, process: Process | None) -> Tensor:
         """Word scores [B, R, V], -inf at padding and end tokens."""
-        return self._processed_words(process, origin, self._without_specials(self.machine.word_log_probs(pool, nodes)))
+        return self._processed_words(process, origin, self._without_specials(self.machine.word_log_probs(seen)))
 
     def _processed_words(self, process: Process | None, origin: Tensor, words: Tensor) -> Tensor:
         """Word scores [B, R, V] after the processors, -inf at the words that they forbid."""
@@ -225,31 +221,24 @@ class FastTrackDecoder(FastTrackSearch):
     def _mixture(self, state: SearchState, process: Process | None, limits: Limits | None, origin: Tensor) -> Tensor:
         """Log p(x, w) [B, V], summed over the states that the beam visits; the pool is left unchanged."""
         pool, machine, size = state.pool, self.machine, state.pool.size
-        frontier, phase = Frontier(state.nodes, state.scores, origin), self._free_phase
+        frontier, phase = self._frontier(state)._replace(origin=origin), self._free_phase
         total = state.scores.new_full((len(state.scores), machine.config.vocab_size), NEG_INF)
-        while True:
-            nodes, scores, origin = frontier
+        while frontier.scores.shape[1]:
+            seen, scores, origin = frontier
             log_probs = scores[..., None] + self._action_log_probs(state, frontier, phase, limits)
-            for part in self._parts(nodes):
-                words = self._words(pool, nodes[:, part], origin[:, part], process)
+            for part in self._parts(scores):
+                words = self._words(seen.rows(part), origin[:, part], process)
                 total = torch.logaddexp(total, (log_probs[:, part, SHIFT, None] + words).logsumexp(1))
-            if phase is Phase.EITHER:
-                action, ends = machine.end_action(pool, nodes)
-                over, token = self._end_scores(log_probs[..., action].masked_fill(~ends, NEG_INF), origin, limits)
+            ended = self._ended_by(frontier, log_probs, phase, limits)
+            if ended is not None:
                 for eos in self.end_ids:
-                    total[:, eos] = torch.logaddexp(total[:, eos], over.masked_fill(token != eos, NEG_INF).logsumexp(1))
-                log_probs[..., action] = log_probs[..., action].masked_fill(ends, NEG_INF)
-            mass = total.logsumexp(1, keepdim=True)
-            log_probs[..., SHIFT] = NEG_INF
-            moves = log_probs.flatten(1)
-            scores, index = moves.topk(min(self.action_beam_size, moves.shape[1]))
-            scores = scores.masked_fill(scores < mass - NEGLIGIBLE, NEG_INF)
-            rows = int((scores > NEG_INF).sum(1).amax())
-            if not rows:
-                pool.truncate(size)
-                return total
-            scores = scores[:, :rows]
-            frontier = self._execute(state, frontier, scores, index[:, :rows], scores > NEG_INF)
+                    over = ended.scores.masked_fill(ended.tokens != eos, NEG_INF)
+                    total[:, eos] = torch.logaddexp(total[:, eos], over.logsumexp(1))
+            scores, index = self._moves(log_probs)
+            live = (scores > NEG_INF) & (scores >= total.logsumexp(1, keepdim=True) - NEGLIGIBLE)
+            frontier = self._execute(state, frontier, scores, index, live)
+        pool.truncate(size)
+        return total
 
 
 def _is_possible(scores: Tensor) -> Tensor:

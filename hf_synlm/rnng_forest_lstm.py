@@ -11,6 +11,7 @@ all stacks of a batch, at all times, are one forest, and a pass over it takes as
 Shapes: G independent LSTMs (directions), P steps, N steps of one depth, I input, D hidden.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -47,137 +48,168 @@ def forest_lstm(
     return _ForestLSTM.apply(gates_GPD, weight_hh_GDD, tuple(sizes), tuple(parents))
 
 
-def lstm_step(gates: Tensor, cell: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def by_activation(values: Tensor, dim: int = 0) -> Tensor:
+    """Bring the gates i, f, g, o along `dim` into the order o, i, f, g of `lstm_step`, in a new tensor.
+
+    So the three sigmoids stand side by side, and so do the three gates whose gradients come from the cell.
+    """
+    i, f, g, o = values.chunk(4, dim)
+    return torch.cat([o, i, f, g], dim)
+
+
+def _in_usual_order(values: Tensor, dim: int) -> Tensor:
+    """Inverse of `by_activation`."""
+    o, i, f, g = values.chunk(4, dim)
+    return torch.cat([i, f, g, o], dim)
+
+
+def lstm_step(gates: Tensor, cell: Tensor, out: Tensor) -> None:
     """One step of an LSTM.
 
     Args:
-        gates: sum of the gate inputs [..., N, 4 D]; overwritten with their activations.
-        cell: cell before the step [..., N, D]; None = 0.
-
-    Returns:
-        Hidden state, cell and tanh(cell), each [..., N, D].
+        gates: sum of the gate inputs [..., N, 4 D] in the order o, i, f, g; overwritten with their activations.
+        cell: cell before the step [..., N, D].
+        out: takes the hidden state and the cell [..., N, 2 D].
     """
     size = gates.shape[-1] // 4
-    gates[..., : 2 * size].sigmoid_()
-    gates[..., 2 * size : 3 * size].tanh_()
-    gates[..., 3 * size :].sigmoid_()
-    i, f, g, o = gates.split(size, -1)
-    new = i * g if cell is None else torch.addcmul(i * g, f, cell)
+    gates[..., : 3 * size].sigmoid_()
+    gates[..., 3 * size :].tanh_()
+    o, i, f, g = gates.split(size, -1)
+    hidden, new = out.split(size, -1)
+    torch.mul(i, g, out=new).addcmul_(f, cell)
+    torch.mul(o, new.tanh(), out=hidden)
+
+
+def lstm_slopes(acts: Tensor, cell: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    """What the gradients of any number of steps are multiplied with, in a few operations for all of them.
+
+    Args:
+        acts: activations of the gates [..., P, 4 D] in the order o, i, f, g.
+        cell: cells before the steps [..., P, D].
+        new: cells after them.
+
+    Returns:
+        d hidden / d cell [..., P, D]; and per gate [..., P, 4 D] d hidden / d o and d cell / d i, f, g, before the
+        activation.
+    """
+    o, i, f, g = acts.chunk(4, -1)
     activated = new.tanh()
-    return o * activated, new, activated
+    # d sigmoid = s (1 - s), d tanh = 1 - t^2
+    slopes = torch.addcmul(acts, acts, acts, value=-1)
+    size = o.shape[-1]
+    slopes[..., : 3 * size].mul_(torch.cat([activated, g, cell], -1))
+    slopes[..., 3 * size :] = torch.addcmul(i, i, g.square(), value=-1)
+    return torch.addcmul(o, o, activated.square(), value=-1), slopes
 
 
 def lstm_step_backward(
-    acts: Tensor, cell: Tensor | None, activated: Tensor, grad_hidden: Tensor, grad_cell: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    slopes: tuple[Tensor, Tensor], forget: Tensor, grad: Tensor, grad_gates: Tensor, grad_cell: Tensor
+) -> None:
     """Gradients of `lstm_step`.
 
     Args:
-        acts: activations of the gates [..., N, 4 D].
-        cell: cell before the step [..., N, D]; None = 0.
-        activated: tanh of the cell after it.
-        grad_hidden: gradient of the hidden state.
-        grad_cell: gradient of the new cell; None = 0.
-
-    Returns:
-        Gradients of the gate inputs [..., N, 4 D] and of the cell before the step.
+        slopes: `lstm_slopes` of the step.
+        forget: activation of the forget gate [..., N, D].
+        grad: gradients of the hidden state and the new cell [..., N, 2 D].
+        grad_gates: takes the gradients of the gate inputs [..., N, 4 D], in the order o, i, f, g.
+        grad_cell: takes the gradient of the cell before the step [..., N, D].
     """
-    i, f, g, o = acts.chunk(4, -1)
-    through = grad_hidden * o
-    grad_new = torch.addcmul(through, through, activated.square(), value=-1)
-    if grad_cell is not None:
-        grad_new = grad_new + grad_cell
-    # d sigmoid = s (1 - s), d tanh = 1 - t^2
-    slope = torch.addcmul(acts, acts, acts, value=-1)
-    slope.chunk(4, -1)[2].copy_(1 - g.square())
-    size = g.shape[-1]
-    grad_gates = torch.empty_like(acts)
-    torch.mul(grad_new, g, out=grad_gates[..., :size])
-    if cell is None:
-        grad_gates[..., size : 2 * size].zero_()
-    else:
-        torch.mul(grad_new, cell, out=grad_gates[..., size : 2 * size])
-    torch.mul(grad_new, i, out=grad_gates[..., 2 * size : 3 * size])
-    torch.mul(grad_hidden, activated, out=grad_gates[..., 3 * size :])
-    return grad_gates.mul_(slope), grad_new * f
+    through, factors = slopes
+    size = forget.shape[-1]
+    grad_hidden, grad_new = grad.split(size, -1)
+    grad_new = torch.addcmul(grad_new, grad_hidden, through)
+    torch.mul(grad_hidden, factors[..., :size], out=grad_gates[..., :size])
+    cell_gates = (value[..., size:].unflatten(-1, (3, size)) for value in (factors, grad_gates))
+    torch.mul(next(cell_gates), grad_new[..., None, :], out=next(cell_gates))
+    torch.mul(grad_new, forget, out=grad_cell)
 
 
-def _batched_map(weight_GOI: Tensor, num_rows: int, num_uses: int = 1) -> Callable[[Tensor], Tensor]:
-    """The map x -> x W^T for several matrices: from [G, R, I] to [G, R, O]; see `linear_map`."""
-    if not uses_onednn(weight_GOI):
-        transposed = weight_GOI.mT
-        return lambda x_GRI: torch.bmm(x_GRI, transposed)
-    maps = [linear_map(weight, num_rows, num_uses) for weight in weight_GOI]
-    if len(maps) == 1:
-        return lambda x_GRI: maps[0](x_GRI[0])[None]
-    return lambda x_GRI: torch.stack([apply(x) for apply, x in zip(maps, x_GRI, strict=True)])
+def batched_map(weight_GOI: Tensor, num_rows: int, num_uses: int = 1) -> Callable[[Tensor, Tensor], None]:
+    """The map (total, x) -> total += x W^T for several matrices, x [G, R, I] and total [G, R, O]; see `linear_map`."""
+    if uses_onednn(weight_GOI):
+        maps = [linear_map(weight, num_rows, num_uses) for weight in weight_GOI]
+
+        def add_products(total: Tensor, x_GRI: Tensor) -> None:
+            for part, apply, x in zip(total, maps, x_GRI, strict=True):
+                part.add_(apply(x))
+
+        return add_products
+    transposed, dtype = weight_GOI.mT, weight_GOI.dtype
+
+    def add_product(total: Tensor, x_GRI: Tensor) -> None:
+        if total.dtype == dtype:
+            total.baddbmm_(x_GRI, transposed)
+        else:
+            total.add_(torch.bmm(x_GRI.to(dtype), transposed))
+
+    return add_product
 
 
 class _ForestLSTM(torch.autograd.Function):
+    """All states stand in one buffer, level after level: hidden state and cell [G, P, 2 D]."""
+
     @staticmethod
     def forward(ctx, gates_GPD, weight_hh_GDD, sizes, parents):
-        dtype = gates_GPD.dtype
-        state_dtype = torch.promote_types(dtype, torch.float32)
-        recur = _batched_map(weight_hh_GDD.to(dtype), max(sizes), len(sizes))
-        hidden: list[Tensor] = []
-        cells: list[Tensor] = []
-        acts: list[Tensor] = []
-        activated: list[Tensor] = []
-        for level, gates in enumerate(gates_GPD.split(sizes, 1)):
-            cell = None
+        dtype, size = gates_GPD.dtype, weight_hh_GDD.shape[2]
+        acts = by_activation(gates_GPD, 2).to(torch.promote_types(dtype, torch.float32))
+        recur = batched_map(by_activation(weight_hh_GDD, 1).to(dtype), max(sizes), len(sizes))
+        states = acts.new_empty(*acts.shape[:2], 2 * size)
+        before = torch.zeros_like(states)  # those of the parents
+        levels = _levels(sizes)
+        for level, rows in enumerate(levels):
             if level:
-                parent = parents[level - 1]
-                before, cell = _parents(hidden[-1], parent, sizes[level]), _parents(cells[-1], parent, sizes[level])
-                gates = recur(before.to(dtype)).add_(gates).to(state_dtype)
-            else:
-                gates = gates.to(state_dtype, copy=True)
-            h, c, t = lstm_step(gates, cell)
-            for store, value in zip((hidden, cells, acts, activated), (h, c, gates, t), strict=True):
-                store.append(value)
-        hidden_GPD, cells_GPD = torch.cat(hidden, 1), torch.cat(cells, 1)
-        ctx.save_for_backward(weight_hh_GDD, hidden_GPD, cells_GPD, *acts, *activated)
+                _read_parents(states[:, levels[level - 1]], parents[level - 1], before[:, rows])
+                recur(acts[:, rows], before[:, rows, :size])
+            lstm_step(acts[:, rows], before[:, rows, size:], states[:, rows])
+        ctx.save_for_backward(weight_hh_GDD, acts, states, before)
         ctx.sizes, ctx.parents, ctx.dtype = sizes, parents, dtype
-        ctx.mark_non_differentiable(cells_GPD)
-        return hidden_GPD, cells_GPD
+        hidden, cells = states.split(size, 2)
+        ctx.mark_non_differentiable(cells)
+        return hidden, cells
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_hidden_GPD, _):
-        sizes, parents, dtype = ctx.sizes, ctx.parents, ctx.dtype
-        weight_hh_GDD, hidden_GPD, cells_GPD, *rest = ctx.saved_tensors
-        acts, activated = rest[: len(sizes)], rest[len(sizes) :]
-        recur_back = _batched_map(weight_hh_GDD.to(dtype).mT, max(sizes), len(sizes))
-        hidden, cells = hidden_GPD.split(sizes, 1), cells_GPD.split(sizes, 1)
-        grads = list(grad_hidden_GPD.split(sizes, 1))
-        grad_cell, befores = None, []
+        weight_hh_GDD, acts, states, before = ctx.saved_tensors
+        sizes, dtype, size = ctx.sizes, ctx.dtype, weight_hh_GDD.shape[2]
+        recur_back = batched_map(by_activation(weight_hh_GDD, 1).to(dtype).mT, max(sizes), len(sizes))
+        through, factors = lstm_slopes(acts, before[..., size:], states[..., size:])
+        forget, grads, grad_gates = acts[..., 2 * size : 3 * size], torch.zeros_like(states), torch.empty_like(acts)
+        grads[..., :size] = grad_hidden_GPD
+        down = torch.zeros_like(states)  # what flows to the parents
+        levels = _levels(sizes)
         for level in range(len(sizes) - 1, -1, -1):
-            parent = parents[level - 1] if level else None
-            cell = _parents(cells[level - 1], parent, sizes[level]) if level else None
-            grad_gates, back = lstm_step_backward(acts[level], cell, activated[level], grads[level], grad_cell)
-            grads[level] = grad_gates = grad_gates.to(dtype)
+            rows = levels[level]
+            slopes = through[:, rows], factors[:, rows]
+            lstm_step_backward(slopes, forget[:, rows], grads[:, rows], grad_gates[:, rows], down[:, rows, size:])
             if level:
-                befores.append(_parents(hidden[level - 1], parent, sizes[level]).to(dtype))
-                down = recur_back(grad_gates).to(back.dtype)
-                grads[level - 1] = _add_to_parents(grads[level - 1], down, parent)
-                grad_cell = _add_to_parents(torch.zeros_like(hidden[level - 1]), back, parent)
-        grad_gates_GPD = torch.cat(grads, 1)
+                recur_back(down[:, rows, :size], grad_gates[:, rows])
+                _add_to_parents(grads[:, levels[level - 1]], down[:, rows], ctx.parents[level - 1])
+        grad_gates = grad_gates.to(dtype)
+        pairs = zip(grad_gates[:, sizes[0] :], before[:, sizes[0] :, :size].to(dtype), strict=True)
         grad_weight = torch.zeros_like(weight_hh_GDD)
-        if befores:
-            after = grad_gates_GPD[:, sizes[0] :]
-            pairs = zip(after, torch.cat(befores[::-1], 1), strict=True)
+        if len(sizes) > 1:
             grad_weight = torch.stack([weight_gradient(*pair) for pair in pairs]).to(weight_hh_GDD.dtype)
-        return grad_gates_GPD, grad_weight, None, None
+        return _in_usual_order(grad_gates, 2), _in_usual_order(grad_weight, 1), None, None
 
 
-def _parents(values: Tensor, parent: Parents, size: int) -> Tensor:
-    """Rows of the parents [G, size, D] in the level above."""
-    return values[:, :size] if parent is None else values.index_select(1, parent)
+def _levels(sizes: Sequence[int]) -> list[slice]:
+    """The steps of every level."""
+    ends = list(itertools.accumulate(sizes))
+    return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
-def _add_to_parents(total: Tensor, more: Tensor, parent: Parents) -> Tensor:
-    """`total` [G, N, D] plus the rows of the children, in a new tensor."""
+def _read_parents(above: Tensor, parent: Parents, out: Tensor) -> None:
+    """Rows of the parents in the level above [G, N', 2 D]."""
     if parent is None:
-        total = total.clone()
-        total[:, : more.shape[1]] += more
-        return total
-    return total.index_add(1, parent, more)
+        out.copy_(above[:, : out.shape[1]])
+    else:
+        torch.index_select(above, 1, parent, out=out)
+
+
+def _add_to_parents(above: Tensor, more: Tensor, parent: Parents) -> None:
+    """Add the rows of the children to those of the level above [G, N', 2 D]."""
+    if parent is None:
+        above[:, : more.shape[1]] += more
+    else:
+        above.index_add_(1, parent, more)

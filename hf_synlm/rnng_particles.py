@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .rnng_actions import SHIFT
-from .rnng_fast_track import FastTrackSearch, Frontier, Reached, own_places
+from .rnng_fast_track import Continuations, FastTrackSearch, SetAside, own_places
 from .rnng_stack_machine import Phase, RNNGStackMachine
 from .search_state import NEG_INF, Candidates, SearchState
 
@@ -51,7 +51,7 @@ class ParticleSearch(FastTrackSearch):
         """All derivations that generate a given word [B] and still have particles, best first."""
         if active is not None:
             state = replace(state, scores=state.scores.masked_fill(~active[:, None], NEG_INF))
-        return self._spread(state, Phase.CONTINUE, tokens).candidates()
+        return self._spread(state, Phase.CONTINUE, tokens)
 
     def commit(
         self, state: SearchState, chosen: Candidates, active: Tensor | None = None, wanted: Tensor | None = None
@@ -72,42 +72,31 @@ class ParticleSearch(FastTrackSearch):
         """End the sentence: the complete derivations that still have particles, best first."""
         reached = self._spread(state, Phase.END, None)
         alive = reached.scores.masked_fill(self._dealt(reached.scores) == 0, NEG_INF)
-        reached = reached._replace(scores=alive)
-        return self._ended(state, reached.candidates(), reached.actions)
+        return self._ended(state, replace(reached, scores=alive))
 
     def _dealt(self, scores: Tensor) -> Tensor:
         """Particles [B, K] in proportion to exp(scores), rounded."""
         alive = scores.masked_fill((scores == NEG_INF).all(1, keepdim=True), 0.0) if scores.shape[1] else scores
         return (self.num_beams * alive.softmax(1)).round().masked_fill(scores == NEG_INF, 0.0)
 
-    def _spread(self, state: SearchState, phase: Phase, tokens: Tensor | None) -> Reached:
+    def _spread(self, state: SearchState, phase: Phase, tokens: Tensor | None) -> Candidates:
         """Follow every action that gets a particle until the next word (or the end) is reached."""
-        pool, machine = state.pool, self.machine
-        frontier = Frontier(state.nodes, state.scores, own_places(state.nodes))
+        machine, aside, frontier = self.machine, SetAside(state, 1), self._frontier(state)
         particles = state.particles.masked_fill(state.scores == NEG_INF, 0.0)
-        reached, steps = Reached.none(len(state.nodes), state.nodes.device), 0
-        while True:
-            nodes, scores, _ = frontier
-            log_probs = machine.action_log_probs(pool, nodes, state.num_tokens, phase)
+        while frontier.scores.shape[1]:
+            log_probs = machine.action_log_probs(frontier.seen, state.num_tokens, phase)
             shares = (log_probs.exp() * particles[..., None]).round()
-            total = (scores[..., None] + log_probs).masked_fill(shares == 0, NEG_INF)
-            if tokens is None:
-                words = torch.zeros_like(nodes)
-                action, ends = machine.end_action(pool, nodes)
-                score = total[..., action].masked_fill(~ends, NEG_INF)
-                total[..., action] = total[..., action].masked_fill(ends, NEG_INF)
-            else:
-                words, action = tokens[:, None].expand_as(nodes), SHIFT
-                score = total[..., SHIFT]
-                score = score + machine.log_probs_of(pool, nodes, tokens, score > NEG_INF)
-                total[..., SHIFT] = NEG_INF
-            more = Reached.of(frontier, score[..., None], words[..., None], action, steps)
-            reached = reached.with_more(more, reached.scores.shape[1] + score.shape[1])
-            moves = total.flatten(1)
-            rows = int((moves > NEG_INF).sum(1).amax())
-            if not rows:
-                return reached
-            scores, index = moves.topk(rows)
+            total = (frontier.scores[..., None] + log_probs).masked_fill(shares == 0, NEG_INF)
+            reached = self._ended_by(frontier, total, phase, None)
+            if tokens is not None:
+                base = total[..., SHIFT]
+                scores = base + machine.log_probs_of(frontier.seen.predictor, tokens, base > NEG_INF)
+                reached = Continuations.of(frontier, scores[..., None], tokens[:, None, None].expand(*base.shape, 1))
+            width = reached.scores.shape[1]
+            aside.add(reached, 0 if tokens is None else width, reached.scores, own_places(reached.scores))
+            moves = total.masked_fill(~machine.is_structural, NEG_INF).flatten(1)
+            scores, index = moves.topk(max(1, int((moves > NEG_INF).sum(1).amax())))
             particles = shares.flatten(1).gather(1, index).masked_fill(scores == NEG_INF, 0.0)
             frontier = self._execute(state, frontier, scores, index, scores > NEG_INF)
-            steps += 1
+            particles = particles[:, : frontier.scores.shape[1]]
+        return aside.candidates(tokens is not None, None)

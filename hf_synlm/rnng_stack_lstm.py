@@ -8,8 +8,7 @@ composition reads the stack (`by_step`), and single pushes for the search (`push
 Shapes: P pushes, R rows of a step, L layers, w element size, h stack size.
 """
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch.nn import functional as F
 from .matrix_products import linear, linear_map
 from .module_tools import unwrapped, weight_of
 from .rnng_composition import chain_inputs
-from .rnng_forest_lstm import forest_lstm, lstm_step, lstm_step_backward
+from .rnng_forest_lstm import by_activation, forest_lstm, lstm_slopes, lstm_step, lstm_step_backward
 from .rnng_plan import LevelPlan, StepPlan
 
 # Rows per push and pushes of a search, roughly: they choose the layout of the weights.
@@ -103,7 +102,7 @@ class StackLSTM(nn.Module):
         Cost: as many sequential steps as the longest action sequence: a composition reads the push before it. States
             stand in one buffer for the whole sequence, so that nothing is copied per step, forward or backward.
         """
-        weights = [value for layer in self.weights() for value in layer]
+        weights = [by_activation(value) for layer in self.weights() for value in layer]
         masks = torch.ones(len(self.cells) - 1, len(elements), self.hidden_size, device=elements.device)
         masks = F.dropout(masks.to(elements.dtype), self.dropout, self.training)
         # The hand-written passes keep one type throughout.
@@ -116,30 +115,52 @@ class StackLSTM(nn.Module):
             return list(states.unbind())
 
     @torch.no_grad()
-    def pusher(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Prepare single pushes with the weights as they are now, for evaluation.
+    def pusher(self) -> "Pusher":
+        """Prepare single pushes with the weights as they are now, for evaluation."""
+        return Pusher(self)
+
+
+class Pusher:
+    """Single pushes of a search.
+
+    Args:
+        stack_lstm: its weights must not change while this is in use.
+    """
+
+    def __init__(self, stack_lstm: StackLSTM) -> None:
+        self.size, self._layers = stack_lstm.hidden_size, []
+        for layer in stack_lstm.weights():
+            weight_ih, weight_hh, bias = (by_activation(value) for value in layer)
+            maps = (linear_map(weight, _PUSHED_ROWS, _PUSHES) for weight in (weight_ih, weight_hh))
+            self._layers.append((*maps, bias))
+
+    def inputs(self, elements: Tensor) -> Tensor:
+        """What elements [R, w] bring to the gates of the lowest layer [R, 4 h]."""
+        return self._layers[0][0](elements)
+
+    def __call__(self, gates: Tensor, below: Tensor, which: Tensor | None = None) -> Tensor:
+        """Push elements.
+
+        Args:
+            gates: their `inputs` [R, 4 h]; overwritten.
+            below: states on which they are pushed [U, L, 2 h], hidden state and cell.
+            which: the one of these U for each element [R]; None = U is R.
 
         Returns:
-            Function that pushes elements [R, w] on states and cells [R, L, h]: the new states and cells [R, L, h].
+            The new states [R, L, 2 h].
+
+        Cost: a state that several elements are pushed on is multiplied with the recurrent weights once.
         """
-        maps = [
-            (linear_map(weight_ih, _PUSHED_ROWS, _PUSHES), linear_map(weight_hh, _PUSHED_ROWS, _PUSHES), bias)
-            for weight_ih, weight_hh, bias in self.weights()
-        ]
-        return functools.partial(_push, maps)
-
-
-def _push(
-    maps: list[tuple[Any, Any, Tensor]], elements: Tensor, hidden: Tensor, cells: Tensor
-) -> tuple[Tensor, Tensor]:
-    """See `StackLSTM.pusher`."""
-    new_hidden, new_cells, inputs = [], [], elements
-    for layer, (from_input, from_state, bias) in enumerate(maps):
-        gates = from_input(inputs).add_(from_state(hidden[:, layer])).add_(bias)
-        inputs, new, _ = lstm_step(gates, cells[:, layer])
-        new_hidden.append(inputs)
-        new_cells.append(new)
-    return torch.stack(new_hidden, 1), torch.stack(new_cells, 1)
+        size = self.size
+        states = below.new_empty(len(gates), len(self._layers), 2 * size)
+        for layer, (from_input, from_state, bias) in enumerate(self._layers):
+            recurrent, cells = from_state(below[:, layer, :size]).add_(bias), below[:, layer, size:]
+            if which is not None:
+                recurrent, cells = recurrent.index_select(0, which), cells.index_select(0, which)
+            if layer:
+                gates = from_input(states[:, layer - 1, :size])
+            lstm_step(gates.add_(recurrent), cells, states[:, layer])
+        return states
 
 
 class _StackSteps(torch.autograd.Function):
@@ -150,8 +171,9 @@ class _StackSteps(torch.autograd.Function):
         weights, parameters = tensors[:num_weights], tensors[num_weights:]
         layers = [weights[3 * layer : 3 * layer + 3] for layer in range(len(weights) // 3)]
         elements, size = elements.clone(), layers[0][1].shape[1]
-        hidden = elements.new_zeros(len(layers), len(elements), size)
-        cells, activated = torch.zeros_like(hidden), torch.zeros_like(hidden)
+        states = elements.new_zeros(len(layers), len(elements), 2 * size)
+        before = torch.zeros_like(states)  # those of the pushes below
+        hidden, below = states[..., :size], before[..., :size]
         # The inputs of the lowest layer are known for words and nonterminals.
         acts = [F.linear(elements, layers[0][0], layers[0][2])]
         acts += [torch.zeros_like(acts[0]) for _ in layers[1:]]
@@ -169,13 +191,12 @@ class _StackSteps(torch.autograd.Function):
                 gates = acts[layer][rows]
                 if layer:
                     torch.addmm(bias, hidden[layer - 1, rows] * masks[layer - 1, rows], weight_ih.t(), out=gates)
-                cell = None
                 if step is not None:
-                    gates.addmm_(hidden[layer].index_select(0, step.parent), weight_hh.t())
-                    cell = cells[layer].index_select(0, step.parent)
-                hidden[layer, rows], cells[layer, rows], activated[layer, rows] = lstm_step(gates, cell)
+                    torch.index_select(states[layer], 0, step.parent, out=before[layer, rows])
+                    gates.addmm_(below[layer, rows], weight_hh.t())
+                lstm_step(gates, before[layer, rows, size:], states[layer, rows])
             first += count
-        ctx.save_for_backward(elements, masks, hidden, cells, activated, *acts, *weights)
+        ctx.save_for_backward(elements, masks, states, before, *acts, *weights)
         ctx.plan, ctx.graphs, ctx.parameters, ctx.first_layer = plan, graphs, parameters, first_layer
         return hidden[first_layer:].clone()
 
@@ -187,12 +208,13 @@ class _StackSteps(torch.autograd.Function):
 
     @staticmethod
     def _backward(ctx, grad_output):
-        elements, masks, hidden, cells, activated, *rest = ctx.saved_tensors
-        depth = len(hidden)
+        elements, masks, states, before, *rest = ctx.saved_tensors
+        depth, size = len(states), states.shape[2] // 2
         acts, weights, parameters = rest[:depth], rest[depth:], ctx.parameters
         layers = [weights[3 * layer : 3 * layer + 3] for layer in range(depth)]
-        grad_hidden, grad_cells = torch.zeros_like(hidden), torch.zeros_like(cells)
-        grad_hidden[ctx.first_layer :] = grad_output
+        slopes = [lstm_slopes(act, b[:, size:], s[:, size:]) for act, b, s in zip(acts, before, states, strict=True)]
+        grads, down = torch.zeros_like(states), torch.zeros_like(states)
+        grads[ctx.first_layer :, :, :size] = grad_output
         grad_elements = torch.zeros_like(elements)
         grad_gates = [torch.zeros_like(act) for act in acts]
         grad_parameters: list[Any] = [None] * len(parameters)
@@ -202,31 +224,34 @@ class _StackSteps(torch.autograd.Function):
             rows = slice(first, first + sizes[number])
             step = steps[number - 1] if number else None
             for layer in range(depth - 1, -1, -1):
-                cell = None if step is None else cells[layer].index_select(0, step.parent)
-                gates, back = lstm_step_backward(
-                    acts[layer][rows], cell, activated[layer, rows], grad_hidden[layer, rows], grad_cells[layer, rows]
+                gates, to_below = grad_gates[layer][rows], down[layer, rows]
+                (through, factors), forget = slopes[layer], acts[layer][rows, 2 * size : 3 * size]
+                lstm_step_backward(
+                    (through[rows], factors[rows]), forget, grads[layer, rows], gates, to_below[:, size:]
                 )
-                grad_gates[layer][rows] = gates
                 if step is not None:
-                    grad_hidden[layer].index_add_(0, step.parent, gates @ layers[layer][1])
-                    grad_cells[layer].index_add_(0, step.parent, back)
+                    torch.mm(gates, layers[layer][1], out=to_below[:, :size])
+                    grads[layer].index_add_(0, step.parent, to_below)
                 if layer:
-                    grad_hidden[layer - 1, rows] += (gates @ layers[layer][0]) * masks[layer - 1, rows]
+                    grads[layer - 1, rows, :size] += (gates @ layers[layer][0]) * masks[layer - 1, rows]
             graph = ctx.graphs[number]
             if graph is not None:
                 at = step.reduced + first
                 # What later compositions read of these elements has arrived; this is what the push itself reads.
                 grad_composed = grad_elements[at] + grad_gates[0][at] @ layers[0][0]
                 _compose_backward(
-                    graph, step, grad_composed, grad_elements, grad_hidden[-1], parameters, grad_parameters
+                    graph, step, grad_composed, grad_elements, grads[-1, :, :size], parameters, grad_parameters
                 )
         # Distributed training waits for a gradient of every parameter, also where all trees are flat.
         for number, value in enumerate(parameters):
             if grad_parameters[number] is None and value.requires_grad:
                 grad_parameters[number] = torch.zeros_like(value)
-        grads = _weight_gradients(ctx.plan, elements, masks, hidden, grad_gates)
         grad_elements += grad_gates[0] @ layers[0][0]
-        return grad_elements, None, None, None, None, None, None, *grads, *grad_parameters
+        grad_weights: list[Tensor] = []  # each in one multiplication over all pushes
+        for layer, gates in enumerate(grad_gates):
+            inputs = states[layer - 1, :, :size] * masks[layer - 1] if layer else elements
+            grad_weights += [gates.t() @ inputs, gates.t() @ before[layer, :, :size], gates.sum(0)]
+        return grad_elements, None, None, None, None, None, None, *grad_weights, *grad_parameters
 
 
 def _compose(elements: Tensor, tops: Tensor, step: Any, rows: slice, compose: Any, train: bool) -> Any:
@@ -266,17 +291,3 @@ def _compose_backward(
             grad_parameters[number] = grad.clone()  # two parameters may share one gradient
         elif grad is not None:
             grad_parameters[number].add_(grad)
-
-
-def _weight_gradients(
-    plan: StepPlan, elements: Tensor, masks: Tensor, hidden: Tensor, grad_gates: list[Tensor]
-) -> list[Tensor]:
-    """Gradients of weight_ih, weight_hh and bias of every layer, each in one multiplication over all pushes."""
-    grads: list[Tensor] = []
-    parents = [step.parent for step in plan.steps]
-    for layer, gates in enumerate(grad_gates):
-        inputs = hidden[layer - 1] * masks[layer - 1] if layer else elements
-        after = gates[plan.sizes[0] :]
-        before = hidden[layer].index_select(0, torch.cat(parents)) if parents else after.new_zeros(0, hidden.shape[2])
-        grads += [gates.t() @ inputs, after.t() @ before, gates.sum(0)]
-    return grads

@@ -3,13 +3,16 @@
 The slow and obvious version is `Grammar` in `tests/reference/rnng_search.py`, which replays whole prefixes.
 
 A state is a node of the pool, the push that an action made; its stack is a chain of nodes. The authors keep a stack
-tensor per hypothesis; here every node has three links:
+tensor per hypothesis; here every node has four links:
 
     open    the innermost open nonterminal (-1 = none)
-    base    (at a nonterminal) the node on which the finished constituent will stand
     corner  the first piece of the last word, or the last composed node: the left corner that an in-order NT takes
+    base    (at a nonterminal) the node on which the finished constituent will stand
+    outer   (at a nonterminal) the innermost nonterminal that was open before
 
-REDUCE finds its children by walking down from the top to `base`; hypotheses copy nothing.
+and `floor`, the depth at which the finished constituent of a nonterminal will stand.
+
+REDUCE finds its children by walking down from the top; hypotheses copy nothing.
 
 Source: Noji and Oseki 2021; rules of the authors' `fixed_stack_models.py`, `fixed_stack_in_order_models.py`.
 
@@ -17,25 +20,33 @@ Shapes: B sentences, R rows, N nodes, A action ids, Q compositions, M children, 
 V vocabulary.
 """
 
+import functools
 import math
+from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .matrix_products import linear_map, without_autocast
+from .module_tools import unwrapped, weight_of
 from .rnng_actions import FINISH, PAD, REDUCE, SHIFT
 from .rnng_composition import chain_inputs
-from .rnng_plan import lay_out_chains
+from .rnng_plan import Chains
 from .search_stack import NodePool, Nodes
 from .search_state import NEG_INF, WordEdges
 
-_LINKS = ("open", "base", "corner")
-_COUNTS = ("num_open", "consecutive", "inside_word")
+_LINKS = ("open", "corner", "base", "outer")
+_COUNTS = ("floor", "num_open", "consecutive", "inside_word")
 # Maximum length of a derivation, at least and per token, as in the authors' code; it bounds unary chains at the end.
 _MIN_LENGTH, _LENGTH_PER_TOKEN = 100, 5
 # Numbers in one chunk of logits where only two of each row are kept: memory does not grow with the batch.
 _CHUNK_ELEMENTS = 1 << 24
+# Rows and uses of the word head in a search, roughly: they choose the layout of its weights.
+_WORD_ROWS, _WORD_USES = 16, 100
+# Upper bounds of word probabilities come from this part of the vocabulary.
+_BOUND_SHARE = 16
 
 
 class Phase(Enum):
@@ -44,6 +55,86 @@ class Phase(Enum):
     CONTINUE = "a word"
     END = "the end of the sentence"
     EITHER = "a word or the end"
+
+
+class State(NamedTuple):
+    """Integer fields of some states, each [B, R], in the order of the pool."""
+
+    predecessor: Tensor
+    below: Tensor
+    depth: Tensor
+    action: Tensor
+    token: Tensor
+    start: Tensor
+    length: Tensor
+    open: Tensor
+    corner: Tensor
+    base: Tensor
+    outer: Tensor
+    floor: Tensor
+    num_open: Tensor
+    consecutive: Tensor
+    inside_word: Tensor
+
+
+class Seen(NamedTuple):
+    """What is known of some states."""
+
+    nodes: Tensor
+    """[B, R] their ids."""
+    fields: Tensor
+    """[B, R, 2 or 3, F] fields of the states, of their innermost open nonterminals, and in-order of their corners."""
+    predictor: Tensor
+    """[B, R, w]."""
+
+    def state(self, which: int) -> State:
+        """Fields of the states (0), their open nonterminals (1) or their corners (2)."""
+        return State(*self.fields[:, :, which].unbind(-1))
+
+    def rows(self, rows: slice) -> "Seen":
+        """Some rows of every sentence."""
+        return Seen(*(value[:, rows] for value in self))
+
+    def take(self, index: Tensor) -> "Seen":
+        """The states `index` [B, R']."""
+        return Seen(*(value.take_along_dim(index.view(*index.shape, *[1] * (value.dim() - 2)), 1) for value in self))
+
+
+def _first_true(mask: Tensor, count: int) -> Tensor:
+    """Where a mask [R] is true, in order, if this is known to be `count` times: nothing waits."""
+    if count == len(mask):
+        return torch.arange(count, device=mask.device)
+    return (~mask).to(torch.uint8).argsort(stable=True)[:count]
+
+
+def chosen_rows(mask: Tensor) -> Tensor:
+    """Flat places where a mask is true, on a CPU; elsewhere all places, as counting would wait for the device."""
+    return (
+        mask.flatten().nonzero().squeeze(1) if mask.device.type == "cpu" else _first_true(mask.flatten(), mask.numel())
+    )
+
+
+class _WordHead(NamedTuple):
+    """Weights of the word head, prepared for a search."""
+
+    weight: Tensor
+    bias: Tensor
+    map: Callable[[Tensor], Tensor]
+    """To the logits of all words, without their biases."""
+    often: Callable[[Tensor], Tensor]
+    """To the logits of the words with the largest biases."""
+    bias_often: Tensor
+
+
+def _in_full_precision(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a method of the machine in the type of the weights, also under autocast, and without gradients."""
+
+    @functools.wraps(method)
+    def run(self: "RNNGStackMachine", *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad(), without_autocast(self.model.device.type):
+            return method(self, *args, **kwargs)
+
+    return run
 
 
 class RNNGStackMachine:
@@ -70,255 +161,336 @@ class RNNGStackMachine:
         self.end_token_ids = end_token_ids
         if self.normalization not in ("search", "train"):
             raise ValueError(f"normalization {self.normalization!r} is unknown. Choose 'search' or 'train'.")
-        self._push_states = self.model.stack_lstm.pusher()
         self.in_order, self.first = self.config.in_order, self.config.first_nonterminal
+        self._prepare()
+
+    @_in_full_precision
+    def _prepare(self) -> None:
+        """Lay out the weights as they are now, and tables of what never changes."""
+        self._pusher = self.model.stack_lstm.pusher()
+        self._read_chains = self.model.composition.rnn.prepared()
+        labels = torch.arange(self.config.num_actions - self.first, device=self.model.device)
+        # Of every action: the element of its nonterminal, and what that brings to the gates.
+        elements = self.model.embed_nonterminals(labels)
+        self._elements = torch.cat([elements.new_zeros(self.first, elements.shape[1]), elements])
+        self._label_gates = self._pusher.inputs(self._elements)
+        kinds = torch.arange(self.config.num_actions, device=labels.device)
+        self._kind = kinds.clamp(max=self.first)
+        self.is_structural = (kinds == REDUCE) | (kinds >= self.first)
+        # What an NT adds to the fields of a state.
+        counted = [name in ("depth", "length", "num_open", "consecutive") for name in State._fields]
+        self._plus = torch.tensor(counted, dtype=torch.long, device=labels.device)
+
+    @functools.cached_property
+    @_in_full_precision
+    def _words(self) -> "_WordHead":
+        weight, bias = weight_of(self.lm_head), unwrapped(self.lm_head).bias.detach()
+        allowed = self._without_specials(bias.clone())
+        often = allowed.topk(max(1, len(bias) // _BOUND_SHARE)).indices
+        return _WordHead(
+            weight, bias, linear_map(weight, _WORD_ROWS, _WORD_USES),
+            linear_map(weight[often], _WORD_ROWS, _WORD_USES), allowed[often],
+        )  # fmt: skip
 
     # ---------------------------------------------------------------------------------------------------- nodes
+    @_in_full_precision
     def begin(self, batch_size: int, device: torch.device) -> tuple[NodePool, Tensor]:
         """The pool and the state before the first action [B, 1]."""
         config = self.config
         features = {
-            "hidden": (config.num_layers * config.hidden_size, self.dtype),
-            "cells": (config.num_layers * config.hidden_size, self.dtype),
+            "state": (2 * config.num_layers * config.hidden_size, self.dtype),
             "element": (config.embedding_size, self.dtype),
             "predictor": (config.embedding_size, self.dtype),
-            "actions": (config.num_actions, torch.float32),
         }
         pool = NodePool(batch_size, features, device, links=_LINKS, counts=_COUNTS)
         none = torch.full((batch_size, 1), -1, device=device)
         zero = torch.zeros_like(none)
-        element = self.model.initial_element.expand(batch_size, -1)
-        nothing = element.new_zeros(batch_size, config.num_layers, config.hidden_size)
-        values = self._run(element, nothing, nothing)
-        pool.append(
-            Nodes(none, none, zero, none, none, none), none, none, none, zero, zero, zero,
-            **{name: value[:, None] for name, value in values.items()},
-        )  # fmt: skip
+        first = Nodes(none, none, zero, none, none, none)
+        pool.append(first, *[none] * len(_LINKS), *[zero] * len(_COUNTS))
+        elements = self.model.initial_element.expand(batch_size, -1)
+        nothing = elements.new_zeros(batch_size, config.num_layers, 2 * config.hidden_size)
+        self._write(pool, pool.places(zero).flatten(), elements, self._pusher.inputs(elements), nothing)
         return pool, zero
 
-    def _run(self, elements: Tensor, hidden: Tensor, cells: Tensor) -> dict[str, Tensor]:
-        """Features of pushes [R, ..] from their elements [R, w] and the states below them [R, L, h]."""
-        hidden, cells = self._push_states(elements, hidden, cells)
-        predictor = self.model.predictor(hidden[:, -1])
-        # Under autocast what comes out has its type.
-        return {
-            "hidden": hidden.flatten(1).to(self.dtype),
-            "cells": cells.flatten(1).to(self.dtype),
-            "element": elements,
-            "predictor": predictor.to(self.dtype),
-            "actions": self.action_head(predictor).float(),
-        }
+    def look(self, pool: NodePool, nodes: Tensor) -> Seen:
+        """What is known of the states `nodes` [B, R]; two reads of the pool."""
+        width, links = pool.fields.shape[2], State._fields.index("open")
+        own = pool.fields.gather(1, nodes[..., None].expand(-1, -1, width))[:, :, None]
+        # In-order, the corner is read as well.
+        linked = own[:, :, 0, links : links + 1 + self.in_order].clamp(min=0)
+        others = pool.fields.gather(1, linked.flatten(1)[..., None].expand(-1, -1, width))
+        return Seen(nodes, torch.cat([own, others.unflatten(1, linked.shape[1:])], 2), pool.feature("predictor", nodes))
 
-    def push(
+    @_in_full_precision
+    def push(self, pool: NodePool, seen: Seen, actions: Tensor, num_tokens: Tensor, live: Tensor) -> Tensor:
+        """Take one structural action from each of R states.
+
+        Args:
+            pool: grows by the nodes.
+            seen: states before the actions.
+            actions: ids of NT or REDUCE [B, R].
+            num_tokens: tokens before the actions [B].
+            live: rows that matter, the first of each sentence [B, R]; for the others nothing is computed.
+
+        Returns:
+            Ids of the new nodes [B, R'], where R' is the largest number of live rows in a sentence; R' = 0 if there
+            are none.
+
+        Cost: one wait for the device. Rows that stand on one state are multiplied with the recurrent weights together
+            on a CPU. A composition takes as many steps as the widest constituent has children.
+        """
+        before, opened = seen.state(0), seen.state(1)
+        reduces = (actions == REDUCE) & live
+        children = (before.depth - opened.floor) * reduces
+        sizes = torch.stack([live.sum(1).amax(), live.sum(), reduces.sum(), children.amax()])
+        rows, num_live, num_reduces, most = sizes.tolist()
+        first = pool.reserve(rows)
+        own = torch.arange(first, first + rows, device=actions.device).expand(len(actions), -1)
+        seen, actions, live, reduces = (
+            seen.rows(slice(rows)), actions[:, :rows], live[:, :rows], reduces[:, :rows]
+        )  # fmt: skip
+        if not rows:
+            return own
+        fields = self._structural(seen, own, actions, num_tokens)
+        pool.fields[:, first : first + rows] = fields
+        which = _first_true(live.flatten(), num_live)
+        taken = actions.flatten()[which]
+        elements, gates = self._elements.index_select(0, taken), self._label_gates.index_select(0, taken)
+        if num_reduces:
+            closing = _first_true(reduces.flatten()[which], num_reduces)
+            chosen = which[closing]
+            composed = self._compose(pool, seen, chosen, children[:, :rows].flatten()[chosen], most)
+            elements.index_copy_(0, closing, composed)
+            gates.index_copy_(0, closing, self._pusher.inputs(composed))
+        below = pool.places(fields[..., State._fields.index("below")]).flatten()[which]
+        self._write(pool, pool.places(own).flatten()[which], elements, gates, self._states(pool), below)
+        return own
+
+    @_in_full_precision
+    def shift(
         self,
         pool: NodePool,
-        parents: Tensor,
-        actions: Tensor,
+        nodes: Tensor,
         tokens: Tensor,
         num_tokens: Tensor,
         edges: WordEdges | None,
         live: Tensor,
     ) -> Tensor:
-        """Take one action from each of R states.
+        """Generate a word from each of R states.
 
         Args:
             pool: grows by R nodes.
-            parents: states before the actions [B, R].
-            actions: action ids [B, R]; FINISH leaves a copy of the state.
-            tokens: tokens of SHIFT actions [B, R].
-            num_tokens: tokens before the actions [B].
+            nodes: states before the words [B, R].
+            tokens: the words [B, R].
+            num_tokens: tokens before them [B].
             edges: which tokens end a word; None = what the model knows of its tokens.
-            live: rows that matter [B, R]; the others get fields, but nothing is computed for them.
+            live: rows that matter [B, R]; for the others nothing is computed.
 
         Returns:
             Ids of the new nodes [B, R].
         """
-        first, rows = pool.size, parents.shape[1]
-        own = torch.arange(first, first + rows, device=parents.device).expand_as(parents)
-        nodes, further = self._fields(pool, parents, own, actions, tokens, num_tokens, edges)
-        row, column = live.nonzero(as_tuple=True)
-        chosen, below, parent = actions[row, column], nodes.below[row, column], parents[row, column]
-        elements = self._elements(pool, row, parent, chosen, tokens[row, column])
-        size = (len(row), self.config.num_layers, self.config.hidden_size)
-        values = self._run(
-            elements,
-            pool.features["hidden"][row, below].view(size),
-            pool.features["cells"][row, below].view(size),
-        )
-        if self.in_order:
-            finished = (chosen == FINISH)[:, None]
-            values = {name: torch.where(finished, pool.features[name][row, parent], v) for name, v in values.items()}
-        pool.append(nodes, *further)
-        for name, value in values.items():
-            pool.features[name][row, column + first] = value
+        before = self.look(pool, nodes).state(0)
+        first = pool.reserve(nodes.shape[1])
+        own = torch.arange(first, pool.size, device=nodes.device).expand_as(nodes)
+        none, zero = torch.full_like(nodes, -1), torch.zeros_like(nodes)
+        after = State(
+            predecessor=nodes, below=nodes, depth=before.depth + 1, action=zero + SHIFT, token=tokens,
+            start=num_tokens[:, None].expand_as(nodes), length=before.length + 1, open=before.open,
+            corner=torch.where(before.inside_word > 0, before.corner, own), base=none, outer=none,
+            floor=zero, num_open=before.num_open, consecutive=zero,
+            inside_word=self._starts_inside(tokens, num_tokens, edges),
+        )  # fmt: skip
+        torch.stack(after, -1, out=pool.fields[:, first : pool.size])
+        which = chosen_rows(live)
+        elements = self.model.embed_tokens(tokens.clamp(min=0).flatten()[which])
+        below, places = (pool.places(ids).flatten()[which] for ids in (nodes, own))
+        self._write(pool, places, elements, self._pusher.inputs(elements), self._states(pool), below)
         return own
 
-    def _fields(
+    def end(self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, live: Tensor) -> Tensor:
+        """End the sentences of states [B, R], the first of which are `live`; returns the new nodes [B, R]."""
+        if not self.in_order:
+            new = self.push(pool, self.look(pool, nodes), torch.full_like(nodes, REDUCE), num_tokens, live)
+            return torch.cat([new, nodes[:, new.shape[1] :]], 1)
+        # FINISH leaves the stack as it is.
+        before = self.look(pool, nodes).state(0)
+        after = before._replace(
+            predecessor=nodes, action=torch.full_like(nodes, FINISH), token=torch.full_like(nodes, -1),
+            length=before.length + 1, consecutive=torch.zeros_like(nodes),
+        )  # fmt: skip
+        first = pool.reserve(nodes.shape[1])
+        torch.stack(after, -1, out=pool.fields[:, first : pool.size])
+        for name, value in pool.features.items():
+            value[:, first : pool.size] = pool.feature(name, nodes)
+        return torch.arange(first, pool.size, device=nodes.device).expand_as(nodes)
+
+    def _states(self, pool: NodePool) -> Tensor:
+        """States of the stack LSTM of all nodes [B N, L, 2 h]."""
+        return pool.features["state"].flatten(0, 1).unflatten(1, (self.config.num_layers, -1))
+
+    def _write(
         self,
         pool: NodePool,
-        parents: Tensor,
-        own: Tensor,
-        actions: Tensor,
-        tokens: Tensor,
-        num_tokens: Tensor,
-        edges: WordEdges | None,
-    ) -> tuple[Nodes, tuple[Tensor, ...]]:
-        """Integer fields of the new nodes [B, R]."""
-        top = pool.nodes(parents)
-        opened, corner = pool.field("open", parents), pool.field("corner", parents)
-        num_open, consecutive = pool.field("num_open", parents), pool.field("consecutive", parents)
-        shift, reduce, finish = actions == SHIFT, actions == REDUCE, (actions == FINISH) & self.in_order
-        opens = actions >= self.first
-        # NT: where the constituent will stand, and where it begins in the sentence.
-        base, start = parents, num_tokens[:, None].expand_as(parents)
+        places: Tensor,
+        elements: Tensor,
+        gates: Tensor,
+        states: Tensor,
+        below: Tensor | None = None,
+    ) -> None:
+        """Push elements [Q, w], and write their features at flat `places` [Q].
+
+        Args:
+            pool: the nodes.
+            places: where.
+            elements: what is pushed.
+            gates: what this brings to the gates.
+            states: states of the stack LSTM.
+            below: which of them the elements are pushed on [Q]; None = all, in order.
+        """
+        which = None
+        if below is not None:
+            if below.device.type == "cpu":  # elsewhere counting them would wait
+                below, which = below.unique(return_inverse=True)
+            states = states.index_select(0, below)
+        new = self._pusher(gates, states, which)
+        predictor = self.model.predictor(new[:, -1, : self.config.hidden_size])
+        for name, value in (("state", new.flatten(1)), ("element", elements), ("predictor", predictor)):
+            pool.features[name].flatten(0, 1).index_copy_(0, places, value)
+
+    def _structural(self, seen: Seen, own: Tensor, actions: Tensor, num_tokens: Tensor) -> Tensor:
+        """Integer fields [B, R, F] of the new nodes of NT and REDUCE."""
+        before, opened = seen.state(0), seen.state(1)
+        more = State(*(seen.fields[:, :, 0] + self._plus).unbind(-1))
+        none, zero = torch.full_like(own, -1), torch.zeros_like(own)
+        base, start, floor = seen.nodes, num_tokens[:, None].expand_as(own), more.depth
         if self.in_order:
-            base = torch.where(opens, pool.field("below", corner), -1)
-            start = torch.where(opens, pool.field("start", corner), start)
-        # REDUCE: back to below the nonterminal, and out of it.
-        nonterminal = pool.nodes(opened)
-        bottom = pool.field("base", opened)
-        below = torch.where(reduce, bottom, torch.where(finish, top.below, parents))
-        depth = torch.where(reduce, pool.field("depth", bottom), torch.where(finish, top.depth - 1, top.depth)) + 1
-        start = torch.where(reduce, nonterminal.start, torch.where(finish, top.start, start))
-        outer = pool.field("open", nonterminal.predecessor)
-        open_now = torch.where(opens, own, torch.where(reduce, outer, opened))
-        inside_word = pool.field("inside_word", parents)
-        corner_now = torch.where((shift & (inside_word > 0)) | finish, corner, own)
-        inside_word = torch.where(shift, self._starts_inside(tokens, num_tokens, edges), inside_word)
-        chain = reduce & (top.action >= self.first) if self.in_order else torch.zeros_like(reduce)
-        consecutive = torch.where(opens, consecutive + 1, torch.where(chain | finish, consecutive, 0))
-        num_open = num_open + opens.long() - reduce.long()
-        nodes = Nodes(parents, below, depth, actions, torch.where(shift, tokens, -1), start)
-        return nodes, (open_now, torch.where(opens, base, -1), corner_now, num_open, consecutive, inside_word)
+            corner = seen.state(2)
+            base, start, floor = corner.below, corner.start, corner.depth
+        opening = more._replace(
+            predecessor=seen.nodes, below=seen.nodes, action=actions, token=none, start=start, open=own, corner=own,
+            base=base, outer=before.open, floor=floor,
+        )  # fmt: skip
+        consecutive = before.consecutive * (before.action >= self.first) if self.in_order else zero
+        closing = State(
+            predecessor=seen.nodes, below=opened.base, depth=opened.floor, action=actions, token=none,
+            start=opened.start, length=more.length, open=opened.outer, corner=own, base=none, outer=none, floor=zero,
+            num_open=before.num_open - 1, consecutive=consecutive, inside_word=before.inside_word,
+        )  # fmt: skip
+        opens = (actions >= self.first)[..., None]
+        return torch.where(opens, torch.stack(opening, -1), torch.stack(closing, -1))
 
     def _starts_inside(self, tokens: Tensor, num_tokens: Tensor, edges: WordEdges | None) -> Tensor:
         """1 where more pieces of a word must follow a token [B, R] that is generated now, else 0."""
         if edges is not None:
             ends = edges.is_end.gather(1, num_tokens.clamp(max=edges.is_end.shape[1] - 1)[:, None])
             return (~ends).long().expand_as(tokens)
-        ends = self.word_ends_of(tokens)
+        ends = self.word_ends_of(tokens.clamp(min=0))
         return torch.zeros_like(tokens) if ends is None else (~ends).long()
 
-    def _elements(self, pool: NodePool, row: Tensor, parent: Tensor, actions: Tensor, tokens: Tensor) -> Tensor:
-        """Elements that the actions put on the stack [R, w]; arbitrary for FINISH."""
-        is_shift, is_reduce = actions == SHIFT, actions == REDUCE
-        labels = (actions - self.first).clamp(min=0)
-        words = self.model.embed_tokens(tokens.masked_fill(~is_shift, 0).clamp(min=0))
-        elements = torch.where(is_shift[:, None], words, self.model.embed_nonterminals(labels))
-        which = is_reduce.nonzero().squeeze(1)
-        if len(which):
-            elements[which] = self._compose(pool, row[which], parent[which]).to(elements.dtype)
-        return elements
+    def _compose(self, pool: NodePool, seen: Seen, which: Tensor, length: Tensor, most: int) -> Tensor:
+        """Vectors [Q, w] of the constituents that REDUCE closes in the rows `which` [Q] of some states [B, R].
 
-    def _compose(self, pool: NodePool, row_Q: Tensor, top_Q: Tensor) -> Tensor:
-        """Vectors [Q, w] of the constituents that REDUCE closes in the states `top_Q` of sentences `row_Q`."""
-        capacity = pool.fields.shape[1]
+        Rows are read to the largest number of children, and what stands behind their own end is not used.
+        """
         fields = pool.fields.flatten(0, 1)
-        names = {name: fields[:, pool.names.index(name)] for name in ("below", "open", "base", "depth", "action")}
-        offset = row_Q * capacity
-        top = offset + top_Q
-        nonterminal = offset + names["open"][top]
-        bottom = offset + names["base"][nonterminal]
-        length = names["depth"][top] - names["depth"][bottom] - 1
-        length, order = length.sort(descending=True, stable=True)
-        top, nonterminal, offset = top[order], nonterminal[order], offset[order]
+        below = fields[:, State._fields.index("below")]
+        offset = which // seen.nodes.shape[1] * pool.fields.shape[1]
+        top = offset + seen.nodes.flatten()[which]
+        nonterminal = offset + seen.state(0).open.flatten()[which]
         walk, current = [], top
-        for _ in range(int(length[0])):
-            # The nonterminal stands among its children in the in-order system and below them in the other.
-            current = torch.where(current == nonterminal, offset + names["below"][current], current)
+        for step in range(most):
+            if step:
+                current = (offset + below[current]).clamp(min=0)
+            if self.in_order:
+                # The nonterminal stands among its children: it is left out.
+                current = torch.where(current == nonterminal, offset + below[current], current)
             walk.append(current)
-            current = (offset + names["below"][current]).clamp(min=0)
-        seen_QM = torch.stack(walk, 1)
-        column = torch.arange(seen_QM.shape[1], device=seen_QM.device)
-        children_QM = seen_QM.gather(1, (length[:, None] - 1 - column).clamp(min=0))
-        children = children_QM[column < length[:, None]]
+        backward = torch.stack(walk)  # [M, Q], from right to left
+        column = torch.arange(most, device=which.device)[:, None]
+        forward = backward.gather(0, (length - 1 - column).clamp(min=0))
+        composition, children = self.model.composition, torch.stack([forward, backward])
+        own = torch.arange(len(which), device=which.device)
         elements = pool.features["element"].flatten(0, 1)
-        composition = self.model.composition
-        if composition.reads_stack:
-            chains = lay_out_chains(children, length)
-            labels = names["action"][nonterminal] - self.first
-            tops = pool.features["predictor"].flatten(0, 1)[top]
-            composed = composition(chain_inputs(elements, chains), chains, labels, tops)
-        else:
-            chains = lay_out_chains(children, length, nonterminal)
-            composed = composition(chain_inputs(elements, chains), chains)
-        return torch.empty_like(composed).index_copy_(0, order, composed)
+        if not composition.reads_stack:
+            children = torch.cat([nonterminal.expand(2, 1, -1), children], 1)
+            chains = Chains(children.flatten(1), [len(which)] * (most + 1), length * len(which) + own, length, None)
+            return composition(chain_inputs(elements, chains), chains, self._read_chains)
+        position = torch.stack([column.expand_as(forward), (length - 1 - column).clamp(min=0)]) * len(which) + own
+        last = (length - 1) * len(which) + own
+        chains = Chains(children.flatten(1), [len(which)] * most, last, length, position.mT)
+        labels = fields[nonterminal, State._fields.index("action")] - self.first
+        tops = seen.predictor.flatten(0, 1)[which]
+        return composition(chain_inputs(elements, chains), chains, labels, tops, self._read_chains)
 
     def word_ends_of(self, tokens: Tensor) -> Tensor | None:
         """Which tokens end a word, as far as the model knows; None = all do (end of word)."""
         return self.model.word_ends_of(tokens)
 
     # --------------------------------------------------------------------------------------------- probabilities
-    def action_log_probs(self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, phase: Phase) -> Tensor:
+    @_in_full_precision
+    def action_log_probs(self, seen: Seen, num_tokens: Tensor, phase: Phase) -> Tensor:
         """Log-probabilities of the next action.
 
         Args:
-            pool: the nodes.
-            nodes: states [B, R].
+            seen: states [B, R].
             num_tokens: tokens before them [B].
             phase: what may come.
 
         Returns:
             Log-probabilities [B, R, A]; -inf where illegal.
         """
-        logits = pool.feature("actions", nodes)
-        legal = self.legal_actions(pool, nodes, num_tokens, phase)
+        logits = self.action_head(seen.predictor).float()
+        illegal = ~self.legal_actions(seen, num_tokens, phase)
         if self.normalization == "train":
-            return logits.log_softmax(-1).masked_fill(~legal, NEG_INF)
-        log_probs = logits.masked_fill(~legal, NEG_INF).log_softmax(-1)
-        return log_probs.masked_fill(~legal, NEG_INF)  # a state without a legal action has no distribution
+            return logits.log_softmax(-1).masked_fill(illegal, NEG_INF)
+        log_probs = logits.masked_fill(illegal, NEG_INF).log_softmax(-1)
+        return log_probs.masked_fill(illegal, NEG_INF)  # a state without a legal action has no distribution
 
-    def legal_actions(self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, phase: Phase) -> Tensor:
+    def legal_actions(self, seen: Seen, num_tokens: Tensor, phase: Phase) -> Tensor:
         """Which actions states may take [B, R, A]: the rules of the authors' search.
 
         Their limits of storage are left out, but for that of the derivation's length at the end of a sentence: before,
         they depend on how long it will be.
         """
-        config = self.config
-        depth, before = pool.field("depth", nodes), pool.field("action", nodes)
-        num_open, consecutive = pool.field("num_open", nodes), pool.field("consecutive", nodes)
-        begun = (num_tokens > 0)[:, None].expand_as(nodes)
+        config, now = self.config, seen.state(0)
         ending = phase is Phase.END
-        free = (pool.field("inside_word", nodes) == 0) | ending  # the end of the text ends a word
-        after_open = before >= self.first
+        after_open, is_open = now.action >= self.first, now.num_open > 0
+        inside = now.inside_word > 0
         if self.in_order:
-            full = (num_open >= config.max_open_nonterminals) | (consecutive >= config.consecutive_limit)
-            reduce = (num_open > 0) & free
-            opens = ~after_open & (depth > 0) & free
+            begun = (num_tokens > 0)[:, None]
+            free = ~inside | ending  # the end of the text ends a word
+            full = (now.num_open >= config.max_open_nonterminals) | (now.consecutive >= config.consecutive_limit)
+            reduce = is_open & free
+            opens = ~after_open & (now.depth > 0) & free
             if ending:
                 longest = (_LENGTH_PER_TOKEN * num_tokens).clamp(min=_MIN_LENGTH)[:, None]
-                room = longest - pool.field("length", nodes) >= num_open + self.first
-                opens = opens & ~full & room
+                opens = opens & ~full & (longest - now.length >= now.num_open + self.first)
             else:
                 reduce = reduce & ~full
             # A lone tree or word must get a parent before the next word.
-            shift = ~begun | (num_open > 0) | ~free
-            finish = (num_open == 0) & (depth == 1) & begun & free
+            shift = ~begun | is_open | ~free
+            finish = ~is_open & (now.depth == 1) & begun & free
         else:
-            limit = config.consecutive_limit
-            reduce = (num_open > 0) & ~after_open & free
-            opens = (num_open < config.max_open_nonterminals) & (consecutive < limit) & free
-            opens = opens & ((num_open > 0) | ~begun)
-            shift = num_open > 0
-            finish = reduce & (num_open == 1)  # the same action as REDUCE
+            reduce, shift = is_open & ~after_open, is_open
+            opens = (now.num_open < config.max_open_nonterminals) & (now.consecutive < config.consecutive_limit)
+            opens = opens & (is_open | (now.depth == 0))
             if phase is Phase.CONTINUE:
-                reduce = reduce & ~finish
-            if ending:
-                opens = torch.zeros_like(opens)
-        legal = torch.zeros(*nodes.shape, config.num_actions, dtype=torch.bool, device=nodes.device)
-        legal[..., REDUCE], legal[..., self.first :] = reduce, opens[..., None]
-        if not ending:
-            legal[..., SHIFT] = shift
-        if self.in_order and phase is not Phase.CONTINUE:
-            legal[..., FINISH] = finish
-        legal[..., PAD] = False
-        return legal
+                reduce = reduce & (now.num_open > 1)  # the last one ends the sentence
+            if not ending:
+                reduce, opens = reduce & ~inside, opens & ~inside
+        never = torch.zeros_like(is_open)
+        kinds = [never, never if ending else shift, reduce, opens]
+        if self.in_order:
+            kinds.insert(FINISH, never if phase is Phase.CONTINUE else finish)
+        elif ending:
+            kinds[-1] = never
+        return torch.stack(kinds, -1).index_select(2, self._kind)
 
-    def end_action(self, pool: NodePool, nodes: Tensor) -> tuple[int, Tensor]:
+    def end_action(self, seen: Seen) -> tuple[int, Tensor]:
         """The action that ends a sentence, and in which states [B, R] it does."""
         if self.in_order:
-            return FINISH, torch.ones_like(nodes, dtype=torch.bool)
-        return REDUCE, pool.field("num_open", nodes) == 1
+            return FINISH, torch.ones_like(seen.nodes, dtype=torch.bool)
+        return REDUCE, seen.state(0).num_open == 1
 
     def trees(self, nodes: Nodes) -> tuple[list[list[list[tuple[int, int]]]], list[list[list[str]]]]:
         """Spans and labels of the constituents of derivations [B, K, A], in the order of their REDUCE actions."""
@@ -343,26 +515,45 @@ class RNNGStackMachine:
 
     def word_logits(self, predictor: Tensor) -> Tensor:
         """Logits [..., V] of the next word, float32; under "search" -inf at padding and end tokens."""
-        logits = self.lm_head(predictor).float()
+        return self._without_specials(self.lm_head(predictor).float())
+
+    def _without_specials(self, logits: Tensor) -> Tensor:
         if self.normalization == "search":
             logits[..., self.config.pad_token_id] = NEG_INF
             if self.end_token_ids is not None:
                 logits[..., self.end_token_ids] = NEG_INF
         return logits
 
-    def log_probs_of(self, pool: NodePool, nodes: Tensor, tokens: Tensor, wanted: Tensor) -> Tensor:
-        """Log-probability [B, R] of one token per sentence [B] in the states `wanted` [B, R]; -inf elsewhere."""
-        row, column = wanted.nonzero(as_tuple=True)
-        predictor, target = pool.features["predictor"][row, nodes[row, column]], tokens[row, None]
-        size = max(1, _CHUNK_ELEMENTS // self.config.vocab_size)
-        chunks = []
-        for part, chosen in zip(predictor.split(size), target.split(size), strict=True):
-            logits = self.word_logits(part)
-            chunks.append(logits.gather(1, chosen).squeeze(1) - logits.logsumexp(1))
-        result = torch.full(nodes.shape, NEG_INF, device=nodes.device)
-        result[row, column] = torch.cat(chunks) if chunks else result.new_zeros(0)
-        return result
+    @_in_full_precision
+    def log_probs_of(self, predictor: Tensor, tokens: Tensor, wanted: Tensor) -> Tensor:
+        """Log-probability [B, R] of one token per sentence [B] in the states that are `wanted` [B, R].
 
-    def word_log_probs(self, pool: NodePool, nodes: Tensor) -> Tensor:
+        Args:
+            predictor: vectors of the states [B, R, w].
+            tokens: the tokens.
+            wanted: on a CPU the others get -inf; elsewhere, where counting would wait, all are computed.
+        """
+        which = chosen_rows(wanted)
+        vectors, target = predictor.flatten(0, 1)[which], tokens[which // wanted.shape[1], None]
+        size = max(1, _CHUNK_ELEMENTS // self.config.vocab_size)
+        result = torch.full_like(wanted, NEG_INF, dtype=torch.float32).flatten()
+        for part, chosen, rows in zip(vectors.split(size), target.split(size), which.split(size), strict=True):
+            logits = self._without_specials(self._words.map(part).add_(self._words.bias).float())
+            result[rows] = logits.gather(1, chosen).squeeze(1) - logits.logsumexp(1)
+        return result.view_as(wanted)
+
+    @_in_full_precision
+    def log_probs_bound(self, predictor: Tensor, tokens: Tensor) -> Tensor:
+        """Upper bounds [B, R] of `log_probs_of`, from the words that the head's bias favours and the token itself.
+
+        Cost: a sixteenth of the vocabulary.
+        """
+        head, vectors = self._words, predictor.flatten(0, 1)
+        others = head.often(vectors).add_(head.bias_often).float().logsumexp(1).view(predictor.shape[:2])
+        target = torch.bmm(predictor, head.weight[tokens, :, None]).squeeze(2) + head.bias[tokens, None]
+        # More than what sums in another order differ by.
+        return (target.float() - others).clamp(max=0.0) + 1000 * torch.finfo(self.dtype).eps
+
+    def word_log_probs(self, seen: Seen) -> Tensor:
         """Log-probabilities [B, R, V] of the next word."""
-        return self.word_logits(pool.feature("predictor", nodes)).log_softmax(-1)
+        return self.word_logits(seen.predictor).log_softmax(-1)

@@ -137,6 +137,16 @@ class NodePool:
         """Device of the pool."""
         return self.fields.device
 
+    def reserve(self, count: int) -> int:
+        """Make room for `count` nodes after the last one of every sentence; returns the id of the first one."""
+        first, self.size = self.size, self.size + count
+        capacity = self.fields.shape[1]
+        if self.size > capacity:
+            capacity = max(self.size, 2 * capacity)
+            self.fields = _grown(self.fields, 1, capacity)
+            self.features = {name: _grown(value, 1, capacity) for name, value in self.features.items()}
+        return first
+
     def append(
         self, nodes: Nodes, *further: torch.Tensor, length: torch.Tensor | None = None, **features: torch.Tensor
     ) -> int:
@@ -151,12 +161,7 @@ class NodePool:
         Returns:
             Id of the first one; the others follow.
         """
-        first, self.size = self.size, self.size + nodes.depth.shape[1]
-        capacity = self.fields.shape[1]
-        if self.size > capacity:
-            capacity = max(self.size, 2 * capacity)
-            self.fields = _grown(self.fields, 1, capacity)
-            self.features = {name: _grown(value, 1, capacity) for name, value in self.features.items()}
+        first = self.reserve(nodes.depth.shape[1])
         if length is None:
             # There are none before the start of the derivation.
             length = torch.where(nodes.start < 0, 0, self.field("length", nodes.predecessor) + 1)

@@ -9,7 +9,8 @@ import torch
 
 from hf_synlm import RNNGForCausalLM
 from hf_synlm.rnng_actions import TransitionSystem
-from hf_synlm.rnng_fast_track import FastTrackSearch, Reached, SetAside
+from hf_synlm.rnng_fast_track import Continuations, FastTrackSearch, SetAside
+from hf_synlm.rnng_stack_machine import Phase
 from tests.reference.rnng_search import Actions, Grammar, log_sum_exp
 from tests.search_models import INSIDE, padded
 from tests.search_models import rnng as make_model
@@ -139,15 +140,16 @@ def test_selection_is_that_of_the_authors(system: str, setting: tuple[int, int, 
 @pytest.mark.parametrize(("size", "track", "most"), [(8, 1, 13), (8, 2, 16), (3, 0, 3)])
 def test_a_word_sets_aside_no_more_than_the_authors_do(size: int, track: int, most: int) -> None:
     search = make_model().word_search(size, action_beam_size=size, fast_track_size=track)
-    scores, index = -torch.arange(size).float()[None], torch.arange(size)[None]
-    reached = Reached(scores, *[torch.zeros(1, size, dtype=torch.long)] * 5)
-    before = torch.tensor([[most - 2]])
-    aside = SetAside(*[Reached.none(1, scores.device)] * 2, before, before)
-    assert not search._is_full(aside).item()
-    after = search._collect(aside, reached, scores, index, torch.ones_like(index, dtype=torch.bool))
-    assert after.total.item() == most and search._is_full(after).item()
-    kept = torch.cat([after.words.scores, after.ends.scores], 1)
-    assert sorted(kept[kept > -math.inf].tolist()) == [-1.0, 0.0]  # the best of the step
+    scores = -torch.arange(size).float()[None]
+    reached = Continuations(scores, *[torch.zeros(1, size, dtype=torch.long)] * 3)
+    aside = SetAside(search.begin(1, scores.device), size)
+    aside.total = torch.tensor([[most - 2]])
+    moves = torch.full_like(scores, -math.inf)
+    assert not search._is_over(aside, moves + math.inf, Phase.CONTINUE, None).item()
+    search._set_aside(aside, reached, size, moves)
+    assert aside.total.item() == most and search._is_over(aside, moves, Phase.CONTINUE, None).item()
+    kept = aside.best[True]
+    assert kept[kept > -math.inf].tolist() == [0.0, -1.0]  # the best of the step
 
 
 @pytest.mark.parametrize("system", ["top_down", "in_order"])

@@ -12,8 +12,11 @@ memory (Linux only) is the growth of the resident set of a fresh process that ru
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +28,7 @@ from benchmarks.loop import gpst_loop, memory_growth, process_scaling
 from benchmarks.prepare import prepare_corpus
 from benchmarks.recurrent import on_lstm_train, palm_train, prpn_train
 from benchmarks.rnng import rnng_search, rnng_search_batched, rnng_search_growth, rnng_train
-from benchmarks.sides import Sides, seconds
+from benchmarks.sides import Sides, measure, origin, seconds, use_device
 
 Build = Callable[[], Sides]
 
@@ -167,9 +170,9 @@ def run_case(name: str, runs: int) -> dict[str, Any]:
         AssertionError: when the correctness check fails; nothing is reported then.
     """
     case = CASES[name]
-    ours, theirs, check = case.build()
+    ours, theirs, check, _ = case.build()
     check()
-    seconds(ours), seconds(theirs)
+    costs = [measure(step, 1) for step in (ours, theirs)]
     pairs = [(seconds(ours), seconds(theirs)) for _ in range(runs)]
     ratios = [mine / other for mine, other in pairs]
     return {
@@ -179,11 +182,73 @@ def run_case(name: str, runs: int) -> dict[str, Any]:
         "ratio_min": round(min(ratios), 3),
         "ratio_max": round(max(ratios), 3),
         "runs": runs,
-        "peak_memory_mib": round(peak_memory(name)),
-        "baseline_peak_memory_mib": round(peak_memory(name, 1)),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
+        "peak_memory_mib": costs[0].get("peak_mib") or round(peak_memory(name)),
+        "baseline_peak_memory_mib": costs[1].get("peak_mib") or round(peak_memory(name, 1)),
+        "costs": costs,
+        **origin(),
     }
+
+
+def compare_commits(name: str, ref: str, runs: int, device: str) -> dict[str, Any]:
+    """Time the measured side of a case with the code of this folder against that of another commit, in turn.
+
+    The benchmarks are those of this folder; `hf_synlm` comes from a throw-away worktree of the commit.
+
+    Args:
+        name: key of `CASES`.
+        ref: commit, branch or tag of this repository.
+        runs: counted pairs.
+        device: where both run.
+
+    Returns:
+        The figures that `--json` prints.
+    """
+    root = Path(__file__).parents[2]
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder) / "base"
+        git = ["git", "-C", str(root), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(base), ref], check=True)
+        try:
+            workers = [_Worker(code, name, device) for code in (root, base)]
+            pairs = [(workers[0].seconds(), workers[1].seconds()) for _ in range(runs)]
+            for worker in workers:
+                worker.stop()
+        finally:
+            subprocess.run([*git, "remove", "--force", str(base)], check=True)
+    ratios = [mine / other for mine, other in pairs]
+    figures = {"case": name, "baseline": f"the same at {ref}", "ratio": round(statistics.median(ratios), 3)}
+    return figures | {"ratio_min": round(min(ratios), 3), "ratio_max": round(max(ratios), 3), "runs": runs, **origin()}
+
+
+class _Worker:
+    """A process that runs a step of a case, with the code of a folder, whenever it is asked to."""
+
+    def __init__(self, code: Path, name: str, device: str) -> None:
+        command = [sys.executable, str(Path(__file__).parents[1] / "benchmark.py"), "--worker", "--device", device]
+        command += ["--case", name, "--threads", str(torch.get_num_threads())]
+        environment = {**os.environ, "PYTHONPATH": str(code)}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, env=environment, cwd=code, **pipes)
+        self.seconds()
+
+    def seconds(self) -> float:
+        """Seconds of one step."""
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return float(self.process.stdout.readline())
+
+    def stop(self) -> None:
+        """End the process."""
+        self.process.communicate()
+
+
+def _work(name: str) -> None:
+    """Check a case, then time one step for every line of standard input."""
+    ours, _, check, _ = CASES[name].build()
+    check()
+    for _ in sys.stdin:
+        print(seconds(ours), flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -207,12 +272,21 @@ def main(arguments: list[str] | None = None) -> int:
         "--evaluation", metavar="MODEL", help="print sentences per second of scoring and parsing, and stop"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object per case")
+    parser.add_argument("--device", default="cpu", help="where both sides run, as torch names it: cpu, cuda")
+    parser.add_argument("--base", metavar="REF", help="compare with the code of another commit instead, case by case")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.runs < 1:
         parser.error(f"--runs {options.runs}: at least one pair is needed")
     if options.threads:
         torch.set_num_threads(options.threads)
-    if options.growth:
+    use_device(options.device)
+    if options.worker:
+        _work(options.case[0])
+    elif options.base:
+        for name in options.case or CASES:
+            print(json.dumps(compare_commits(name, options.base, options.runs, options.device)), flush=True)
+    elif options.growth:
         print(rnng_search_growth(options.runs))
     elif options.memory:
         print(memory_growth(peak_memory))

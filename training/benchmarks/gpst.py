@@ -1,7 +1,7 @@
 """GPST against GPT-2 of transformers."""
 
 import torch
-from benchmarks.sides import Sides, check_gradients, training_step, without_dropout
+from benchmarks.sides import Sides, check_gradients, place, training_step, without_dropout
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
@@ -32,7 +32,7 @@ NO_DROPOUT = without_dropout(GPSTConfig, "gpst-small")
 FIRST_WORD = 10  # smaller ids may be special tokens
 
 
-def _gpt2(config: GPSTConfig) -> GPT2LMHeadModel:
+def gpt2(config: GPSTConfig) -> GPT2LMHeadModel:
     """GPT-2 of the same width, heads, layers and vocabulary, as transformers has it."""
     return GPT2LMHeadModel(
         GPT2Config(
@@ -87,8 +87,8 @@ def gpst_train(overrides: dict, num_contexts: int, num_tokens: int) -> Sides:
     """
     torch.manual_seed(0)
     config = GPSTConfig(**overrides, **NO_DROPOUT, merge_noise=0.0)
-    model, baseline = GPSTForCausalLM(config).train(), _gpt2(config).train()
-    ids, sentence_ids = packed_contexts(num_contexts, num_tokens, config.vocab_size)
+    model, baseline = place(GPSTForCausalLM(config).train()), place(gpt2(config).train())
+    ids, sentence_ids = (place(x) for x in packed_contexts(num_contexts, num_tokens, config.vocab_size))
 
     ours = training_step(model, lambda: model(ids, sentence_ids=sentence_ids, labels=ids).loss)
     theirs = training_step(baseline, lambda: baseline(ids, labels=ids).loss)
@@ -112,23 +112,24 @@ def gpst_train(overrides: dict, num_contexts: int, num_tokens: int) -> Sides:
         ours()
         check_gradients(model)
 
-    return Sides(ours, theirs, check)
+    return Sides(ours, theirs, check, model)
 
 
-def gpst_parse(overrides: dict) -> Sides:
-    """Word-synchronous parsing of one sentence against GPT-2's beam search for equally many tokens.
+def gpst_parse(overrides: dict, num_rows: int = 1) -> Sides:
+    """Word-synchronous parsing of sentences against GPT-2's beam search for equally many tokens.
 
     Args:
         overrides: fields of the configuration that differ from the small preset.
+        num_rows: sentences.
 
     Returns:
         Both sides.
     """
     torch.manual_seed(0)
     config = GPSTConfig(**overrides)
-    model, baseline = GPSTForCausalLM(config).eval(), _gpt2(config).eval()
-    ids = torch.randint(FIRST_WORD, config.vocab_size, (1, PARSE_TOKENS))
-    prompt = torch.full((1, 1), 1)
+    model, baseline = place(GPSTForCausalLM(config).eval()), place(gpt2(config).eval())
+    ids = place(torch.randint(FIRST_WORD, config.vocab_size, (num_rows, PARSE_TOKENS)))
+    prompt = torch.ones_like(ids[:, :1])
 
     def ours() -> ParseOutput:
         return model.parse(ids, num_beams=BEAM)
@@ -141,7 +142,7 @@ def gpst_parse(overrides: dict) -> Sides:
     def check() -> None:
         output = ours()
         with torch.no_grad():  # the score of the found derivation, computed without search and caches
-            rescored = model(ids, spans=[output.spans[0][0]]).joint_log_prob
+            rescored = model(ids, spans=[beams[0] for beams in output.spans]).joint_log_prob
         torch.testing.assert_close(output.log_probs[:, 0], rescored, rtol=1e-5, atol=1e-3)
         if theirs().shape[1] != PARSE_TOKENS + 1:
             raise AssertionError("the baseline did not generate as many tokens as the parser reads")

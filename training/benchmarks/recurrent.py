@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from benchmarks.sides import Sides, check_gradients, training_step, without_dropout
+from benchmarks.sides import Sides, check_gradients, place, training_step, without_dropout
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -45,11 +45,12 @@ def _preset(config_class: Any, preset: str, dropout: bool) -> Any:
 
 def _text(rows: int, columns: int, vocab_size: int) -> Tensor:
     """Random token ids."""
-    return torch.randint(vocab_size, (rows, columns), generator=torch.Generator().manual_seed(1))
+    return place(torch.randint(vocab_size, (rows, columns), generator=torch.Generator().manual_seed(1)))
 
 
 def _compare(model: Any, ids: Tensor, baseline: nn.Module, baseline_loss: Callable[[], Tensor]) -> Sides:
     """Training step of a model on a segment against that of a baseline, and the check of the model."""
+    model, baseline = place(model), place(baseline)
     ours = training_step(model.train(), lambda: model(ids, labels=ids).loss)
 
     def check() -> None:
@@ -69,7 +70,7 @@ def _compare(model: Any, ids: Tensor, baseline: nn.Module, baseline_loss: Callab
         ours()
         check_gradients(model)
 
-    return Sides(ours, training_step(baseline, baseline_loss), check)
+    return Sides(ours, training_step(baseline, baseline_loss), check, model)
 
 
 def on_lstm_train(dropout: bool) -> Sides:

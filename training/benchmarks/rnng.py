@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 
 import torch
-from benchmarks.sides import Sides, check_gradients, seconds, training_step
+from benchmarks.sides import Sides, check_gradients, place, seconds, training_step
 from torch import Tensor, nn
 
 from hf_synlm import RNNGConfig, RNNGForCausalLM
@@ -48,25 +48,25 @@ def rnng_train(num_sentences: int) -> Sides:
     """
     sentences, labels, trees = _treebank()
     chosen = [tree for x, tree in zip(sentences, trees, strict=True) if len(x.words) in TRAIN_LENGTHS][:num_sentences]
-    batch = collate_trees(chosen, 0)
+    batch = place(collate_trees(chosen, 0))
     torch.manual_seed(0)
-    model = RNNGForCausalLM(RNNGConfig(nonterminals=labels, **SIZES)).train()
-    lstm = nn.LSTM(SIZES["embedding_size"], SIZES["hidden_size"], SIZES["num_layers"], batch_first=True)
+    model = place(RNNGForCausalLM(RNNGConfig(nonterminals=labels, **SIZES)).train())
+    lstm = place(nn.LSTM(SIZES["embedding_size"], SIZES["hidden_size"], SIZES["num_layers"], batch_first=True))
     pushes = sum(len(tree["actions"]) for tree in chosen)
-    inputs = torch.randn(num_sentences, -(-pushes // num_sentences), SIZES["embedding_size"])
+    inputs = place(torch.randn(num_sentences, -(-pushes // num_sentences), SIZES["embedding_size"]))
 
     ours = training_step(model, lambda: model(**batch).loss)
     theirs = training_step(lstm, lambda: lstm(inputs)[0].sum())
 
     def check() -> None:
         with torch.no_grad():  # each sentence alone, from the full tables of scores
-            alone = [_joint_log_prob(model, collate_trees([tree], 0)) for tree in chosen]
+            alone = [_joint_log_prob(model, place(collate_trees([tree], 0))) for tree in chosen]
             together = model(**batch).joint_log_prob
         torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-3)
         ours()
         check_gradients(model)
 
-    return Sides(ours, theirs, check)
+    return Sides(ours, theirs, check, model)
 
 
 def _joint_log_prob(model: RNNGForCausalLM, sentence: dict[str, Tensor]) -> Tensor:
@@ -89,9 +89,9 @@ class SearchedSentences:
             optimizer.zero_grad()
             self.model(**collate_trees(trees[start : start + 32], 0)).loss.backward()
             optimizer.step()
-        self.model.eval()
+        place(self.model.eval())
         unseen = zip(sentences[32 * WARM_UP_STEPS :], trees[32 * WARM_UP_STEPS :], strict=True)
-        self.ids = [torch.tensor(tree["input_ids"]) for x, tree in unseen if len(x.words) == SEARCH_TOKENS]
+        self.ids = [place(torch.tensor(tree["input_ids"])) for x, tree in unseen if len(x.words) == SEARCH_TOKENS]
 
     def search(self, ids: Sequence[Tensor], action_beam_size: int, **options: str) -> ParseOutput:
         """Search sentences of one length together."""

@@ -1,11 +1,21 @@
-"""What the two sides of a comparison are, what they share, and the clock that times them."""
+"""What the two sides of a comparison are, what they share, the device that runs them, and the clock that times them."""
 
+import collections
+import os
+import platform
+import statistics
+import subprocess
 import time
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from torch import Tensor, nn
+
+import hf_synlm
 
 Step = Callable[[], Any]
 
@@ -17,18 +27,102 @@ class Sides(NamedTuple):
         ours: one step of the measured side.
         theirs: one step of the baseline.
         check: raises AssertionError if the measured side computes something wrong.
+        model: the measured model, if its gradients are of interest.
     """
 
     ours: Step
     theirs: Step
     check: Step
+    model: nn.Module | None = None
+
+
+class _Device:
+    """The device that all cases of a process use."""
+
+    name = "cpu"
+
+
+def use_device(name: str) -> None:
+    """Build all cases from now on on this device."""
+    _Device.name = name
+
+
+def place(thing: Any) -> Any:
+    """Move a tensor, a module in place, or the tensors of a dictionary to the device in use."""
+    if isinstance(thing, dict):
+        return {name: place(value) for name, value in thing.items()}
+    return thing.to(_Device.name)
+
+
+def synchronize() -> None:
+    """Wait until the device in use has done everything."""
+    if _Device.name.startswith("cuda"):
+        torch.cuda.synchronize()
 
 
 def seconds(step: Step) -> float:
-    """Wall-clock seconds of one call."""
+    """Wall-clock seconds of one call, until the device is done."""
+    synchronize()
     begin = time.perf_counter()
     step()
+    synchronize()
     return time.perf_counter() - begin
+
+
+def measure(step: Step, runs: int) -> dict[str, Any]:
+    """What a step costs, after two steps of warming up.
+
+    Args:
+        step: what is measured.
+        runs: timed calls; the median counts.
+
+    Returns:
+        Milliseconds; on a GPU also the peak of its memory in MiB, kernels and the milliseconds that they run, and where
+        the host waits for the device, by source line.
+    """
+    seconds(step), seconds(step)
+    figures: dict[str, Any] = {"ms": round(1e3 * statistics.median(seconds(step) for _ in range(runs)), 3)}
+    if not _Device.name.startswith("cuda"):
+        return figures
+    torch.cuda.reset_peak_memory_stats()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        seconds(step)
+    kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        step()
+    torch.cuda.set_sync_debug_mode("default")
+    waits = collections.Counter(
+        f"{os.path.basename(warning.filename)}:{warning.lineno}" for warning in seen if "synchroniz" in str(warning)
+    )
+    return figures | {
+        "peak_mib": torch.cuda.max_memory_allocated() >> 20,
+        "kernels": len(kernels),
+        "busy_ms": round(sum(event.device_time for event in kernels) / 1e3, 3),
+        "waits": dict(waits.most_common()),
+    }
+
+
+def origin() -> dict[str, Any]:
+    """Where a result comes from: machine, versions, and commit of the code."""
+    folder = Path(hf_synlm.__file__).parent
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    facts: dict[str, Any] = {
+        "machine": platform.processor() or platform.machine(),
+        "device": _Device.name,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "hf_synlm": hf_synlm.__version__,
+        "commit": commit or "unknown",
+    }
+    if _Device.name.startswith("cuda"):
+        facts |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+        facts["cudnn"] = torch.backends.cudnn.version()
+    return facts
 
 
 def training_step(model: nn.Module, loss_of: Callable[[], Tensor]) -> Callable[[], Tensor]:
