@@ -3,6 +3,7 @@
 One flat dataclass: sizes, transition system and composition, the labels of the nonterminals, and the search.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -24,6 +25,15 @@ PRESETS: dict[str, dict[str, Any]] = {
     "rnng-15m": {},
     "rnng-35m": {"vocab_size": 30720, "embedding_size": 656, "hidden_size": 656, "subwords": True},
 }
+
+
+def check_labels(nonterminals: Sequence[str]) -> None:
+    """Raise ValueError unless the labels of nonterminals are distinct words without brackets, at least one."""
+    if not nonterminals or len(set(nonterminals)) < len(nonterminals):
+        raise ValueError(f"nonterminals must be distinct labels, at least one, and are {nonterminals}.")
+    for label in nonterminals:
+        if not label or set(label) & set("() \t\n"):
+            raise ValueError(f"The nonterminal {label!r} is empty or holds brackets or white space. Rename it.")
 
 
 @strict
@@ -137,11 +147,7 @@ class RNNGConfig(SyntacticConfig):
             loss_normalization=LOSS_NORMALIZATIONS,
             normalization=NORMALIZATIONS,
         )
-        if not self.nonterminals or len(set(self.nonterminals)) < len(self.nonterminals):
-            raise ValueError(f"nonterminals must be distinct labels, at least one, and are {self.nonterminals}.")
-        for label in self.nonterminals:
-            if not label or set(label) & set("() \t\n"):
-                raise ValueError(f"The nonterminal {label!r} is empty or holds brackets or white space. Rename it.")
+        check_labels(self.nonterminals)
         self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")
         if not self.tie_word_embeddings:
             raise ValueError("tie_word_embeddings=False: words are read and written with one matrix. Leave it True.")

@@ -21,6 +21,8 @@ from hf_synlm import (
     PRPNForCausalLM,
     RNNGConfig,
     RNNGForCausalLM,
+    TreeLMConfig,
+    TreeLMForCausalLM,
 )
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.tokenizers import special_token_ids, train_bpe_tokenizer
@@ -28,8 +30,8 @@ from hf_synlm.data.vocabulary import subword_tokenizer, word_final_ids, word_tok
 from hf_synlm.evaluation.scoring import TextScorer
 from tests.test_modeling_gpst import TINY
 
-ARCHITECTURES = ("gpst", "rnng", "rnng_pieces", "on_lstm", "prpn", "palm", "lstm", "gpt2")
-SEARCHING = ("gpst", "rnng", "rnng_pieces")
+ARCHITECTURES = ("gpst", "rnng", "rnng_pieces", "tree_lm", "on_lstm", "prpn", "palm", "lstm", "gpt2")
+SEARCHING = ("gpst", "rnng", "rnng_pieces", "tree_lm")
 SENTENCES = [
     "The state of our Union is strong.",
     "We ask for peace",
@@ -58,7 +60,14 @@ def tokenizer_of(kind: str) -> Any:
 def model_and_tokenizer(architecture: str) -> tuple[Any, Any]:
     """A random model in evaluation mode and its tokenizer."""
     torch.manual_seed(0)
-    kinds = {"gpst": "bpe", "gpt2": "bpe", "rnng": "words", "rnng_pieces": "pieces", "lstm": "words"}
+    kinds = {
+        "gpst": "bpe",
+        "gpt2": "bpe",
+        "rnng": "words",
+        "rnng_pieces": "pieces",
+        "tree_lm": "words",
+        "lstm": "words",
+    }
     tokenizer = tokenizer_of(kinds.get(architecture, "framed_words"))
     ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     common = {"vocab_size": len(tokenizer), **ids}
@@ -71,6 +80,11 @@ def model_and_tokenizer(architecture: str) -> tuple[Any, Any]:
         model = RNNGForCausalLM(RNNGConfig(**common, **sizes, scoring_num_beams=4, action_beam_size=12))
         if pieces:
             model.model.word_final.copy_(torch.tensor(word_final_ids(tokenizer)))
+    elif architecture == "tree_lm":
+        sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+        search = {"nonterminals": ["NP", "S", "VP"], "scoring_num_beams": 4, "action_beam_size": 12}
+        config = TreeLMConfig(**common, **sizes, **search, structure_attention="stack_compose")
+        model = TreeLMForCausalLM(config)
     elif architecture == "gpt2":
         sizes = {"n_embd": 16, "n_head": 2, "n_layer": 1, "n_positions": 128}
         model = GPT2LMHeadModel(GPT2Config(**common, **sizes))

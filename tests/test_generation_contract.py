@@ -15,11 +15,11 @@ import torch
 from transformers import GenerationConfig, StaticCache
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
-from tests import test_modeling_gpst, test_modeling_rnng
+from tests import test_modeling_gpst, test_modeling_rnng, test_modeling_tree_lm
 from tests.recurrent_models import make_model
 
-ARCHITECTURES = ("gpst", "rnng", "on_lstm", "prpn", "palm", "lstm")
-SEARCHING = ("gpst", "rnng")
+ARCHITECTURES = ("gpst", "rnng", "tree_lm", "on_lstm", "prpn", "palm", "lstm")
+SEARCHING = ("gpst", "rnng", "tree_lm")
 NEW, PROMPT, VOCABULARY = 4, 3, range(5, 19)
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -37,6 +37,8 @@ def causal_model(architecture: str) -> Any:
         return test_modeling_gpst.tiny()
     if architecture == "rnng":
         return test_modeling_rnng.tiny()
+    if architecture == "tree_lm":
+        return test_modeling_tree_lm.tiny(structure_attention="stack_compose")
     return make_model("on_lstm, shared" if architecture == "on_lstm" else architecture)
 
 
@@ -133,7 +135,7 @@ def test_transition_scores(model, num_beams):
 
 
 @pytest.mark.parametrize("mode", ["greedy", "several of a beam"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES[:5])
+@pytest.mark.parametrize("architecture", ARCHITECTURES[:6])
 def test_spans_are_columns_of_the_sequences(architecture, mode):
     """Also behind padding; `brackets` writes the tree from the tokenizer or from one string per column."""
     model, ids = causal_model(architecture), prompts()

@@ -13,14 +13,14 @@ from training_runs import TRAINING, sample_files
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.data.treebank import read_treebank
-from hf_synlm.training import train_recurrent, train_rnng
+from hf_synlm.training import train_recurrent, train_rnng, train_tree_lm
 from hf_synlm.training.arguments import check_overrides, parse_arguments
 from hf_synlm.training.finetune_glue import GlueRecipe
 from hf_synlm.training.finetune_grammar_induction import InductionRecipe
 from hf_synlm.training.finetune_summarization import SummarizationRecipe
 from hf_synlm.training.pretrain_gpst import GPSTRecipe
 
-RECIPES = (GPSTRecipe, train_rnng.RNNGRecipe, train_recurrent.RecurrentRecipe)
+RECIPES = (GPSTRecipe, train_rnng.RNNGRecipe, train_tree_lm.TreeLMRecipe, train_recurrent.RecurrentRecipe)
 RECIPES = {recipe.program: recipe for recipe in (*RECIPES, GlueRecipe, SummarizationRecipe, InductionRecipe)}
 CONFIGS = sorted((TRAINING / "configs").glob("*.yaml"))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-ARCHITECTURES = ("gpst", "rnng", "on_lstm", "prpn", "palm", "lstm")
+ARCHITECTURES = ("gpst", "rnng", "tree_lm", "on_lstm", "prpn", "palm", "lstm")
 RECURRENT = ("on_lstm", "prpn", "palm", "lstm")
 
 
@@ -24,7 +24,8 @@ class Skip(NamedTuple):
     """Endings of the classes that are left out; none = all."""
 
 
-_NO_ATTENTION = ("rnng", *RECURRENT)
+DERIVATIONS = ("rnng", "tree_lm")
+_NO_ATTENTION = (*DERIVATIONS, *RECURRENT)
 _LANGUAGE_MODEL = ("ForCausalLM",)
 
 SKIPS: tuple[Skip, ...] = (
@@ -69,7 +70,7 @@ SKIPS: tuple[Skip, ...] = (
     Skip(
         "test_inputs_embeds.*",
         "the search reads token ids, not vectors: trees and word boundaries are those of the ids",
-        ("gpst", "rnng"),
+        ("gpst", *DERIVATIONS),
     ),
     Skip(
         "test_(internal_model_config_and_subconfig_are_same|attn_implementation_composite_models"
@@ -95,7 +96,7 @@ SKIPS: tuple[Skip, ...] = (
     Skip(
         "test_attention_outputs",
         "no attention, which output_attentions says in an error (tests/test_hidden_states.py)",
-        ("rnng", "on_lstm", "lstm"),
+        (*DERIVATIONS, "on_lstm", "lstm"),
     ),
     Skip(
         "test_attention_outputs",
@@ -134,7 +135,7 @@ SKIPS: tuple[Skip, ...] = (
         "test_retain_grad_hidden_states_attentions",
         "the first hidden states are a copy, in the order of the input's columns, of what the layers read: gradients "
         "flow from it to the embeddings, but not from the output to the copy",
-        ("gpst", "rnng", "prpn", "lstm"),
+        ("gpst", *DERIVATIONS, "prpn", "lstm"),
     ),
     Skip(
         "test_model_outputs_equivalence",
@@ -145,7 +146,7 @@ SKIPS: tuple[Skip, ...] = (
     Skip(
         "test_causal_lm_loss_honors_shift_labels",
         "a derivation says which words there are: labels can leave words out, but not replace them",
-        ("rnng",),
+        DERIVATIONS,
     ),
     Skip(
         "test_load_save_without_tied_weights",
@@ -155,7 +156,7 @@ SKIPS: tuple[Skip, ...] = (
     Skip(
         "test_load_with_mismatched_shapes",
         "draws the padding id as a word, of which the search finds no tree",
-        ("rnng",),
+        DERIVATIONS,
     ),
     # -------------------------------------------------------------------------------------------------------- weights
     Skip(

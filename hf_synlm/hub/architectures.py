@@ -15,6 +15,7 @@ from hf_synlm.configuration_on_lstm import ONLSTMConfig
 from hf_synlm.configuration_palm import PaLMConfig
 from hf_synlm.configuration_prpn import PRPNConfig
 from hf_synlm.configuration_rnng import RNNGConfig
+from hf_synlm.configuration_tree_lm import TreeLMConfig
 from hf_synlm.modeling_gpst import GPSTForCausalLM, GPSTForSequenceClassification, GPSTModel, GPSTPreTrainedModel
 from hf_synlm.modeling_lstm import LSTMForCausalLM, LSTMModel, LSTMPreTrainedModel
 from hf_synlm.modeling_on_lstm import (
@@ -26,6 +27,12 @@ from hf_synlm.modeling_on_lstm import (
 from hf_synlm.modeling_palm import PaLMForCausalLM, PaLMForSequenceClassification, PaLMModel, PaLMPreTrainedModel
 from hf_synlm.modeling_prpn import PRPNForCausalLM, PRPNForSequenceClassification, PRPNModel, PRPNPreTrainedModel
 from hf_synlm.modeling_rnng import RNNGForCausalLM, RNNGForSequenceClassification, RNNGModel, RNNGPreTrainedModel
+from hf_synlm.modeling_tree_lm import (
+    TreeLMForCausalLM,
+    TreeLMForSequenceClassification,
+    TreeLMModel,
+    TreeLMPreTrainedModel,
+)
 from hf_synlm.outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
 
 _AUTO_CLASSES: dict[str, Any] = {
@@ -34,7 +41,7 @@ _AUTO_CLASSES: dict[str, Any] = {
     "ForSequenceClassification": AutoModelForSequenceClassification,
 }
 
-for _config_class in (GPSTConfig, LSTMConfig, ONLSTMConfig, PaLMConfig, PRPNConfig, RNNGConfig):
+for _config_class in (GPSTConfig, LSTMConfig, ONLSTMConfig, PaLMConfig, PRPNConfig, RNNGConfig, TreeLMConfig):
     AutoConfig.register(_config_class.model_type, _config_class, exist_ok=True)
     _config_class.register_for_auto_class()
     for _kind in _config_class.model_classes:
@@ -78,4 +85,9 @@ __all__ = [
     "SyntacticClassifierOutput",
     "SyntacticLMOutput",
     "SyntacticModelOutput",
+    "TreeLMConfig",
+    "TreeLMForCausalLM",
+    "TreeLMForSequenceClassification",
+    "TreeLMModel",
+    "TreeLMPreTrainedModel",
 ]

@@ -20,7 +20,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_synlm import LSTMForCausalLM, RNNGConfig, RNNGForCausalLM
+from hf_synlm import LSTMForCausalLM, RNNGForCausalLM, TreeLMForCausalLM
 from hf_synlm.data.arguments import option
 from hf_synlm.data.vocabulary import word_final_ids
 from hf_synlm.evaluation.treebank_parsing import PUNCTUATION
@@ -43,7 +43,7 @@ from hf_synlm.training.tree_batches import (
 )
 from hf_synlm.training.tree_evaluation import Objective, add_perplexities, evaluate_given_trees, search_trees, spread
 
-MODELS: dict[str, Any] = {"rnng": RNNGForCausalLM, "lstm": LSTMForCausalLM}
+MODELS: dict[str, Any] = {"rnng": RNNGForCausalLM, "lstm": LSTMForCausalLM, "tree_lm": TreeLMForCausalLM}
 REPORT_SENTENCES = 20
 
 
@@ -130,7 +130,7 @@ def make_config(
     config_class = MODELS[arguments.architecture].config_class
     pad = tokenizer.pad_token_id
     decided: dict[str, Any] = {"vocab_size": len(tokenizer), "pad_token_id": pad}
-    if arguments.architecture == "rnng":
+    if arguments.architecture != "lstm":
         decided.update(nonterminals=labels, subwords=subwords)
     overrides = check_overrides(config_class, arguments.config_overrides, decided)
     begin = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id")}
@@ -157,7 +157,7 @@ def make_model(arguments: RNNGModelArguments, tokenizer: PreTrainedTokenizerBase
         return load_pretrained(model_class, name, arguments.config_overrides, tokenizer)
     word_final = word_final_ids(tokenizer)
     model = model_class(make_config(arguments, tokenizer, labels, subwords=not all(word_final)))
-    if isinstance(model, RNNGForCausalLM) and model.config.subwords:
+    if getattr(model.config, "subwords", False):
         model.model.word_final.copy_(torch.tensor(word_final))
     return model
 
@@ -234,7 +234,7 @@ class RNNGRecipe(Recipe):
 
     @property
     def _is_grammar(self) -> bool:
-        return isinstance(self.config, RNNGConfig)
+        return hasattr(self.config, "nonterminals")
 
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """Fingerprints of the trees, how batches are drawn, and how the model is chosen."""

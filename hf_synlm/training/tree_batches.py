@@ -21,6 +21,7 @@ from datasets.exceptions import DatasetGenerationError
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.configuration_rnng import RNNGConfig
+from hf_synlm.configuration_tree_lm import TreeLMConfig
 from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import collate_trees
 from hf_synlm.data.gold_trees import encode_trees
@@ -278,12 +279,12 @@ class TreeCollator:
 
     Fields:
         pad_token_id: fills `input_ids`.
-        config: of the RNNG. The plan of the derivations is made here, in the workers of the loader. `None`: leave the
-            trees out and give `labels`, for a model of words alone.
+        config: of the grammar. The plan of the derivations of an RNNG is made here, in the workers of the loader.
+            `None`: leave the trees out and give `labels`, for a model of words alone.
     """
 
     pad_token_id: int
-    config: RNNGConfig | None = None
+    config: RNNGConfig | TreeLMConfig | None = None
 
     def __call__(self, rows: Sequence[dict[str, list]]) -> dict[str, Any]:
         """Collate rows: the arguments of `forward`, and the number of words, `num_words`."""
@@ -293,6 +294,8 @@ class TreeCollator:
             words = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
             return {**words, "num_words": num_words}
         del batch["labels"]  # all words count
+        if isinstance(self.config, TreeLMConfig):
+            return {**batch, "num_words": num_words}
         plan = make_plan(
             [row["actions"] for row in rows],
             transition_system=self.config.transition_system,

@@ -1,0 +1,131 @@
+"""Configuration of Tree LM, a Transformer over linearized trees, and of Transformer Grammars (Sartran et al. 2022).
+
+One flat dataclass: sizes, the structure that attention sees, the labels of the nonterminals, and the search.
+"""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+
+from .configuration_base import SyntacticConfig
+from .configuration_rnng import LOSS_NORMALIZATIONS, NORMALIZATIONS, PTB_NONTERMINALS, check_labels
+
+STRUCTURES = ("causal", "stack_compose")
+
+# The sizes of the paper: 252 M parameters.
+PRESETS: dict[str, dict[str, Any]] = {
+    "transformer-grammar": {"structure_attention": "stack_compose"},
+    "txl-trees": {},
+}
+
+
+@strict
+class TreeLMConfig(SyntacticConfig):
+    """Sizes, structure and search of a Tree LM; the defaults are the published size of 252 M parameters.
+
+    Sizes:
+        vocab_size: number of word ids (V). The labels of openings and closings have a table of their own.
+        hidden_size: width (D).
+        num_hidden_layers: layers (L).
+        num_attention_heads: heads of each layer.
+        intermediate_size: width inside the feed-forward layers.
+        dropout: on embeddings, positions, attention weights, attention output, inside and after the feed-forward
+            layers, and on the output of the last layer.
+    Structure:
+        structure_attention: "causal" (a position sees all before it, and its distance to them) or "stack_compose"
+            (Transformer Grammars: it sees the stack, and differences of depth; a closing label composes).
+        min_relative_position, max_relative_position: differences of depth are clipped to these ("stack_compose").
+        nonterminals: labels; action ids follow their order.
+        subwords: tokens are pieces of words, and the model holds which tokens end a word (`word_final`). All pieces
+            of a word are children of its parent, and no label stands between them.
+        loss_normalization: the summed loss is divided by the number of actions ("action": the mean over the tokens of
+            the linearized tree, as in the paper), of sentences ("batch"), of words ("token"), or by 1 ("sum").
+    Search:
+        scoring_num_beams: derivations kept after each word, of `forward(...).logits` and by default of `parse`.
+        action_beam_size: derivations kept after each action inside a word.
+        fast_track_size: derivations that reach the next word although they are not among the best.
+        normalization: "search" spreads the probability of illegal labels and of the padding word over the others;
+            "train" leaves it where it is, as the papers do, so that scores are those of the training loss.
+        output_marginal_logits: in evaluation mode, return `logits` also with actions; they cost a search per batch.
+        max_open_nonterminals: maximum number of constituents that are open at once.
+        max_consecutive_nonterminals: nonterminals opened in a row without a word between.
+    Special tokens: bos_token_id is what every sequence begins with; pad_token_id is never a word. A sentence ends when
+        its tree is closed, which eos_token_id stands for.
+    Presets: "transformer-grammar" and "txl-trees", its control without structure in attention.
+
+    Raises:
+        ValueError: when a field is out of range or two fields do not fit; the message names the value.
+    """
+
+    model_type = "tree_lm"
+    presets = PRESETS
+
+    vocab_size: int = 32768
+    hidden_size: int = 1024
+    num_hidden_layers: int = 16
+    num_attention_heads: int = 8
+    intermediate_size: int = 4096
+    dropout: float | int = 0.1
+
+    structure_attention: str = "causal"
+    min_relative_position: int = -1
+    max_relative_position: int = 62
+    nonterminals: list[str] | tuple[str, ...] | None = None
+    subwords: bool = False
+    loss_normalization: str = "action"
+
+    scoring_num_beams: int = 10
+    action_beam_size: int = 100
+    fast_track_size: int = 1
+    normalization: str = "search"
+    output_marginal_logits: bool = False
+    max_open_nonterminals: int = 100
+    max_consecutive_nonterminals: int = 8
+
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int = 0
+    bos_token_id: int = 0
+    eos_token_id: int | None = 0
+
+    # What the search reads of a grammar: derivations are top-down (see `TransitionSystem`).
+    transition_system = "top_down"
+    in_order = False
+    first_nonterminal = 3
+
+    def __post_init__(self, **kwargs: Any):
+        self.nonterminals = list(PTB_NONTERMINALS if self.nonterminals is None else self.nonterminals)
+        super().__post_init__(**kwargs)
+
+    @property
+    def num_actions(self) -> int:
+        """Number of action ids, padding included."""
+        return self.first_nonterminal + len(self.nonterminals)
+
+    @property
+    def consecutive_limit(self) -> int:
+        """`max_consecutive_nonterminals`, by the name that the search knows."""
+        return self.max_consecutive_nonterminals
+
+    def validate_architecture(self) -> None:
+        """Check that the fields are in range and fit together (called at construction and before saving)."""
+        self.check_least(
+            1, "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+            "scoring_num_beams", "action_beam_size", "max_open_nonterminals", "max_consecutive_nonterminals",
+        )  # fmt: skip
+        self.check_least(0, "fast_track_size")
+        self.check_dropout("dropout")
+        self.check_choices(
+            structure_attention=STRUCTURES, loss_normalization=LOSS_NORMALIZATIONS, normalization=NORMALIZATIONS
+        )
+        if self.hidden_size % (2 * self.num_attention_heads):
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of 2 x {self.num_attention_heads} heads. Change one."
+            )
+        if not self.min_relative_position <= 0 <= self.max_relative_position:
+            raise ValueError(
+                f"Relative positions from {self.min_relative_position} to {self.max_relative_position} leave out 0. "
+                "Set min_relative_position <= 0 <= max_relative_position."
+            )
+        check_labels(self.nonterminals)
+        self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")

@@ -1,0 +1,59 @@
+"""Train a Tree LM or a Transformer Grammar on a treebank.
+
+    accelerate launch training/train_tree_lm.py --config training/configs/tree_lm_tiny.yaml --output_dir runs/tree_lm
+
+Trees, batches, evaluation and options are those of `train_rnng`: the same sentences in the same order, so that runs can
+be compared. Paper: Sartran et al., "Transformer Grammars: Augmenting Transformer Language Models with Syntactic
+Inductive Biases at Scale" (TACL 2022).
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from hf_synlm.data.arguments import option
+from hf_synlm.training.recipe import run_recipe
+from hf_synlm.training.run import Run
+from hf_synlm.training.train_rnng import RNNGModelArguments, RNNGRecipe
+
+
+@dataclass
+class TreeLMModelArguments(RNNGModelArguments):
+    """Tree LM; `--config_overrides structure_attention=stack_compose` makes it a Transformer Grammar."""
+
+    presets = {"tree_lm": "txl-trees"}
+
+    architecture: str = option("tree_lm", "'tree_lm'.")
+
+
+class TreeLMRecipe(RNNGRecipe):
+    """Train a Tree LM or a Transformer Grammar on gold trees; keep the best validation likelihood."""
+
+    program = "train_tree_lm"
+    model_arguments: TreeLMModelArguments
+
+    def flops_per_token(self, model: PreTrainedModel) -> float:
+        """Six for each parameter and position, and the products of attention (Kaplan et al. 2020)."""
+        actions, tokens = self.examples.lengths("actions"), self.examples.lengths("input_ids")
+        config = self.config
+        composes = config.structure_attention == "stack_compose"
+        # As many closings as openings: half of what is not a word stands twice.
+        positions = actions + (actions - tokens) / 2 * composes
+        attention = 12 * config.num_hidden_layers * config.hidden_size * (positions**2).sum()
+        return float(6 * model.num_parameters() * positions.sum() + attention) / float(tokens.sum())
+
+    def card_facts(self, run: Run) -> dict[str, Any]:
+        """Files, steps and sentences."""
+        facts = super().card_facts(run)
+        facts["training_procedure"] = facts["training_procedure"].replace("train_rnng", "train_tree_lm")
+        return facts
+
+
+main = partial(run_recipe, TreeLMRecipe)
+"""Run the program with a command line (default: the process's)."""
+
+
+if __name__ == "__main__":
+    main()

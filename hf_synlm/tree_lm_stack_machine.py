@@ -1,0 +1,177 @@
+"""The stack machine of Tree LM for the search: legal actions are those of RNNG, states come from a Transformer.
+
+A state is a node of the pool. Under "causal" it attends to all nodes of its derivation, under "stack_compose" to those
+on its stack. Their keys and values are gathered, so that hypotheses share them. REDUCE under "stack_compose" is one
+call of two rows: the first composes, and its keys and values stay; the second reads, and nobody sees it again.
+
+Words, openings and closings share one softmax. For the search it is cut in two: log p(SHIFT) is that of all words
+together, log p(word | SHIFT) the rest; REDUCE is the closing of the innermost open label. The closings of other labels,
+which are never legal, hold the place of padding among the actions.
+
+Shapes: B sentences, R rows, M rows of a call, L columns before them, C positions of a row, S = L + C, D width,
+V vocabulary, Y labels, A action ids.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .rnng_actions import REDUCE, SHIFT
+from .rnng_stack_machine import RNNGStackMachine
+from .search_stack import NodePool, Nodes
+from .search_state import NEG_INF, WordEdges
+from .tree_lm_linearization import relative_depths
+
+_LINKS = ("open", "base", "corner")
+_COUNTS = ("num_open", "consecutive", "inside_word")
+# Numbers that are gathered for one call of a layer, or in one chunk of logits: memory does not grow with the beam.
+_GATHERED_ELEMENTS = 1 << 24
+
+
+def action_logits(word_logits: Tensor, label_logits: Tensor, open_label: Tensor) -> Tensor:
+    """Logits of actions, whose softmax is that of the tokens they write.
+
+    Args:
+        word_logits: [M, V].
+        label_logits: [M, 2 Y] of openings, then closings.
+        open_label: [M] label of the innermost open constituent; -1 = none.
+
+    Returns:
+        [M, A], float32: other closings, any word, the legal closing, openings.
+    """
+    opening, closing = label_logits.float().chunk(2, -1)
+    own = torch.arange(closing.shape[1], device=closing.device) == open_label[:, None]
+    reduce = closing.masked_fill(~own, NEG_INF).logsumexp(1)
+    others = closing.masked_fill(own, NEG_INF).logsumexp(1)
+    shift = word_logits.float().logsumexp(1)
+    return torch.cat([torch.stack([others, shift, reduce], 1), opening], 1)
+
+
+class _PoolCache:
+    """Keys and values of nodes, for one call of the layers.
+
+    Args:
+        pool: of which the features `layer_0`, `layer_1`, .. hold keys and values.
+        before: [M, L] flat places of the nodes before each row.
+        own: [M] flat places of the new nodes.
+    """
+
+    def __init__(self, pool: NodePool, before: Tensor, own: Tensor) -> None:
+        self.pool, self.before, self.own = pool, before, own
+
+    def update(self, key: Tensor, value: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """Write keys and values [M, H, C, d] of the first position of every row; return those of all columns."""
+        store = self.pool.features[f"layer_{number}"].flatten(0, 1)
+        new = torch.stack([key, value], 1).transpose(2, 3)  # [M, 2, C, H, d]
+        store[self.own] = new[:, :, 0].flatten(1).to(store.dtype)
+        before = store[self.before].unflatten(2, (2, *new.shape[3:])).transpose(1, 2)
+        keys, values = torch.cat([before.to(new.dtype), new], 2).transpose(2, 3).unbind(1)
+        return keys, values
+
+
+class TreeLMStackMachine(RNNGStackMachine):
+    """Runs a Tree LM on node pools.
+
+    Args:
+        model: with heads. Used attributes: `config`, `dtype`, `lm_head`, `label_head`; of its `base_model` `embed`,
+            `decode` and `word_ends_of`.
+        normalization: "search" or "train" (see `TreeLMConfig`); None = the config's.
+        end_token_ids: ids that stand for the end of a sentence [E] and are not words; None = all ids are words.
+
+    Raises:
+        ValueError: for another normalization.
+    """
+
+    def __init__(self, model: Any, normalization: str | None = None, end_token_ids: Tensor | None = None) -> None:
+        self.config, self.dtype = model.config, model.dtype
+        self.model, self.lm_head, self.label_head = model.base_model, model.lm_head, model.label_head
+        self.normalization = self.config.normalization if normalization is None else normalization
+        self.end_token_ids = end_token_ids
+        if self.normalization not in ("search", "train"):
+            raise ValueError(f"normalization {self.normalization!r} is unknown. Choose 'search' or 'train'.")
+        self.in_order, self.first = False, self.config.first_nonterminal
+        self.composes = self.config.structure_attention == "stack_compose"
+
+    # ---------------------------------------------------------------------------------------------------- nodes
+    def begin(self, batch_size: int, device: torch.device) -> tuple[NodePool, Tensor]:
+        """The pool and the state before the first action [B, 1]."""
+        config = self.config
+        features = {
+            f"layer_{number}": (2 * config.hidden_size, self.dtype) for number in range(config.num_hidden_layers)
+        }
+        features |= {"predictor": (config.hidden_size, self.dtype), "actions": (config.num_actions, torch.float32)}
+        pool = NodePool(batch_size, features, device, links=_LINKS, counts=_COUNTS)
+        none = torch.full((batch_size, 1), -1, device=device)
+        zero = torch.zeros_like(none)
+        pool.append(Nodes(none, none, zero, none, none, none), none, none, none, zero, zero, zero)
+        tokens = torch.full_like(none, config.bos_token_id)
+        self._read(pool, pool.places(zero)[:, 0], none[:, :0], tokens[:, 0], composes=False)
+        return pool, zero
+
+    def push(
+        self,
+        pool: NodePool,
+        parents: Tensor,
+        actions: Tensor,
+        tokens: Tensor,
+        num_tokens: Tensor,
+        edges: WordEdges | None,
+        live: Tensor,
+    ) -> Tensor:
+        """Take one action from each of R states; see `RNNGStackMachine.push`."""
+        first, rows = pool.size, parents.shape[1]
+        own = torch.arange(first, first + rows, device=parents.device).expand_as(parents)
+        nodes, further = self._fields(pool, parents, own, actions, tokens, num_tokens, edges)
+        opened = pool.field("action", pool.field("open", parents)) - self.first
+        labels = torch.where(actions == REDUCE, len(self.config.nonterminals) + opened, actions - self.first)
+        written = torch.where(actions == SHIFT, tokens, self.config.vocab_size + labels)
+        pool.append(nodes, *further)
+        paths = self._paths(pool, parents, live)
+        places = pool.places(own)
+        composing = (actions == REDUCE) & self.composes
+        for composes in (False, True):
+            chosen = live & (composing == composes)
+            values = (places[chosen], paths[chosen], written[chosen])
+            size = max(1, _GATHERED_ELEMENTS // (2 * self.config.hidden_size * (paths.shape[2] + 2)))
+            for part in zip(*(value.split(size) for value in values), strict=True):
+                self._read(pool, *part, composes=composes)
+        return own
+
+    def _paths(self, pool: NodePool, parents: Tensor, live: Tensor) -> Tensor:
+        """Flat places [B, R, L] of the nodes that the states `parents` [B, R] may see; -1 = none."""
+        length = pool.field("depth" if self.composes else "length", parents).masked_fill(~live, 0)
+        link, ids, path = pool.field("below" if self.composes else "predecessor"), parents, []
+        for _ in range(int(length.amax()) + 1):
+            path.append(torch.where(ids >= 0, pool.places(ids), -1))
+            ids = torch.where(ids >= 0, link.gather(1, ids.clamp(min=0)), -1)
+        return torch.stack(path, 2)
+
+    def _read(self, pool: NodePool, own: Tensor, path: Tensor, tokens: Tensor, composes: bool) -> None:
+        """Run the layers on new nodes at the flat places `own` [M], which write `tokens` [M] after `path` [M, L]."""
+        fields = pool.fields.flatten(0, 1)
+        names = {name: fields[:, pool.names.index(name)] for name in ("action", "depth", "length", "num_open", "open")}
+        count, before = 1 + composes, path.clamp(min=0)
+        columns = torch.cat([before, own[:, None].expand(-1, count)], 1)
+        mask = F.pad(path >= 0, (0, count), value=True)[:, None]
+        if composes:
+            # Children and opening stand at least as high on the stack as what replaces them.
+            inside = F.pad(names["depth"][before] >= names["depth"][own][:, None], (0, 1), value=True)
+            mask = mask & torch.stack([F.pad(inside, (0, 1)), F.pad(~inside[:, :-1], (0, 2), value=True)], 1)
+        if self.composes:
+            depth = names["num_open"] + ((names["action"] < self.first) & (names["action"] >= 0))
+            index = relative_depths(depth[own][:, None] - depth[columns], self.config)
+        else:
+            index = names["length"][own][:, None] - names["length"][columns]
+        index = index[:, None].expand(-1, count, -1)
+        embedded = self.model.embed(tokens)[:, None].expand(-1, count, -1)
+        hidden = self.model.decode(embedded, mask, index, _PoolCache(pool, before, own))[-1][:, -1]
+        pool.features["predictor"].flatten(0, 1)[own] = hidden.to(self.dtype)
+        opened = names["open"][own]
+        offset = own - own % pool.fields.shape[1]
+        labels = torch.where(opened >= 0, names["action"][offset + opened.clamp(min=0)] - self.first, -1)
+        actions = pool.features["actions"].flatten(0, 1)
+        size = max(1, _GATHERED_ELEMENTS // self.config.vocab_size)
+        for part in zip(own.split(size), hidden.split(size), labels.split(size), strict=True):
+            actions[part[0]] = action_logits(self.lm_head(part[1]), self.label_head(part[1]), part[2])

@@ -1,0 +1,84 @@
+"""Tree LM and Transformer Grammars for one sentence, from the paper: a walk with a stack, and slow attention."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+SHIFT, REDUCE, FIRST = 1, 2, 3
+
+
+class Position(NamedTuple):
+    """One position of a linearized tree."""
+
+    token: int
+    depth: int
+    sees: list[int]
+    """Positions, itself last."""
+    action: int
+    """The action that wrote it, counted from 0; -1 at the begin token."""
+
+
+def positions(actions: list[int], words: list[int], config: Any) -> list[Position]:
+    """Linearize a derivation or a prefix of one."""
+    num_labels, composes = len(config.nonterminals), config.structure_attention == "stack_compose"
+    rows = [Position(config.bos_token_id, 0, [0], -1)]
+    stack, opened, words = [0], [], list(words)  # opened: (place on the stack, depth, label)
+    for number, action in enumerate(actions):
+        label = action - FIRST
+        if action == REDUCE:
+            base, depth, label = opened.pop()
+            token = config.vocab_size + num_labels + label
+            rows.append(Position(token, depth, [*stack[base:], len(rows)], number))
+            stack = [*stack[:base], len(rows) - 1]
+            if composes:  # the second copy reads, and is never on the stack
+                rows.append(Position(token, depth, [*stack, len(rows)], number))
+            continue
+        depth = len(opened) + 1
+        if action != SHIFT:
+            opened.append((len(stack), depth, label))
+        token = words.pop(0) if action == SHIFT else config.vocab_size + label
+        rows.append(Position(token, depth, [*stack, len(rows)], number))
+        stack = [*stack, len(rows) - 1]
+    if not composes:
+        rows = [Position(row.token, place, list(range(place + 1)), row.action) for place, row in enumerate(rows)]
+    return rows
+
+
+def log_probs(model: Any, actions: list[int], words: list[int]) -> Tensor:
+    """Log-probabilities [A, V + 2 Y] of the token that each action writes."""
+    config, base = model.config, model.model
+    rows = positions(actions, words, config)
+    table = torch.cat([base.embed_tokens.weight, base.embed_labels.weight])
+    hidden = table[[row.token for row in rows]]
+    for layer in base.layers:
+        attended = torch.stack([_attend(layer.attention, hidden, rows, place, config) for place in range(len(rows))])
+        hidden = layer.attention_norm(hidden + attended)
+        inner = torch.nn.functional.gelu(layer.up_proj(hidden), approximate="tanh")
+        hidden = layer.feed_forward_norm(hidden + layer.down_proj(inner))
+    logits = torch.cat([model.lm_head(hidden), model.label_head(hidden)], -1).log_softmax(-1)
+    last = {row.action: place for place, row in enumerate(rows)}
+    return torch.stack([logits[last[number - 1]] for number in range(len(actions))])
+
+
+def _attend(attention: Any, hidden: Tensor, rows: list[Position], place: int, config: Any) -> Tensor:
+    """What one position attends to, pair by pair."""
+    size = config.hidden_size // config.num_attention_heads
+    query, sees = attention.q_proj(hidden[place]), rows[place].sees
+    scores = []
+    for column in sees:
+        distance = rows[place].depth - rows[column].depth
+        if config.structure_attention == "stack_compose":
+            distance = min(max(distance, config.min_relative_position), config.max_relative_position)
+        angles = distance * 10000.0 ** (
+            -torch.arange(0, config.hidden_size, 2, dtype=hidden.dtype) / config.hidden_size
+        )
+        relative = attention.relative_proj(torch.cat([angles.sin(), angles.cos()]))
+        by_content = (query + attention.content_bias) * attention.k_proj(hidden[column])
+        by_position = (query + attention.position_bias) * relative
+        scores.append((by_content + by_position).view(-1, size).sum(1) / size**0.5)
+    weights = torch.stack(scores).softmax(0)
+    values = attention.v_proj(hidden[sees]).view(len(sees), -1, size)
+    return attention.o_proj((weights[..., None] * values).sum(0).flatten())
