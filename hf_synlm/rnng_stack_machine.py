@@ -37,8 +37,8 @@ from .rnng_plan import Chains
 from .search_stack import NodePool, Nodes
 from .search_state import NEG_INF, WordEdges
 
-_LINKS = ("open", "corner", "base", "outer")
-_COUNTS = ("floor", "num_open", "consecutive", "inside_word")
+LINKS = ("open", "corner", "base", "outer")
+COUNTS = ("floor", "num_open", "consecutive", "inside_word")
 # Maximum length of a derivation, at least and per token, as in the authors' code; it bounds unary chains at the end.
 _MIN_LENGTH, _LENGTH_PER_TOKEN = 100, 5
 # Numbers in one chunk of logits where only two of each row are kept: memory does not grow with the batch.
@@ -126,7 +126,7 @@ class _WordHead(NamedTuple):
     bias_often: Tensor
 
 
-def _in_full_precision(method: Callable[..., Any]) -> Callable[..., Any]:
+def in_full_precision(method: Callable[..., Any]) -> Callable[..., Any]:
     """Run a method of the machine in the type of the weights, also under autocast, and without gradients."""
 
     @functools.wraps(method)
@@ -164,9 +164,9 @@ class RNNGStackMachine:
         self.in_order, self.first = self.config.in_order, self.config.first_nonterminal
         self._prepare()
 
-    @_in_full_precision
+    @in_full_precision
     def _prepare(self) -> None:
-        """Lay out the weights as they are now, and tables of what never changes."""
+        """Lay out the weights as they are now."""
         self._pusher = self.model.stack_lstm.pusher()
         self._read_chains = self.model.composition.rnn.prepared()
         labels = torch.arange(self.config.num_actions - self.first, device=self.model.device)
@@ -174,15 +174,19 @@ class RNNGStackMachine:
         elements = self.model.embed_nonterminals(labels)
         self._elements = torch.cat([elements.new_zeros(self.first, elements.shape[1]), elements])
         self._label_gates = self._pusher.inputs(self._elements)
-        kinds = torch.arange(self.config.num_actions, device=labels.device)
+        self._make_tables()
+
+    def _make_tables(self) -> None:
+        """Tables of what never changes."""
+        kinds = torch.arange(self.config.num_actions, device=self.model.device)
         self._kind = kinds.clamp(max=self.first)
         self.is_structural = (kinds == REDUCE) | (kinds >= self.first)
         # What an NT adds to the fields of a state.
         counted = [name in ("depth", "length", "num_open", "consecutive") for name in State._fields]
-        self._plus = torch.tensor(counted, dtype=torch.long, device=labels.device)
+        self._plus = torch.tensor(counted, dtype=torch.long, device=kinds.device)
 
     @functools.cached_property
-    @_in_full_precision
+    @in_full_precision
     def _words(self) -> "_WordHead":
         weight, bias = weight_of(self.lm_head), unwrapped(self.lm_head).bias.detach()
         allowed = self._without_specials(bias.clone())
@@ -193,7 +197,7 @@ class RNNGStackMachine:
         )  # fmt: skip
 
     # ---------------------------------------------------------------------------------------------------- nodes
-    @_in_full_precision
+    @in_full_precision
     def begin(self, batch_size: int, device: torch.device) -> tuple[NodePool, Tensor]:
         """The pool and the state before the first action [B, 1]."""
         config = self.config
@@ -202,11 +206,11 @@ class RNNGStackMachine:
             "element": (config.embedding_size, self.dtype),
             "predictor": (config.embedding_size, self.dtype),
         }
-        pool = NodePool(batch_size, features, device, links=_LINKS, counts=_COUNTS)
+        pool = NodePool(batch_size, features, device, links=LINKS, counts=COUNTS)
         none = torch.full((batch_size, 1), -1, device=device)
         zero = torch.zeros_like(none)
         first = Nodes(none, none, zero, none, none, none)
-        pool.append(first, *[none] * len(_LINKS), *[zero] * len(_COUNTS))
+        pool.append(first, *[none] * len(LINKS), *[zero] * len(COUNTS))
         elements = self.model.initial_element.expand(batch_size, -1)
         nothing = elements.new_zeros(batch_size, config.num_layers, 2 * config.hidden_size)
         self._write(pool, pool.places(zero).flatten(), elements, self._pusher.inputs(elements), nothing)
@@ -221,7 +225,7 @@ class RNNGStackMachine:
         others = pool.fields.gather(1, linked.flatten(1)[..., None].expand(-1, -1, width))
         return Seen(nodes, torch.cat([own, others.unflatten(1, linked.shape[1:])], 2), pool.feature("predictor", nodes))
 
-    @_in_full_precision
+    @in_full_precision
     def push(self, pool: NodePool, seen: Seen, actions: Tensor, num_tokens: Tensor, live: Tensor) -> Tensor:
         """Take one structural action from each of R states.
 
@@ -266,7 +270,7 @@ class RNNGStackMachine:
         self._write(pool, pool.places(own).flatten()[which], elements, gates, self._states(pool), below)
         return own
 
-    @_in_full_precision
+    @in_full_precision
     def shift(
         self,
         pool: NodePool,
@@ -289,6 +293,17 @@ class RNNGStackMachine:
         Returns:
             Ids of the new nodes [B, R].
         """
+        own = self._append_words(pool, nodes, tokens, num_tokens, edges)
+        which = chosen_rows(live)
+        elements = self.model.embed_tokens(tokens.clamp(min=0).flatten()[which])
+        below, places = (pool.places(ids).flatten()[which] for ids in (nodes, own))
+        self._write(pool, places, elements, self._pusher.inputs(elements), self._states(pool), below)
+        return own
+
+    def _append_words(
+        self, pool: NodePool, nodes: Tensor, tokens: Tensor, num_tokens: Tensor, edges: WordEdges | None
+    ) -> Tensor:
+        """Integer fields of the nodes of SHIFT; returns their ids [B, R]."""
         before = self.look(pool, nodes).state(0)
         first = pool.reserve(nodes.shape[1])
         own = torch.arange(first, pool.size, device=nodes.device).expand_as(nodes)
@@ -301,10 +316,6 @@ class RNNGStackMachine:
             inside_word=self._starts_inside(tokens, num_tokens, edges),
         )  # fmt: skip
         torch.stack(after, -1, out=pool.fields[:, first : pool.size])
-        which = chosen_rows(live)
-        elements = self.model.embed_tokens(tokens.clamp(min=0).flatten()[which])
-        below, places = (pool.places(ids).flatten()[which] for ids in (nodes, own))
-        self._write(pool, places, elements, self._pusher.inputs(elements), self._states(pool), below)
         return own
 
     def end(self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, live: Tensor) -> Tensor:
@@ -427,7 +438,7 @@ class RNNGStackMachine:
         return self.model.word_ends_of(tokens)
 
     # --------------------------------------------------------------------------------------------- probabilities
-    @_in_full_precision
+    @in_full_precision
     def action_log_probs(self, seen: Seen, num_tokens: Tensor, phase: Phase) -> Tensor:
         """Log-probabilities of the next action.
 
@@ -439,12 +450,16 @@ class RNNGStackMachine:
         Returns:
             Log-probabilities [B, R, A]; -inf where illegal.
         """
-        logits = self.action_head(seen.predictor).float()
+        logits = self.action_logits(seen)
         illegal = ~self.legal_actions(seen, num_tokens, phase)
         if self.normalization == "train":
             return logits.log_softmax(-1).masked_fill(illegal, NEG_INF)
         log_probs = logits.masked_fill(illegal, NEG_INF).log_softmax(-1)
         return log_probs.masked_fill(illegal, NEG_INF)  # a state without a legal action has no distribution
+
+    def action_logits(self, seen: Seen) -> Tensor:
+        """Logits [B, R, A] of the next action, float32."""
+        return self.action_head(seen.predictor).float()
 
     def legal_actions(self, seen: Seen, num_tokens: Tensor, phase: Phase) -> Tensor:
         """Which actions states may take [B, R, A]: the rules of the authors' search.
@@ -524,7 +539,7 @@ class RNNGStackMachine:
                 logits[..., self.end_token_ids] = NEG_INF
         return logits
 
-    @_in_full_precision
+    @in_full_precision
     def log_probs_of(self, predictor: Tensor, tokens: Tensor, wanted: Tensor) -> Tensor:
         """Log-probability [B, R] of one token per sentence [B] in the states that are `wanted` [B, R].
 
@@ -542,7 +557,7 @@ class RNNGStackMachine:
             result[rows] = logits.gather(1, chosen).squeeze(1) - logits.logsumexp(1)
         return result.view_as(wanted)
 
-    @_in_full_precision
+    @in_full_precision
     def log_probs_bound(self, predictor: Tensor, tokens: Tensor) -> Tensor:
         """Upper bounds [B, R] of `log_probs_of`, from the words that the head's bias favours and the token itself.
 

@@ -18,14 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .rnng_actions import REDUCE, SHIFT
-from .rnng_stack_machine import RNNGStackMachine
+from .rnng_actions import REDUCE
+from .rnng_stack_machine import COUNTS, LINKS, RNNGStackMachine, Seen, in_full_precision
 from .search_stack import NodePool, Nodes
 from .search_state import NEG_INF, WordEdges
 from .tree_lm_linearization import relative_depths
 
-_LINKS = ("open", "base", "corner")
-_COUNTS = ("num_open", "consecutive", "inside_word")
 # Numbers that are gathered for one call of a layer, or in one chunk of logits: memory does not grow with the beam.
 _GATHERED_ELEMENTS = 1 << 24
 
@@ -93,51 +91,63 @@ class TreeLMStackMachine(RNNGStackMachine):
             raise ValueError(f"normalization {self.normalization!r} is unknown. Choose 'search' or 'train'.")
         self.in_order, self.first = False, self.config.first_nonterminal
         self.composes = self.config.structure_attention == "stack_compose"
+        self._make_tables()
 
     # ---------------------------------------------------------------------------------------------------- nodes
+    @in_full_precision
     def begin(self, batch_size: int, device: torch.device) -> tuple[NodePool, Tensor]:
         """The pool and the state before the first action [B, 1]."""
-        config = self.config
-        features = {
-            f"layer_{number}": (2 * config.hidden_size, self.dtype) for number in range(config.num_hidden_layers)
-        }
-        features |= {"predictor": (config.hidden_size, self.dtype), "actions": (config.num_actions, torch.float32)}
-        pool = NodePool(batch_size, features, device, links=_LINKS, counts=_COUNTS)
+        width = self.config.hidden_size
+        features = {f"layer_{number}": (2 * width, self.dtype) for number in range(self.config.num_hidden_layers)}
+        pool = NodePool(batch_size, {**features, "predictor": (width, self.dtype)}, device, links=LINKS, counts=COUNTS)
         none = torch.full((batch_size, 1), -1, device=device)
         zero = torch.zeros_like(none)
-        pool.append(Nodes(none, none, zero, none, none, none), none, none, none, zero, zero, zero)
-        tokens = torch.full_like(none, config.bos_token_id)
+        pool.append(Nodes(none, none, zero, none, none, none), *[none] * len(LINKS), *[zero] * len(COUNTS))
+        tokens = torch.full_like(none, self.config.bos_token_id)
         self._read(pool, pool.places(zero)[:, 0], none[:, :0], tokens[:, 0], composes=False)
         return pool, zero
 
-    def push(
+    @in_full_precision
+    def push(self, pool: NodePool, seen: Seen, actions: Tensor, num_tokens: Tensor, live: Tensor) -> Tensor:
+        """Take one structural action from each of R states; see `RNNGStackMachine.push`."""
+        rows = int(live.sum(1).amax())
+        first = pool.reserve(rows)
+        own = torch.arange(first, first + rows, device=actions.device).expand(len(actions), -1)
+        if not rows:
+            return own
+        seen, actions, live = seen.rows(slice(rows)), actions[:, :rows], live[:, :rows]
+        pool.fields[:, first : first + rows] = self._structural(seen, own, actions, num_tokens)
+        opened = len(self.config.nonterminals) + seen.state(1).action
+        labels = torch.where(actions == REDUCE, opened, actions) - self.first
+        self._execute(pool, seen.nodes, own, self.config.vocab_size + labels, actions == REDUCE, live)
+        return own
+
+    @in_full_precision
+    def shift(
         self,
         pool: NodePool,
-        parents: Tensor,
-        actions: Tensor,
+        nodes: Tensor,
         tokens: Tensor,
         num_tokens: Tensor,
         edges: WordEdges | None,
         live: Tensor,
     ) -> Tensor:
-        """Take one action from each of R states; see `RNNGStackMachine.push`."""
-        first, rows = pool.size, parents.shape[1]
-        own = torch.arange(first, first + rows, device=parents.device).expand_as(parents)
-        nodes, further = self._fields(pool, parents, own, actions, tokens, num_tokens, edges)
-        opened = pool.field("action", pool.field("open", parents)) - self.first
-        labels = torch.where(actions == REDUCE, len(self.config.nonterminals) + opened, actions - self.first)
-        written = torch.where(actions == SHIFT, tokens, self.config.vocab_size + labels)
-        pool.append(nodes, *further)
-        paths = self._paths(pool, parents, live)
-        places = pool.places(own)
-        composing = (actions == REDUCE) & self.composes
-        for composes in (False, True):
-            chosen = live & (composing == composes)
-            values = (places[chosen], paths[chosen], written[chosen])
-            size = max(1, _GATHERED_ELEMENTS // (2 * self.config.hidden_size * (paths.shape[2] + 2)))
-            for part in zip(*(value.split(size) for value in values), strict=True):
-                self._read(pool, *part, composes=composes)
+        """Generate a word from each of R states; see `RNNGStackMachine.shift`."""
+        own = self._append_words(pool, nodes, tokens, num_tokens, edges)
+        self._execute(pool, nodes, own, tokens, torch.zeros_like(live), live)
         return own
+
+    def _execute(
+        self, pool: NodePool, parents: Tensor, own: Tensor, tokens: Tensor, reduces: Tensor, live: Tensor
+    ) -> None:
+        """Run the layers on the new nodes `own` [B, R] that are `live`, which write `tokens` after `parents`."""
+        paths, places = self._paths(pool, parents, live), pool.places(own)
+        size = max(1, _GATHERED_ELEMENTS // (2 * self.config.hidden_size * (paths.shape[2] + 2)))
+        for composes in (False, True):
+            chosen = live & ((reduces & self.composes) == composes)
+            parts = (values[chosen].split(size) for values in (places, paths, tokens))
+            for part in zip(*parts, strict=True):
+                self._read(pool, *part, composes=composes)
 
     def _paths(self, pool: NodePool, parents: Tensor, live: Tensor) -> Tensor:
         """Flat places [B, R, L] of the nodes that the states `parents` [B, R] may see; -1 = none."""
@@ -151,7 +161,7 @@ class TreeLMStackMachine(RNNGStackMachine):
     def _read(self, pool: NodePool, own: Tensor, path: Tensor, tokens: Tensor, composes: bool) -> None:
         """Run the layers on new nodes at the flat places `own` [M], which write `tokens` [M] after `path` [M, L]."""
         fields = pool.fields.flatten(0, 1)
-        names = {name: fields[:, pool.names.index(name)] for name in ("action", "depth", "length", "num_open", "open")}
+        names = {name: fields[:, pool.names.index(name)] for name in ("action", "depth", "length", "num_open")}
         count, before = 1 + composes, path.clamp(min=0)
         columns = torch.cat([before, own[:, None].expand(-1, count)], 1)
         mask = F.pad(path >= 0, (0, count), value=True)[:, None]
@@ -168,10 +178,15 @@ class TreeLMStackMachine(RNNGStackMachine):
         embedded = self.model.embed(tokens)[:, None].expand(-1, count, -1)
         hidden = self.model.decode(embedded, mask, index, _PoolCache(pool, before, own))[-1][:, -1]
         pool.features["predictor"].flatten(0, 1)[own] = hidden.to(self.dtype)
-        opened = names["open"][own]
-        offset = own - own % pool.fields.shape[1]
-        labels = torch.where(opened >= 0, names["action"][offset + opened.clamp(min=0)] - self.first, -1)
-        actions = pool.features["actions"].flatten(0, 1)
+
+    # --------------------------------------------------------------------------------------------- probabilities
+    def action_logits(self, seen: Seen) -> Tensor:
+        """Logits [B, R, A] of the next action, float32."""
+        hidden = seen.predictor.flatten(0, 1)
+        labels = torch.where(seen.state(0).open >= 0, seen.state(1).action - self.first, -1).flatten()
         size = max(1, _GATHERED_ELEMENTS // self.config.vocab_size)
-        for part in zip(own.split(size), hidden.split(size), labels.split(size), strict=True):
-            actions[part[0]] = action_logits(self.lm_head(part[1]), self.label_head(part[1]), part[2])
+        parts = [
+            action_logits(self.lm_head(part), self.label_head(part), label)
+            for part, label in zip(hidden.split(size), labels.split(size), strict=True)
+        ]
+        return torch.cat(parts).view(*seen.nodes.shape, -1)

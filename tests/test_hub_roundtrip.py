@@ -30,6 +30,7 @@ from hf_synlm import (
     RNNGConfig,
     RNNGForCausalLM,
     RNNGForSequenceClassification,
+    TreeLMConfig,
 )
 from hf_synlm.configuration_base import OLDEST_TRANSFORMERS
 from hf_synlm.data.vocabulary import word_tokenizer
@@ -38,7 +39,7 @@ from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.checkpoint import pickled_files
 from hf_synlm.hub.export import check_complete, export_model, push_to_hub
 from hf_synlm.hub.verify import PACKAGE, verify_export
-from tests import warm_python
+from tests import test_modeling_tree_lm, warm_python
 
 pytestmark = pytest.mark.usefixtures("warm_probe")
 
@@ -123,6 +124,14 @@ class TestExport:
         assert {check.name for check in report.checks} == ALL_CHECKS
         files = {file.name for file in folder.glob("*.py")}
         assert {"modeling_rnng.py", "search_stack.py"} <= files and "modeling_gpst.py" not in files
+
+    def test_tree_lm_is_the_same_without_the_package(self, tmp_path):
+        model = test_modeling_tree_lm.tiny(vocab_size=23, structure_attention="stack_compose")
+        folder = export_model(model, word_tokenizer([WORDS]), tmp_path / "tree-lm-tiny")
+        assert check_complete(folder) == TreeLMConfig().auto_map
+        report = verify_export(folder)
+        assert report.passed, report.table()
+        assert {check.name for check in report.checks} == ALL_CHECKS
 
     def test_code_and_weights_are_those_of_the_model(self, exported: Path, model: GPSTForCausalLM):
         files = {file.name for file in exported.glob("*.py")}
