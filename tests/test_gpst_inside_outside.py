@@ -7,7 +7,7 @@ import torch
 
 from hf_synlm.configuration_gpst import GPSTConfig
 from hf_synlm.gpst_chart import plan_chart
-from hf_synlm.gpst_composition import GPSTComposition, GPSTDecomposition
+from hf_synlm.gpst_composition import GPSTComposition, GPSTDecomposition, _PairAttention
 from hf_synlm.gpst_inside_outside import _split_weights, inside, outside
 from tests.reference.inside_outside import naive_inside, naive_outside, replay_chart
 from tests.test_modeling_gpst import tiny
@@ -136,3 +136,12 @@ def test_a_second_backward_is_refused():
     output.loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="backward ran through this chart already"):
         output.loss.backward()
+
+
+@pytest.mark.parametrize("lead", [(3,), (2, 2)])
+@pytest.mark.parametrize("dropped", [False, True])
+def test_gradients_of_attention_over_pairs(lead, dropped):
+    torch.manual_seed(0)
+    qkv = torch.randn(*lead, 2, 12, dtype=torch.double, requires_grad=True)
+    masks = torch.rand(*lead, 2, 2, 2, 1, dtype=torch.double) if dropped else None
+    assert torch.autograd.gradcheck(lambda x: _PairAttention.apply(x, 2, masks), (qkv,))
