@@ -1,9 +1,10 @@
 # make demo   pretrain a tiny GPST on the embedded text, save it, load it back as a user would, parse and generate
 # make test   the test suite            make lint   style, types and docstrings
 # make checkpoints   train the tiny models of model_cards/ anew, measure them, write cards, and archives in dist/checkpoints
+# make gpu    everything that only a GPU can tell: tests, gradients, speed; see docs/speed.md
 # make docs   the documentation site in site/; warnings are errors
 # make transformers_tests   fetch the tests of transformers that `make test` runs on our models
-# Everything runs in .venv, which is made and filled when needed. No GPU and no network beyond pip is used.
+# Everything runs in .venv, which is made and filled when needed. Only `make gpu` uses a GPU; no network beyond pip is used.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -13,7 +14,7 @@ TRANSFORMERS := $(shell grep '^transformers==' constraints.txt)
 # Two workers with one thread each are faster on small tests than one worker with two threads.
 NUM_WORKERS ?= 2
 
-.PHONY: demo test lint docs clean checkpoints transformers_tests
+.PHONY: demo test gpu lint docs clean checkpoints transformers_tests
 
 # torch goes first and alone: a pinned version that is already installed is kept by every later call.
 $(VENV)/.torch: constraints.txt
@@ -51,6 +52,9 @@ checkpoints: $(VENV)/.train
 
 test: $(VENV)/.test $(VENV)/.transformers_tests
 	$(BIN)/python -m pytest -q -n $(NUM_WORKERS) --dist loadfile -m 'not slow' $(PYTEST_ARGS)
+
+gpu: $(VENV)/.test
+	$(BIN)/python training/benchmarks/gpu.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from .configuration_gpst import GPSTConfig
@@ -49,20 +50,12 @@ class GPSTPairLayer(nn.Module):
 
     def attend(self, pair: Tensor, qkv: Tensor, linear: Callable, name: str) -> Tensor:
         """Finish the layer from its projections: `pair` [..., 2, d] and `qkv` [..., 2, 3 d] -> [..., 2, d]."""
-        size = pair.shape[-1]
-        # [..., 2, 3 H, d / H]: queries, keys, values.
-        heads = qkv.unflatten(-1, (3 * self.num_heads, -1))
-        query, value = heads[..., : self.num_heads, :], heads[..., 2 * self.num_heads :, :]
-        keys_values = heads[..., self.num_heads :, :]
-        key_difference, value_difference = (keys_values[..., :1, :, :] - keys_values[..., 1:, :, :]).chunk(2, -2)
-        logit = (query * key_difference).sum(-1, keepdim=True) / math.sqrt(size // self.num_heads)
-        weight = logit.sigmoid()
-        first, second = value[..., :1, :, :], value[..., 1:, :, :]
+        size, masks = pair.shape[-1], None
         if self.training and self.attention_dropout > 0:
-            mixed = self._drop(weight, True) * first + self._drop(1 - weight, True) * second
-        else:
-            mixed = torch.addcmul(second, weight, value_difference)
-        pair = F.layer_norm(pair + self._drop(linear(f"{name}.out_proj", mixed.flatten(-2))), (size,))
+            one = qkv.new_ones(*qkv.shape[:-1], self.num_heads, 1)
+            masks = torch.stack([self._drop(one, True), self._drop(one, True)], -3)
+        mixed = _PairAttention.apply(qkv, self.num_heads, masks)
+        pair = F.layer_norm(pair + self._drop(linear(f"{name}.out_proj", mixed)), (size,))
         hidden = self._drop(F.gelu(linear(f"{name}.linear1", pair)))
         return F.layer_norm(pair + self._drop(linear(f"{name}.linear2", hidden)), (size,))
 
@@ -76,6 +69,51 @@ class GPSTPairLayer(nn.Module):
             module = getattr(self, part)
             maps[f"{name}.{part}"] = (weight_of(module), module.bias)
         return maps
+
+
+class _PairAttention(torch.autograd.Function):
+    """Attention of two positions to both: drop(w) v_0 + drop(1 - w) v_1 with w = sigmoid(q (k_0 - k_1) / sqrt(s)).
+
+    Autograd would run three times as many operations in backward, and a chart calls this at every level. Shapes:
+    `qkv` [..., 2, 3 d], `masks` [..., 2 (query), 2 (key), heads, 1] or None, head size s.
+    """
+
+    @staticmethod
+    def forward(ctx, qkv, num_heads, masks):
+        heads = qkv.unflatten(-1, (3 * num_heads, -1))
+        query, value = heads[..., :num_heads, :], heads[..., 2 * num_heads :, :]
+        keys_values = heads[..., num_heads:, :]
+        difference, between = (keys_values[..., :1, :, :] - keys_values[..., 1:, :, :]).chunk(2, -2)
+        weight = ((query * difference).sum(-1, keepdim=True) / math.sqrt(query.shape[-1])).sigmoid()
+        # A chart runs backward twice.
+        ctx.save_for_backward(qkv, difference, weight, masks)
+        if masks is None:
+            return torch.addcmul(value[..., 1:, :, :], weight, between).flatten(-2)
+        first, second = masks[..., 0, :, :] * weight, masks[..., 1, :, :] * (1 - weight)
+        return torch.addcmul(second * value[..., 1:, :, :], first, value[..., :1, :, :]).flatten(-2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        qkv, difference, weight, masks = ctx.saved_tensors
+        weights = torch.stack([weight, 1 - weight], -3)  # [..., 2 (query), 2 (key), heads, 1]
+        if masks is not None:
+            weights = weights * masks
+        slope = torch.addcmul(weight, weight, weight, value=-1) / math.sqrt(difference.shape[-1])
+        heads = (slope.shape[-2], -1)
+        query, _, value = qkv.unflatten(-1, (3, *heads)).unbind(-3)
+        grads = torch.empty_like(qkv)
+        by_query, by_key, by_value = grads.unflatten(-1, (3, *heads)).unbind(-3)
+        gradient = gradient.unflatten(-1, heads).unsqueeze(-3)
+        torch.sum(weights * gradient, -4, out=by_value)
+        by_weight = (gradient * value.unsqueeze(-4)).sum(-1, keepdim=True)
+        if masks is not None:
+            by_weight = by_weight * masks
+        by_logit = (by_weight[..., 0, :, :] - by_weight[..., 1, :, :]) * slope
+        torch.mul(by_logit, difference, out=by_query)
+        torch.sum(by_logit * query, -3, out=by_key[..., 0, :, :])
+        torch.neg(by_key[..., 0, :, :], out=by_key[..., 1, :, :])
+        return grads, None, None
 
 
 class GPSTScore(nn.Sequential):

@@ -469,7 +469,8 @@ def _places(sizes: list[int], device: torch.device) -> tuple[Tensor, Tensor]:
     """Number within its level, and level, of every row of levels of these sizes [R]."""
     row = torch.arange(max(sizes), device=device).expand(1, len(sizes), -1)
     level = torch.arange(len(sizes), device=device)[:, None].expand_as(row)
-    return tuple(_rows(list(x.unbind(1)), sizes).squeeze(0) for x in (row, level))
+    number, of = (_rows(list(x.unbind(1)), sizes).squeeze(0) for x in (row, level))
+    return number, of
 
 
 def _without_negligible(scores: Tensor, gen: Tensor, mass: Tensor | None, negligible: float) -> tuple[Tensor, Tensor]:

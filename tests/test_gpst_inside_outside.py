@@ -7,7 +7,7 @@ import torch
 
 from hf_synlm.configuration_gpst import GPSTConfig
 from hf_synlm.gpst_chart import plan_chart
-from hf_synlm.gpst_composition import GPSTComposition, GPSTDecomposition
+from hf_synlm.gpst_composition import GPSTComposition, GPSTDecomposition, _PairAttention
 from hf_synlm.gpst_inside_outside import _split_weights, inside, outside
 from tests.reference.inside_outside import naive_inside, naive_outside, replay_chart
 
@@ -127,3 +127,12 @@ def test_hard_weights_choose_the_best_split():
     (gradient,) = torch.autograd.grad(weight[0, 1], score)
     (expected,) = torch.autograd.grad(score.softmax(-1)[0, 1], score)
     torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("lead", [(3,), (2, 2)])
+@pytest.mark.parametrize("dropped", [False, True])
+def test_gradients_of_attention_over_pairs(lead, dropped):
+    torch.manual_seed(0)
+    qkv = torch.randn(*lead, 2, 12, dtype=torch.double, requires_grad=True)
+    masks = torch.rand(*lead, 2, 2, 2, 1, dtype=torch.double) if dropped else None
+    assert torch.autograd.gradcheck(lambda x: _PairAttention.apply(x, 2, masks), (qkv,))
