@@ -48,7 +48,7 @@ RECURRENT = "actions generation_words recurrent_cache recurrent_generation recur
 RECURRENT += "recurrent_sentences "
 SHIPPED = {
     "gpst": (MODULES + SEARCH, 8150),
-    "rnng": (MODULES + SEARCH, 8830),
+    "rnng": (MODULES + SEARCH, 9010),  # the search names all fields of a state, and prepares its weights
     "on_lstm": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4160),
     "prpn": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4870),
     "palm": (MODULES + RECURRENT + "recurrent_layers", 3960),
