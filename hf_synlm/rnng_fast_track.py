@@ -274,7 +274,7 @@ class FastTrackSearch:
 
     def _moves(self, total: Tensor) -> tuple[Tensor, Tensor]:
         """Scores and places of the best k structural actions [B, k], of the scores of all actions [B, R, A]."""
-        moves = total.masked_fill(~self.machine.is_structural, NEG_INF).flatten(1)
+        moves = total.masked_fill(self.machine.not_structural, NEG_INF).flatten(1)
         missing = max(0, self.action_beam_size - moves.shape[1])
         return (F.pad(moves, (0, missing), value=NEG_INF) if missing else moves).topk(self.action_beam_size)
 

@@ -94,7 +94,7 @@ class ParticleSearch(FastTrackSearch):
                 reached = Continuations.of(frontier, scores[..., None], tokens[:, None, None].expand(*base.shape, 1))
             width = reached.scores.shape[1]
             aside.add(reached, 0 if tokens is None else width, reached.scores, own_places(reached.scores))
-            moves = total.masked_fill(~machine.is_structural, NEG_INF).flatten(1)
+            moves = total.masked_fill(machine.not_structural, NEG_INF).flatten(1)
             scores, index = moves.topk(max(1, int((moves > NEG_INF).sum(1).amax())))
             particles = shares.flatten(1).gather(1, index).masked_fill(scores == NEG_INF, 0.0)
             frontier = self._execute(state, frontier, scores, index, scores > NEG_INF)

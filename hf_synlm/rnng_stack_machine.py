@@ -97,21 +97,23 @@ class Seen(NamedTuple):
 
     def take(self, index: Tensor) -> "Seen":
         """The states `index` [B, R']."""
-        return Seen(*(value.take_along_dim(index.view(*index.shape, *[1] * (value.dim() - 2)), 1) for value in self))
+        places = [index.view(*index.shape, *[1] * (value.dim() - 2)) for value in self]
+        return Seen(*(v.gather(1, at.expand(-1, -1, *v.shape[2:])) for v, at in zip(self, places, strict=True)))
 
 
 def _first_true(mask: Tensor, count: int) -> Tensor:
     """Where a mask [R] is true, in order, if this is known to be `count` times: nothing waits."""
-    if count == len(mask):
-        return torch.arange(count, device=mask.device)
     return (~mask).to(torch.uint8).argsort(stable=True)[:count]
 
 
-def chosen_rows(mask: Tensor) -> Tensor:
-    """Flat places where a mask is true, on a CPU; elsewhere all places, as counting would wait for the device."""
-    return (
-        mask.flatten().nonzero().squeeze(1) if mask.device.type == "cpu" else _first_true(mask.flatten(), mask.numel())
-    )
+def _chosen_rows(mask: Tensor) -> Tensor | None:
+    """Flat places where a mask is true, on a CPU; elsewhere None = all, as counting would wait for the device."""
+    return mask.flatten().nonzero().squeeze(1) if mask.device.type == "cpu" else None
+
+
+def _flat(values: Tensor, which: Tensor | None) -> Tensor:
+    """Values [B, R] as [Q], those at the flat places `which` [Q] only; None = all."""
+    return values.flatten() if which is None else values.flatten()[which]
 
 
 class _WordHead(NamedTuple):
@@ -180,10 +182,15 @@ class RNNGStackMachine:
         """Tables of what never changes."""
         kinds = torch.arange(self.config.num_actions, device=self.model.device)
         self._kind = kinds.clamp(max=self.first)
-        self.is_structural = (kinds == REDUCE) | (kinds >= self.first)
+        self.not_structural = (kinds != REDUCE) & (kinds < self.first)
         # What an NT adds to the fields of a state.
         counted = [name in ("depth", "length", "num_open", "consecutive") for name in State._fields]
         self._plus = torch.tensor(counted, dtype=torch.long, device=kinds.device)
+        # Below which values of its fields a state is not full, not inside a word, and not right after an NT.
+        limits = {"num_open": self.config.max_open_nonterminals, "consecutive": self.config.consecutive_limit}
+        limits |= {"inside_word": 1, "action": self.first}
+        values = [min(limits.get(name, math.inf), 2**62) for name in State._fields]
+        self._limits = torch.tensor(values, device=kinds.device)
 
     @functools.cached_property
     @in_full_precision
@@ -257,17 +264,18 @@ class RNNGStackMachine:
             return own
         fields = self._structural(seen, own, actions, num_tokens)
         pool.fields[:, first : first + rows] = fields
-        which = _first_true(live.flatten(), num_live)
-        taken = actions.flatten()[which]
+        which = None if num_live == live.numel() else _first_true(live.flatten(), num_live)
+        taken = _flat(actions, which)
         elements, gates = self._elements.index_select(0, taken), self._label_gates.index_select(0, taken)
         if num_reduces:
-            closing = _first_true(reduces.flatten()[which], num_reduces)
-            chosen = which[closing]
+            closing = _first_true(_flat(reduces, which), num_reduces)
+            chosen = closing if which is None else which[closing]
             composed = self._compose(pool, seen, chosen, children[:, :rows].flatten()[chosen], most)
             elements.index_copy_(0, closing, composed)
             gates.index_copy_(0, closing, self._pusher.inputs(composed))
-        below = pool.places(fields[..., State._fields.index("below")]).flatten()[which]
-        self._write(pool, pool.places(own).flatten()[which], elements, gates, self._states(pool), below)
+        sentence = torch.arange(len(own), device=own.device)[:, None] * pool.fields.shape[1]
+        below, places = (_flat(ids + sentence, which) for ids in (fields[..., State._fields.index("below")], own))
+        self._write(pool, places, elements, gates, self._states(pool), below)
         return own
 
     @in_full_precision
@@ -294,9 +302,9 @@ class RNNGStackMachine:
             Ids of the new nodes [B, R].
         """
         own = self._append_words(pool, nodes, tokens, num_tokens, edges)
-        which = chosen_rows(live)
-        elements = self.model.embed_tokens(tokens.clamp(min=0).flatten()[which])
-        below, places = (pool.places(ids).flatten()[which] for ids in (nodes, own))
+        which = _chosen_rows(live)
+        elements = self.model.embed_tokens(_flat(tokens.clamp(min=0), which))
+        below, places = (_flat(pool.places(ids), which) for ids in (nodes, own))
         self._write(pool, places, elements, self._pusher.inputs(elements), self._states(pool), below)
         return own
 
@@ -467,32 +475,29 @@ class RNNGStackMachine:
         Their limits of storage are left out, but for that of the derivation's length at the end of a sentence: before,
         they depend on how long it will be.
         """
-        config, now = self.config, seen.state(0)
+        now = seen.state(0)
         ending = phase is Phase.END
-        after_open, is_open = now.action >= self.first, now.num_open > 0
-        inside = now.inside_word > 0
+        under, is_open = State(*(seen.fields[:, :, 0] < self._limits).unbind(-1)), now.num_open > 0
         if self.in_order:
             begun = (num_tokens > 0)[:, None]
-            free = ~inside | ending  # the end of the text ends a word
-            full = (now.num_open >= config.max_open_nonterminals) | (now.consecutive >= config.consecutive_limit)
+            free = under.inside_word | ending  # the end of the text ends a word
+            room = under.num_open & under.consecutive
             reduce = is_open & free
-            opens = ~after_open & (now.depth > 0) & free
+            opens = under.action & (now.depth > 0) & free
             if ending:
                 longest = (_LENGTH_PER_TOKEN * num_tokens).clamp(min=_MIN_LENGTH)[:, None]
-                opens = opens & ~full & (longest - now.length >= now.num_open + self.first)
+                opens = opens & room & (longest - now.length >= now.num_open + self.first)
             else:
-                reduce = reduce & ~full
+                reduce = reduce & room
             # A lone tree or word must get a parent before the next word.
             shift = ~begun | is_open | ~free
             finish = ~is_open & (now.depth == 1) & begun & free
         else:
-            reduce, shift = is_open & ~after_open, is_open
-            opens = (now.num_open < config.max_open_nonterminals) & (now.consecutive < config.consecutive_limit)
-            opens = opens & (is_open | (now.depth == 0))
-            if phase is Phase.CONTINUE:
-                reduce = reduce & (now.num_open > 1)  # the last one ends the sentence
+            # The last REDUCE ends the sentence.
+            reduce, shift = (now.num_open > 1 if phase is Phase.CONTINUE else is_open) & under.action, is_open
+            opens = under.num_open & under.consecutive & (is_open | (now.depth == 0))
             if not ending:
-                reduce, opens = reduce & ~inside, opens & ~inside
+                reduce, opens = reduce & under.inside_word, opens & under.inside_word
         never = torch.zeros_like(is_open)
         kinds = [never, never if ending else shift, reduce, opens]
         if self.in_order:
@@ -548,14 +553,18 @@ class RNNGStackMachine:
             tokens: the tokens.
             wanted: on a CPU the others get -inf; elsewhere, where counting would wait, all are computed.
         """
-        which = chosen_rows(wanted)
-        vectors, target = predictor.flatten(0, 1)[which], tokens[which // wanted.shape[1], None]
-        size = max(1, _CHUNK_ELEMENTS // self.config.vocab_size)
-        result = torch.full_like(wanted, NEG_INF, dtype=torch.float32).flatten()
-        for part, chosen, rows in zip(vectors.split(size), target.split(size), which.split(size), strict=True):
+        which = _chosen_rows(wanted)
+        vectors, target = predictor.flatten(0, 1), _flat(tokens[:, None].expand_as(wanted), which)
+        vectors = vectors if which is None else vectors[which]
+        size, found = max(1, _CHUNK_ELEMENTS // self.config.vocab_size), []
+        for part, chosen in zip(vectors.split(size), target.split(size), strict=True):
             logits = self._without_specials(self._words.map(part).add_(self._words.bias).float())
-            result[rows] = logits.gather(1, chosen).squeeze(1) - logits.logsumexp(1)
-        return result.view_as(wanted)
+            found.append(logits.gather(1, chosen[:, None]).squeeze(1) - logits.logsumexp(1))
+        scores = found[0] if len(found) == 1 else torch.cat(found)
+        if which is None:
+            return scores.view_as(wanted)
+        nothing = torch.full(wanted.shape, NEG_INF, device=wanted.device).flatten()
+        return nothing.index_copy_(0, which, scores).view_as(wanted)
 
     @in_full_precision
     def log_probs_bound(self, predictor: Tensor, tokens: Tensor) -> Tensor:

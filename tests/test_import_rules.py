@@ -53,7 +53,7 @@ LABELED_SEARCH = "configuration_rnng rnng_actions rnng_composition rnng_fast_tra
 LABELED_SEARCH += "rnng_forest_lstm rnng_generation rnng_particles rnng_plan rnng_stack_machine "
 SHIPPED = {
     "gpst": (MODULES + SEARCH, 8150),
-    "rnng": (MODULES + SEARCH, 8830),
+    "rnng": (MODULES + SEARCH, 9010),  # the search names all fields of a state, and prepares its weights
     "on_lstm": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4160),
     "prpn": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4870),
     "palm": (MODULES + RECURRENT + "recurrent_layers", 3960),
