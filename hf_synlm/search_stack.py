@@ -174,10 +174,9 @@ class NodePool:
         entries = self.follow("below", ids, count + 1).transpose(1, 2)
         made = self.nodes(entries)
         step = torch.arange(count + 1, device=ids.device)[:, None]
-        before = (self.size + (step[1:] - 2) * ids.shape[1] + torch.arange(ids.shape[1], device=ids.device)).expand(
-            len(ids), -1, -1
-        )
-        before = torch.cat([ids[:, None], before[:, 1:]], 1).flatten(1)
+        # The node before that of a later action is in the same row of the action before it.
+        own = torch.arange(self.size, self.size + (count - 1) * ids.shape[1], device=ids.device)
+        before = torch.cat([ids, own.expand(len(ids), -1)], 1)
         same = torch.full_like(before, action)
         depth = (made.depth[:, :1] - step[1:]).flatten(1)
         length = (self.field("length", ids)[:, None] + step[1:]).flatten(1)

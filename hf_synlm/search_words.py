@@ -35,7 +35,7 @@ from .search_state import NEG_INF, Block, BlockTable, Candidates, SearchState, S
 
 # Numbers in one chunk of logits where only a few of each row are kept: memory does not grow with the batch.
 _CHUNK_ELEMENTS = 1 << 24
-# Rows that cost hardly more than none: the layers are called for them at once.
+# Rows that cost hardly more than none: the layers are called for so many at once, and a block may have so many.
 _SMALL_RUN, _SMALL_BLOCK = 128, 256
 
 
@@ -177,7 +177,7 @@ class WordBeamSearch:
             first = self.machine.push(pool, parents, num_tokens, count=count)
             new = torch.arange(first, pool.size, device=parents.device)
             return new.view(count, -1).expand(len(parents), -1, -1)
-        return parents[:, None, :][:, :0]
+        return parents[:, None][:, :0]
 
     def _runs(self, sizes: list[int], may_stop: bool) -> list[tuple[int, int]]:
         """Levels that are laid out together, as (first, last + 1).
@@ -407,9 +407,9 @@ class WordBeamSearch:
         self.refresh(state)
         block = self.expand(state, words=False)
         # Row (c, k) of the block: hypothesis k takes as many actions as its stack allows.
-        reached = block.level - state.level == chain[..., None].clamp(min=0)
-        own = block.origin[:, None] == torch.arange(chain.shape[1], device=chain.device)[:, None]
-        row = (reached & own).long().argmax(2)
+        place, level = _places([b - a for a, b in block.bounds], chain.device)
+        own = place == torch.arange(chain.shape[1], device=chain.device)[:, None]
+        row = (own & (level == chain[..., None].clamp(min=0))).to(torch.uint8).argmax(2)
         scores = block.scores.gather(1, row).masked_fill(state.scores == NEG_INF, NEG_INF)
         scores, order = scores.sort(dim=1, descending=True, stable=True)
         row = row.gather(1, order)
