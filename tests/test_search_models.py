@@ -130,7 +130,10 @@ def test_cache_rows_can_be_reordered_repeated_and_copied(name: str) -> None:
     ids = torch.randint(5, 12, (3, 6))
     cache = model(ids[:, :4], use_cache=True).past_key_values
     twin, order = copy.deepcopy(cache), torch.tensor([2, 0, 0])
+    known = cache.state.next_log_probs  # what RNNG knows of the next word moves along
     cache.reorder_cache(order)
+    if name != "gpst":
+        assert torch.equal(cache.state.next_log_probs, known[order])
     expected = model(ids[order]).logits[:, 4:]
     torch.testing.assert_close(model(ids[order, 4:], past_key_values=cache).logits, expected, atol=1e-4, rtol=0)
     twin.batch_repeat_interleave(2)
