@@ -47,12 +47,12 @@ SEARCH += "search_actions search_parsing search_proposals search_stack search_st
 RECURRENT = "actions generation_words recurrent_cache recurrent_generation recurrent_language_model "
 RECURRENT += "recurrent_sentences "
 SHIPPED = {
-    "gpst": (MODULES + SEARCH, 8150),
+    "gpst": (MODULES + SEARCH, 8180),
     "rnng": (MODULES + SEARCH, 8830),
-    "on_lstm": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4160),
-    "prpn": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4870),
-    "palm": (MODULES + RECURRENT + "recurrent_layers", 3960),
-    "lstm": (MODULES + RECURRENT + "recurrent_layers", 3580),
+    "on_lstm": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4330),
+    "prpn": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4930),
+    "palm": (MODULES + RECURRENT + "recurrent_layers", 3990),
+    "lstm": (MODULES + RECURRENT + "recurrent_layers", 3610),
 }
 
 
