@@ -552,6 +552,9 @@ class RNNGStackMachine:
             predictor: vectors of the states [B, R, w].
             tokens: the tokens.
             wanted: on a CPU the others get -inf; elsewhere, where counting would wait, all are computed.
+
+        Returns:
+            The log-probabilities, float32.
         """
         which = _chosen_rows(wanted)
         vectors, target = predictor.flatten(0, 1), _flat(tokens[:, None].expand_as(wanted), which)

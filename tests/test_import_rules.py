@@ -52,13 +52,13 @@ BUILDS_ON = {"tree_lm": "rnng"}
 LABELED_SEARCH = "configuration_rnng rnng_actions rnng_composition rnng_fast_track rnng_fast_track_generation "
 LABELED_SEARCH += "rnng_forest_lstm rnng_generation rnng_particles rnng_plan rnng_stack_machine "
 SHIPPED = {
-    "gpst": (MODULES + SEARCH, 8150),
-    "rnng": (MODULES + SEARCH, 9010),  # the search names all fields of a state, and prepares its weights
-    "on_lstm": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4160),
-    "prpn": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4870),
-    "palm": (MODULES + RECURRENT + "recurrent_layers", 3960),
-    "tree_lm": (MODULES + SEARCH + LABELED_SEARCH + "tree_attention", 9100),
-    "lstm": (MODULES + RECURRENT + "recurrent_layers", 3580),
+    "gpst": (MODULES + SEARCH, 8240),
+    "rnng": (MODULES + SEARCH, 9130),  # the search names all fields of a state, and prepares its weights
+    "on_lstm": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4330),
+    "prpn": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4930),
+    "palm": (MODULES + RECURRENT + "recurrent_layers", 3990),
+    "tree_lm": (MODULES + SEARCH + LABELED_SEARCH + "tree_attention", 9400),
+    "lstm": (MODULES + RECURRENT + "recurrent_layers", 3610),
 }
 
 
