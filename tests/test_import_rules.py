@@ -57,7 +57,7 @@ SHIPPED = {
     "on_lstm": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4160),
     "prpn": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4870),
     "palm": (MODULES + RECURRENT + "recurrent_layers", 3960),
-    "tree_lm": (MODULES + SEARCH + LABELED_SEARCH + "tree_attention", 9100),
+    "tree_lm": (MODULES + SEARCH + LABELED_SEARCH + "tree_attention", 9400),
     "lstm": (MODULES + RECURRENT + "recurrent_layers", 3580),
 }
 
