@@ -84,23 +84,23 @@ class _PairAttention(torch.autograd.Function):
         query, value = heads[..., :num_heads, :], heads[..., 2 * num_heads :, :]
         keys_values = heads[..., num_heads:, :]
         difference, between = (keys_values[..., :1, :, :] - keys_values[..., 1:, :, :]).chunk(2, -2)
-        weight = ((query * difference).sum(-1, keepdim=True) / math.sqrt(query.shape[-1])).sigmoid()
-        # A chart runs backward twice.
-        ctx.save_for_backward(qkv, difference, weight, masks)
-        if masks is None:
+        difference = difference / math.sqrt(query.shape[-1])
+        weight = (query * difference).sum(-1, keepdim=True).sigmoid()
+        if masks is None and not ctx.needs_input_grad[0]:
             return torch.addcmul(value[..., 1:, :, :], weight, between).flatten(-2)
-        first, second = masks[..., 0, :, :] * weight, masks[..., 1, :, :] * (1 - weight)
-        return torch.addcmul(second * value[..., 1:, :, :], first, value[..., :1, :, :]).flatten(-2)
+        weights = torch.stack([weight, 1 - weight], -3)  # [..., 2 (query), 2 (key), heads, 1]
+        if masks is not None:
+            weights = weights * masks
+        # A chart runs backward twice.
+        ctx.save_for_backward(qkv, difference, weight, weights, masks)
+        second = weights[..., 1, :, :] * value[..., 1:, :, :]
+        return torch.addcmul(second, weights[..., 0, :, :], value[..., :1, :, :]).flatten(-2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):
-        qkv, difference, weight, masks = ctx.saved_tensors
-        weights = torch.stack([weight, 1 - weight], -3)  # [..., 2 (query), 2 (key), heads, 1]
-        if masks is not None:
-            weights = weights * masks
-        slope = torch.addcmul(weight, weight, weight, value=-1) / math.sqrt(difference.shape[-1])
-        heads = (slope.shape[-2], -1)
+        qkv, difference, weight, weights, masks = ctx.saved_tensors
+        heads = (weight.shape[-2], -1)
         query, _, value = qkv.unflatten(-1, (3, *heads)).unbind(-3)
         grads = torch.empty_like(qkv)
         by_query, by_key, by_value = grads.unflatten(-1, (3, *heads)).unbind(-3)
@@ -109,9 +109,9 @@ class _PairAttention(torch.autograd.Function):
         by_weight = (gradient * value.unsqueeze(-4)).sum(-1, keepdim=True)
         if masks is not None:
             by_weight = by_weight * masks
-        by_logit = (by_weight[..., 0, :, :] - by_weight[..., 1, :, :]) * slope
+        by_logit = torch.ops.aten.sigmoid_backward(by_weight[..., 0, :, :] - by_weight[..., 1, :, :], weight)
         torch.mul(by_logit, difference, out=by_query)
-        torch.sum(by_logit * query, -3, out=by_key[..., 0, :, :])
+        torch.mul((by_logit * query).sum(-3), 1 / math.sqrt(query.shape[-1]), out=by_key[..., 0, :, :])
         torch.neg(by_key[..., 0, :, :], out=by_key[..., 1, :, :])
         return grads, None, None
 

@@ -78,7 +78,7 @@ def weight_of(layer: Any, name: str = "weight") -> Tensor:
     for wrapper in _wrappers(layer):
         _check(wrapper, layer)
         if getattr(wrapper, "parameter_name", "weight") == name and not (wrapper.merged or wrapper.disable_adapters):
-            active = [adapter for adapter in wrapper.active_adapters if adapter in wrapper.lora_A]
+            active = [adapter for adapter in wrapper.active_adapters if adapter in wrapper.scaling]
             added += [wrapper.get_delta_weight(adapter) for adapter in active]
         layer = wrapper.base_layer
     weight = _in_floating_point(getattr(layer, name), layer)

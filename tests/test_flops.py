@@ -22,10 +22,14 @@ from tests import test_modeling_rnng as rnng
 from tests.test_modeling_gpst import NO_DROPOUT
 
 
+aten = torch.ops.aten
+IN_PLACE = ("addmm", "baddbmm")
+
+
 class Counter(TorchDispatchMode):
     """Adds up the FLOPs of all products, those inside backward passes included."""
 
-    formulas = {**flop_registry, torch.ops.aten.addmm_: flop_registry[torch.ops.aten.addmm]}
+    formulas = {**flop_registry} | {getattr(aten, f"{name}_"): flop_registry[getattr(aten, name)] for name in IN_PLACE}
     total = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

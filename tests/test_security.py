@@ -55,14 +55,22 @@ def imported_names(code: str) -> list[tuple[int, str]]:
 ROOT = Path(__file__).parents[1]
 
 
+OWN_PICKLE = "torch.load(path, mmap=True, weights_only=False)"
+
+
 def test_nothing_is_unpickled():
-    """What ruff (rules S) does not see: pickles inside of `torch.load`, `numpy.load`, joblib and dill."""
+    """What ruff (rules S) does not see: pickles inside of `torch.load`, `numpy.load`, joblib and dill.
+
+    Workers load what the process that starts them has just written into a private folder; as with every pool of
+    processes, tasks and results are pickles, too.
+    """
     for file in (path for folder in ("hf_synlm", "training") for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
                 options = {option.arg: ast.unparse(option.value) for option in node.keywords}
                 place, function = f"{file.name}:{node.lineno}", ast.unparse(node.func)
-                assert function != "torch.load" or options.get("weights_only") == "True", place
+                own = file.name == "processes.py" and ast.unparse(node) == OWN_PICKLE
+                assert own or function != "torch.load" or options.get("weights_only") == "True", place
                 assert "allow_pickle" not in options, place
                 assert function not in {"joblib.load", "dill.load", "dill.loads", "shelve.open"}, place
 

@@ -199,7 +199,7 @@ def _on_workers(compute: Compute, batches: list[list[Any]], number: int) -> Resu
 
 
 def _submit(pool: ProcessPoolExecutor, batches: list[list[Any]]) -> list[Future[list[Result]]]:
-    # A worker inherits the mask, so that Ctrl-C ends this process alone, with one message.
+    # A worker inherits the mask from the start, unless it comes from a server of forks that was there before.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         return [pool.submit(_work, batch) for batch in batches]
@@ -210,6 +210,7 @@ def _submit(pool: ProcessPoolExecutor, batches: list[list[Any]]) -> list[Future[
 def _start_worker(path: Path) -> None:
     """Load what computes; end when the process that reads the results ends."""
     global _compute
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # Ctrl-C ends the process that asks, with one message
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _compute = torch.load(path, mmap=True, weights_only=False)
