@@ -21,7 +21,6 @@ from hf_synlm.training.flops import decoder_flops_per_token
 from tests import test_modeling_rnng as rnng
 from tests.test_modeling_gpst import NO_DROPOUT
 
-
 aten = torch.ops.aten
 IN_PLACE = ("addmm", "baddbmm")
 

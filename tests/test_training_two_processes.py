@@ -31,8 +31,8 @@ SIZES = {
 SCRIPTS = {"gpst": "pretrain_gpst", "rnng": "train_rnng", "on_lstm": "train_recurrent"}
 # Training text and batches of each architecture; the recurrent one reads a stream and learns from gold distances.
 FLAGS = {
-    "gpst": "--one_sentence_per_line --tokenizer_vocab_size 300 --context_length 64 --max_sentence_tokens 60 --validation_trees none "
-    "--max_train_steps 4 --evaluation_steps 2 --learning_rate 1e-2 --warmup_ratio 0",
+    "gpst": "--one_sentence_per_line --tokenizer_vocab_size 300 --context_length 64 --max_sentence_tokens 60 "
+    "--validation_trees none --max_train_steps 4 --evaluation_steps 2 --learning_rate 1e-2 --warmup_ratio 0",
     "rnng": "--max_batch_actions 300 --batch_group_size 16 --per_device_train_batch_size 4 --evaluation_steps 2 "
     "--max_train_steps 4 --final_search_sentences 0 --architecture rnng",
     "on_lstm": "--architecture on_lstm --bptt 20 --parse_sentences 0 --tree_supervision --learning_rate 0.01 "
