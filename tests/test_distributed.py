@@ -12,6 +12,7 @@ import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from training_runs import start_server
 
 from hf_synlm import (
     ONLSTMConfig,
@@ -92,7 +93,8 @@ def folder(tmp_path_factory):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     folder = tmp_path_factory.mktemp("gradients")
-    mp.spawn(worker, args=(port, str(folder)), nprocs=2)
+    start_server()
+    mp.start_processes(worker, args=(port, str(folder)), nprocs=2, start_method="forkserver")
     return folder
 
 

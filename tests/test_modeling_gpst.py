@@ -383,10 +383,11 @@ def test_backward_twice_is_refused():
 
 
 def test_compiled_training_keeps_the_stopped_gradient():
-    ids, _ = ids_of(4)  # every other shape is compiled anew
+    ids, _ = ids_of(4)  # every other shape is compiled anew, and every layer
+    layers = {"num_token_layers": 1, "num_composition_layers": 1}
     grads = []
     for compiled in (False, True):
-        model = tiny(**NO_DROPOUT, auto_encoding_loss_weight=0.0, height_loss_weight=0.0).train()
+        model = tiny(**NO_DROPOUT, **layers, auto_encoding_loss_weight=0.0, height_loss_weight=0.0).train()
         run = torch.compile(model, backend="eager") if compiled else model
         run(ids, labels=ids).loss.backward()
         assert not model.model.composition.left_score[0].weight.grad.any()

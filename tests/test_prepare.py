@@ -4,13 +4,11 @@ import csv
 import gzip
 import io
 import json
+import multiprocessing
 import os
 import pickle
 import resource
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -28,7 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference.contexts import pack_contexts
 from tokenizers import Tokenizer, models, pre_tokenizers
-from training_runs import environment
+from training_runs import start_server
 from transformers import PreTrainedTokenizerFast
 
 from hf_synlm.data import encoding, prepare, shards, sources
@@ -183,21 +181,28 @@ def test_second_run_changes_nothing(tmp_path, tokenizer_folder):
         prepare.main(flags)
 
 
-def test_killed_run_resumes_byte_for_byte(tmp_path, words_folder):
-    # Long enough to be killed in the middle: a block is a megabyte, and a shard here one block.
-    text = write(tmp_path / "text.txt", "\n\n".join(f"{k}. {TEXT}" for k in range(9)))
+def prepare_in_small_blocks(argv: list[str]) -> None:
+    encoding.read_blocks.__kwdefaults__["block_characters"] = 3000
+    prepare.main(argv)
+
+
+def test_killed_run_resumes_byte_for_byte(tmp_path, words_folder, small_blocks):
+    text = write(tmp_path / "text.txt", f"{TEXT}\n\n{TEXT}")  # long enough to be killed in the middle
     flags = {"train_files": text, "num_validation_documents": 2, "tokenizer_name": words_folder}
     flags |= {"validation_split": "none", "one_sentence_per_line": True}
     killed, straight = tmp_path / "killed", tmp_path / "straight"
-    command = [sys.executable, "-m", "hf_synlm.data.prepare", "--output_dir", str(killed), "--shard_tokens", "6000"]
-    command += ["--preprocessing_num_workers", "2", *(f"--{name}={value}" for name, value in flags.items())]
-    with subprocess.Popen(command, env=environment(str(tmp_path / "cache")), stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 200
-        while not (killed / "train" / "shard_00000.json").is_file():
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.001)
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGKILL)
+    argv = ["--output_dir", str(killed), "--shard_tokens", "6000", "--preprocessing_num_workers", "2"]
+    argv += [f"--{name}={value}" for name, value in flags.items()]
+    start_server()
+    process = multiprocessing.get_context("forkserver").Process(target=prepare_in_small_blocks, args=(argv,))
+    process.start()
+    deadline = time.monotonic() + 200
+    while not (killed / "train" / "shard_00000.json").is_file():
+        assert process.is_alive() and time.monotonic() < deadline
+        time.sleep(0.001)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.join()
     assert not (killed / "train" / shards.INDEX_FILE).exists()
     with pytest.raises(ValueError, match="killed/train is not finished. Run"):
         PreparedCorpus(killed / "train")
@@ -212,9 +217,9 @@ def test_killed_run_resumes_byte_for_byte(tmp_path, words_folder):
     assert files_in(killed) == files_in(straight)
     assert len(resumed.train.records) >= 3 and resumed.validation.num_documents == 2
     # The vocabulary is too large for two bytes per token.
-    assert resumed.train.dtype == np.uint32 and max(resumed.train.shard(0).tokens) >= 1 << 16
+    assert resumed.train.dtype == np.uint32 and resumed.train.shard(0).tokens.max() >= 1 << 16
     words = resumed.tokenizer(TEXT.split("\n", 1)[0], add_special_tokens=False)["input_ids"]
-    assert ContextDataset(resumed.validation, 4)[0]["input_ids"].tolist()[1:] == words[:3]
+    assert ContextDataset(resumed.validation, 4)[0]["input_ids"].tolist() == words[:4]
     assert shards.token_dtype(1 << 16) == np.uint16 and shards.token_dtype((1 << 16) + 1) == np.uint32
 
 
@@ -224,6 +229,7 @@ class _DyingEncoder:
 
 
 def test_killed_worker_is_reported():
+    start_server()
     with pytest.raises(RuntimeError, match="was killed.*Finished shards are kept: run the same command again"):
         list(encoding.encode_blocks([encoding.Block(["a"], False, None)], _DyingEncoder(), 2))
 

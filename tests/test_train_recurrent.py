@@ -454,6 +454,7 @@ def test_resumed_run_is_bit_equal(
         assert not torch.load(saved[-1] / "optimizer.bin", weights_only=False)["state"]
 
 
+@pytest.mark.usefixtures("warm_probe")
 def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, str], tmp_path: Path) -> None:
     output_dir = tmp_path / "out"
     course = ("--schedule", "adam-asgd", "--averaging_epoch", "1", "--num_train_epochs", "2")

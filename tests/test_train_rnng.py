@@ -136,6 +136,7 @@ def test_resumed_run_is_bit_equal(architecture: str, run: Callable[..., dict], t
         assert {name for name in row if "perplexity" in name} == {f"{kind}perplexity" for kind in kinds}
 
 
+@pytest.mark.usefixtures("warm_probe")
 @pytest.mark.parametrize("system", ["top_down", "in_order"])
 def test_search_and_report_of_the_saved_model(system: str, run: Callable[..., dict], tmp_path: Path) -> None:
     flags = ("--config_overrides", f"{SMALL},transition_system={system}", "--max_train_steps", "5")
@@ -159,6 +160,7 @@ def test_search_and_report_of_the_saved_model(system: str, run: Callable[..., di
     assert {"config.json", "model.safetensors", "modeling_rnng.py", "tokenizer.json", "README.md"} <= saved
 
 
+@pytest.mark.usefixtures("warm_probe")
 def test_treebanks_with_other_tags(run: Callable[..., dict], tmp_path: Path) -> None:
     """Their tags tell no punctuation: the report says so before training, and what goes on without."""
     trees = tmp_path / "trees.txt"

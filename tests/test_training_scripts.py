@@ -74,6 +74,7 @@ def parse(*flags: str) -> tuple:
     return run_arguments.parse_arguments(TYPES, flags, mappings=["config_overrides"])
 
 
+@pytest.mark.usefixtures("warm_probe")
 def test_two_steps_with_trees_and_final_report(run: Callable[..., dict], tmp_path: Path) -> None:
     flags = ("--max_train_steps", "2", "--max_tree_sentences", "6", "--validation_trees", "embedded")
     flags = (*flags, "--test_trees", "embedded")
