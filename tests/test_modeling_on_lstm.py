@@ -292,24 +292,16 @@ class TestParse:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"method": "search"}, "search"),
             ({"decoder": "left"}, "left"),
-            ({"distances": "gold"}, "gold"),
             ({"distances": "supervised"}, "Layer 1 has no supervised distances"),
             ({"layer": 3}, "Layer 3"),
-            ({"word_ends": torch.ones(1, 3)}, "word_ends"),
             ({"word_ends": torch.tensor([[1, 0, 1, 0]])}, "last token"),
-            ({"attention_mask": torch.tensor([[1, 0, 1, 1]])}, "holes"),
             ({"attention_mask": torch.zeros(1, 4)}, "Row 0 of input_ids holds no word"),
         ],
     )
     def test_bad_options(self, options, message):
         with pytest.raises(ValueError, match=message):
             tiny().parse(ids_of(4)[0], **options)
-
-    def test_needs_a_boundary(self):
-        with pytest.raises(ValueError, match="eos_token_id is None"):
-            tiny(eos_token_id=None).parse(ids_of(4)[0])
 
 
 # ---------------------------------------------------------------------------------------------- saving, types, input
@@ -329,13 +321,9 @@ def test_fresh_parameters(tied):
     ("fields", "message"),
     [
         ({"chunk_size": 5}, "chunk_size 5 does not divide the width"),
-        ({"syntactic_distance_margin": -1.0}, "syntactic_distance_margin"),
-        ({"syntactic_distance_head": "two"}, "two"),
         ({"syntactic_distance_scope": "corpus"}, "corpus"),
-        ({"syntactic_distance_reduction": "max"}, "max"),
         ({"supervised_layers": [3]}, "below 3"),
         ({"supervised_layers": [1, 1]}, "distinct"),
-        ({"supervised_layers": []}, "supervised_layers"),
     ],
 )
 def test_bad_configurations_are_named(fields, message):

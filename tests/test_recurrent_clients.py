@@ -181,14 +181,6 @@ def test_hidden_size_is_the_width_of_the_states(name, tmp_path):
     assert config_class.from_dict(config.to_dict()).to_dict() == config.to_dict()
 
 
-def test_empty_texts_are_named(tokenizer):
-    model = make_model("palm")
-    empty = tokenizer([""], return_tensors="pt", return_token_type_ids=False)
-    for call in (model, model.parse, model.generate):
-        with pytest.raises(ValueError, match="hold no token"):
-            call(**empty)
-
-
 # ------------------------------------------------------------------------------------------------------- Trainer
 def count_hits(prediction: Any) -> dict[str, float]:
     found, labels = prediction.predictions[:, :-1], prediction.label_ids[:, 1:]

@@ -16,7 +16,7 @@ from hf_synlm.training import arguments as run_arguments
 from hf_synlm.training import run as common
 from hf_synlm.training import samplers, train_rnng, tree_batches
 from hf_synlm.training.checkpoints import list_checkpoints
-from hf_synlm.training.tree_evaluation import Objective, add_perplexities, evaluate_given_trees, spread
+from hf_synlm.training.tree_evaluation import Objective, evaluate_given_trees, spread
 
 TYPES = (
     train_rnng.RNNGModelArguments,
@@ -244,11 +244,6 @@ def test_perplexities_are_those_of_the_definition(
     assert got["perplexity"] == pytest.approx(math.exp(nats / (num_words + num_actions)), rel=1e-4)
 
 
-def test_perplexities_of_nothing_but_bad_guesses_are_infinite() -> None:
-    got = add_perplexities({"word_nats": 1e4, "tokens": 1.0, "words": 1e4, "loss": 2.0})
-    assert got == {"loss": 2.0, "token_perplexity": math.inf, "word_perplexity": math.e}
-
-
 @pytest.mark.parametrize(("count", "limit", "expected"), [(5, None, [0, 1, 2, 3, 4]), (9, 3, [0, 4, 8]), (3, 0, [])])
 def test_sentences_are_spread(count: int, limit: int | None, expected: list[int]) -> None:
     assert spread(count, limit) == expected
@@ -261,34 +256,12 @@ def test_sentences_are_spread(count: int, limit: int | None, expected: list[int]
         (("--architecture", "gru"), "architecture is 'gru'"),
         (("--tokenizer_type", "bpe", "--lowercase"), "belong to words"),
         (("--max_batch_actions", "0"), "max_batch_actions must be at least 1"),
-        (("--train_files", "nowhere.txt", "--validation_files", "nowhere.txt"), "no file 'nowhere.txt'"),
-        (("--train_files", __file__), "validation_files are not set"),
-        (("--num_beams", "0"), "num_beams must be at least 1"),
-        (("--num_train_epochs", "-1"), "num_train_epochs must not be negative"),
-        (("--early_stopping_patience", "-1"), "early_stopping_patience must not be negative"),
         (("--report_punctuation", "none"), "report_punctuation is 'none'"),
     ],
 )
 def test_bad_values_are_refused_before_work(flags: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse(*flags)
-
-
-def test_bad_trees_are_named_and_wide_leaves_are_read_on_demand(tmp_path: Path) -> None:
-    path = tmp_path / "trees.txt"
-    path.write_text("(S (NP (NN New York)) (VP (VBZ sleeps)))\n")
-    with pytest.raises(ValueError, match=r"trees.txt:1: .*split_leaves=True"):
-        tree_batches.load_trees(Accelerator(cpu=True), [str(path)])
-    (row,) = tree_batches.load_trees(Accelerator(cpu=True), [str(path)], split_leaves=True)
-    assert row["words"] == ["New", "York", "sleeps"] and row["spans"] == [[0, 2], [2, 3], [0, 3]]
-
-
-def test_an_lstm_has_no_trees_to_search() -> None:
-    for flag in ("search_sentences", "num_beams", "action_beam_size"):
-        _, _, course, _ = parse("--architecture", "lstm", f"--{flag}", "3")
-        with pytest.raises(ValueError, match=f"{flag} is 3, but an LSTM has no trees"):
-            course.check_architecture("lstm")
-        course.check_architecture("rnng")
 
 
 def test_overrides_that_the_data_decide_are_refused(corpus: dict[str, str], tmp_path: Path) -> None:
