@@ -254,21 +254,6 @@ class TransitionSystem:
         depths = [stack.depth for stack in self.steps(_without_padding(actions), word_ends, forest=True)]
         return depths + depths[-1:] * (len(actions) - len(depths))
 
-    def max_stack_depth(self, actions: Sequence[int], word_ends: Sequence[bool] | None = None) -> int:
-        """Give the largest of `stack_depths`, 0 without actions: the `max_stack_size` of the authors.
-
-        Args:
-            actions: as in `stack_depths`.
-            word_ends: as in `actions_to_spans`.
-
-        Returns:
-            The number of stack elements that the derivation needs room for.
-
-        Raises:
-            ValueError: as `stack_depths`.
-        """
-        return max(self.stack_depths(actions, word_ends), default=0)
-
     def steps(
         self, actions: Sequence[int], word_ends: Sequence[bool] | None = None, *, forest: bool = False
     ) -> Iterator[Stack]:

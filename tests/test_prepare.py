@@ -313,7 +313,7 @@ def test_every_source_gives_the_same_lines_from_any_position(kind, tmp_path, mon
         assert lines_of(blocks) == expected * len(twice)
         positions = [(number, block.position) for number, block in enumerate(blocks) if block.position is not None]
         assert len(positions) >= {1: 25, 30: 6, 10_000: 1}[size]
-        for number, position in positions:
+        for number, position in positions[:: 4 if kind == "stream" else 1]:
             rest = list(encoding.read_blocks(twice, json.loads(json.dumps(position)), block_characters=size))
             assert list(map(without_hint, rest)) == list(map(without_hint, blocks[number + 1 :]))
             rest = list(encoding.read_blocks(twice, without_hint(blocks[number]).position, block_characters=size))
@@ -341,7 +341,7 @@ def test_rows_as_lines(tmp_path, tokenizer_folder):
 
 
 def test_streams_make_the_same_shards(tmp_path, tokenizer_folder):
-    make_sources("stream", tmp_path / "owt", [*DOCUMENTS, *TEXT.split("\n\n")])
+    make_sources("stream", tmp_path / "owt", [*DOCUMENTS, *TEXT.split("\n\n")[:3]])
     options = {"num_validation_documents": 2, "tokenizer_name": tokenizer_folder, "validation_split": "none"}
     options |= {"dataset_name": str(tmp_path / "owt" / "data")}
     prepare.prepare(CorpusArguments(**options), tmp_path / "stored")
@@ -376,8 +376,9 @@ def test_formats_may_be_mixed_and_are_known_by_their_names(tmp_path, tokenizer_f
 # Messy text
 
 
-def test_messy_text_survives_and_is_counted(tmp_path, tokenizer_folder):
-    long_line = "é" * (sources.LINE_LIMIT // 2 - 3) + "x" + "漢字 " * 100_000
+def test_messy_text_survives_and_is_counted(tmp_path, tokenizer_folder, monkeypatch):
+    monkeypatch.setattr(sources, "LINE_LIMIT", 1 << 14)
+    long_line = "é" * (sources.LINE_LIMIT // 2 - 3) + "x" + "漢字 " * 1000
     parts = ["\ufeffFirst line.\r\nSecond line.", " \t ", "\0\0", "A\0B.\rC.", long_line, "Last."]
     data = "\n\n".join(parts).encode() + b"\n\nbad \xff\xfe byte \xe6\xbc. \n\nU+FFFD itself: \xef\xbf\xbd"
     rows = ['{"text": "lone \\ud83d surrogate"}', "no json", "[1]", '{"text": null}', '{"other": "x"}', '{"text": " "}']
