@@ -37,7 +37,6 @@ from hf_synlm.hub.export import check_complete, export_model, push_to_hub
 from hf_synlm.hub.info import describe_model
 from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.trees import brackets_to_tree, spans_to_tree, tree_to_spans
-from tests.scoring_models import model_and_tokenizer
 from tests.test_syntaxgym import suite_data
 
 
@@ -89,14 +88,9 @@ def test_exported_code_imports_only_what_every_user_has(checkpoint: Path):
 
 
 # ------------------------------------------------------------------------------------------- malicious checkpoints
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_model(*model_and_tokenizer("gpst"), tmp_path_factory.mktemp("exported") / "model")
-
-
 @pytest.fixture
-def checkpoint(exported: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(exported, tmp_path / "model")
+def checkpoint(saved_models: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(saved_models / "gpst", tmp_path / "model")
 
 
 class Payload:
