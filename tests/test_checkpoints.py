@@ -162,6 +162,7 @@ def test_folders_load_without_the_package(tmp_path: Path, monkeypatch):
     assert run.returncode == 0 and run.stdout.split() == expected, run.stderr
 
 
+@pytest.mark.usefixtures("warm_probe")
 def test_archive_is_reproducible(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(make_checkpoints, "ARCHIVES", tmp_path)
     first = make_checkpoints.pack("prpn-syd-tiny")

@@ -227,8 +227,8 @@ def test_frozen_parts_stay():
 @pytest.mark.parametrize("shape", ["right", "left", "unary"])
 @pytest.mark.parametrize(("system", "composition"), SYSTEMS)
 def test_deep_trees(system, composition, shape):
-    """Depth 200, which the authors' in-order stack does not hold."""
-    depth = 200
+    """Depth 120, which the authors' in-order stack does not hold."""
+    depth = 120
     spans = {
         "right": [(k % 3, depth - 1 - k, depth) for k in range(depth)],
         "left": [(k % 3, 0, k + 1) for k in range(depth)],
