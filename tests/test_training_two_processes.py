@@ -1,7 +1,8 @@
-"""Runs on two processes under torchrun (gloo): equal to one process, exact resume after a kill, signals, NaN, FSDP2."""
+"""Runs on two processes (gloo): equal to one process, exact resume after a kill, signals, NaN, FSDP2."""
 
 import dataclasses
 import json
+import multiprocessing
 import socket
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_runs import ROOT, SMALL_GPST, ScriptRun, launch, results_of, sample_files, torchrun
+from training_runs import ROOT, SMALL_GPST, ScriptRun, environment, results_of, sample_files, start_server
 from transformers import AutoTokenizer
 
 from hf_synlm import PRPNForCausalLM
 from hf_synlm.training import arguments as run_arguments
 from hf_synlm.training import run as common
 from hf_synlm.training import stream_batches, stream_evaluation
+from tests import two_processes
 from tests.commands import run
 
 DROPOUTS = {
@@ -126,7 +128,7 @@ PRPN = (
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    """All jobs of this file, in one launch."""
+    """All jobs of this file, on the same two processes."""
     folder = tmp_path_factory.mktemp("two")
     given = {}
     for kind, train, valid in (("raw", 60, 12), ("trees", 30, 6)):
@@ -168,9 +170,15 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
         argv = [*command, str(folder / "raw.valid.txt"), "--out", str(folder / name)]
         listed.append({"script": "hf_synlm.cli", "argv": argv, "port": free_port(), "output_dir": str(folder / name)})
     (folder / "jobs.json").write_text(json.dumps(listed), encoding="utf-8")
-    command = [*torchrun(), str(ROOT / "tests" / "two_processes.py"), str(folder / "jobs.json")]
-    done = launch(command, jobs.cache)
-    assert done.returncode == 0, done.stderr[-3000:]
+    start_server()
+    context = multiprocessing.get_context("forkserver")
+    given = str(folder / "jobs.json"), environment(jobs.cache)
+    processes = [context.Process(target=two_processes.main, args=(given[0], rank, given[1])) for rank in (0, 1)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(280)
+        assert process.exitcode == 0
     return jobs
 
 
