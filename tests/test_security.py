@@ -6,7 +6,6 @@ import ast
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +38,6 @@ from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.trees import brackets_to_tree, spans_to_tree, tree_to_spans
 from tests.test_syntaxgym import suite_data
 
-
-def imported_names(code: str) -> list[tuple[int, str]]:
-    """Level (0 = absolute) and name of every import of a module."""
-    found = []
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Import):
-            found += [(0, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            found.append((node.level, node.module or ""))
-    return found
-
-
 ROOT = Path(__file__).parents[1]
 
 
@@ -72,19 +59,6 @@ def test_nothing_is_unpickled():
                 assert own or function != "torch.load" or options.get("weights_only") == "True", place
                 assert "allow_pickle" not in options, place
                 assert function not in {"joblib.load", "dill.load", "dill.loads", "shelve.open"}, place
-
-
-def test_exported_code_imports_only_what_every_user_has(checkpoint: Path):
-    files = list(checkpoint.glob("*.py"))
-    assert files
-    for file in files:
-        for level, name in imported_names(file.read_text(encoding="utf-8")):
-            if level:
-                assert level == 1 and (checkpoint / f"{name}.py").is_file(), f"{file.name}: {name}"
-            else:
-                # The decorator of configurations comes with transformers.
-                known = name.partition(".")[0] in {"torch", "transformers", *sys.stdlib_module_names}
-                assert known or name == "huggingface_hub.dataclasses", f"{file.name}: {name}"
 
 
 # ------------------------------------------------------------------------------------------- malicious checkpoints
