@@ -91,6 +91,14 @@ def test_some_places(name):
         model(**inputs, output_hidden_states=[9])
 
 
+@pytest.mark.parametrize("name", RNNGS)
+@pytest.mark.parametrize("kind", ["ForCausalLM", "ForSequenceClassification"])
+def test_heads_pass_them_on(name, kind):
+    model, inputs = build(name, kind), batch(name)
+    expected = model.model(**inputs, output_hidden_states=True).hidden_states
+    torch.testing.assert_close(model(**inputs, output_hidden_states=True).hidden_states, expected)
+
+
 @recurrent
 def test_segments_have_the_states_of_the_whole(name):
     model = build(name, "Model")
@@ -228,6 +236,14 @@ def test_unknown_arguments_are_errors(name):
 def test_gradient_checkpointing_is_for_transformer_layers(name):
     with pytest.raises(ValueError, match="does not support (gradient|activation) checkpointing"):
         build(name).gradient_checkpointing_enable()
+
+
+@pytest.mark.parametrize("name", ["gpst", "rnng"])
+def test_vectors_instead_of_ids_are_errors(name):
+    inputs = batch(name)
+    inputs["inputs_embeds"] = torch.zeros(*inputs.pop("input_ids").shape, 8)
+    with pytest.raises((TypeError, ValueError), match="inputs_embeds|input_ids"):
+        build(name)(**inputs)
 
 
 # ---------------------------------------------------------------------------------------------------------- generation

@@ -292,10 +292,13 @@ def test_classifier():
     ("arguments", "message"),
     [
         ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "hold no token"),
+        ({"input_ids": torch.rand(2, 3)}, "integers"),
         ({"input_ids": torch.tensor([[7, 99]])}, "99"),
+        ({"input_ids": torch.tensor([[1]])}, "no token"),
         ({"input_ids": torch.full((1, 65), 7)}, "65 tokens"),
         ({"input_ids": torch.full((1, 4), 7), "attention_mask": torch.tensor([[1, 0, 1, 1]])}, "holes"),
         ({"input_ids": torch.full((1, 4), 7), "sentence_ids": torch.tensor([[1, 1, 2]])}, "shape"),
+        ({"input_ids": torch.full((1, 4), 7), "labels": torch.ones(1, 3)}, "labels"),
         ({"input_ids": torch.full((1, 3), 7), "labels": torch.tensor([[7, 40, 7]])}, "Label 40"),
         ({"input_ids": torch.full((1, 3), 7), "labels": torch.full((1, 3), 7), "use_cache": True}, "use_cache"),
         ({"input_ids": torch.full((1, 3), 7), "merge_order": torch.tensor([0.0, 1.0])}, "merge_order must"),
@@ -307,6 +310,7 @@ def test_classifier():
             },
             "cuts a word",
         ),
+        ({"input_ids": torch.full((1, 3), 7), "spans": []}, "rows"),
         ({"input_ids": torch.full((1, 3), 7), "merge_order": torch.tensor([[0, 0]])}, "permutation"),
     ],
 )
@@ -323,9 +327,13 @@ def test_bad_input_is_named(arguments, message):
     [
         ({"height_loss": "mean"}, "height_loss"),
         ({"hidden_size": 25}, "hidden_size 25"),
+        ({"split_temperature": 0.0}, "split_temperature"),
         ({"head_dropout": 1.0}, "head_dropout"),
         ({"eos_token_id": None, "document_end_token": True}, "eos_token_id"),
+        ({"parser_size": 6, "parser_num_heads": 2}, "even"),
         ({"merge_noise": float("nan")}, "merge_noise"),
+        ({"intermediate_size": 0}, "intermediate_size"),
+        ({"pad_token_id": 1, "document_end_token": True}, "pad_token_id"),
     ],
 )
 def test_bad_configurations_are_named(fields, message):

@@ -293,8 +293,10 @@ class TestParse:
         ("options", "message"),
         [
             ({"decoder": "left"}, "left"),
+            ({"distances": "gold"}, "gold"),
             ({"distances": "supervised"}, "Layer 1 has no supervised distances"),
             ({"layer": 3}, "Layer 3"),
+            ({"word_ends": torch.ones(1, 3)}, "word_ends"),
             ({"word_ends": torch.tensor([[1, 0, 1, 0]])}, "last token"),
             ({"attention_mask": torch.zeros(1, 4)}, "Row 0 of input_ids holds no word"),
         ],
@@ -321,6 +323,8 @@ def test_fresh_parameters(tied):
     ("fields", "message"),
     [
         ({"chunk_size": 5}, "chunk_size 5 does not divide the width"),
+        ({"syntactic_distance_margin": -1.0}, "syntactic_distance_margin"),
+        ({"syntactic_distance_head": "two"}, "two"),
         ({"syntactic_distance_scope": "corpus"}, "corpus"),
         ({"supervised_layers": [3]}, "below 3"),
         ({"supervised_layers": [1, 1]}, "distinct"),

@@ -282,6 +282,7 @@ def test_spans_need_an_attention_to_train():
     ("fields", "message"),
     [
         ({"num_spans": 0}, "num_spans must be at least 1"),
+        ({"span_attention_weight": -1.0}, "span_attention_weight"),
         ({"activation_regularization": float("inf")}, "activation_regularization"),
         ({"num_layers": 1}, "between two layers"),
         ({"span_scores": "balanced"}, "balanced"),

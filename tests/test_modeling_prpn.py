@@ -307,6 +307,7 @@ class TestModel:
         [
             ({"layer_size": 7}, "layer_size must be even"),
             ({"num_slots": 0}, "num_slots must be at least 1"),
+            ({"num_lookback": -1}, "num_lookback must not be negative"),
             ({"resolution": 1000.0}, "resolution"),
             ({"gate": "wide"}, "gate 'wide'"),
         ],

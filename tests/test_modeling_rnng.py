@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from hf_synlm import RNNGConfig, RNNGForCausalLM, RNNGForSequenceClassification
+from hf_synlm import RNNGConfig, RNNGForCausalLM, RNNGForSequenceClassification, RNNGModel
 from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.rnng_plan import make_plan
 from tests.reference.rnng import naive_log_prob
@@ -69,8 +69,12 @@ def test_initialization(x):
     [
         ({"transition_system": "bottom_up"}, "bottom_up"),
         ({"nonterminals": ["S", "S"]}, "distinct"),
+        ({"dropout": 1.0}, "dropout"),
         ({"num_layers": 0}, "num_layers"),
+        ({"fast_track_size": -1}, "fast_track_size"),
         ({"initializer_range": 0.0}, "initializer_range"),
+        ({"max_consecutive_nonterminals": 0}, "max_consecutive_nonterminals"),
+        ({"pad_token_id": 19}, "pad_token_id 19"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings"),
     ],
 )
@@ -422,6 +426,7 @@ TWO = torch.tensor([[5, 6, 7], [0, 0, 0]])
         ({"actions": torch.tensor([[3, 1, 0, 1, 1, 2]])}, "padding.*right end"),
         ({"actions": torch.tensor([[3, 1, 1, 1]])}, "row 0.*add the missing actions"),
         ({"actions": torch.tensor([[3, 1, 1, 1, 9, 2, 2]])}, "action 9 at position 4 is illegal"),
+        ({"word_ends": torch.ones(1, 2)}, "word_ends"),
         (
             {"word_ends": torch.tensor([[True, False, True]]), "actions": torch.tensor([[3, 1, 4, 1, 2, 1, 2]])},
             "row 0: action 2 at position 4.*pieces of a word",
@@ -435,6 +440,15 @@ TWO = torch.tensor([[5, 6, 7], [0, 0, 0]])
 def test_bad_input_is_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         tiny()(**{"input_ids": IDS, "actions": ACTIONS, **arguments})
+
+
+@pytest.mark.parametrize("cls", [RNNGModel, RNNGForSequenceClassification])
+def test_bad_input_of_the_other_classes_is_named(cls):
+    with pytest.raises(ValueError, match="word_ends has shape"):
+        tiny(cls)(IDS, actions=ACTIONS, word_ends=torch.ones(1, 2))
+    if cls is RNNGForSequenceClassification:
+        with pytest.raises(ValueError, match="Row 1"):
+            tiny(cls)(TWO)
 
 
 def test_padding_after_a_cache_is_no_begin_token():

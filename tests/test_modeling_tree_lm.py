@@ -364,6 +364,8 @@ def test_bad_derivations_are_named(actions, message):
         ({"structure_attention": "tree"}, "tree"),
         ({"hidden_size": 18, "num_attention_heads": 4}, "hidden_size 18"),
         ({"min_relative_position": 1}, "leave out 0"),
+        ({"nonterminals": ["S", "S"]}, "distinct"),
+        ({"dropout": 1.0}, "dropout"),
     ],
 )
 def test_bad_configurations_are_named(fields, message):

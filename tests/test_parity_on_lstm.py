@@ -215,11 +215,13 @@ class TestConversion:
     @pytest.mark.parametrize(
         ("change", "options", "message"),
         [
+            (lambda s: s.pop("decoder.bias"), {}, "lm_head.bias"),
             (lambda s: s.pop("rnn.cells.1.hh.bias"), {}, r"layers.1.hh.bias is missing"),
             (lambda s: s.update(surprise=torch.zeros(1)), {}, "surprise"),
             (lambda s: s.update({"decoder.bias": s["decoder.bias"] / 0}), {}, "finite"),
             (lambda s: s.update({"decoder.weight": s["decoder.weight"] + 1}), {}, "differ"),
             (lambda s: None, {"nhid": 99}, "nhid is 99"),
+            (lambda s: None, {"wds": "no"}, "wds is 'no'"),
         ],
     )
     def test_checkpoints_that_do_not_fit(self, change, options, message):

@@ -216,7 +216,9 @@ def test_against_the_definition(corpus):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (([[]], [[]], []), "there are no sentences"),
         (([[]], [[], []], [2, 2]), "predicted has 1 sentences and lengths has 2"),
+        (([[]], [[]], [0]), "sentence 0 has length 0"),
         (([[], [(0, 3)]], [[], []], [2, 2]), r"span \(0, 3\) of the prediction for sentence 1 does not fit into 2"),
         (([[]], [[(1, 1)]], [2]), r"span \(1, 1\) of the gold tree of sentence 0"),
         (([[]], [[]], [2], "evalb"), "there is no convention 'evalb': choose one of gpst, prpn, on-lstm"),
@@ -232,6 +234,7 @@ def test_bad_input_is_named(arguments, message):
     [
         ({"root": True}, "no field 'root'"),
         ({"sentence_span": "keep"}, "sentence_span is 'keep': choose one of 'drop', 'count'"),
+        ({"min_width": 0}, "min_width 0"),
         ({"max_length": 5, "min_length": 6}, "max_length 5 is below min_length 6"),
         ({"epsilon": -1}, "epsilon is -1"),
     ],

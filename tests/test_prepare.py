@@ -37,7 +37,9 @@ from hf_synlm.data.samples import sample_path
 from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
 from hf_synlm.training.arguments import parse_arguments, read_mapping
+from hf_synlm.training.finetune_grammar_induction import InductionArguments
 from hf_synlm.training.pretrain_gpst import DataArguments, EvaluationArguments, GPSTRecipe
+from hf_synlm.training.sentence_files import SentenceFileArguments
 
 TEXT = sample_path("raw.train.txt").read_text(encoding="utf-8")
 END = 9  # id of the end token in tests of packing
@@ -360,6 +362,14 @@ def test_words_of_treebanks_are_added(tmp_path, tokenizer_folder):
     assert prepared.train.source_names() == ["text.txt", "the words of trees.txt"]
 
 
+def test_tags_of_other_treebanks_tell_no_punctuation(tmp_path, tokenizer_folder):
+    trees = write(tmp_path / "trees.txt", "(S (NP (ART Die) (NN Katze)) (VP (VVFIN schläft)) ($. .))")
+    text = write(tmp_path / "text.txt", "Well, it rains.")
+    arguments = same_text(text, tokenizer_folder, train_trees=[trees], drop_punctuation=True)
+    refused(r"3 of 4 words have tags .*: leave out drop_punctuation", arguments, tmp_path / "out")
+    assert not (tmp_path / "out" / "train").exists()  # nothing was encoded in vain
+
+
 def test_formats_may_be_mixed_and_are_known_by_their_names(tmp_path, tokenizer_folder):
     paths = [write(tmp_path / "a.txt", "One."), write(tmp_path / "b.jsonl", '{"text": "Two."}')]
     arguments = CorpusArguments(train_files=paths, validation_files=paths[:1], tokenizer_name=tokenizer_folder)
@@ -517,6 +527,7 @@ def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path, tokenizer_folder)
         ("a.jsonl", '{"body": "x"}', r"no column 'text'. Set --text_column to one of \['body'\]"),
         ("a.jsonl", '{"text": 7}', "column 'text' of .* holds int, not text"),
         ("a.json", '[{"text": "x"}', "is not valid JSON"),
+        ("a.csv", "a,b\n1,2", "no column 'text'"),
         ("a.csv", "text,b\r1,2\r", r"has a \\r in its first line"),
         ("a.txt", b"PAR1 table", "a.txt is Parquet. Give it a name that ends in .parquet"),
         ("a.parquet", b"PAR1 no", "cannot be read as Parquet"),
@@ -594,6 +605,16 @@ def test_finished_folder_without_text(prepared, tmp_path):
         )
 
 
+def test_prepared_without_text_has_to_be_complete(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match="typo is not a complete folder of prepared text, and no text is named. Correct"
+    ):
+        DataArguments(prepared=str(tmp_path / "typo"))
+    assert not (tmp_path / "typo").exists()
+    assert DataArguments(prepared=str(tmp_path / "new"), train_files=["embedded"]).train_files  # text is named
+    assert DataArguments().train_files == [str(sample_path("raw.train.txt"))]
+
+
 def gpst_arguments(*flags: str) -> tuple[DataArguments, EvaluationArguments]:
     types = GPSTRecipe.argument_types()
     _, data, evaluation, _ = parse_arguments(
@@ -621,6 +642,19 @@ def test_embedded_text_is_the_default() -> None:
     names = [Path(path).name for source in data.sources("train")[0] for path in source.paths]
     assert names == ["raw.train.txt", "trees.train.txt"]
     assert Path(evaluation.validation_trees).name == "trees.valid.txt"
+
+
+def test_other_programs_read_only_named_trees(tmp_path: Path) -> None:
+    mine = write(tmp_path / "mine.mrg", "(S (PRP we) (VBP rest))\n")
+    with pytest.raises(ValueError, match="No training text is named"):
+        DataArguments(validation_files=[mine]).sources("train")
+    with pytest.raises(ValueError, match="train_files are not set, but other files are"):
+        SentenceFileArguments(validation_files=[mine])
+    with pytest.raises(ValueError, match="validation_trees is not set. Pass --validation_trees"):
+        InductionArguments(train_trees=[mine])
+    assert list(InductionArguments(train_trees=[mine], validation_trees=mine, test_trees=mine).sentences()) == [
+        ["we", "rest"]
+    ]
 
 
 def test_missing_files_are_named(prepared, tmp_path):

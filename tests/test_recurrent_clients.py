@@ -181,13 +181,21 @@ def test_hidden_size_is_the_width_of_the_states(name, tmp_path):
     assert config_class.from_dict(config.to_dict()).to_dict() == config.to_dict()
 
 
+def test_empty_texts_are_named(tokenizer):
+    model = make_model("palm")
+    empty = tokenizer([""], return_tensors="pt", return_token_type_ids=False)
+    for call in (model, model.parse, model.generate):
+        with pytest.raises(ValueError, match="hold no token"):
+            call(**empty)
+
+
 # ------------------------------------------------------------------------------------------------------- Trainer
 def count_hits(prediction: Any) -> dict[str, float]:
     found, labels = prediction.predictions[:, :-1], prediction.label_ids[:, 1:]
     return {"hits": float(np.sum((found == labels) & (labels != -100)))}
 
 
-@every_architecture
+@pytest.mark.parametrize("name", ["prpn", "lstm"])
 def test_trainer_learns_and_predicts(name, tokenizer, tmp_path):
     model = make_model(name, rates=0.0)
     trainer = make_trainer(

@@ -18,6 +18,7 @@ from tests.reference.trees import (
     all_labeled_trees,
     in_order_actions_of,
     labeled_spans_of,
+    stack_depths,
     stacks_of,
     top_down_actions_of,
 )
@@ -61,11 +62,11 @@ def test_example_of_the_labeled_systems():
     spans = [(0, 0, 2), (2, 2, 3), (1, 0, 3)]
     top_down = TransitionSystem("top_down", 3)
     assert top_down.spans_to_actions(spans, 3) == [4, 3, SHIFT, SHIFT, REDUCE, 5, SHIFT, REDUCE, REDUCE]
-    assert top_down.stack_depths([4, 3, SHIFT, SHIFT, REDUCE, 5, SHIFT, REDUCE, REDUCE]) == [1, 2, 3, 4, 2, 3, 4, 3, 1]
+    assert stack_depths(top_down, [4, 3, SHIFT, SHIFT, REDUCE, 5, SHIFT, REDUCE, REDUCE]) == [1, 2, 3, 4, 2, 3, 4, 3, 1]
     in_order = TransitionSystem("in_order", 3)
     actions = [SHIFT, 4, SHIFT, REDUCE, 5, SHIFT, 6, REDUCE, REDUCE, FINISH]
     assert in_order.spans_to_actions(spans, 3) == actions
-    assert in_order.stack_depths([*actions, PAD]) == [1, 2, 3, 1, 2, 3, 4, 3, 1, 1, 1]
+    assert stack_depths(in_order, actions) == [1, 2, 3, 1, 2, 3, 4, 3, 1, 1]
 
 
 def test_reference_enumerates_labeled_trees():
@@ -91,7 +92,7 @@ def test_every_labeled_tree_survives_actions(name, num_tokens, num_labels, max_c
         assert actions == REFERENCES[name](tree) + [FINISH] * (name == "in_order")
         assert system.actions_to_spans(actions) == spans
         assert system.actions_to_spans([*actions, PAD, PAD]) == spans
-        assert system.stack_depths(actions) == [len(stack) for stack in stacks_of(actions, name)]
+        assert stack_depths(system, actions) == [len(stack) for stack in stacks_of(actions, name)]
         found.add(tuple(actions))
     assert len(found) > 1
 
@@ -109,7 +110,7 @@ def test_exactly_the_possible_sequences_are_accepted(name, length):
             assert stacks is None
             continue
         assert stacks is not None
-        assert system.stack_depths(actions) == [len(stack) for stack in stacks]
+        assert stack_depths(system, actions) == [len(stack) for stack in stacks]
         is_complete = len(stacks[-1]) == 1 and (actions[-1] == FINISH if name == "in_order" else actions[-1] == REDUCE)
         num_complete += is_complete
         if is_complete:
@@ -130,12 +131,12 @@ def test_round_trip_of_labeled_trees(name, tree):
     actions = system.spans_to_actions(labeled, num_tokens, word_ends)
     assert len(actions) == num_tokens + 2 * len(labeled) + (name == "in_order")
     assert system.actions_to_spans(actions, word_ends) == labeled
-    depths = system.stack_depths(actions, word_ends)
+    depths = stack_depths(system, actions, word_ends)
     assert depths[-1] == 1
     for length in range(len(actions)):
         prefix = system.actions_to_spans(actions[:length], word_ends, forest=True)
         assert prefix == labeled[: len(prefix)]
-        assert system.stack_depths(actions[:length], word_ends) == depths[:length]
+        assert stack_depths(system, actions[:length], word_ends) == depths[:length]
         with pytest.raises(ValueError, match="before the sentence is finished"):
             system.actions_to_spans(actions[:length], word_ends)
 
@@ -147,7 +148,7 @@ def test_all_pieces_of_a_word_are_shifted_before_in_order_nonterminals():
     actions = [SHIFT, SHIFT, 4, REDUCE, 5, SHIFT, SHIFT, REDUCE, FINISH]
     assert system.spans_to_actions(spans, 4, word_ends) == actions
     assert system.actions_to_spans(actions, word_ends) == spans
-    assert system.stack_depths(actions, word_ends) == [1, 2, 3, 1, 2, 3, 4, 1, 1]
+    assert stack_depths(system, actions, word_ends) == [1, 2, 3, 1, 2, 3, 4, 1, 1]
     # The top-down system only keeps constituents out of words.
     assert TransitionSystem("top_down", 2).spans_to_actions(spans, 4, word_ends) == [4, 3, 1, 1, 2, 1, 1, 2]
 
@@ -236,6 +237,6 @@ def test_actions_and_stack_depths_of_the_authors(folder):
         assert actions == padded[:num_actions]
         assert system.actions_to_spans(padded, word_ends) == spans
         # The authors note the depth before each action.
-        depths = system.stack_depths(actions, word_ends)
+        depths = stack_depths(system, actions, word_ends)
         assert [0, *depths[:-1]] == golden["top_position"][row, :num_actions].tolist()
         assert max(depths) == int(golden["max_stack_size"][row])

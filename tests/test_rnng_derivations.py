@@ -19,6 +19,7 @@ from tests.reference.rnng import (
     random_labeled_tree,
     random_word_ends,
 )
+from tests.reference.trees import stack_depths
 
 SYSTEMS = [(system, composition) for system in ("top_down", "in_order") for composition in ("lstm", "attention")]
 NUM_LABELS, VOCAB_SIZE = 3, 19
@@ -249,7 +250,7 @@ def test_pushes_stand_at_the_depths_of_the_stack(system, run_last):
     transition = TransitionSystem(system, NUM_LABELS)
     depths = []
     for _, actions, ends in rows:
-        counted = transition.stack_depths(actions, ends)
+        counted = stack_depths(transition, actions, ends)
         pushing = counted[:-1] if not run_last or system == "in_order" else counted  # FINISH pushes nothing
         depths.append([0, *pushing])
     flat = sum(depths, [])

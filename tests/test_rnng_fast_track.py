@@ -124,7 +124,7 @@ def test_selection_is_that_of_the_authors(system: str, setting: tuple[int, int, 
     """Final beam and prefix marginals of random models equal the procedure on Python lists."""
     num_beams, size, track = setting
     options = {"num_beams": num_beams, "action_beam_size": size, "fast_track_size": track}
-    for seed in range(3):
+    for seed in range(2):
         model = make_model(system, seed=seed, max_open_nonterminals=5, max_consecutive_nonterminals=3)
         tokens = torch.randint(1, 12, (4 - seed,)).tolist()
         normalization = NORMALIZATIONS[seed % 2]

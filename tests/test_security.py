@@ -36,6 +36,7 @@ from hf_synlm.hub.export import check_complete, export_model, push_to_hub
 from hf_synlm.hub.info import describe_model
 from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.trees import brackets_to_tree, spans_to_tree, tree_to_spans
+from tests.reference.trees import stack_depths
 from tests.test_syntaxgym import suite_data
 
 ROOT = Path(__file__).parents[1]
@@ -332,7 +333,7 @@ class TestFuzz:
         only_value_errors(actions_to_spans, actions)
         for name in ("top_down", "in_order"):
             only_value_errors(TransitionSystem(name, 2).actions_to_spans, actions, word_ends)
-            only_value_errors(TransitionSystem(name, 2).stack_depths, actions, word_ends)
+            only_value_errors(stack_depths, TransitionSystem(name, 2), actions, word_ends)
 
     @FUZZ
     @given(st.text(st.sampled_from("()[]<>=&|+-*;%a1. "), max_size=40))

@@ -431,6 +431,7 @@ def test_begin_token_can_be_chosen():
         ("gpt2", {"estimator": "stepwise"}, "choose 'exact'"),
         ("gpst", {"estimator": "exact"}, "choose 'beam_marginal' or 'stepwise'"),
         ("gpt2", {"num_beams": 3}, "--num-beams.: not an option of GPT2LMHeadModel"),
+        ("gpt2", {"batch_size": 0}, "batch_size is 0"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(architecture, options, message):
@@ -486,11 +487,14 @@ def test_tables_of_all_formats(tmp_path):
         ("a.tsv", b"item\tsentence\n1\n", "1 fields, but the header names 2"),
         ("a.tsv", b'item\tsentence\n1\t"open\n2\tb\n', "quotation mark"),
         ("a.csv", b"sentence,sentence\na,b\n", "names a column twice"),
+        ("a.csv", b"", "is empty"),
         ("a.jsonl", b'{"sentence": 3}\n', "3 in the column 'sentence'"),
         ("a.jsonl", b"{sentence}\n", "a.jsonl:1: not JSON"),
         ("a.jsonl", b'\n{"sentence": "x \\ud800 y"}\n', "a.jsonl:2: half of a character"),
+        ("a.jsonl", b'{"sentence": "a", "document": [1]}\n', r"row 1 has \[1\] in the column 'document'"),
         ("a.json", b'{"sentence": "a"}\n', "name the file .jsonl, or its format"),
         ("a.txt.gz", b"", "unpack it first"),
+        ("a.txt", b"\n \n", "holds no text"),
         ("a.txt", b"abc\n\xff\n", "a.txt:2: byte 0xff"),
     ],
 )

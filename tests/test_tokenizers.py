@@ -73,6 +73,13 @@ def test_classes_of_unknown_words(rule, num_words):
     assert {unknown_class(word, "single") for word in words} == {"<unk>"}
 
 
+def test_wrong_rules_and_words_are_named():
+    with pytest.raises(ValueError, match="'porter': choose one of single, berkeley, berkeley2"):
+        unknown_class("a", "porter")
+    with pytest.raises(ValueError, match="the word is empty"):
+        unknown_class("", "single")
+
+
 def test_ids_are_padding_classes_and_words_by_frequency():
     tokenizer = word_tokenizer(SENTENCES, unknown="berkeley", min_count=2)
     vocabulary = tokenizer.get_vocab()
@@ -209,6 +216,7 @@ def test_known_words_make_the_round_trip(sample):
         ([["\U0010ff00"]], {}, "characters U\\+10FF00 to U\\+10FF4F"),
         ([["a"]], {"min_count": 0}, "min_count is 0"),
         ([["a"]], {"vocab_size": 2}, "no word is left of 1 with min_count 1 and vocab_size 2"),
+        ([["a"]], {"unknown": "porter"}, "'porter': choose one of"),
     ],
 )
 def test_vocabularies_that_cannot_be_made_are_named(sentences, options, message):

@@ -481,14 +481,21 @@ def test_continues_from_a_model_without_clipping(corpus: dict[str, str], tmp_pat
         (("--architecture", "gru"), "architecture is 'gru'"),
         (("--tokenizer_type", "characters", "--lowercase"), "lowercase is True, which belongs to words"),
         (("--gradient_checkpointing",), "gradient_checkpointing is set, but these models"),
+        (("--file_format", "text"), "train_files are not set"),
         (("--file_format", "text", "--tree_supervision"), "tree_supervision is True, which needs trees"),
         (("--train_files", __file__), "validation_files are not set"),
+        (("--train_files", "nowhere.txt", "--validation_files", "nowhere.txt"), "no file 'nowhere.txt'"),
         (("--bptt", "0"), "bptt must be at least 1"),
+        (("--num_train_epochs", "-1"), "num_train_epochs must not be negative"),
+        (("--averaging_epoch", "0"), "averaging_epoch must be at least 1"),
         (("--plateau_factor", "1"), "plateau_factor must be between 0 and 1"),
+        (("--averaging_learning_rate", "0"), "averaging_learning_rate must be positive"),
+        (("--parsing_max_words", "0"), "parsing_max_words must be at least 1"),
         (("--schedule", "adam-plateau", "--finetuning_epoch", "3"), "finetuning_epoch goes with averaged weights"),
         (("--lr_scheduler_type", "linear"), "lr_scheduler_type is 'linear', but the rate follows schedule"),
         (("--evaluation_steps", "10"), "evaluations end epochs"),
         (("--parsing_convention", "wsj"), "parsing_convention is 'wsj'"),
+        (("--parse_sentences", "-1"), "parse_sentences must not be negative"),
     ],
 )
 def test_bad_values_are_refused_before_work(flags: tuple[str, ...], message: str) -> None:
@@ -501,13 +508,16 @@ def test_bad_values_are_refused_before_work(flags: tuple[str, ...], message: str
     [
         ("on_lstm", ("--tree_supervision",), "does not learn from trees. Set supervised_layers"),
         ("palm", ("--config_overrides", "vocab_size=9"), "vocab_size follows from the tokenizer"),
+        ("palm", ("--gradient_accumulation_steps", "2"), "gradient_accumulation_steps is 2, but the segments"),
         ("palm", ("--per_device_train_batch_size", "999"), "cannot be cut into 999 rows"),
         ("palm", ("--tokenizer_name", "{model}"), "has no pad_token"),
         ("awd_lstm", ("--parse_options", "method=attention"), "AWD-LSTM has no trees"),
         ("prpn", ("--batching", "sentences", "--gradient_accumulation_steps", "99"), "fewer than the 99"),
         # Otherwise, these would show after the training.
         ("palm", ("--parse_options", "decoder=biased"), "parse does not take 'decoder'. Choose among method"),
+        ("on_lstm", ("--parse_options", "layer=7"), "Layer 7 has no"),
         ("prpn", ("--final_parsing_files", "{words}"), "stands outside of all trees"),
+        ("prpn", ("--test_batch_size", "999"), "test text: .*cannot be cut into 999 rows"),
         ("prpn", ("--file_format", "text", "{files}", "{blank}", "--batching", "sentences"), "test text: All sent"),
     ],
 )
@@ -550,6 +560,15 @@ def test_resume_with_other_settings_is_refused(
         with pytest.raises(ValueError, match=f"other settings or data: .*{message}.*Resume"):
             train_recurrent.main([*run_flags(corpus, tmp_path / "out", "awd_lstm"), *more])
     assert (tmp_path / "out" / "arguments.json").read_bytes() == before
+
+
+def test_continues_from_a_model_with_trees_or_without(corpus: dict[str, str], tmp_path: Path) -> None:
+    *_, tokenizer, model = small_model(corpus, tmp_path, "palm")
+    model.save_pretrained(tmp_path / "palm")
+    for architecture, message in (("awd_lstm", "architecture is 'awd_lstm'"), ("prpn", "type 'palm', not 'prpn'")):
+        arguments = train_recurrent.RecurrentModelArguments(architecture, model_name_or_path=str(tmp_path / "palm"))
+        with pytest.raises(ValueError, match=message):
+            train_recurrent.make_model(arguments, tokenizer)
 
 
 def test_text_that_is_trees_is_refused(corpus: dict[str, str], tmp_path: Path) -> None:

@@ -256,12 +256,30 @@ def test_sentences_are_spread(count: int, limit: int | None, expected: list[int]
         (("--architecture", "gru"), "architecture is 'gru'"),
         (("--tokenizer_type", "bpe", "--lowercase"), "belong to words"),
         (("--max_batch_actions", "0"), "max_batch_actions must be at least 1"),
+        (("--num_beams", "0"), "num_beams must be at least 1"),
         (("--report_punctuation", "none"), "report_punctuation is 'none'"),
     ],
 )
 def test_bad_values_are_refused_before_work(flags: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse(*flags)
+
+
+def test_bad_trees_are_named_and_wide_leaves_are_read_on_demand(tmp_path: Path) -> None:
+    path = tmp_path / "trees.txt"
+    path.write_text("(S (NP (NN New York)) (VP (VBZ sleeps)))\n")
+    with pytest.raises(ValueError, match=r"trees.txt:1: .*split_leaves=True"):
+        tree_batches.load_trees(Accelerator(cpu=True), [str(path)])
+    (row,) = tree_batches.load_trees(Accelerator(cpu=True), [str(path)], split_leaves=True)
+    assert row["words"] == ["New", "York", "sleeps"] and row["spans"] == [[0, 2], [2, 3], [0, 3]]
+
+
+def test_an_lstm_has_no_trees_to_search() -> None:
+    for flag in ("search_sentences", "num_beams", "action_beam_size"):
+        _, _, course, _ = parse("--architecture", "lstm", f"--{flag}", "3")
+        with pytest.raises(ValueError, match=f"{flag} is 3, but an LSTM has no trees"):
+            course.check_architecture("lstm")
+        course.check_architecture("rnng")
 
 
 def test_overrides_that_the_data_decide_are_refused(corpus: dict[str, str], tmp_path: Path) -> None:

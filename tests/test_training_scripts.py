@@ -221,6 +221,13 @@ def test_checkpoints_ahead_of_the_one_resumed_from_are_deleted(tmp_path: Path) -
     assert [folder.name for folder in checkpoints.list_checkpoints(tmp_path)] == ["step_5"]
 
 
+def test_unknown_key_in_config_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("learning_rat: 1.0e-3\noutput_dir: x\n")
+    with pytest.raises(ValueError, match="'learning_rat'.*'learning_rate'"):
+        parse("--config", str(path))
+
+
 def test_flags_win_over_the_config_file(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("learning_rate: 5e-5\nmax_train_steps: 7\nconfig_overrides: {hidden_size: 64, window_size: 3}\n")
@@ -236,10 +243,13 @@ def test_flags_win_over_the_config_file(tmp_path: Path) -> None:
         ("--max_grad_norm -1", "max_grad_norm must not be negative and is -1"),
         ("--learning_rate nan", "learning_rate must be finite and is nan"),
         ("--max_train_steps 0", "max_train_steps must be at least 1"),
+        ("--peak_flops -1", "peak_flops must be positive"),
         ("--push_to_hub --hub_model_id a/b --hub_strategy checkpoint --checkpointing_steps 0", "needs checkpoints"),
         ("--with_tracking --report_to paper", "report_to is 'paper'. Choose among"),
         ("--with_tracking --report_to wandb", "not installed: pip install wandb"),
+        ("--context_length 0", "context_length must be at least 1"),
         ("--lr_scheduler_type exponential", "invalid choice: 'exponential' .choose from .*linear.*cosine"),
+        ("--rows x", "rows is 'x'"),
         ("--config gpst_tinny", "no shipped configuration 'gpst_tinny'. Did you mean gpst_tiny or"),
     ],
 )
