@@ -6,8 +6,8 @@
 
 It helps in training and in estimating the perplexity of words; the model itself does without it.
 
-Source: Kim et al. 2019, section 2.2; `RNNG` of the authors' `models.py` (harvardnlp/urnng). There, [start] and [end] are
-the words 0 and 2 of the vocabulary; here they have vectors of their own.
+Source: Kim et al. 2019, section 2.2; `RNNG` of the authors' `models.py` (harvardnlp/urnng), whose spans are read one
+word off, as here. There, [start] and [end] are the words 0 and 2 of the vocabulary; here they have their own vectors.
 
 Shapes: B sentences, N words of the longest, w word embedding, q LSTM state.
 """
@@ -35,6 +35,9 @@ class InferenceNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.max_length = max_length
+        self.sizes = {
+            "embedding_size": embedding_size, "hidden_size": hidden_size, "max_length": max_length, "dropout": dropout
+        }  # fmt: skip
         self.boundaries = nn.Parameter(torch.empty(2, embedding_size))
         self.positions = nn.Embedding(max_length + 2, embedding_size)
         self.lstm = nn.LSTM(embedding_size, hidden_size, batch_first=True, bidirectional=True)
