@@ -282,8 +282,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         if given is None:
             return result
         targets = _targets(given, shifted, output.token_mask)
-        known = None if torch.is_grad_enabled() else result.logits
-        loss, log_prob_BT = self._cross_entropy(features, targets, known)
+        loss, log_prob_BT = self._cross_entropy(features, targets, None if torch.is_grad_enabled() else result.logits)
         result.loss, result.joint_log_prob = loss * share_of(loss_shares, "language_model"), log_prob_BT.sum(1)
         result.losses = {"language_model": result.loss.detach()}
         _add_losses(result, self.penalties(output, features), loss_shares)

@@ -191,8 +191,9 @@ def accelerate(results: Results) -> None:
                 command += ["--output_dir", str(output), "--max_train_steps", steps, "--evaluation_steps", "0"]
                 command += ["--final_report", "False"] if program == "pretrain_gpst" else []
                 tail = list(lines_of(command))[-5:]
-                found = output / "results.json"
-                figures = json.loads(found.read_text(encoding="utf-8")) if found.is_file() else {"error": tail}
+                found = output / "all_results.json"
+                run = json.loads(found.read_text(encoding="utf-8")) if found.is_file() else {"error": tail}
+                figures = {key: run[key] for key in ("error", "tokens_per_second", "train") if key in run}
                 results.add("accelerate", f"{config} {precision}", **figures)
 
 
@@ -219,11 +220,13 @@ def main(arguments: list[str] | None = None) -> int:
         Exit status: 1 if a part did not end.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help=f"default: all of {', '.join(PARTS)}")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"default: all of {', '.join(PARTS)}")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--output", type=Path, default=Path("runs/gpu.jsonl"), help="results, one JSON object a line")
     parser.add_argument("--within", action="store_true", help=argparse.SUPPRESS)  # this process is that of a part
     options = parser.parse_args(arguments)
+    if unknown := [part for part in options.parts if part not in PARTS]:
+        parser.error(f"there is no part {unknown[0]!r}. Choose from {', '.join(PARTS)}.")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no GPU. Install a build of torch with CUDA, or rehearse with --device cpu.")
     use_device(options.device)
