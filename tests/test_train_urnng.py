@@ -1,15 +1,19 @@
 """Training of URNNG: the objectives against the authors' program, resume, and what is saved."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from training_runs import cut_off, run_here, sample_files
 
 from hf_synlm import URNNGForCausalLM
-from hf_synlm.training import variational
+from hf_synlm.training import train_urnng, variational
 from hf_synlm.training.binary_tree_crf import BinaryTreeCRF
+from hf_synlm.training.recipe import kept_evaluation
 from tests.test_inference_network import CASES, GOLDENS, load_network, network_names
 from tests.test_modeling_urnng import AUTHORS_NAMES, authors_model
 
@@ -99,3 +103,76 @@ def check_gradients(found: dict[str, Tensor], grads: dict[str, Tensor], prefix: 
         theirs = name.removeprefix(prefix)
         if theirs not in ("q_binary.2.bias", "q_binary.4.bias"):
             torch.testing.assert_close(found[theirs], grads[name], atol=1e-4, rtol=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------- the program
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A few trees of the embedded treebank."""
+    return sample_files(tmp_path_factory.mktemp("trees"), "trees", train=24, valid=8, test=5)
+
+
+@pytest.fixture
+def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Callable[..., dict]:
+    """Runs the program in this process; its results and what it printed."""
+
+    def start(output_dir: Path, *flags: str, config: str = "urnng_tiny") -> dict:
+        argv = [
+            *("--config", config, "--output_dir", str(output_dir), "--overwrite_output_dir", "False"),
+            *("--train_files", corpus["train"], "--validation_files", corpus["valid"], "--test_files", corpus["test"]),
+            *("--per_device_train_batch_size", "4", "--batch_group_size", "8", "--logging_steps", "1"),
+            *("--num_samples", "3", "--importance_samples", "8", "--network_hidden_size", "5", "--seed", "0", *flags),
+        ]
+        return run_here("train_urnng", argv, corpus["cache"], capsys)
+
+    return start
+
+
+SIZES = ("--config_overrides", "hidden_size=6,num_layers=1,dropout=0.1")
+
+
+def test_resumed_runs_are_the_same(run: Callable[..., dict], tmp_path: Path) -> None:
+    # Six steps of two micro steps; the network learns in the first two, and the rates are halved at once.
+    flags = (*SIZES, "--num_train_epochs", "2", "--gradient_accumulation_steps", "2", "--checkpointing_steps", "1")
+    flags = (*flags, "--checkpoints_total_limit", "9", "--network_epochs", "1", "--decay_epoch", "0")
+    straight, killed = run(tmp_path / "straight", *flags), tmp_path / "killed"
+    cut_off(tmp_path / "straight", killed, 2)
+    resumed = run(killed, *flags)
+    assert "resumed from" in resumed["stdout"] and straight["step"] == 6
+    for key in ("step", "best_step", "train", "evaluations", "test"):
+        assert resumed[key] == straight[key]
+    folders = [path / "model" for path in (tmp_path / "straight", killed)]
+    for name in ("model.safetensors", variational.NETWORK_FILE):
+        assert folders[0].joinpath(name).read_bytes() == folders[1].joinpath(name).read_bytes()
+    first, last = straight["evaluations"][0]["losses"], straight["evaluations"][-1]["losses"]
+    assert last["nats"] < first["nats"] and last["importance_perplexity"] <= 1.01 * last["perplexity_bound"]
+    # The weight of the KL divergence rises; weights of the network are those of the second epoch's begin.
+    weights = [load_file(tmp_path / "straight" / f"step_{step}" / "model.safetensors") for step in (0 + 1, 3, 6)]
+    moved = [[not torch.equal(a[name], b[name]) for name in a] for a, b in zip(weights, weights[1:], strict=False)]
+    network = [name.startswith("inference_network") for name in weights[0]]
+    assert any(m for m, is_network in zip(moved[0], network, strict=True) if is_network)
+    assert not any(m for m, is_network in zip(moved[1], network, strict=True) if is_network)
+
+
+def test_supervised_models_continue_on_words_alone(run: Callable[..., dict], tmp_path: Path) -> None:
+    gold = run(tmp_path / "gold", *SIZES, "--objective", "supervised", "--max_train_steps", "8")
+    nats = [row["word_nats"] + row["action_nats"] + row["network_nats"] for row in gold["train"]]
+    assert nats[-1] < nats[0]
+    folder = tmp_path / "gold" / "model"
+    model, network = URNNGForCausalLM.from_pretrained(folder), variational.load_network(folder)
+    assert not any(name.startswith("inference_network") for name in load_file(folder / "model.safetensors"))
+    again = run(
+        tmp_path / "words", "--model_name_or_path", str(folder), "--max_train_steps", "2", config="urnng_ptb"
+    )  # fmt: skip
+    assert again["evaluations"][0]["losses"] == kept_evaluation(gold)["losses"]
+    assert network.sizes["embedding_size"] == model.config.hidden_size == 6
+
+
+def test_rates_are_halved_after_the_epoch_named() -> None:
+    losses = [5.0, 4.0, 4.5, 3.0, 3.5, 2.0, 2.5]
+    assert [train_urnng.count_halvings(losses[:n], 3) for n in range(8)] == [0, 0, 0, 0, 0, 1, 2, 3]
+
+
+def test_network_of_another_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no inference_network.safetensors"):
+        variational.load_network(tmp_path)
