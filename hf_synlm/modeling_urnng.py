@@ -192,8 +192,9 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
             loss_shares: by part, the share of a step's sentences that this call holds, where a step takes several calls
                 (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
             return_loss: with `actions`, return the loss. (By this argument Trainer knows that actions have one.)
-            **kwargs: `word_ends` [B, T] without actions (see `parse`). Besides, None values, which wrappers pass for
-                arguments of other models.
+            **kwargs: `word_ends` [B, T] without actions (see `parse`); with actions `labels` [B, T] = `input_ids` with
+                -100 where the word loss shall not count. Besides, None values, which wrappers pass for arguments of
+                other models.
 
         Returns:
             `SyntacticLMOutput`; with `actions` its `joint_log_prob` [B] is log p(words, tree), and `action_logits`
@@ -207,10 +208,12 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
         Cost: with actions see `URNNGModel.run`. Logits: T words, each a few passes over the beam.
         """
         input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
-        word_ends = kwargs.pop("word_ends", None)
+        word_ends, labels = kwargs.pop("word_ends", None), kwargs.pop("labels", None)
         refuse_layer_outputs(self.config, _NO_LAYER_OUTPUTS, **asked_of_layers(kwargs))
         check_shares(loss_shares, ("action", "word"))
         if actions is None:
+            if labels is not None:
+                raise ValueError("labels need actions: pass the trees that `parse` or an inference network finds.")
             return self._marginal_forward(
                 input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
             )
@@ -227,7 +230,7 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
         taken = log_probs.gather(2, actions.clamp(min=0)[..., None]).squeeze(2)
         taken = torch.where((actions == PAD_ACTION) | plan.forced, 0.0, taken).sum(1)
         shifts, row = actions == GEN, mask.nonzero()[:, 0]
-        per_word = torch.full_like(row, 1 / len(mask), dtype=torch.float32)
+        per_word = _counted(input_ids, labels)[mask].float() / len(mask)
         head, share = self.lm_head, share_of(loss_shares, "word")
         word_loss, nats = linear_cross_entropy(
             states[shifts], weight_of(head), input_ids[mask], per_word * share, unwrapped(head).bias
@@ -294,3 +297,12 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
                 self.word_search(num_beams), input_ids, mask, word_ends=word_ends,
                 num_return_sequences=num_return_sequences, stepwise=stepwise, lexical=lexical,
             )  # fmt: skip
+
+
+def _counted(input_ids: Tensor, labels: Tensor | None) -> Tensor:
+    """Words that count for the loss [B, T]."""
+    if labels is None:
+        return torch.ones_like(input_ids)
+    if labels.shape != input_ids.shape or bool(((labels != input_ids) & (labels != -100)).any()):
+        raise ValueError("labels must be input_ids, or -100 to leave a word out of the loss.")
+    return labels != -100

@@ -20,6 +20,12 @@ def tiny(**changes) -> URNNGForCausalLM:
     return URNNGForCausalLM(URNNGConfig(**{**sizes, **changes})).eval()
 
 
+def batch() -> dict[str, Tensor]:
+    """Sentences of equal length with their trees."""
+    torch.manual_seed(0)
+    return {"input_ids": torch.randint(3, 11, (3, 4)), "actions": all_derivations(4)[:3]}
+
+
 def authors_model(case: str) -> tuple[URNNGForCausalLM, dict[str, Tensor], dict[str, Tensor], dict]:
     """The model of a case, all weights of the authors, the tensors of the case, and its `meta.json`."""
     _, state, meta = load_network(case)

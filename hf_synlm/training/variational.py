@@ -11,7 +11,7 @@ other samples as the baseline (REINFORCE):
 where f_k - b_k is a constant, and w, the weight of the KL divergence, rises from 0 to 1. Samples also estimate
 log p(x) by importance: log mean_k p(x, z_k) / q(z_k | x).
 
-Source: Kim et al. 2019, sections 2.3 and 3.2; `train.py` and `eval_ppl.py` of the authors (harvardnlp/urnng).
+Source: Kim et al. 2019, section 2.3; `train.py` and `eval_ppl.py` of the authors (harvardnlp/urnng).
 
 Shapes: B sentences, T tokens with the end token, K samples, A actions. Nats.
 """
@@ -44,7 +44,8 @@ def attach_network(model: Any, network: InferenceNetwork) -> None:
 def save_network(network: InferenceNetwork, folder: Path) -> None:
     """Write a network to `NETWORK_FILE` in a folder, with the sizes that it is made of."""
     weights = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
-    save_file(weights, folder / NETWORK_FILE, {"format": "pt", "sizes": json.dumps(network.sizes)})
+    # One entry: the order of several is not fixed.
+    save_file(weights, folder / NETWORK_FILE, {"sizes": json.dumps(network.sizes)})
 
 
 def load_network(folder: Path) -> InferenceNetwork:
