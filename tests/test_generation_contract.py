@@ -15,11 +15,11 @@ import torch
 from transformers import GenerationConfig, StaticCache
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
-from tests import test_modeling_gpst, test_modeling_tree_lm
+from tests import test_modeling_gpst, test_modeling_tree_lm, test_modeling_urnng
 from tests.test_hidden_states import build
 
-ARCHITECTURES = ("gpst", "rnng", "tree_lm", "on_lstm", "prpn", "palm", "lstm")
-SEARCHING = ("gpst", "rnng", "tree_lm")
+ARCHITECTURES = ("gpst", "rnng", "tree_lm", "urnng", "on_lstm", "prpn", "palm", "lstm")
+SEARCHING = ("gpst", "rnng", "tree_lm", "urnng")
 NEW, PROMPT, VOCABULARY = 4, 3, range(5, 19)
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -35,6 +35,8 @@ def causal_model(architecture: str) -> Any:
     """A small language model."""
     if architecture == "tree_lm":
         return test_modeling_tree_lm.tiny(structure_attention="stack_compose")
+    if architecture == "urnng":
+        return test_modeling_urnng.tiny(vocab_size=30)
     return build("on_lstm, shared" if architecture == "on_lstm" else architecture)
 
 

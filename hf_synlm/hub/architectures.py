@@ -16,6 +16,7 @@ from hf_synlm.configuration_palm import PaLMConfig
 from hf_synlm.configuration_prpn import PRPNConfig
 from hf_synlm.configuration_rnng import RNNGConfig
 from hf_synlm.configuration_tree_lm import TreeLMConfig
+from hf_synlm.configuration_urnng import URNNGConfig
 from hf_synlm.modeling_gpst import GPSTForCausalLM, GPSTForSequenceClassification, GPSTModel, GPSTPreTrainedModel
 from hf_synlm.modeling_lstm import LSTMForCausalLM, LSTMModel, LSTMPreTrainedModel
 from hf_synlm.modeling_on_lstm import (
@@ -33,6 +34,7 @@ from hf_synlm.modeling_tree_lm import (
     TreeLMModel,
     TreeLMPreTrainedModel,
 )
+from hf_synlm.modeling_urnng import URNNGForCausalLM, URNNGModel, URNNGPreTrainedModel
 from hf_synlm.outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
 
 _AUTO_CLASSES: dict[str, Any] = {
@@ -41,7 +43,9 @@ _AUTO_CLASSES: dict[str, Any] = {
     "ForSequenceClassification": AutoModelForSequenceClassification,
 }
 
-for _config_class in (GPSTConfig, LSTMConfig, ONLSTMConfig, PaLMConfig, PRPNConfig, RNNGConfig, TreeLMConfig):
+for _config_class in (
+    GPSTConfig, LSTMConfig, ONLSTMConfig, PaLMConfig, PRPNConfig, RNNGConfig, TreeLMConfig, URNNGConfig
+):  # fmt: skip
     AutoConfig.register(_config_class.model_type, _config_class, exist_ok=True)
     _config_class.register_for_auto_class()
     for _kind in _config_class.model_classes:
@@ -90,4 +94,8 @@ __all__ = [
     "TreeLMForSequenceClassification",
     "TreeLMModel",
     "TreeLMPreTrainedModel",
+    "URNNGConfig",
+    "URNNGForCausalLM",
+    "URNNGModel",
+    "URNNGPreTrainedModel",
 ]
