@@ -39,7 +39,7 @@ from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.checkpoint import pickled_files
 from hf_synlm.hub.export import check_complete, export_model, push_to_hub
 from hf_synlm.hub.verify import PACKAGE, verify_export
-from tests import test_modeling_tree_lm, warm_python
+from tests import test_modeling_pushdown, test_modeling_tree_lm, warm_python
 
 pytestmark = pytest.mark.usefixtures("warm_probe")
 
@@ -125,10 +125,15 @@ class TestExport:
         files = {file.name for file in folder.glob("*.py")}
         assert {"modeling_rnng.py", "search_stack.py"} <= files and "modeling_gpst.py" not in files
 
-    def test_tree_lm_is_the_same_without_the_package(self, tmp_path):
-        model = test_modeling_tree_lm.tiny(vocab_size=23, structure_attention="stack_compose")
-        folder = export_model(model, word_tokenizer([WORDS]), tmp_path / "tree-lm-tiny")
-        assert check_complete(folder) == TreeLMConfig().auto_map
+    @pytest.mark.parametrize("architecture", ["tree_lm", "pushdown"])
+    def test_models_of_trees_are_the_same_without_the_package(self, architecture, tmp_path):
+        if architecture == "tree_lm":
+            model = test_modeling_tree_lm.tiny(vocab_size=23, structure_attention="stack_compose")
+        else:
+            # One token pads, begins and ends, as the tokenizer has it.
+            model = test_modeling_pushdown.tiny(vocab_size=23, pad_token_id=0, bos_token_id=0, eos_token_id=0)
+        folder = export_model(model, word_tokenizer([WORDS]), tmp_path / f"{architecture}-tiny")
+        assert check_complete(folder) == type(model.config)().auto_map
         report = verify_export(folder)
         assert report.passed, report.table()
         assert {check.name for check in report.checks} == ALL_CHECKS
