@@ -48,6 +48,10 @@ class PushdownPreTrainedModel(NoOffloading, PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values"]
     _input_embed_layer = "embed_tokens"
 
+    def _add_heads(self) -> None:
+        self.lm_head = nn.Linear(self.config.hidden_size, self.config.vocab_size)
+        self.attachment_head = AttachmentHead(self.config)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Initialize as the authors do: embeddings and feed-forward layers by Xavier, depths from N(0, 1)."""
@@ -70,13 +74,25 @@ class PushdownPreTrainedModel(NoOffloading, PreTrainedModel):
 
 
 class PushdownModel(PushdownPreTrainedModel):
-    """The Transformer with a stack tape."""
+    """The Transformer with a stack tape.
 
-    def __init__(self, config: PushdownConfig):
+    Args:
+        config: sizes.
+        add_heads: have the heads, too, with which trees are found where none are given.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}
+
+    def __init__(self, config: PushdownConfig, add_heads: bool = True):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList([PushdownLayer(config, number) for number in range(config.num_hidden_layers)])
         self.dropout = nn.Dropout(config.dropout)
+        self.has_heads = add_heads
+        if add_heads:
+            self._add_heads()
+        else:
+            self._tied_weights_keys = {}
         self.post_init()
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -150,7 +166,7 @@ class PushdownModel(PushdownPreTrainedModel):
 
         Args:
             input_ids: [B, T] token ids, with or without the begin token.
-            attachments: [B, T] see `PushdownForCausalLM.forward`.
+            attachments: [B, T] see `PushdownForCausalLM.forward`; default: those of the best tree that `parse` finds.
             attention_mask: [B, T], 1 = token; padding left or right.
             output_hidden_states: refused.
             output_attentions: refused.
@@ -160,7 +176,7 @@ class PushdownModel(PushdownPreTrainedModel):
             `SyntacticModelOutput` with `last_hidden_state` [B, T, D]; at padding that of the token before.
 
         Raises:
-            ValueError: for bad shapes and ids, for attachments that are missing or not legal.
+            ValueError: for bad shapes and ids, and for attachments that are not legal.
             TypeError: for other keyword arguments.
 
         Cost: O(L P (P D + D^2)).
@@ -168,11 +184,36 @@ class PushdownModel(PushdownPreTrainedModel):
         input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
         refuse_arguments(kwargs)
         refuse_layer_outputs(self.config, NO_LAYER_OUTPUTS, output_hidden_states, output_attentions)
-        if attachments is None:
-            raise ValueError("attachments are missing: parse of PushdownForCausalLM finds trees.")
         mask = attended_tokens(self.config, input_ids, attention_mask)
+        if attachments is None:
+            if not self.has_heads:
+                raise ValueError("attachments are missing: parse of the model around this PushdownModel finds them.")
+            attachments = best_attachments(self, input_ids, mask)
         ids, _, tape = self.lay_out(input_ids, mask, attachments)
         return SyntacticModelOutput(last_hidden_state=after_columns(self.run(ids, tape)[-1], mask))
+
+
+@torch.no_grad()
+def best_attachments(model: PreTrainedModel, input_ids: Tensor, mask: Tensor) -> Tensor:
+    """Attachments of the best trees.
+
+    Args:
+        model: with heads.
+        input_ids: [B, T].
+        mask: [B, T], True = token, the begin token left out.
+
+    Returns:
+        [B, T], -100 where there are none.
+    """
+    with evaluation_mode(model):
+        search = PushdownSearch(PushdownMachine(model), model.config.scoring_num_beams)
+        actions = parse_with_search(search, input_ids, mask).actions[:, 0]
+    # After the action 0 of each token stands its attachment, if it has one.
+    token = (actions == 0).cumsum(1) - 1
+    found = torch.full((len(mask), mask.shape[1] + 1), IGNORED, device=mask.device)
+    found.scatter_(1, torch.where(actions > 0, token, mask.shape[1]), torch.where(actions > 0, actions - 1, IGNORED))
+    order = (mask.cumsum(1) - 1).clamp(min=0)
+    return found.gather(1, order).masked_fill(~mask, IGNORED)
 
 
 class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
@@ -187,9 +228,8 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
 
     def __init__(self, config: PushdownConfig):
         super().__init__(config)
-        self.model = PushdownModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
-        self.attachment_head = AttachmentHead(config)
+        self.model = PushdownModel(config, add_heads=False)
+        self._add_heads()
         self.post_init()
 
     # It reads given words; `generate` needs no more than their distributions.

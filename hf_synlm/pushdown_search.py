@@ -58,7 +58,7 @@ class PushdownMachine:
     """Runs a Pushdown language model on node pools.
 
     Args:
-        model: A `PushdownForCausalLM`.
+        model: Either model, with heads.
     """
 
     pad_action, token_action = -1, WORD
@@ -66,7 +66,7 @@ class PushdownMachine:
 
     def __init__(self, model: Any) -> None:
         self.config, self.dtype = model.config, model.dtype
-        self.model, self.lm_head, self.head = model.model, model.lm_head, model.attachment_head
+        self.model, self.lm_head, self.head = model.base_model, model.lm_head, model.attachment_head
 
     def word_ends_of(self, tokens: Tensor) -> Tensor | None:
         """None: the vocabulary does not tell which tokens end a word, so all do."""

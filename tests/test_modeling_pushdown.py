@@ -8,11 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from training_runs import sample_files
 
 from hf_synlm.configuration_pushdown import PushdownConfig
 from hf_synlm.conversion.pushdown import convert_weights
-from hf_synlm.modeling_pushdown import PushdownForCausalLM
+from hf_synlm.data.gold_trees import gold_attachments
+from hf_synlm.modeling_pushdown import PushdownForCausalLM, PushdownModel
 from hf_synlm.pushdown_tape import stack_tape, tree_attachments
+from hf_synlm.training import train_pushdown
 
 GOLDENS = Path(__file__).parent / "goldens" / "pushdown"
 CASES = ("01_random", "02_trained", "03_additive", "04_binary_tape", "05_trained_long")
@@ -200,6 +203,18 @@ def test_generate_and_round_trip(tmp_path: Path) -> None:
     assert torch.equal(again(ids).logits, model(ids).logits)
 
 
+def test_model_without_trees_takes_the_best_ones(tmp_path: Path) -> None:
+    (model := tiny()).save_pretrained(tmp_path)
+    bare = PushdownModel.from_pretrained(tmp_path)
+    ids = torch.tensor([[3, 4, 5, 3], [0, 0, 5, 4]])
+    actions = model.parse(ids).actions
+    attachments = torch.full_like(ids, -100)
+    attachments[0] = actions[0, 0][actions[0, 0] > 0] - 1
+    attachments[1, 2:] = actions[1, 0][actions[1, 0] > 0] - 1
+    expected = bare(ids, attachments=attachments).last_hidden_state
+    assert torch.equal(bare(ids).last_hidden_state, expected)
+
+
 def test_wrong_configurations_are_refused() -> None:
     with pytest.raises(ValueError, match="there is no layer 2"):
         tiny(pushdown_layers=[2])
@@ -207,3 +222,19 @@ def test_wrong_configurations_are_refused() -> None:
         tiny(num_attention_heads=3)
     with pytest.raises(ValueError, match="labels and output_logits need attachments"):
         tiny()(torch.tensor([[1, 3]]), labels=torch.tensor([[1, 3]]))
+
+
+def test_gold_trees_over_pieces() -> None:
+    """(the (blue birds)) sing, birds in two pieces: (((the (blue (bi rds))) sing)."""
+    assert gold_attachments([(0, 3), (1, 3), (0, 4)], [True, True, False, True, True]) == [1, 2, 3, 1, 4]
+
+
+def test_program_trains_a_model_and_searches(tmp_path: Path) -> None:
+    files = sample_files(tmp_path, "trees", train=6, valid=2)
+    sizes = "hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=24"
+    command = ["--config", "pushdown_tiny", "--train_file", files["train"], "--validation_file", files["valid"]]
+    command += ["--config_overrides", sizes, "--max_steps", "3", "--use_cpu", "--disable_tqdm", "True"]
+    train_pushdown.main([*command, "--num_beams", "2", "--output_dir", str(tmp_path / "run")])
+    results = json.loads((tmp_path / "run" / "eval_results.json").read_text())
+    assert 0 <= results["eval_f1"] < 100 and results["eval_word_perplexity"] > 1
+    assert PushdownForCausalLM.from_pretrained(tmp_path / "run").config.num_hidden_layers == 1

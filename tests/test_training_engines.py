@@ -94,7 +94,7 @@ def test_synlm_train_needs_only_the_package(tmp_path: Path) -> None:
 
 def test_synlm_train_shows_help_and_refuses_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--help"]) == 0
-    assert {"gpst", "rnng", "tree-lm", "recurrent", "treereg", "glue", "summarization", "induction"} <= set(
+    assert {"gpst", "rnng", "tree-lm", "pushdown", "recurrent", "treereg", "glue", "summarization", "induction"} <= set(
         capsys.readouterr().out.split()
     )
     assert main(["train", "rnng", "--help"]) == 0

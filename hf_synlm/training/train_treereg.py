@@ -40,7 +40,7 @@ from hf_synlm.training.treereg import TreeRegArguments, TreeRegCollator, TreeReg
 class ModelAndDataArguments:
     """The model and the treebanks."""
 
-    model_name_or_path: str | None = option(None, "Continue from the weights of this model and with its tokenizer.")
+    model_name_or_path: str | None = option(None, "Continue from the weights of this model, with its tokenizer.")
     config_name: str | None = option(None, "Train a new model of this architecture (a model type, such as gpt2).")
     config_overrides: str | None = option(
         None, "Fields of the configuration of a new model: key=value,key=value or a JSON object."
@@ -52,8 +52,8 @@ class ModelAndDataArguments:
 
     def __post_init__(self):
         """Check the values, and name the files of the embedded treebank."""
-        if (self.model_name_or_path is None) == (self.config_name is None):
-            raise ValueError("Pass either --model_name_or_path, or --config_name for a new model.")
+        if self.model_name_or_path is None and self.config_name is None:
+            raise ValueError("There is no model. Pass --model_name_or_path, or --config_name for a new one.")
         check_minimum(self, 1, "max_words tokenizer_vocab_size")
         self.train_files = [resolve_embedded(name, "trees.train.txt") for name in self.train_files]
         self.validation_files = [resolve_embedded(name, "trees.valid.txt") for name in self.validation_files]
@@ -74,6 +74,15 @@ class ModelAndDataArguments:
         for name, value in check_overrides(type(config), self.config_overrides, ["vocab_size", *ids]).items():
             setattr(config, name, value)
         return AutoModelForCausalLM.from_config(config), tokenizer
+
+
+def check_output_folder(arguments: TrainingArguments) -> None:
+    """Raise ValueError if the output folder holds anything and no run is to be continued."""
+    if arguments.resume_from_checkpoint is None and any(Path(arguments.output_dir).glob("*")):
+        raise ValueError(
+            f"Output folder {arguments.output_dir!r} is not empty. Choose another --output_dir, or continue with "
+            "--resume_from_checkpoint FOLDER."
+        )
 
 
 def parse_batches(trainer: TreeRegTrainer, examples: list[dict[str, Any]]) -> list[list[tuple[int, int]]]:
@@ -102,11 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     data, treereg, arguments = parse_arguments(
         types, argv, ["config_overrides"], "Train a language model with TreeReg."
     )
-    if arguments.resume_from_checkpoint is None and any(Path(arguments.output_dir).glob("*")):
-        raise ValueError(
-            f"Output folder {arguments.output_dir!r} is not empty. Choose another --output_dir, or continue with "
-            "--resume_from_checkpoint FOLDER."
-        )
+    check_output_folder(arguments)
     set_seed(arguments.seed)
     sentences = {"train": data.read(data.train_files), "validation": data.read(data.validation_files)}
     model, tokenizer = data.load(sentences["train"])
