@@ -23,7 +23,7 @@ from transformers import initialization as init
 from transformers.utils import can_return_tuple
 
 from .configuration_pushdown import PushdownConfig
-from .generation_mixin import SYNTACTIC_GENERATION_DEFAULTS, SyntacticGenerationMixin
+from .generation_mixin import SyntacticGenerationMixin
 from .hidden_states import refuse_arguments, refuse_layer_outputs
 from .losses import linear_cross_entropy
 from .module_tools import NoOffloading, evaluation_mode, unwrapped, weight_of
@@ -219,12 +219,12 @@ def best_attachments(model: PreTrainedModel, input_ids: Tensor, mask: Tensor) ->
 class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
     """Pushdown Layers with their heads: training objective, marginal next-token distribution, search.
 
-    `generate` decodes on the marginal distribution (`structure_mode="marginal"`); `parse` gives the trees.
+    A generated sentence ends with `eos_token_id`, after any word; its tree is what the attachments make, closed to the
+    right.
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     stack_machine_class = PushdownMachine
-    generation_options = {**SYNTACTIC_GENERATION_DEFAULTS, "structure_mode": "marginal"}
 
     def __init__(self, config: PushdownConfig):
         super().__init__(config)
@@ -232,15 +232,14 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
         self._add_heads()
         self.post_init()
 
-    # It reads given words; `generate` needs no more than their distributions.
-    def word_search(  # type: ignore[override]
+    def word_search(
         self, num_beams: int | None = None, eos_token_ids: Tensor | None = None, renormalize: bool = False
     ) -> PushdownSearch:
         """Word-synchronous search with this model.
 
         Args:
             num_beams: width K; None = `config.scoring_num_beams`.
-            eos_token_ids: not used: a sentence may end after any word.
+            eos_token_ids: ids that end a generated sentence.
             renormalize: not used.
 
         Returns:
@@ -250,9 +249,9 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
         return PushdownSearch(PushdownMachine(self), width, eos_token_ids)
 
     def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, mode_kwargs: dict) -> None:
-        if generation_config.structure_mode == "joint":
-            raise ValueError("structure_mode='joint': Pushdown Layers generate in 'marginal' mode. Parse the result.")
         super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
+        if not generation_config.synchronous:
+            raise ValueError("synchronous=False is an option of GPST; Pushdown Layers search word by word.")
 
     @can_return_tuple
     def forward(

@@ -26,10 +26,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .search_stack import NodePool, Nodes, _grown
-from .search_state import NEG_INF, Block, Candidates, SearchState, keep_frozen
+from .search_proposals import Process, add_words, draw_index
+from .search_stack import NodePool, Nodes, grown
+from .search_state import NEG_INF, Block, BlockTable, Candidates, SearchState, keep_frozen
 
 WORD = 0
+_TO_BEGIN = 1  # the action that attaches to position 0
 
 
 class _PathCache:
@@ -127,33 +129,31 @@ class PushdownMachine:
 
     def trees(self, nodes: Nodes) -> tuple[list[list[list[tuple[int, int]]]], None]:
         """Spans of derivations [B, K, A]; constituents that are left on the stack close to the right."""
-        ends = (self.config.end_token_id, self.config.eos_token_id)
-        fields = (nodes.action.tolist(), nodes.token.tolist(), nodes.start.tolist())
-        return [[_tree(*parts, ends) for parts in zip(*rows, strict=True)] for rows in zip(*fields, strict=True)], None
+        fields = (nodes.action.tolist(), nodes.start.tolist())
+        return [[_tree(*parts) for parts in zip(*rows, strict=True)] for rows in zip(*fields, strict=True)], None
 
 
-def _tree(
-    actions: list[int], tokens: list[int], starts: list[int], ends: tuple[int | None, ...]
-) -> list[tuple[int, int]]:
-    """Spans of one derivation; what ends the sentence is joined with all before it."""
+def _tree(actions: list[int], starts: list[int]) -> list[tuple[int, int]]:
+    """Spans of one derivation. What ends the sentence, attached to the begin token or not at all, is joined last."""
     stack: list[int] = []  # first tokens of constituents
     spans: list[tuple[int, int]] = []
-    count = 0
 
-    def join(lowest: int) -> None:
-        while stack and stack[-1] > lowest:
+    def join(lowest: int, end: int) -> None:
+        while len(stack) > 1 and stack[-1] > lowest:
             stack.pop()
-            spans.append((stack[-1], count))
+            spans.append((stack[-1], end))
 
-    for action, token, start in zip(actions, tokens, starts, strict=True):
+    num_words = 0
+    for place, (action, start) in enumerate(zip(actions, starts, strict=True)):
         if action == WORD:
-            if token in ends:
-                join(0)
-            stack.append(count)
-            count += 1
-        elif action > WORD and start >= 0:
-            join(start)
-    join(0)
+            following = actions[place + 1] if place + 1 < len(actions) else -1
+            if following <= _TO_BEGIN:
+                join(0, num_words)
+            stack.append(num_words)
+            num_words += 1
+        elif action > _TO_BEGIN:
+            join(start, num_words)
+    join(0, num_words)
     return spans
 
 
@@ -163,7 +163,7 @@ class PushdownSearch:
     Args:
         machine: Model side of the search.
         num_beams: Number K of derivations kept per sentence.
-        eos_token_ids: Not used: any word may follow any tree.
+        eos_token_ids: Words [E] that end a generated sentence.
     """
 
     def __init__(self, machine: PushdownMachine, num_beams: int, eos_token_ids: Tensor | None = None) -> None:
@@ -184,8 +184,8 @@ class PushdownSearch:
         return state.with_hypotheses(index)
 
     # -------------------------------------------------------------------------------------------------- attachment
-    def expand(self, state: SearchState) -> Block:
-        """Attach the last word of every hypothesis: the K best derivations, with the layers run on that word."""
+    def expand(self, state: SearchState, draw: bool = False) -> Block:
+        """Attach the last words and run the layers on them: the K best derivations, or a drawn one."""
         pool, nodes = state.pool, state.nodes
         tokens = pool.field("token", nodes)
         pending = (tokens >= 0) & (pool.field("action", nodes) == WORD) & (tokens != self._eos)
@@ -198,16 +198,18 @@ class PushdownSearch:
         log_probs = torch.where(pending[..., None], log_probs.masked_fill(~legal, NEG_INF), NEG_INF)
         log_probs = log_probs.masked_fill(shift & ~pending[..., None], 0.0)
         total = (state.scores[..., None] + log_probs).flatten(1)
-        scores, index = total.sort(dim=1, descending=True, stable=True)
-        scores, index = scores[:, : self.num_beams], index[:, : self.num_beams]
-        alive = int((scores > NEG_INF).sum(1).amax().clamp(min=1))
-        scores, index = scores[:, :alive], index[:, :alive]
+        if draw:
+            index = draw_index(total)
+            scores = total.gather(1, index)
+        else:
+            scores, index = total.sort(dim=1, descending=True, stable=True)
+        width = min(self.num_beams, int((scores > NEG_INF).sum(1).amax().clamp(min=1)))
+        scores, index = scores[:, :width], index[:, :width]
         origin, place = index // log_probs.shape[2], index % log_probs.shape[2]
         own = self._attach(pool, nodes.gather(1, origin), before.gather(1, origin), place, path, origin)
         kept = torch.where(pending.gather(1, origin), own, nodes.gather(1, origin))
         chosen = log_probs.flatten(1).gather(1, index)[..., None]
-        bounds = [(0, alive)]
-        return Block(kept, scores, chosen, origin, torch.zeros_like(origin[0]), bounds)
+        return Block(kept, scores, chosen, origin, torch.ones_like(origin[0]), [(0, width)])
 
     @property
     def _eos(self) -> int:
@@ -264,7 +266,7 @@ class PushdownSearch:
         word = pool.field("token", nodes).clamp(min=0)
         width = pool.features["tape"].shape[2]
         if tape.shape[2] > width:
-            pool.features["tape"] = _grown(pool.features["tape"], 2, max(tape.shape[2], 2 * width))
+            pool.features["tape"] = grown(pool.features["tape"], 2, max(tape.shape[2], 2 * width))
         tape = F.pad(tape, (0, pool.features["tape"].shape[2] - tape.shape[2]))
         first = pool.append(made, before, position, word, length=length, tape=tape.int())
         own = torch.arange(first, pool.size, device=nodes.device).expand_as(nodes)
@@ -288,7 +290,7 @@ class PushdownSearch:
         block = self.expand(state) if block is None else block
         words = tokens[:, None].expand_as(block.nodes)
         scores = block.scores + self._log_probs_of(state.pool, block.nodes, words)
-        return Candidates(scores, block.nodes, words, block.origin, torch.ones_like(words))
+        return Candidates(scores, block.nodes, words, block.origin, block.level.expand_as(words))
 
     def _log_probs_of(self, pool: NodePool, nodes: Tensor, tokens: Tensor) -> Tensor:
         logits = self.machine.logits(pool, nodes)
@@ -306,6 +308,53 @@ class PushdownSearch:
             log_probs = self.machine.logits(state.pool, state.block.nodes).log_softmax(-1)
             state.next_log_probs = (weights[..., None] + log_probs).logsumexp(1)
         return state.next_log_probs
+
+    def propose_words(
+        self, state: SearchState, process: Process | None, keep_scores: bool = False
+    ) -> tuple[Candidates, Candidates | None, Tensor | None]:
+        """The best K derivations that generate one more word; see `search_proposals.propose_words`."""
+        block, ends, ended = self.expand(state), self.eos_token_ids, None
+        words = self._word_log_probs(state, block)
+        words = words if process is None else process(block.origin, words)
+        summed = add_words(None, state, block, block.scores, words) if keep_scores else None
+        if ends is not None:
+            ended = self._best(block, words[..., ends], ends)
+            words = words.index_fill(2, ends, NEG_INF)
+        return self._best(block, words, torch.arange(words.shape[2], device=words.device)), ended, summed
+
+    def _word_log_probs(self, state: SearchState, block: Block) -> Tensor:
+        """Log-probabilities [B, R, V] of the next word; a sentence does not end before its first one."""
+        log_probs = self.machine.logits(state.pool, block.nodes).log_softmax(-1)
+        if self.eos_token_ids is not None:
+            empty = (state.num_tokens == 0)[:, None, None]
+            ends = log_probs[..., self.eos_token_ids].masked_fill(empty, NEG_INF)
+            log_probs[..., self.eos_token_ids] = ends
+        return log_probs
+
+    def _best(self, block: Block, words: Tensor, tokens: Tensor) -> Candidates:
+        """The K best continuations by `tokens` [G], whose log-probabilities are [B, R, G]."""
+        total = (block.scores[..., None] + words).flatten(1)
+        scores, index = total.topk(min(self.num_beams, total.shape[1]))
+        return BlockTable([block]).candidates(scores, index // len(tokens), tokens[index % len(tokens)])
+
+    def draw_word(self, state: SearchState, process: Process | None) -> tuple[Candidates, Tensor]:
+        """Draw an attachment of the last word from its posterior, then the next word.
+
+        Args:
+            state: Beam between two words.
+            process: Maps hypotheses and word log-probabilities to word scores; None = identity.
+
+        Returns:
+            One candidate per sentence, its score that of the model (-inf where no word is possible), and the word
+            scores [B, V] it was drawn from.
+        """
+        block = self.expand(state, draw=True)
+        log_probs = self._word_log_probs(state, block)
+        scores = log_probs if process is None else process(block.origin, log_probs.clone())
+        token = draw_index(scores[:, 0])
+        total = block.scores + log_probs[:, 0].gather(1, token)
+        total = total.masked_fill(scores[:, 0].gather(1, token) == NEG_INF, NEG_INF)
+        return BlockTable([block]).candidates(total, torch.zeros_like(token), token), scores[:, 0]
 
     def commit(
         self, state: SearchState, chosen: Candidates, active: Tensor | None = None, wanted: Tensor | None = None
@@ -336,5 +385,11 @@ class PushdownSearch:
         )  # fmt: skip
 
     def close_each(self, state: SearchState) -> tuple[Tensor, Nodes]:
-        """Scores [B, K] and derivations [B, K, A] of the hypotheses, whose last word may be attached anywhere."""
-        return state.scores, state.pool.derivations(state.nodes, state.scores > NEG_INF)
+        """Scores [B, K] and derivations [B, K, A] with the best attachment of each last word; the state stays."""
+        pool, size, best = state.pool, state.pool.size, PushdownSearch(self.machine, 1)
+        columns = torch.arange(state.nodes.shape[1], device=pool.device).expand_as(state.nodes).split(1, 1)
+        blocks = [best.expand(state.with_hypotheses(column)) for column in columns]
+        scores = torch.cat([block.scores for block in blocks], 1)
+        nodes = pool.derivations(torch.cat([block.nodes for block in blocks], 1), scores > NEG_INF)
+        pool.truncate(size)
+        return scores, nodes
