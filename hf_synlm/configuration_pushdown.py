@@ -10,7 +10,7 @@ TAPES = ("depth", "binary")
 ATTACHMENT_KEYS = ("mlp", "sum", "none")
 
 # 443 M parameters with the vocabulary of the authors' model of BLLIP.
-PRESETS: dict[str, dict[str, Any]] = {"pushdown-bllip": {}}
+PRESETS: dict[str, dict[str, Any]] = {"pushdown-bllip": {"bos_token_id": 50258, "eos_token_id": 50257}}
 
 
 @strict
@@ -60,8 +60,8 @@ class PushdownConfig(SyntacticConfig):
     use_cache: bool = True
     tie_word_embeddings: bool = True
     pad_token_id: int | None = 0
-    bos_token_id: int = 50258
-    eos_token_id: int | None = 50257
+    bos_token_id: int = 1
+    eos_token_id: int | None = 2
     end_token_id: int | None = None
 
     def validate_architecture(self) -> None:

@@ -5,8 +5,6 @@
 The model generates a word and then attaches it to a constituent on its stack (see `pushdown_tape.py`). How many
 constituents hold a position is written on a tape that attention sees from then on. So the tree costs no positions.
 
-The slow and obvious version is in `tests/reference/pushdown.py`.
-
 Shapes: B sentences, T columns, P positions (the begin token and the tokens), D width, V vocabulary. Log-probabilities
 and losses in nats.
 
@@ -24,7 +22,13 @@ from transformers.utils import can_return_tuple
 
 from .configuration_pushdown import PushdownConfig
 from .generation_mixin import SyntacticGenerationMixin
-from .hidden_states import refuse_arguments, refuse_layer_outputs
+from .hidden_states import (
+    HiddenStateChoice,
+    kept_states,
+    refuse_arguments,
+    refuse_layer_outputs,
+    wanted_states,
+)
 from .losses import linear_cross_entropy
 from .module_tools import NoOffloading, evaluation_mode, unwrapped, weight_of
 from .outputs import ParseOutput, SyntacticLMOutput, SyntacticModelOutput
@@ -35,7 +39,10 @@ from .search_parsing import parse_with_search
 from .token_batch import after_columns, attended_tokens, check_labels, only_token_ids, tokens_first
 
 IGNORED = -100
-NO_LAYER_OUTPUTS = "Pushdown Layers return the last state alone. Leave it out."
+NO_ATTENTIONS = "Pushdown Layers keep no attention weights. Leave it out."
+NO_HIDDEN_STATES = (
+    "next-token logits are summed over many trees, which have states of their own. Pass attachments for those of one."
+)
 
 
 class PushdownPreTrainedModel(NoOffloading, PreTrainedModel):
@@ -158,7 +165,7 @@ class PushdownModel(PushdownPreTrainedModel):
         input_ids: Tensor | None = None,
         attachments: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: HiddenStateChoice = None,
         output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> SyntacticModelOutput:
@@ -168,7 +175,8 @@ class PushdownModel(PushdownPreTrainedModel):
             input_ids: [B, T] token ids, with or without the begin token.
             attachments: [B, T] see `PushdownForCausalLM.forward`; default: those of the best tree that `parse` finds.
             attention_mask: [B, T], 1 = token; padding left or right.
-            output_hidden_states: refused.
+            output_hidden_states: also return `hidden_states`, all or those at the places given: the embeddings and the
+                states of every layer.
             output_attentions: refused.
             **kwargs: only None values, which wrappers pass for arguments of other models.
 
@@ -183,14 +191,16 @@ class PushdownModel(PushdownPreTrainedModel):
         """
         input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
         refuse_arguments(kwargs)
-        refuse_layer_outputs(self.config, NO_LAYER_OUTPUTS, output_hidden_states, output_attentions)
+        refuse_layer_outputs(self.config, NO_ATTENTIONS, output_attentions=output_attentions)
+        wanted = wanted_states(self.config, output_hidden_states, len(self.layers) + 1)
         mask = attended_tokens(self.config, input_ids, attention_mask)
         if attachments is None:
             if not self.has_heads:
                 raise ValueError("attachments are missing: parse of the model around this PushdownModel finds them.")
             attachments = best_attachments(self, input_ids, mask)
         ids, _, tape = self.lay_out(input_ids, mask, attachments)
-        return SyntacticModelOutput(last_hidden_state=after_columns(self.run(ids, tape)[-1], mask))
+        states = [after_columns(state, mask) for state in self.run(ids, tape)]
+        return SyntacticModelOutput(last_hidden_state=states[-1], hidden_states=kept_states(states, wanted))
 
 
 @torch.no_grad()
@@ -264,7 +274,7 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         output_logits: bool = False,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: HiddenStateChoice = None,
         output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> SyntacticLMOutput:
@@ -285,7 +295,7 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
             logits_to_keep: compute `logits` for this many last positions only (0 = all).
             output_logits: also return `action_logits` [B, P, P + 1] (row t attaches position t + 1; P positions) and
                 `token_logits_given_tree` [B, P, V] (row t predicts position t + 1) of the given trees.
-            output_hidden_states: refused.
+            output_hidden_states: also return `hidden_states` of the given trees (see `PushdownModel.forward`).
             output_attentions: refused.
             **kwargs: only None values, which wrappers pass for arguments of other models.
 
@@ -300,8 +310,9 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
         """
         input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
         refuse_arguments(kwargs)
-        refuse_layer_outputs(self.config, NO_LAYER_OUTPUTS, output_hidden_states, output_attentions)
+        refuse_layer_outputs(self.config, NO_ATTENTIONS, output_attentions=output_attentions)
         if attachments is None:
+            refuse_layer_outputs(self.config, NO_HIDDEN_STATES, output_hidden_states)
             if labels is not None or output_logits:
                 raise ValueError("labels and output_logits need attachments: Pushdown Layers are trained on trees.")
             return self._marginal_forward(input_ids, attention_mask, past_key_values, use_cache, logits_to_keep)
@@ -312,7 +323,9 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
         check_labels(self.config, labels, input_ids)
         ids, decisions, tape = self.model.lay_out(input_ids, mask, attachments)
         targets = tokens_first(labels.masked_fill(~mask, IGNORED), mask)
-        hidden = self.model.run(ids, tape)[-1]
+        wanted = wanted_states(self.config, output_hidden_states, self.config.num_hidden_layers + 1)
+        states = self.model.run(ids, tape)
+        hidden = states[-1]
         counted = targets != IGNORED
         bias = unwrapped(self.lm_head).bias
         word, losses = linear_cross_entropy(
@@ -329,6 +342,7 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
             loss=word + attachment,
             losses={"language_model": word.detach(), "attachment": attachment.detach()},
             joint_log_prob=joint,
+            hidden_states=kept_states([after_columns(state, mask) for state in states], wanted) if wanted else None,
         )
         if output_logits:
             output.action_logits, output.token_logits_given_tree = scores, self.lm_head(hidden)

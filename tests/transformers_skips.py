@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-ARCHITECTURES = ("gpst", "rnng", "tree_lm", "on_lstm", "prpn", "palm", "lstm")
+ARCHITECTURES = ("gpst", "rnng", "tree_lm", "pushdown", "on_lstm", "prpn", "palm", "lstm")
 RECURRENT = ("on_lstm", "prpn", "palm", "lstm")
 
 
@@ -24,7 +24,7 @@ class Skip(NamedTuple):
     """Endings of the classes that are left out; none = all."""
 
 
-DERIVATIONS = ("rnng", "tree_lm")
+DERIVATIONS = ("rnng", "tree_lm", "pushdown")
 _NO_ATTENTION = (*DERIVATIONS, *RECURRENT)
 _LANGUAGE_MODEL = ("ForCausalLM",)
 
@@ -163,8 +163,8 @@ SKIPS: tuple[Skip, ...] = (
         "test_can_init_all_missing_weights",
         "compares random numbers: the bias of the tied output layer is drawn after its weight, or without one, from "
         "the same distribution",
-        ("rnng", "lstm"),
-        (*_LANGUAGE_MODEL, "ForSequenceClassification", "RNNGModel"),
+        ("rnng", "pushdown", "lstm"),
+        (*_LANGUAGE_MODEL, "ForSequenceClassification", "RNNGModel", "PushdownModel"),
     ),
     Skip(
         "test_bc_torch_dtype",
