@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-ARCHITECTURES = ("gpst", "rnng", "tree_lm", "urnng", "on_lstm", "prpn", "palm", "lstm")
+ARCHITECTURES = ("gpst", "rnng", "tree_lm", "urnng", "pushdown", "on_lstm", "prpn", "palm", "lstm")
 RECURRENT = ("on_lstm", "prpn", "palm", "lstm")
 
 
@@ -24,7 +24,7 @@ class Skip(NamedTuple):
     """Endings of the classes that are left out; none = all."""
 
 
-DERIVATIONS = ("rnng", "tree_lm", "urnng")
+DERIVATIONS = ("rnng", "tree_lm", "urnng", "pushdown")
 _NO_ATTENTION = (*DERIVATIONS, *RECURRENT)
 _LANGUAGE_MODEL = ("ForCausalLM",)
 
@@ -171,8 +171,8 @@ SKIPS: tuple[Skip, ...] = (
         "test_can_init_all_missing_weights",
         "compares random numbers: the bias of the tied output layer is drawn after its weight, or without one, from "
         "the same distribution",
-        ("rnng", "urnng", "lstm"),
-        (*_LANGUAGE_MODEL, "ForSequenceClassification", "RNNGModel", "URNNGModel"),
+        ("rnng", "urnng", "pushdown", "lstm"),
+        (*_LANGUAGE_MODEL, "ForSequenceClassification", "RNNGModel", "URNNGModel", "PushdownModel"),
     ),
     Skip(
         "test_bc_torch_dtype",

@@ -15,6 +15,8 @@ PROGRAMS = {
     "tree-lm": ("train_tree_lm", "Train a Tree LM or a Transformer Grammar on a treebank."),
     "urnng": ("train_urnng", "Train a URNNG, which learns its trees from words."),
     "recurrent": ("train_recurrent", "Train ON-LSTM, PRPN, PaLM or AWD-LSTM on treebanks or text."),
+    "pushdown": ("train_pushdown", "Train Pushdown Layers on a treebank."),
+    "treereg": ("train_treereg", "Train any causal language model of transformers on a treebank with TreeReg."),
     "glue": ("finetune_glue", "Fine-tune a classifier on GLUE or on a table of labeled texts."),
     "summarization": ("finetune_summarization", "Fine-tune a model to summarize."),
     "induction": ("finetune_grammar_induction", "Fine-tune GPST on the words of a treebank and score its trees."),

@@ -14,6 +14,7 @@ from hf_synlm.configuration_lstm import LSTMConfig
 from hf_synlm.configuration_on_lstm import ONLSTMConfig
 from hf_synlm.configuration_palm import PaLMConfig
 from hf_synlm.configuration_prpn import PRPNConfig
+from hf_synlm.configuration_pushdown import PushdownConfig
 from hf_synlm.configuration_rnng import RNNGConfig
 from hf_synlm.configuration_tree_lm import TreeLMConfig
 from hf_synlm.configuration_urnng import URNNGConfig
@@ -27,6 +28,7 @@ from hf_synlm.modeling_on_lstm import (
 )
 from hf_synlm.modeling_palm import PaLMForCausalLM, PaLMForSequenceClassification, PaLMModel, PaLMPreTrainedModel
 from hf_synlm.modeling_prpn import PRPNForCausalLM, PRPNForSequenceClassification, PRPNModel, PRPNPreTrainedModel
+from hf_synlm.modeling_pushdown import PushdownForCausalLM, PushdownModel, PushdownPreTrainedModel
 from hf_synlm.modeling_rnng import RNNGForCausalLM, RNNGForSequenceClassification, RNNGModel, RNNGPreTrainedModel
 from hf_synlm.modeling_tree_lm import (
     TreeLMForCausalLM,
@@ -44,8 +46,16 @@ _AUTO_CLASSES: dict[str, Any] = {
 }
 
 for _config_class in (
-    GPSTConfig, LSTMConfig, ONLSTMConfig, PaLMConfig, PRPNConfig, RNNGConfig, TreeLMConfig, URNNGConfig
-):  # fmt: skip
+    GPSTConfig,
+    LSTMConfig,
+    ONLSTMConfig,
+    PaLMConfig,
+    PRPNConfig,
+    PushdownConfig,
+    RNNGConfig,
+    TreeLMConfig,
+    URNNGConfig,
+):
     AutoConfig.register(_config_class.model_type, _config_class, exist_ok=True)
     _config_class.register_for_auto_class()
     for _kind in _config_class.model_classes:
@@ -81,6 +91,10 @@ __all__ = [
     "PaLMModel",
     "PaLMPreTrainedModel",
     "ParseOutput",
+    "PushdownConfig",
+    "PushdownForCausalLM",
+    "PushdownModel",
+    "PushdownPreTrainedModel",
     "RNNGConfig",
     "RNNGForCausalLM",
     "RNNGForSequenceClassification",
