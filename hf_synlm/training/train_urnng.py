@@ -49,6 +49,7 @@ from hf_synlm.training.variational import (
     supervised_loss,
     variational_loss,
 )
+from hf_synlm.trees import Span
 
 NETWORK = "inference_network"
 
@@ -230,6 +231,25 @@ class RateControl(BestModel):
 
 
 # ---------------------------------------------------------------------------------------------- the run
+def score_trees(spans: Sequence[list[Span]], dataset: TreeDataset) -> dict[str, float]:
+    """Compare trees with the gold trees of a data set.
+
+    Args:
+        spans: of every sentence.
+        dataset: the gold trees.
+
+    Returns:
+        Sentence F1 in percent, of these trees and of right-branching ones (convention "gpst", punctuation not counted).
+    """
+    gold = [dataset.sentence(row) for row in range(len(dataset))]
+    sizes, correct = [len(sentence.words) for sentence in gold], [sentence.spans for sentence in gold]
+    keep = [keep_words(sentence.words, sentence.tags, dataset.punctuation_by) for sentence in gold]
+    return {
+        "sentence_f1": 100 * unlabeled_f1(spans, correct, sizes, keep=keep).sentence_f1,
+        "right_branching": 100 * branching_baselines(correct, sizes, keep=keep)["right"].sentence_f1,
+    }
+
+
 class URNNGRecipe(Recipe):
     """Train a URNNG on words alone, or on gold trees; keep the best evidence lower bound of the validation text."""
 
@@ -403,14 +423,7 @@ class URNNGRecipe(Recipe):
             "perplexity_bound": math.exp(min(-sum(evidence) / tokens, 700)),
             "importance_perplexity": math.exp(min(-sum(importance) / tokens, 700)),
         }
-        gold = [dataset.sentence(row) for row in range(len(dataset))]
-        sizes = [len(sentence.words) for sentence in gold]
-        keep = [keep_words(sentence.words, sentence.tags, dataset.punctuation_by) for sentence in gold]
-        correct = [sentence.spans for sentence in gold]
-        trees = {
-            "sentence_f1": 100 * unlabeled_f1(spans, correct, sizes, keep=keep).sentence_f1,
-            "right_branching": 100 * branching_baselines(correct, sizes, keep=keep)["right"].sentence_f1,
-        }
+        trees = score_trees(spans, dataset)
         text = "  ".join(f"{key} {value:.4g}" for key, value in {**losses, **trees}.items())
         self.accelerator.print(f"step {step}: {name} of {len(dataset)} sentences, {samples} trees each: {text}")
         self.accelerator.log({f"{name}/{key}": value for key, value in {**losses, **trees}.items()}, step=step)
