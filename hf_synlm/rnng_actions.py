@@ -234,41 +234,6 @@ class TransitionSystem:
                 spans.append((open_labels.pop(), stack.start, stack.num_tokens))
         return spans
 
-    def stack_depths(self, actions: Sequence[int], word_ends: Sequence[bool] | None = None) -> list[int]:
-        """Count the elements on the stack after each action: words, open nonterminals and closed constituents.
-
-        The learned initial state below them does not count. Before the first action the depth is 0.
-
-        Args:
-            actions: action ids of a derivation or of a prefix of one; padding may follow at the end.
-            word_ends: as in `actions_to_spans`.
-
-        Returns:
-            One depth per action; FINISH and padding leave it as it is.
-
-        Raises:
-            ValueError: an action is unknown or illegal where it stands; it names the position.
-
-        Cost: O(A).
-        """
-        depths = [stack.depth for stack in self.steps(_without_padding(actions), word_ends, forest=True)]
-        return depths + depths[-1:] * (len(actions) - len(depths))
-
-    def max_stack_depth(self, actions: Sequence[int], word_ends: Sequence[bool] | None = None) -> int:
-        """Give the largest of `stack_depths`, 0 without actions: the `max_stack_size` of the authors.
-
-        Args:
-            actions: as in `stack_depths`.
-            word_ends: as in `actions_to_spans`.
-
-        Returns:
-            The number of stack elements that the derivation needs room for.
-
-        Raises:
-            ValueError: as `stack_depths`.
-        """
-        return max(self.stack_depths(actions, word_ends), default=0)
-
     def steps(
         self, actions: Sequence[int], word_ends: Sequence[bool] | None = None, *, forest: bool = False
     ) -> Iterator[Stack]:

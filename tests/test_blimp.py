@@ -52,8 +52,9 @@ def test_accuracy_is_the_share_of_pairs_that_are_right(architecture):
         ids = torch.tensor([tokenizer(sentence)["input_ids"]])
         return model.parse(ids).token_log_probs[:, : ids.shape[1]].sum().item()
 
-    right = [log_prob(good) > log_prob(bad) for good, bad in PAIRS]
-    result = evaluate_pairs(scorer_of(architecture), [MinimalPair(*pair) for pair in PAIRS])
+    pairs = PAIRS[:3]
+    right = [log_prob(good) > log_prob(bad) for good, bad in pairs]
+    result = evaluate_pairs(scorer_of(architecture), [MinimalPair(*pair) for pair in pairs])
     assert result.scores["accuracy"] == pytest.approx(sum(right) / len(right))
 
 

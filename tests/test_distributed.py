@@ -12,52 +12,36 @@ import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from training_runs import start_server
 
-from hf_synlm import (
-    ONLSTMConfig,
-    ONLSTMForCausalLM,
-    PaLMConfig,
-    PaLMForCausalLM,
-    PRPNConfig,
-    PRPNForCausalLM,
-)
-from tests import test_modeling_rnng as rnng
-from tests.test_modeling_gpst import NO_DROPOUT, ids_of, tiny
+from hf_synlm import PRPNConfig, PRPNForCausalLM
+from tests import test_losses
 
-SIZES = {"vocab_size": 40, "embedding_size": 8, "hidden_size": 12}
-NO_AWD_DROPOUT = {f"{name}_dropout": 0.0 for name in ("embedding", "input", "hidden", "output", "weight")}
-NO_PRPN_DROPOUT = {"dropout": 0.0, "input_dropout": 0.0, "recurrent_dropout": 0.0}
-RECURRENT = {
-    "on_lstm": (ONLSTMForCausalLM, ONLSTMConfig(**SIZES, **NO_AWD_DROPOUT, chunk_size=2, supervised_layers=[1])),
-    "prpn": (PRPNForCausalLM, PRPNConfig(**SIZES, **NO_PRPN_DROPOUT, num_slots=4, parsing_network="recurrent")),
-    "palm": (PaLMForCausalLM, PaLMConfig(**SIZES, **NO_AWD_DROPOUT, num_spans=4, rrnn_size=6, attention_size=5)),
-}
 KINDS = ("ddp", "fsdp")
-ARCHITECTURES = ("gpst", "rnng", *RECURRENT)
+ARCHITECTURES = ("gpst", "rnng", "on_lstm", "prpn", "palm")
 
 
 def make(architecture):
-    if architecture in RECURRENT:
-        torch.manual_seed(0)
-        model_class, config = RECURRENT[architecture]
-        return model_class(config).train()
-    if architecture == "gpst":
-        return tiny(**NO_DROPOUT).train()
-    return rnng.tiny(composition="attention", dropout=0.0).train()
+    """A model in training without dropout, and the batch of both processes."""
+    if architecture == "rnng":
+        return test_losses.grammar(composition="attention")
+    if architecture == "prpn":
+        sizes = {**test_losses.SIZES, "num_slots": 4, "parsing_network": "recurrent"}
+        return test_losses.recurrent(PRPNForCausalLM, PRPNConfig(**sizes, **test_losses.NO_PRPN_DROPOUT))
+    return test_losses.MODELS[architecture]()
 
 
-def batch(architecture, rank):
-    if architecture == "rnng":  # the second half holds flat trees only
-        values = rnng.batch(lengths=[6, 9, 1, 1])
-        return {name: value[2 * rank : 2 * rank + 2] for name, value in values.items()}
-    ids, mask = ids_of(9, 4, 6, 1)
-    labels = ids.masked_fill(mask == 0, -100)
-    rows = slice(2 * rank, 2 * rank + 2)
-    return {"input_ids": ids[rows], "attention_mask": mask[rows], "labels": labels[rows]}
+def half(batch, rank):
+    """Two rows; of RNNG, those of the second process are flat trees."""
+    rows = ([0, 1], [2, 6])[rank]
+    return {
+        name: value[rows] if isinstance(value, torch.Tensor) else [value[row] for row in rows]
+        for name, value in batch.items()
+    }
 
 
 def gradients(kind: str, architecture: str, rank: int) -> dict[str, torch.Tensor]:
-    model = make(architecture)
+    model, batch = make(architecture)
     if kind == "ddp":
         run = DistributedDataParallel(model)
     else:
@@ -66,7 +50,7 @@ def gradients(kind: str, architecture: str, rank: int) -> dict[str, torch.Tensor
             if type(module).__name__ in model._no_split_modules:
                 fully_shard(module, mesh=mesh)
         run = fully_shard(model, mesh=mesh)
-    run(**batch(architecture, rank)).loss.backward()
+    run(**half(batch, rank)).loss.backward()
     # The wrapper dies here, before the group: the last one to hold the group would wait for threads that wait for
     # Python's lock.
     return {n: p.grad.full_tensor() if kind == "fsdp" else p.grad for n, p in model.named_parameters()}
@@ -92,7 +76,8 @@ def folder(tmp_path_factory):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     folder = tmp_path_factory.mktemp("gradients")
-    mp.spawn(worker, args=(port, str(folder)), nprocs=2)
+    start_server()
+    mp.start_processes(worker, args=(port, str(folder)), nprocs=2, start_method="forkserver")
     return folder
 
 
@@ -100,7 +85,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_equal_one(kind, architecture, folder):
     theirs = torch.load(folder / f"{kind}-{architecture}.pt", weights_only=True)
-    model = make(architecture)
-    (0.5 * sum(model(**batch(architecture, rank)).loss for rank in (0, 1))).backward()
+    model, batch = make(architecture)
+    (0.5 * sum(model(**half(batch, rank)).loss for rank in (0, 1))).backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(theirs[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=name)

@@ -1,5 +1,6 @@
 """Tools that users bring: pipelines, lm-eval, minicons and surprisal see the numbers that `parse` gives."""
 
+import copy
 import importlib
 from pathlib import Path
 
@@ -7,63 +8,33 @@ import pytest
 import torch
 from transformers import TextStreamer, pipeline
 
-from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTForSequenceClassification, RNNGConfig, RNNGForCausalLM
-from hf_synlm.data.samples import sample_path
-from hf_synlm.data.tokenizers import special_token_ids, train_bpe_tokenizer
-from hf_synlm.data.vocabulary import subword_tokenizer, word_final_ids, word_tokenizer
+from hf_synlm import GPSTForCausalLM, GPSTForSequenceClassification
 from tests import recurrent_models
 from tests.recurrent_models import ARCHITECTURES, BOUNDARY, make_model
-from tests.test_modeling_gpst import TINY
+from tests.scoring_models import SENTENCES, model_and_tokenizer
 
 CARDS = Path(__file__).parents[1] / "model_cards"
-SENTENCES = [
-    "The state of our Union is strong.",
-    "We ask for peace",
-    "America is back, standing tall, looking to the eighties with courage and hope.",
-]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return copy.deepcopy(model_and_tokenizer("gpst")[0])
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    lines = sample_path("raw.valid.txt").read_text(encoding="utf-8").split("\n")
-    return train_bpe_tokenizer([line for line in lines if line], vocab_size=400)
+    return model_and_tokenizer("gpst")[1]
 
 
 @pytest.fixture(scope="module")
-def config(tokenizer):
-    return GPSTConfig(**{**TINY, **special_token_ids(tokenizer), "scoring_num_beams": 5})
-
-
-@pytest.fixture(scope="module")
-def model(config):
-    torch.manual_seed(0)
-    return GPSTForCausalLM(config).eval()
+def config(model):
+    return model.config
 
 
 def rnng(pieces: bool):
     """An RNNG over words or over word pieces, and its tokenizer."""
-    lines = [line.split() for line in sample_path("raw.valid.txt").read_text(encoding="utf-8").split("\n") if line]
-    if pieces:
-        tokenizer = subword_tokenizer(lines, 300)
-    else:
-        tokenizer = word_tokenizer(lines, unknown="berkeley", min_count=2)
-    torch.manual_seed(0)
-    config = RNNGConfig(
-        vocab_size=len(tokenizer),
-        embedding_size=8,
-        hidden_size=10,
-        nonterminals=["NP", "S", "VP"],
-        subwords=pieces,
-        scoring_num_beams=4,
-        action_beam_size=12,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    model = RNNGForCausalLM(config).eval()
-    if pieces:
-        model.model.word_final.copy_(torch.tensor(word_final_ids(tokenizer)))
-    return model, tokenizer
+    model, tokenizer = model_and_tokenizer("rnng_pieces" if pieces else "rnng")
+    return copy.deepcopy(model), tokenizer
 
 
 @pytest.fixture(scope="module", params=["GPST", "RNNG of words", "RNNG of pieces", *ARCHITECTURES])

@@ -406,10 +406,6 @@ def test_runs_with_several_seeds_have_a_mean(
     assert "output_dir" not in results[0].options and all("hf_secret" not in path.read_text() for path in written)
     (row,) = summarize(results)
     assert (row["score"], row["mean"], row["runs"]) == ("accuracy", pytest.approx(np.mean(accuracies)), 2)
-    results[1].options["learning_rate"] = 1.0
-    with pytest.raises(ValueError, match="learning_rate is 5e-05 and 1.0"):
-        summarize(results)
-    results[1].options["learning_rate"] = 5e-5
     results[1].model["num_parameters"] += 1
     with pytest.raises(ValueError, match="different models cannot be compared: num_parameters"):
         summarize(results)
@@ -586,8 +582,6 @@ def test_bad_tables_of_glue_are_refused(models: Path, files: dict[str, str], tmp
     [
         ("cut.jsonl", b'{"sentence": "a", "label": 1}\n{"sentence": "b", "la', "JSON parse error"),
         ("latin.csv", "sentence,label\ncaf\u00e9,1\n".encode("latin-1"), "can't decode byte 0xe9"),
-        ("ragged.csv", b"sentence,label\na,1\nb,1,2\n", "Expected 2 fields in line 3"),
-        ("no.parquet", b"PAR1", "Parquet file size"),
     ],
 )
 def test_files_that_cannot_be_read_are_named(name: str, content: bytes, cause: str, tmp_path: Path) -> None:

@@ -123,8 +123,8 @@ def test_peak_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         assert speed.device_peak_flops(gpu, "bf16", None) == half
         assert speed.device_peak_flops(gpu, "no", None) == single
     for name in (
-        "an accelerator of next year", "NVIDIA RTX A1000 Laptop GPU", "NVIDIA T400 4GB", "NVIDIA A100X",
-        "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 3090 Ti", "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "an accelerator of next year", "NVIDIA A100X", "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
     ):  # fmt: skip
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
         assert speed.device_peak_flops(gpu, "bf16", None) is None

@@ -15,8 +15,8 @@ import torch
 from transformers import GenerationConfig, StaticCache
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
-from tests import test_modeling_gpst, test_modeling_pushdown, test_modeling_rnng, test_modeling_tree_lm
-from tests.recurrent_models import make_model
+from tests import test_modeling_gpst, test_modeling_pushdown, test_modeling_tree_lm
+from tests.test_hidden_states import build
 
 ARCHITECTURES = ("gpst", "rnng", "tree_lm", "pushdown", "on_lstm", "prpn", "palm", "lstm")
 SEARCHING = ("gpst", "rnng", "tree_lm", "pushdown")
@@ -33,15 +33,11 @@ MODES: dict[str, dict[str, Any]] = {
 
 def causal_model(architecture: str) -> Any:
     """A small language model."""
-    if architecture == "gpst":
-        return test_modeling_gpst.tiny()
-    if architecture == "rnng":
-        return test_modeling_rnng.tiny()
     if architecture == "tree_lm":
         return test_modeling_tree_lm.tiny(structure_attention="stack_compose")
     if architecture == "pushdown":
         return test_modeling_pushdown.tiny(vocab_size=23, bos_token_id=0, eos_token_id=0)
-    return make_model("on_lstm, shared" if architecture == "on_lstm" else architecture)
+    return build("on_lstm, shared" if architecture == "on_lstm" else architecture)
 
 
 @pytest.fixture(params=ARCHITECTURES)

@@ -7,7 +7,9 @@ import os
 import re
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +22,9 @@ from hf_synlm import (
     GPSTConfig,
     GPSTForCausalLM,
     GPSTModel,
+    LSTMConfig,
+    LSTMForCausalLM,
     ONLSTMConfig,
-    ONLSTMForCausalLM,
     ONLSTMForSequenceClassification,
     PaLMConfig,
     PaLMForCausalLM,
@@ -107,42 +110,6 @@ class TestExport:
         assert check_complete(folder) == GPSTConfig().auto_map
         report = verify_export(folder)
         assert report.passed, report.table()
-
-    @pytest.mark.parametrize(
-        ("model_class", "system"),
-        [(RNNGForCausalLM, "top_down"), (RNNGForSequenceClassification, "in_order")],
-    )
-    def test_rnng_is_the_same_without_the_package(self, model_class, system, tiny_rnng_config, tmp_path):
-        tiny_rnng_config.transition_system = system
-        tiny_rnng_config.composition = "lstm" if system == "top_down" else "attention"
-        tokenizer = word_tokenizer([WORDS])  # pad, begin and end are one token, as the model has it
-        folder = export_model(model_class(tiny_rnng_config), tokenizer, tmp_path / "rnng-tiny")
-        assert check_complete(folder) == RNNGConfig().auto_map
-        report = verify_export(folder)
-        assert report.passed, report.table()
-        assert {check.name for check in report.checks} == ALL_CHECKS
-        files = {file.name for file in folder.glob("*.py")}
-        assert {"modeling_rnng.py", "search_stack.py"} <= files and "modeling_gpst.py" not in files
-
-    @pytest.mark.parametrize("architecture", ["tree_lm", "pushdown"])
-    def test_models_of_trees_are_the_same_without_the_package(self, architecture, tmp_path):
-        if architecture == "tree_lm":
-            model = test_modeling_tree_lm.tiny(vocab_size=23, structure_attention="stack_compose")
-        else:
-            # One token pads, begins and ends, as the tokenizer has it.
-            model = test_modeling_pushdown.tiny(vocab_size=23, pad_token_id=0, bos_token_id=0, eos_token_id=0)
-        folder = export_model(model, word_tokenizer([WORDS]), tmp_path / f"{architecture}-tiny")
-        assert check_complete(folder) == type(model.config)().auto_map
-        report = verify_export(folder)
-        assert report.passed, report.table()
-        assert {check.name for check in report.checks} == ALL_CHECKS & {
-            "files",
-            "AutoConfig",
-            "AutoTokenizer",
-            "parse",
-            "generate",
-            *model.config.auto_map,
-        }
 
     def test_code_and_weights_are_those_of_the_model(self, exported: Path, model: GPSTForCausalLM):
         files = {file.name for file in exported.glob("*.py")}
@@ -379,34 +346,40 @@ class TestCard:
         assert template.read_bytes() == (PACKAGE / "hub" / "card_template.md").read_bytes()
 
 
-SIZES = {
-    "vocab_size": 20,
-    "embedding_size": 8,
-    "hidden_size": 12,
-    "bos_token_id": 1,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-}
-RECURRENT = {
-    "on_lstm_syd": (ONLSTMForCausalLM, ONLSTMConfig(**SIZES, chunk_size=2, supervised_layers=[2])),
-    "on_lstm_classifier": (ONLSTMForSequenceClassification, ONLSTMConfig(**SIZES, chunk_size=4)),
-    "palm": (PaLMForCausalLM, PaLMConfig(**SIZES, num_spans=4, rrnn_size=6, attention_size=5)),
-    "awd_lstm": (PaLMForCausalLM, PaLMConfig(**SIZES, span_attention=False)),
-    "prpn_syd": (PRPNForCausalLM, PRPNConfig(**SIZES, num_slots=4, parsing_network="recurrent")),
+SIZES = {"vocab_size": 20, "embedding_size": 8, "hidden_size": 12}
+SIZES |= {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+RNNG = {"vocab_size": 23, "embedding_size": 8, "hidden_size": 10, "nonterminals": ["NP", "S", "VP"]}
+RNNG |= {"scoring_num_beams": 4, "action_beam_size": 12}
+IN_ORDER = {"transition_system": "in_order", "composition": "attention"}
+MODELS: dict[str, Callable[[], Any]] = {
+    "rnng": lambda: RNNGForCausalLM(RNNGConfig(**RNNG, composition="lstm")),
+    "rnng_classifier": lambda: RNNGForSequenceClassification(RNNGConfig(**RNNG, **IN_ORDER)),
+    "tree_lm": lambda: test_modeling_tree_lm.tiny(vocab_size=23, structure_attention="stack_compose"),
+    "pushdown": lambda: test_modeling_pushdown.tiny(vocab_size=23, bos_token_id=0, eos_token_id=0),
+    "on_lstm_classifier": lambda: ONLSTMForSequenceClassification(ONLSTMConfig(**SIZES, chunk_size=4)),
+    "palm": lambda: PaLMForCausalLM(PaLMConfig(**SIZES, num_spans=4, rrnn_size=6, attention_size=5)),
+    "awd_lstm": lambda: PaLMForCausalLM(PaLMConfig(**SIZES, span_attention=False)),
+    "prpn_syd": lambda: PRPNForCausalLM(PRPNConfig(**SIZES, num_slots=4, parsing_network="recurrent")),
+    "lstm": lambda: LSTMForCausalLM(LSTMConfig(**{**SIZES, "bos_token_id": 0, "eos_token_id": 0}, num_layers=2)),
 }
 
 
-@pytest.mark.parametrize("name", RECURRENT)
-def test_recurrent_models(name: str, tokenizer, tmp_path: Path):
-    model_class, config = RECURRENT[name]
-    folder = export_model(model_class(config).eval(), tokenizer, tmp_path / name)
-    assert check_complete(folder) == type(config)().auto_map
+@pytest.mark.parametrize("name", MODELS)
+def test_every_architecture_is_the_same_without_the_package(name: str, tokenizer, tmp_path: Path):
+    model = MODELS[name]().eval()
+    searches = name.startswith(("rnng", "tree_lm", "pushdown"))
+    # Of RNNG, Tree LM, Pushdown Layers and LSTM, pad, begin and end are one token.
+    words = word_tokenizer([WORDS]) if searches or name == "lstm" else tokenizer
+    folder = export_model(model, words, tmp_path / name)
+    assert check_complete(folder) == type(model.config)().auto_map
     report = verify_export(folder)
     assert report.passed, report.table()
-    has_trees = name != "awd_lstm"
-    assert {check.name for check in report.checks} == ALL_CHECKS - (set() if has_trees else {"parse"})
+    without = {"parse"} if name in ("awd_lstm", "lstm") else set()
+    without |= {"AutoModelForSequenceClassification"} if name in ("lstm", "pushdown") else set()
+    assert {check.name for check in report.checks} == ALL_CHECKS - without
+    assert not (folder / "modeling_gpst.py").exists()
     card = (folder / "README.md").read_text()
-    assert ("parse(" in card) == has_trees and "beam" not in card and "<!--" not in card
+    assert ("parse(" in card) == ("parse" not in without) and ("beam" in card) == searches and "<!--" not in card
     code = card.split("```python\n")[1].split("```")[0].replace(f'"{name}"', f'"{folder}"')
     exec(compile(code, "README.md", "exec"), {"print": lambda *args: None})
 

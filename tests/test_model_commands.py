@@ -26,12 +26,6 @@ COMMANDS = ("parse", "surprisal", "generate", "draw", "convert", "info", "export
 
 
 @pytest.fixture
-def saved(saved_models: Path) -> Path:
-    """Folders of saved models by architecture."""
-    return saved_models
-
-
-@pytest.fixture
 def small(tiny_gpst_config: GPSTConfig, tmp_path: Path) -> Path:
     """A model of the tokenizer of `saved`, quick to verify."""
     tokenizer = model_and_tokenizer("gpst")[1]
@@ -81,8 +75,19 @@ def test_padding_that_is_written_as_a_word_belongs_to_the_tree(architecture: str
     assert len(found.tree.words) == len(tokenizer("We ask")["input_ids"]) + 4
 
 
-def test_generate_formats(saved: Path, tmp_path: Path, monkeypatch, capsys):
-    common = ("generate", "--model", saved / "gpst", "--device", "cpu", "--max-new-tokens", 3, "--sample", "--seed", 1)
+def test_generate_formats(saved_models: Path, tmp_path: Path, monkeypatch, capsys):
+    common = (
+        "generate",
+        "--model",
+        saved_models / "gpst",
+        "--device",
+        "cpu",
+        "--max-new-tokens",
+        3,
+        "--sample",
+        "--seed",
+        1,
+    )
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(("\n".join(PROMPTS) + "\n\n").encode())))
     printed = [json.loads(line) for line in run(capsys, *common, "-", "--format", "json").splitlines()]
     assert [text["prompt"] for text in printed] == PROMPTS
@@ -104,13 +109,13 @@ def test_generate_formats(saved: Path, tmp_path: Path, monkeypatch, capsys):
     assert drawn.splitlines()[0] in drawing.splitlines()
 
 
-def test_generate_options(saved: Path, capsys):
+def test_generate_options(saved_models: Path, capsys):
     common = ("generate", "--device", "cpu", "--prompt", "We ask", "--max-new-tokens", 3)
-    rnng = (*common, "--model", saved / "rnng")
+    rnng = (*common, "--model", saved_models / "rnng")
     out = run(capsys, *rnng, "--num-beams", 3, "--num-sequences", 2, "--action-beam-size", 12, "--format", "brackets")
     assert len(out.splitlines()) == 2 and all(line.startswith("(") for line in out.splitlines())
     assert "no trees" in fail(capsys, *rnng, "--structure-mode", "marginal", "--format", "brackets")
-    gpt2 = (*common, "--model", saved / "gpt2")
+    gpt2 = (*common, "--model", saved_models / "gpt2")
     words = run(capsys, *gpt2, "--sample", "--top-k", 5, "--temperature", 0.7, "--num-sequences", 3)
     assert len(words.splitlines()) == 3
     assert run(capsys, *gpt2, "--generate-option", "min_new_tokens=3", "--format", "json")
@@ -121,8 +126,8 @@ def test_generate_options(saved: Path, capsys):
     assert "write NAME=VALUE" in fail(capsys, *gpt2, "--generate-option", "x")
     assert "not used by the model: ['typo']" in fail(capsys, *gpt2, "--generate-option", "typo=1")
     assert "leave one of the two out" in fail(capsys, *gpt2, __file__)
-    assert "is a folder or a device" in fail(capsys, *gpt2, "--out", saved)
-    assert "it has no config.json" in fail(capsys, *common, "--model", saved)
+    assert "is a folder or a device" in fail(capsys, *gpt2, "--out", saved_models)
+    assert "it has no config.json" in fail(capsys, *common, "--model", saved_models)
 
 
 @pytest.mark.parametrize("name", ["gpst", "gpt2"])
@@ -155,26 +160,26 @@ def test_convert(tmp_path: Path, capsys):
 
 
 # ----------------------------------------------------------------------------------------- info, export, verify, push
-def test_info(saved: Path, small: Path, capsys):
+def test_info(saved_models: Path, small: Path, capsys):
     model = model_and_tokenizer("rnng")[0]
-    table = run(capsys, "info", saved / "rnng")
+    table = run(capsys, "info", saved_models / "rnng")
     assert "RNNGForCausalLM (rnng)" in table and f"{model.num_parameters():,}" in table
-    found = json.loads(run(capsys, "info", saved / "rnng", "--format", "json"))
+    found = json.loads(run(capsys, "info", saved_models / "rnng", "--format", "json"))
     assert found["nonterminals"] == 3 and found["self_contained"] and "custom_code" in found["card"]["tags"]
     assert found["config"]["action_beam_size"] == 12 and "modeling_rnng.py" in found["code"]
-    stock = json.loads(run(capsys, "info", saved / "gpt2", "--format", "json"))
+    stock = json.loads(run(capsys, "info", saved_models / "gpt2", "--format", "json"))
     assert not stock["self_contained"] and "auto_map" in stock["problems"][0] and stock["card"] is None
     (small / "trees.py").unlink()
     assert "needs ['trees.py']" in run(capsys, "info", small)
     assert "revisions are of the Hub" in fail(capsys, "info", small, "--revision", "v1")
-    assert "config.json" in fail(capsys, "info", saved)
+    assert "config.json" in fail(capsys, "info", saved_models)
     assert "give either a model or --files" in fail(capsys, "info")
 
 
 @pytest.mark.parametrize("architecture", ["gpst", "rnng", "on_lstm"])
-def test_info_lists_the_files_that_ship(architecture: str, saved: Path, capsys):
+def test_info_lists_the_files_that_ship(architecture: str, saved_models: Path, capsys):
     found = json.loads(run(capsys, "info", "--files", architecture, "--format", "json"))
-    exported = {file.name: file.read_text(encoding="utf-8") for file in (saved / architecture).glob("*.py")}
+    exported = {file.name: file.read_text(encoding="utf-8") for file in (saved_models / architecture).glob("*.py")}
     assert found == {name: len(text.splitlines()) for name, text in exported.items()}
     total = run(capsys, "info", "--files", architecture).splitlines()[-1]
     assert total.split() == ["total:", str(len(found)), "files", f"{sum(found.values()):,}"]

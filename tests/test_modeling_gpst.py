@@ -294,16 +294,12 @@ def test_classifier():
         ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "hold no token"),
         ({"input_ids": torch.rand(2, 3)}, "integers"),
         ({"input_ids": torch.tensor([[7, 99]])}, "99"),
-        ({"input_ids": torch.tensor([[7, -5]])}, "-5"),
         ({"input_ids": torch.tensor([[1]])}, "no token"),
         ({"input_ids": torch.full((1, 65), 7)}, "65 tokens"),
-        ({"input_ids": torch.full((1, 4), 7), "attention_mask": torch.ones(1, 3)}, "attention_mask"),
         ({"input_ids": torch.full((1, 4), 7), "attention_mask": torch.tensor([[1, 0, 1, 1]])}, "holes"),
         ({"input_ids": torch.full((1, 4), 7), "sentence_ids": torch.tensor([[1, 1, 2]])}, "shape"),
-        ({"input_ids": torch.full((1, 4), 7), "word_ends": torch.ones(1, 3)}, "word_ends"),
         ({"input_ids": torch.full((1, 4), 7), "labels": torch.ones(1, 3)}, "labels"),
         ({"input_ids": torch.full((1, 3), 7), "labels": torch.tensor([[7, 40, 7]])}, "Label 40"),
-        ({"input_ids": torch.full((1, 3), 7), "labels": torch.rand(1, 3)}, "labels are torch.float32"),
         ({"input_ids": torch.full((1, 3), 7), "labels": torch.full((1, 3), 7), "use_cache": True}, "use_cache"),
         ({"input_ids": torch.full((1, 3), 7), "merge_order": torch.tensor([0.0, 1.0])}, "merge_order must"),
         (
@@ -314,8 +310,6 @@ def test_classifier():
             },
             "cuts a word",
         ),
-        ({"input_ids": torch.full((1, 3), 7), "spans": [[(0, 2), (1, 3)]]}, "cross"),
-        ({"input_ids": torch.full((1, 3), 7), "spans": [[(0, 2), (0, 5)]]}, "does not fit"),
         ({"input_ids": torch.full((1, 3), 7), "spans": []}, "rows"),
         ({"input_ids": torch.full((1, 3), 7), "merge_order": torch.tensor([[0, 0]])}, "permutation"),
     ],
@@ -333,15 +327,11 @@ def test_bad_input_is_named(arguments, message):
     [
         ({"height_loss": "mean"}, "height_loss"),
         ({"hidden_size": 25}, "hidden_size 25"),
-        ({"window_size": 0}, "window_size"),
         ({"split_temperature": 0.0}, "split_temperature"),
         ({"head_dropout": 1.0}, "head_dropout"),
-        ({"reduce_token_id": 40}, "reduce_token_id 40"),
         ({"eos_token_id": None, "document_end_token": True}, "eos_token_id"),
         ({"parser_size": 6, "parser_num_heads": 2}, "even"),
-        ({"activation_function": "foo"}, "foo"),
         ({"merge_noise": float("nan")}, "merge_noise"),
-        ({"token_loss_weight": -1}, "token_loss_weight"),
         ({"intermediate_size": 0}, "intermediate_size"),
         ({"pad_token_id": 1, "document_end_token": True}, "pad_token_id"),
     ],
@@ -383,10 +373,11 @@ def test_backward_twice_is_refused():
 
 
 def test_compiled_training_keeps_the_stopped_gradient():
-    ids, _ = ids_of(4)  # every other shape is compiled anew
+    ids, _ = ids_of(4)  # every other shape is compiled anew, and every layer
+    layers = {"num_token_layers": 1, "num_composition_layers": 1}
     grads = []
     for compiled in (False, True):
-        model = tiny(**NO_DROPOUT, auto_encoding_loss_weight=0.0, height_loss_weight=0.0).train()
+        model = tiny(**NO_DROPOUT, **layers, auto_encoding_loss_weight=0.0, height_loss_weight=0.0).train()
         run = torch.compile(model, backend="eager") if compiled else model
         run(ids, labels=ids).loss.backward()
         assert not model.model.composition.left_score[0].weight.grad.any()

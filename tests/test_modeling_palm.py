@@ -286,7 +286,6 @@ def test_spans_need_an_attention_to_train():
         ({"activation_regularization": float("inf")}, "activation_regularization"),
         ({"num_layers": 1}, "between two layers"),
         ({"span_scores": "balanced"}, "balanced"),
-        ({"input_activation": "relu"}, "relu"),
     ],
 )
 def test_bad_configurations_are_named(fields, message):

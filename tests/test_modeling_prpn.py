@@ -308,11 +308,8 @@ class TestModel:
             ({"layer_size": 7}, "layer_size must be even"),
             ({"num_slots": 0}, "num_slots must be at least 1"),
             ({"num_lookback": -1}, "num_lookback must not be negative"),
-            ({"resolution": 0.0}, "resolution"),
             ({"resolution": 1000.0}, "resolution"),
             ({"gate": "wide"}, "gate 'wide'"),
-            ({"parsing_network": "lstm"}, "parsing_network 'lstm'"),
-            ({"syntactic_distance_scope": "row"}, "syntactic_distance_scope 'row'"),
         ],
     )
     def test_bad_configurations_are_named(self, fields, message):

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -261,32 +260,24 @@ def test_the_walk_with_a_stack(structure):
 def test_search_is_the_sum_over_all_derivations(structure, normalization):
     limits = {"max_open_nonterminals": 3, "max_consecutive_nonterminals": 2, "nonterminals": ["A", "B"]}
     model = tiny(structure_attention=structure, vocab_size=6, normalization=normalization, **limits)
-    words = [3, 5, 2]
+    words = [3, 5]
     grammar = Grammar(model, words, normalization=normalization)
     ids = torch.tensor([words])
-    wide = {"num_beams": 3000, "action_beam_size": 3000}
-    output = model.parse(ids, **wide, num_return_sequences=3000)
+    wide = {"num_beams": 600, "action_beam_size": 600}
+    output = model.parse(ids, **wide, num_return_sequences=600)
     exact = grammar.derivations()
     found = output.log_probs[0][output.log_probs[0].isfinite()]
     torch.testing.assert_close(found, torch.tensor([score for score, _ in exact]), rtol=1e-4, atol=1e-4)
     assert tuple(a for a in output.actions[0, 0].tolist() if a) == exact[0][1]
-    marginals = [log_sum_exp([score for score, _ in grammar.prefixes(count)]) for count in (1, 2, 3)]
+    prefixes = [grammar.prefixes(count) for count in (1, 2)]
+    marginals = [log_sum_exp([score for score, _ in states]) for states in prefixes]
     assert output.token_log_probs[0].cumsum(0).tolist() == pytest.approx(marginals, abs=1e-4)
     assert float(output.text_log_probs) == pytest.approx(log_sum_exp([score for score, _ in exact]), abs=1e-4)
-    model.config.scoring_num_beams = model.config.action_beam_size = 3000
+    model.config.scoring_num_beams = model.config.action_beam_size = 600
     logits = model(ids).logits[0]
-    torch.testing.assert_close(logits.logsumexp(1), torch.zeros(3), rtol=0, atol=1e-5)
-    for count in range(1, 4):
-        torch.testing.assert_close(
-            logits[count - 1].double(), grammar.next_word(grammar.prefixes(count)), rtol=1e-4, atol=1e-4
-        )
-
-
-def test_probabilities_of_all_texts_sum_to_one_step_by_step(structure):
-    """Under "search" nothing is lost: of all words that may follow a prefix, and of its end."""
-    model = tiny(structure_attention=structure, vocab_size=4, nonterminals=["A"], max_consecutive_nonterminals=1)
-    total = [math.exp(log_sum_exp([score for score, _ in Grammar(model, [word]).prefixes(1)])) for word in range(1, 4)]
-    assert sum(total) == pytest.approx(1, abs=1e-5)
+    torch.testing.assert_close(logits.logsumexp(1), torch.zeros(2), rtol=0, atol=1e-5)
+    for found, states in zip(logits.double(), prefixes, strict=True):
+        torch.testing.assert_close(found, grammar.next_word(states), rtol=1e-4, atol=1e-4)
 
 
 def test_logits_are_causal_and_cached(structure):
@@ -345,12 +336,6 @@ def test_parse_finds_what_forward_scores(structure):
     assert tiny(TreeLMModel, structure_attention=structure)(values["input_ids"]).last_hidden_state.isfinite().all()
 
 
-def test_generated_trees_end(structure):
-    model = tiny(structure_attention=structure)
-    output = model.generate(torch.tensor([[5, 6]]), max_new_tokens=6, num_beams=3, return_dict_in_generate=True)
-    assert output.brackets([f"w{i}" for i in range(output.sequences.shape[1])]).startswith("(")
-
-
 def test_vocabulary_grows(structure):
     model, values = tiny(structure_attention=structure, subwords=True), batch()
     before = model(**values, output_logits=True).action_logits
@@ -364,10 +349,7 @@ def test_vocabulary_grows(structure):
     ("actions", "message"),
     [
         ([3, 1, 2, 4, 1, 1, 2], "row 0.*position 3"),
-        ([3, 4, 2, 1, 1, 1, 2], "row 0.*without children"),
-        ([3, 1, 1, 1, 0], "before the sentence is finished"),
         ([3, 1, 1, 2], "token"),
-        ([3, 1, 9, 1, 1, 2, 2], "position 2"),
         ([1, 3, 1, 1, 2], "SHIFT needs"),
     ],
 )
@@ -384,7 +366,6 @@ def test_bad_derivations_are_named(actions, message):
         ({"min_relative_position": 1}, "leave out 0"),
         ({"nonterminals": ["S", "S"]}, "distinct"),
         ({"dropout": 1.0}, "dropout"),
-        ({"pad_token_id": 19}, "pad_token_id 19"),
     ],
 )
 def test_bad_configurations_are_named(fields, message):

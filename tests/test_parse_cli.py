@@ -38,12 +38,6 @@ GOLD = """(S (NP (PRP We)) (VP (VBP ask) (PP (IN for) (NP (NN peace)))) (. .))
 
 
 @pytest.fixture
-def saved(saved_models):
-    """Folders of saved models by architecture."""
-    return saved_models
-
-
-@pytest.fixture
 def files(tmp_path):
     (tmp_path / "in.txt").write_text(TEXT, encoding="utf-8")
     (tmp_path / "gold.mrg").write_text(GOLD, encoding="utf-8")
@@ -52,11 +46,11 @@ def files(tmp_path):
 
 # -------------------------------------------------------------------------------------------------------- parse, draw
 @pytest.mark.parametrize("architecture", ["gpst", "rnng", "on_lstm"])
-def test_every_format(architecture, saved, files, capsys):
+def test_every_format(architecture, saved_models, files, capsys):
     model, tokenizer = model_and_tokenizer(architecture)
     sentences = [line.split() for line in TEXT.splitlines() if line]
     expected = parse_sentences(model, tokenizer, sentences)
-    command = ("parse", files / "in.txt", "--model", saved / architecture)
+    command = ("parse", files / "in.txt", "--model", saved_models / architecture)
     assert run(capsys, *command).splitlines() == [expected[0].brackets(), "", expected[1].brackets()]
     run(capsys, *command, "--format", "json", "--out", files / "out.jsonl")
     again = read_parses(files / "out.jsonl")
@@ -75,20 +69,22 @@ def test_every_format(architecture, saved, files, capsys):
     assert sorted(file.name for file in (files / "pictures").iterdir()) == ["1.svg", "3.svg"]
 
 
-def test_alternatives_of_the_beam(saved, files, capsys, monkeypatch):
+def test_alternatives_of_the_beam(saved_models, files, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"We ask for peace\n")))
-    options = ("--model", saved / "gpst", "--num-beams", 5, "--num-trees", 3, "--format", "json")
+    options = ("--model", saved_models / "gpst", "--num-beams", 5, "--num-trees", 3, "--format", "json")
     (sentence,) = run(capsys, "parse", "-", *options).splitlines()
     trees = json.loads(sentence)["trees"]
     assert len(trees) == 3 and trees[0]["log_prob"] > trees[1]["log_prob"] > trees[2]["log_prob"]
     one = files / "one.txt"
     one.write_text("We ask for peace\n", encoding="utf-8")
-    assert main(["parse", str(one), "--model", str(saved / "gpst"), "--num-trees", "99"]) == 2
+    assert main(["parse", str(one), "--model", str(saved_models / "gpst"), "--num-trees", "99"]) == 2
     assert "--num-trees 99: the beam holds 4. Give --num-beams" in capsys.readouterr().err
-    svg = run(capsys, "parse", one, "--model", saved / "gpst", "--method", "inside", "--format", "svg")
+    svg = run(capsys, "parse", one, "--model", saved_models / "gpst", "--method", "inside", "--format", "svg")
     assert ElementTree.fromstring(svg).tag.endswith("svg")
+    page = run(capsys, "parse", one, "--model", saved_models / "on_lstm", "--format", "html")
+    assert "Unknown to the model: ask" in "".join(ElementTree.fromstring(page).itertext())
     biased = ("--parse-option", "decoder=biased", "--parse-option", "layer=0")
-    assert run(capsys, "parse", one, "--model", saved / "on_lstm", *biased).startswith("(")
+    assert run(capsys, "parse", one, "--model", saved_models / "on_lstm", *biased).startswith("(")
 
 
 def test_trees_that_differ_inside_words_are_one_tree():
@@ -111,24 +107,24 @@ def test_trees_that_differ_inside_words_are_one_tree():
     assert [tree.log_prob for tree in ParsedSentence.from_output(output, list("abc")).hypotheses] == [None, None]
 
 
-def test_sentences_that_do_not_fit_are_named_before_parsing(saved, files, capsys):
+def test_sentences_that_do_not_fit_are_named_before_parsing(saved_models, files, capsys):
     long = files / "long.txt"
     long.write_text("We ask\n\n" + "peace and hope " * 40 + "\n", encoding="utf-8")
-    assert main(["parse", str(long), "--model", str(saved / "gpst"), "--out", str(files / "long.out")]) == 2
+    assert main(["parse", str(long), "--model", str(saved_models / "gpst"), "--out", str(files / "long.out")]) == 2
     assert "sentence 2 of 120 words (peace and hope peace and ...) has" in capsys.readouterr().err
 
 
-def test_wrong_input_of_parse_and_draw(saved, files, capsys):
-    command = ("parse", files / "in.txt", "--model", saved / "gpst")
+def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
+    command = ("parse", files / "in.txt", "--model", saved_models / "gpst")
     assert "foo: not an option of GPSTForCausalLM.parse" in fail(capsys, *command, "--parse-option", "foo=1")
-    other = ("parse", files / "in.txt", "--model", saved / "on_lstm", "--num-trees", 2)
+    other = ("parse", files / "in.txt", "--model", saved_models / "on_lstm", "--num-trees", 2)
     assert "--num-trees 2: ONLSTMForCausalLM gives one tree. Leave it out" in fail(capsys, *other)
     assert "word_ends: not an option of" in fail(capsys, *command, "--parse-option", "word_ends=1")
     assert "would overwrite an input" in fail(capsys, *command, "--out", files / "in.txt")
     assert "--parse-option foo: write NAME=VALUE" in fail(capsys, *command, "--parse-option", "foo")
     assert "2 sentences make as many SVG pictures" in fail(capsys, *command, "--format", "svg")
     (files / "empty.txt").write_text("\n\n", encoding="utf-8")
-    assert "holds no sentence" in fail(capsys, "parse", files / "empty.txt", "--model", saved / "gpst")
+    assert "holds no sentence" in fail(capsys, "parse", files / "empty.txt", "--model", saved_models / "gpst")
     (files / "trees.txt").write_text("(a b)\n((a b)\n", encoding="utf-8")
     assert "trees.txt:2: '(' at character 0 is never closed" in fail(capsys, "draw", files / "trees.txt")
     (files / "trees.json").write_text('{"words": ["a"], "trees": [{"brackets": "a"}]}\n', encoding="utf-8")
@@ -206,30 +202,41 @@ def test_wide_beams_take_fewer_sentences_at_once(monkeypatch):
     assert best_trees(together) == best_trees(alone)
 
 
-def test_a_model_on_a_treebank(saved, files, capsys):
+def test_a_model_on_a_treebank(saved_models, files, capsys):
     out = files / "result.json"
-    command = ("evaluate", "parsing", "--treebank", files / "gold.mrg", "--model", saved / "gpst", "--num-beams", 3)
+    command = (
+        "evaluate",
+        "parsing",
+        "--treebank",
+        files / "gold.mrg",
+        "--model",
+        saved_models / "gpst",
+        "--num-beams",
+        3,
+    )
     table = run(capsys, *command, "--convention", "compound-pcfg-corpus", "--out", out)
     result = load_result(out)
     assert table == out.with_suffix(".md").read_text(encoding="utf-8")
     treebank = load_treebank(files / "gold.mrg")
     parsed = parse_sentences(*model_and_tokenizer("gpst"), treebank.words, num_beams=3)
-    scores, tables = report_parsing(treebank, {str(saved / "gpst"): parsed}, "compound-pcfg-corpus")
+    scores, tables = report_parsing(treebank, {str(saved_models / "gpst"): parsed}, "compound-pcfg-corpus")
     assert result.scores == scores and result.scores["f1"] == result.scores["corpus_f1"]
     assert result.tables == tables
     assert result.options["estimator"] is None
     assert result.options["num_beams"] == 3 and "compound-pcfg-corpus: corpus F1" in result.options["convention"]
     names = [row["trees"] for row in tables["unlabeled F1 (%)"]]
-    assert names == [str(saved / "gpst"), "left", "right", "balanced", "random", "binarized gold"]
+    assert names == [str(saved_models / "gpst"), "left", "right", "balanced", "random", "binarized gold"]
     assert {row["label"]: row["gold"] for row in tables["recall by label (%)"]} == {"NP": 3, "VP": 2, "PP": 2}
 
 
-def test_saved_trees_score_alike_and_compare(saved, files, capsys):
+def test_saved_trees_score_alike_and_compare(saved_models, files, capsys):
     bank = ("--treebank", sample_path("trees.test.txt"), "--limit", 30, "--max-length", 15)
     scores = {}
     for name in ("on_lstm", "rnng"):
         out, trees = files / f"{name}.json", files / f"{name}.mrg"
-        parsed = run(capsys, "evaluate", "parsing", *bank, "--model", saved / name, "--out", out, "--save-trees", trees)
+        parsed = run(
+            capsys, "evaluate", "parsing", *bank, "--model", saved_models / name, "--out", out, "--save-trees", trees
+        )
         assert "more rows: --out FILE.json writes them" in parsed and len(trees.read_text().splitlines()) == 30
         run(capsys, "evaluate", "parsing", *bank, "--trees", trees, "--out", out, "--overwrite")
         scores[name] = load_result(out).scores
@@ -293,7 +300,7 @@ def test_trees_from_elsewhere_and_agreement(files, capsys):
     assert 0 <= result.scores["agreement"] < 5 and "agreement" not in scores
 
 
-def test_evalb_from_the_command_line(saved, files, capsys):
+def test_evalb_from_the_command_line(saved_models, files, capsys):
     out = files / "result.json"
     command = (
         "evaluate",
@@ -308,7 +315,7 @@ def test_evalb_from_the_command_line(saved, files, capsys):
     )
     run(capsys, *command, "--trees", files / "gold.mrg", "--tree-style", "treebank")
     assert load_result(out).scores["f1"] == 100
-    run(capsys, *command, "--model", saved / "rnng")
+    run(capsys, *command, "--model", saved_models / "rnng")
     model, tokenizer = model_and_tokenizer("rnng")
     gold = list(read_treebank(files / "gold.mrg"))
     lines = []
@@ -329,7 +336,7 @@ def test_evalb_from_the_command_line(saved, files, capsys):
     assert found.scores["num_valid"] == 2 and found.scores["recall"] == round(100 * 4 / (5 + 7), 2)
 
 
-def test_wrong_input_of_evaluate_parsing(saved, files, capsys):
+def test_wrong_input_of_evaluate_parsing(saved_models, files, capsys):
     command = ("evaluate", "parsing", "--treebank", files / "gold.mrg")
     trees = files / "trees.txt"
     trees.write_text("(We (ask (for peace)))\n(The (state (of (our (Union (is weak))))))\n", encoding="utf-8")
@@ -338,7 +345,7 @@ def test_wrong_input_of_evaluate_parsing(saved, files, capsys):
     trees.write_text("(We (ask (for peace)))\n", encoding="utf-8")
     assert "1 sentences, but the treebank has 2" in fail(capsys, *command, "--trees", trees)
     assert "give either --model" in fail(capsys, *command)
-    assert "give either --model" in fail(capsys, *command, "--trees", trees, "--model", saved / "gpst")
+    assert "give either --model" in fail(capsys, *command, "--trees", trees, "--model", saved_models / "gpst")
     assert "unknown convention 'wsj': choose one of gpst, prpn" in fail(
         capsys, *command, "--trees", trees, "--convention", "wsj"
     )
@@ -349,10 +356,10 @@ def test_wrong_input_of_evaluate_parsing(saved, files, capsys):
     assert "--seed, --num-beams: --trees are already parsed" in message
 
 
-def test_what_cannot_be_scored_is_told_before_parsing(saved, files, capsys, monkeypatch):
+def test_what_cannot_be_scored_is_told_before_parsing(saved_models, files, capsys, monkeypatch):
     long = " ".join(f"(NN hope{k})" for k in range(90))
     (files / "long.mrg").write_text(f"(S (NP (PRP We)) (VP (VBP ask)))\n(NP {long})\n", encoding="utf-8")
-    command = ("evaluate", "parsing", "--treebank", files / "long.mrg", "--model", saved / "gpst")
+    command = ("evaluate", "parsing", "--treebank", files / "long.mrg", "--model", saved_models / "gpst")
     out = files / "result.json"
     run(capsys, *command, "--max-length", 40, "--method", "inside", "--out", out)
     result = load_result(out)

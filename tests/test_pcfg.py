@@ -44,28 +44,3 @@ def test_pcfg_sampling_follows_the_probabilities():
         assert lengths[length] == pytest.approx(draws * probability, abs=4 * math.sqrt(draws * probability))
     trees_of_four = Counter(tuple(spans) for words, spans in drawn if len(words) == 4)
     assert len(trees_of_four) == 5
-
-
-@pytest.mark.parametrize(
-    ("start", "rules", "message"),
-    [
-        ("S", {}, "start symbol 'S' has no rules"),
-        ("S", {"S": {("a",): 0.5}}, "'S' sum to 0.5"),
-        ("S", {"S": {("a",): 2.0, ("b",): -1.0}}, "must be positive"),
-        ("S", {"S": {("S", "X"): 1.0}}, "'X' in S -> S X has no rules"),
-        ("S", {"S": {("a", "b", "c"): 1.0}}, "S -> a b c is not a pair"),
-    ],
-)
-def test_wrong_grammars_are_named(start, rules, message):
-    with pytest.raises(ValueError, match=message):
-        PCFG(start, rules)
-
-
-def test_grammars_without_short_sentences_are_told():
-    endless = PCFG("S", {"S": {("S", "S"): 1.0}})
-    with pytest.raises(ValueError, match="no sentence of at most 3 words"):
-        endless.sample(random.Random(0), max_length=3)
-    with pytest.raises(ValueError, match="num_sentences is -1"):
-        generate_corpus(-1, seed=0)
-    with pytest.raises(ValueError, match="the sentence is empty"):
-        DEFAULT_GRAMMAR.log_prob([])

@@ -117,33 +117,21 @@ def test_results_can_be_read_again(tmp_path):
 def test_results_that_are_none(tmp_path):
     path, _ = result_of(0, math.inf).save(tmp_path / "inf.json")
     assert math.isnan(load_result(path).scores["token_perplexity"])
-    for content, message in (
-        ("text", "cannot be read"),
-        ("{}", "not a result"),
-        ('{"format": "hf_synlm.result"}', "version"),
-    ):
+    for content, message in (("text", "cannot be read"), ("{}", "not a result")):
         (tmp_path / "bad.json").write_text(content)
         with pytest.raises(ValueError, match=message):
             load_result(tmp_path / "bad.json")
     fields = json.loads(path.read_text())
     for field, value, message in (
-        ("scores", {"accuracy": "high"}, "the score 'accuracy' is 'high'"),
+        ("format_version", None, "version"),
         ("scores", {"accuracy": True}, "the score 'accuracy' is True"),
         ("scores", [0.5], r"scores is \[0.5\]"),
-        ("data", [], r"data is \[\]: it must be a JSON object"),
         ("data", {"files": ["a.txt"]}, "files in data"),
         ("model", {}, "task and the name of the model must be text"),
-        ("task", None, "task and"),
     ):
-        (tmp_path / "bad.json").write_text(json.dumps({**fields, field: value}))
-        with pytest.raises(ValueError, match=f"bad.json: {message}"):
-            load_result(tmp_path / "bad.json")
-    del fields["options"]
-    path.write_text(json.dumps(fields))
-    with pytest.raises(ValueError, match="options"):
-        load_result(path)
-    with pytest.raises(ValueError, match=r"\.md"):
-        result_of(0, 1.0).save(tmp_path / "a.md")
+        path.write_text(json.dumps({**fields, field: value}))
+        with pytest.raises(ValueError, match=message):
+            load_result(path)
 
 
 def test_means_over_seeds():

@@ -4,13 +4,11 @@ import csv
 import gzip
 import io
 import json
+import multiprocessing
 import os
 import pickle
 import resource
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -28,7 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference.contexts import pack_contexts
 from tokenizers import Tokenizer, models, pre_tokenizers
-from training_runs import environment
+from training_runs import start_server
 from transformers import PreTrainedTokenizerFast
 
 from hf_synlm.data import encoding, prepare, shards, sources
@@ -183,21 +181,28 @@ def test_second_run_changes_nothing(tmp_path, tokenizer_folder):
         prepare.main(flags)
 
 
-def test_killed_run_resumes_byte_for_byte(tmp_path, words_folder):
-    # Long enough to be killed in the middle: a block is a megabyte, and a shard here one block.
-    text = write(tmp_path / "text.txt", "\n\n".join(f"{k}. {TEXT}" for k in range(9)))
+def prepare_in_small_blocks(argv: list[str]) -> None:
+    encoding.read_blocks.__kwdefaults__["block_characters"] = 3000
+    prepare.main(argv)
+
+
+def test_killed_run_resumes_byte_for_byte(tmp_path, words_folder, small_blocks):
+    text = write(tmp_path / "text.txt", f"{TEXT}\n\n{TEXT}")  # long enough to be killed in the middle
     flags = {"train_files": text, "num_validation_documents": 2, "tokenizer_name": words_folder}
     flags |= {"validation_split": "none", "one_sentence_per_line": True}
     killed, straight = tmp_path / "killed", tmp_path / "straight"
-    command = [sys.executable, "-m", "hf_synlm.data.prepare", "--output_dir", str(killed), "--shard_tokens", "6000"]
-    command += ["--preprocessing_num_workers", "2", *(f"--{name}={value}" for name, value in flags.items())]
-    with subprocess.Popen(command, env=environment(str(tmp_path / "cache")), stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 200
-        while not (killed / "train" / "shard_00000.json").is_file():
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.001)
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGKILL)
+    argv = ["--output_dir", str(killed), "--shard_tokens", "6000", "--preprocessing_num_workers", "2"]
+    argv += [f"--{name}={value}" for name, value in flags.items()]
+    start_server()
+    process = multiprocessing.get_context("forkserver").Process(target=prepare_in_small_blocks, args=(argv,))
+    process.start()
+    deadline = time.monotonic() + 200
+    while not (killed / "train" / "shard_00000.json").is_file():
+        assert process.is_alive() and time.monotonic() < deadline
+        time.sleep(0.001)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.join()
     assert not (killed / "train" / shards.INDEX_FILE).exists()
     with pytest.raises(ValueError, match="killed/train is not finished. Run"):
         PreparedCorpus(killed / "train")
@@ -212,9 +217,9 @@ def test_killed_run_resumes_byte_for_byte(tmp_path, words_folder):
     assert files_in(killed) == files_in(straight)
     assert len(resumed.train.records) >= 3 and resumed.validation.num_documents == 2
     # The vocabulary is too large for two bytes per token.
-    assert resumed.train.dtype == np.uint32 and max(resumed.train.shard(0).tokens) >= 1 << 16
+    assert resumed.train.dtype == np.uint32 and resumed.train.shard(0).tokens.max() >= 1 << 16
     words = resumed.tokenizer(TEXT.split("\n", 1)[0], add_special_tokens=False)["input_ids"]
-    assert ContextDataset(resumed.validation, 4)[0]["input_ids"].tolist()[1:] == words[:3]
+    assert ContextDataset(resumed.validation, 4)[0]["input_ids"].tolist() == words[:4]
     assert shards.token_dtype(1 << 16) == np.uint16 and shards.token_dtype((1 << 16) + 1) == np.uint32
 
 
@@ -224,6 +229,7 @@ class _DyingEncoder:
 
 
 def test_killed_worker_is_reported():
+    start_server()
     with pytest.raises(RuntimeError, match="was killed.*Finished shards are kept: run the same command again"):
         list(encoding.encode_blocks([encoding.Block(["a"], False, None)], _DyingEncoder(), 2))
 
@@ -309,7 +315,7 @@ def test_every_source_gives_the_same_lines_from_any_position(kind, tmp_path, mon
         assert lines_of(blocks) == expected * len(twice)
         positions = [(number, block.position) for number, block in enumerate(blocks) if block.position is not None]
         assert len(positions) >= {1: 25, 30: 6, 10_000: 1}[size]
-        for number, position in positions:
+        for number, position in positions[:: 4 if kind == "stream" else 1]:
             rest = list(encoding.read_blocks(twice, json.loads(json.dumps(position)), block_characters=size))
             assert list(map(without_hint, rest)) == list(map(without_hint, blocks[number + 1 :]))
             rest = list(encoding.read_blocks(twice, without_hint(blocks[number]).position, block_characters=size))
@@ -337,7 +343,7 @@ def test_rows_as_lines(tmp_path, tokenizer_folder):
 
 
 def test_streams_make_the_same_shards(tmp_path, tokenizer_folder):
-    make_sources("stream", tmp_path / "owt", [*DOCUMENTS, *TEXT.split("\n\n")])
+    make_sources("stream", tmp_path / "owt", [*DOCUMENTS, *TEXT.split("\n\n")[:3]])
     options = {"num_validation_documents": 2, "tokenizer_name": tokenizer_folder, "validation_split": "none"}
     options |= {"dataset_name": str(tmp_path / "owt" / "data")}
     prepare.prepare(CorpusArguments(**options), tmp_path / "stored")
@@ -362,12 +368,6 @@ def test_tags_of_other_treebanks_tell_no_punctuation(tmp_path, tokenizer_folder)
     arguments = same_text(text, tokenizer_folder, train_trees=[trees], drop_punctuation=True)
     refused(r"3 of 4 words have tags .*: leave out drop_punctuation", arguments, tmp_path / "out")
     assert not (tmp_path / "out" / "train").exists()  # nothing was encoded in vain
-    (tmp_path / "packed.txt").write_bytes(b"\x1f\x8b\x08")
-    refused(
-        "packed.txt is compressed", replace(arguments, train_trees=[str(tmp_path / "packed.txt")]), tmp_path / "out"
-    )
-    prepared = prepare.prepare(replace(arguments, drop_punctuation=False), tmp_path / "out")
-    assert len(sentences_of(prepared.train)) == 2
 
 
 def test_formats_may_be_mixed_and_are_known_by_their_names(tmp_path, tokenizer_folder):
@@ -386,8 +386,9 @@ def test_formats_may_be_mixed_and_are_known_by_their_names(tmp_path, tokenizer_f
 # Messy text
 
 
-def test_messy_text_survives_and_is_counted(tmp_path, tokenizer_folder):
-    long_line = "é" * (sources.LINE_LIMIT // 2 - 3) + "x" + "漢字 " * 100_000
+def test_messy_text_survives_and_is_counted(tmp_path, tokenizer_folder, monkeypatch):
+    monkeypatch.setattr(sources, "LINE_LIMIT", 1 << 14)
+    long_line = "é" * (sources.LINE_LIMIT // 2 - 3) + "x" + "漢字 " * 1000
     parts = ["\ufeffFirst line.\r\nSecond line.", " \t ", "\0\0", "A\0B.\rC.", long_line, "Last."]
     data = "\n\n".join(parts).encode() + b"\n\nbad \xff\xfe byte \xe6\xbc. \n\nU+FFFD itself: \xef\xbf\xbd"
     rows = ['{"text": "lone \\ud83d surrogate"}', "no json", "[1]", '{"text": null}', '{"other": "x"}', '{"text": " "}']
@@ -526,13 +527,10 @@ def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path, tokenizer_folder)
         ("a.jsonl", '{"body": "x"}', r"no column 'text'. Set --text_column to one of \['body'\]"),
         ("a.jsonl", '{"text": 7}', "column 'text' of .* holds int, not text"),
         ("a.json", '[{"text": "x"}', "is not valid JSON"),
-        ("a.jsonl", '{"text": null}\n{"body": 1}', r"no column 'text'. Set --text_column to one of \['body'\]"),
         ("a.csv", "a,b\n1,2", "no column 'text'"),
         ("a.csv", "text,b\r1,2\r", r"has a \\r in its first line"),
         ("a.txt", b"PAR1 table", "a.txt is Parquet. Give it a name that ends in .parquet"),
-        ("a.txt", b"PK\x03\x04", "a.txt is compressed"),
         ("a.parquet", b"PAR1 no", "cannot be read as Parquet"),
-        ("a.txt", "\n \n", "has no tokens. Check files and options"),
         ("a.jsonl", "no\njson", r"has no tokens. Check files and options \(2 dropped rows .not JSON objects."),
     ],
 )

@@ -195,7 +195,7 @@ def count_hits(prediction: Any) -> dict[str, float]:
     return {"hits": float(np.sum((found == labels) & (labels != -100)))}
 
 
-@every_architecture
+@pytest.mark.parametrize("name", ["prpn", "lstm"])
 def test_trainer_learns_and_predicts(name, tokenizer, tmp_path):
     model = make_model(name, rates=0.0)
     trainer = make_trainer(

@@ -6,7 +6,6 @@ import ast
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +36,8 @@ from hf_synlm.hub.export import check_complete, export_model, push_to_hub
 from hf_synlm.hub.info import describe_model
 from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.trees import brackets_to_tree, spans_to_tree, tree_to_spans
-from tests.scoring_models import model_and_tokenizer
+from tests.reference.trees import stack_depths
 from tests.test_syntaxgym import suite_data
-
-
-def imported_names(code: str) -> list[tuple[int, str]]:
-    """Level (0 = absolute) and name of every import of a module."""
-    found = []
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Import):
-            found += [(0, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            found.append((node.level, node.module or ""))
-    return found
-
 
 ROOT = Path(__file__).parents[1]
 
@@ -75,28 +62,10 @@ def test_nothing_is_unpickled():
                 assert function not in {"joblib.load", "dill.load", "dill.loads", "shelve.open"}, place
 
 
-def test_exported_code_imports_only_what_every_user_has(checkpoint: Path):
-    files = list(checkpoint.glob("*.py"))
-    assert files
-    for file in files:
-        for level, name in imported_names(file.read_text(encoding="utf-8")):
-            if level:
-                assert level == 1 and (checkpoint / f"{name}.py").is_file(), f"{file.name}: {name}"
-            else:
-                # The decorator of configurations comes with transformers.
-                known = name.partition(".")[0] in {"torch", "transformers", *sys.stdlib_module_names}
-                assert known or name == "huggingface_hub.dataclasses", f"{file.name}: {name}"
-
-
 # ------------------------------------------------------------------------------------------- malicious checkpoints
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_model(*model_and_tokenizer("gpst"), tmp_path_factory.mktemp("exported") / "model")
-
-
 @pytest.fixture
-def checkpoint(exported: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(exported, tmp_path / "model")
+def checkpoint(saved_models: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(saved_models / "gpst", tmp_path / "model")
 
 
 class Payload:
@@ -364,7 +333,7 @@ class TestFuzz:
         only_value_errors(actions_to_spans, actions)
         for name in ("top_down", "in_order"):
             only_value_errors(TransitionSystem(name, 2).actions_to_spans, actions, word_ends)
-            only_value_errors(TransitionSystem(name, 2).stack_depths, actions, word_ends)
+            only_value_errors(stack_depths, TransitionSystem(name, 2), actions, word_ends)
 
     @FUZZ
     @given(st.text(st.sampled_from("()[]<>=&|+-*;%a1. "), max_size=40))

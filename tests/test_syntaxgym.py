@@ -109,18 +109,13 @@ def test_formulas(formula, expected):
     ("formula", "message"),
     [
         ("(1;%a%)", "is a number"),
-        ("(1;%a%) + (2;%a%)", "is a number"),
         ("[(1;%a%) < (2;%a%)", "never closed"),
         ("((1;%a%) < (2;%a%)]", "does not match"),
         ("(1;%a%) < (2;%a%) < (1;%b%)", "do not chain"),
         ("(1;%a%) & (2;%a%)", "join truth values"),
         ("((1;%a%) < (2;%a%)) < 3", "join numbers"),
-        ("(1;%a%) <", r"formula '\(1;%a%\) <' cannot be read"),
-        ("< (1;%a%)", "cannot be read"),
-        ("(1;%a%) < (2;%a%) (1;%a%)", "cannot be read"),
         ("(1;%a%) < __import__('os')", "is unknown"),
         ("(1;%a%) < [(2;%a%)] [1]", "expected a region, a number or a bracket"),
-        ("1 << 2", "cannot be read"),
         ("", "cannot be read"),
     ],
 )
@@ -266,15 +261,10 @@ def test_published_accuracies_of_circuits():
     [
         (("predictions", 0, "formula"), "(3;%plural%) < (3;%match%)", "condition 'plural'; there are match, mismatch"),
         (("predictions", 0, "formula"), "(9;%match%) < (3;%match%)", "region '9'"),
-        (("predictions", 0, "formula"), "(noun;%match%) < (3;%match%)", "region 'noun' is unknown"),
-        (("predictions", 0, "type"), "anova", "type 'anova'"),
-        (("predictions",), [], "0 predictions"),
         (("meta", "metric"), "product", "metric 'product' is unknown"),
         (("meta",), {}, "lacks 'name'"),
         (("items", 1, "conditions", 0, "condition_name"), "mismatch", "item 2 has a condition twice"),
         (("items", 1, "conditions", 0, "regions", 0, "region_number"), 3, "has a region twice"),
-        (("items", 0, "conditions"), [], "item 1: formula"),
-        (("items", 0), 3, "not a suite of SyntaxGym"),
     ],
 )
 def test_suites_that_are_wrong(tmp_path, path, value, message):

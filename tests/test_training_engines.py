@@ -12,7 +12,7 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType
-from training_runs import ROOT, SMALL_GPST, TRAINING, launch, results_of, sample_files
+from training_runs import ROOT, SMALL_GPST, TRAINING, environment, results_of, sample_files
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.cli import main
@@ -73,7 +73,8 @@ def test_layers_that_are_sharded_exist(tiny_gpst_config: GPSTConfig) -> None:
 )
 def test_launch(command: list[str], processes: int, tmp_path: Path) -> None:
     """The script on one process; the module on two that meet by gloo, in bfloat16."""
-    done = launch([*command, *flags(tmp_path / "out")], str(tmp_path / "cache"))
+    cache = str(tmp_path / "cache")
+    done = warm_python.run([*command, *flags(tmp_path / "out")], env=environment(cache), cwd=ROOT, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     assert results_of(tmp_path / "out")["step"] == 2
     state = (tmp_path / "out" / "step_1" / "training_state.json").read_text()
@@ -84,10 +85,10 @@ def test_launch(command: list[str], processes: int, tmp_path: Path) -> None:
 def test_synlm_train_needs_only_the_package(tmp_path: Path) -> None:
     """Files of the wheel alone: a copy of the package, far from the repository."""
     shutil.copytree(ROOT / "hf_synlm", tmp_path / "site" / "hf_synlm", ignore=shutil.ignore_patterns("__pycache__"))
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "HF_DATASETS_CACHE": str(tmp_path / "cache")}
     start = "import sys; from hf_synlm.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", start, "train", "gpst", *flags(tmp_path / "out")]
-    done = warm_python.run(command, env=environment, cwd=tmp_path, timeout=280)
+    done = warm_python.run(command, env=variables, cwd=tmp_path, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     assert results_of(tmp_path / "out")["step"] == 2
 

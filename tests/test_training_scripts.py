@@ -74,6 +74,7 @@ def parse(*flags: str) -> tuple:
     return run_arguments.parse_arguments(TYPES, flags, mappings=["config_overrides"])
 
 
+@pytest.mark.usefixtures("warm_probe")
 def test_two_steps_with_trees_and_final_report(run: Callable[..., dict], tmp_path: Path) -> None:
     flags = ("--max_train_steps", "2", "--max_tree_sentences", "6", "--validation_trees", "embedded")
     flags = (*flags, "--test_trees", "embedded")
@@ -141,16 +142,6 @@ def test_baseline_on_the_same_contexts(
     ):
         with pytest.raises(ValueError, match=match):
             pretrain_gpst.main(flags("bad", f"--{name}", value))
-
-
-def test_the_smaller_number_of_steps_counts() -> None:
-    def steps(given: int | None, of_epochs: int | None) -> int | None:
-        arguments = run_arguments.TrainingArguments(output_dir="x", max_train_steps=given)
-        arguments.limit_steps(of_epochs)
-        return arguments.max_train_steps
-
-    assert (steps(None, None), steps(7, None), steps(None, 2000)) == (1000, 7, 2000)
-    assert steps(7, 9) == steps(9, 7) == 7
 
 
 def test_the_model_to_continue_from_must_be_of_the_kind_and_complete(tmp_path: Path) -> None:
@@ -251,11 +242,8 @@ def test_flags_win_over_the_config_file(tmp_path: Path) -> None:
     [
         ("--max_grad_norm -1", "max_grad_norm must not be negative and is -1"),
         ("--learning_rate nan", "learning_rate must be finite and is nan"),
-        ("--weight_decay inf", "weight_decay must be finite and is inf"),
         ("--max_train_steps 0", "max_train_steps must be at least 1"),
-        ("--generation_steps -1", "generation_steps must not be negative"),
         ("--peak_flops -1", "peak_flops must be positive"),
-        ("--hub_strategy always", "invalid choice: 'always'"),
         ("--push_to_hub --hub_model_id a/b --hub_strategy checkpoint --checkpointing_steps 0", "needs checkpoints"),
         ("--with_tracking --report_to paper", "report_to is 'paper'. Choose among"),
         ("--with_tracking --report_to wandb", "not installed: pip install wandb"),
@@ -263,7 +251,6 @@ def test_flags_win_over_the_config_file(tmp_path: Path) -> None:
         ("--lr_scheduler_type exponential", "invalid choice: 'exponential' .choose from .*linear.*cosine"),
         ("--rows x", "rows is 'x'"),
         ("--config gpst_tinny", "no shipped configuration 'gpst_tinny'. Did you mean gpst_tiny or"),
-        ("--config nothing.yaml", "no shipped configuration 'nothing.yaml'. Shipped configurations: awd_lstm_ptb"),
     ],
 )
 def test_bad_values_are_refused_before_work(flags: str, message: str) -> None:

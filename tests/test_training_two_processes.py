@@ -1,7 +1,8 @@
-"""Runs on two processes under torchrun (gloo): equal to one process, exact resume after a kill, signals, NaN, FSDP2."""
+"""Runs on two processes (gloo): equal to one process, exact resume after a kill, signals, NaN, FSDP2."""
 
 import dataclasses
 import json
+import multiprocessing
 import socket
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_runs import ROOT, SMALL_GPST, ScriptRun, launch, results_of, sample_files, torchrun
+from training_runs import ROOT, SMALL_GPST, ScriptRun, environment, results_of, sample_files, start_server
 from transformers import AutoTokenizer
 
 from hf_synlm import PRPNForCausalLM
 from hf_synlm.training import arguments as run_arguments
 from hf_synlm.training import run as common
 from hf_synlm.training import stream_batches, stream_evaluation
+from tests import two_processes
 from tests.commands import run
 
 DROPOUTS = {
@@ -126,7 +128,7 @@ PRPN = (
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    """All jobs of this file, in one launch."""
+    """All jobs of this file, on the same two processes."""
     folder = tmp_path_factory.mktemp("two")
     given = {}
     for kind, train, valid in (("raw", 60, 12), ("trees", 30, 6)):
@@ -161,17 +163,22 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     add("signal", "gpst", *endless, after="step_3", signal="SIGTERM", ranks=[1])
     ruin = ("--learning_rate", "1e30", "--max_grad_norm", "1e30", "--max_train_steps", "9", "--logging_steps", "3")
     add("nan", "gpst", *ruin, "--evaluation_steps", "0")
-    add("fsdp", "gpst", *SAME_AS_ONE["gpst"], environment=FSDP)
-    add("fsdp-resumed", "gpst", *SAME_AS_ONE["gpst"], environment=FSDP, after="step_2/training_state.json",
+    add("fsdp", "gpst", *SAME_AS_ONE["gpst"], environment=FSDP, after="step_2/training_state.json",
         signal="SIGTERM", ranks=[0])  # fmt: skip
-    add("fsdp-resumed", "gpst", *SAME_AS_ONE["gpst"], environment=FSDP)
+    add("fsdp", "gpst", *SAME_AS_ONE["gpst"], environment=FSDP)
     for name, command in COMMANDS.items():
         argv = [*command, str(folder / "raw.valid.txt"), "--out", str(folder / name)]
         listed.append({"script": "hf_synlm.cli", "argv": argv, "port": free_port(), "output_dir": str(folder / name)})
     (folder / "jobs.json").write_text(json.dumps(listed), encoding="utf-8")
-    command = [*torchrun(), str(ROOT / "tests" / "two_processes.py"), str(folder / "jobs.json")]
-    done = launch(command, jobs.cache)
-    assert done.returncode == 0, done.stderr[-3000:]
+    start_server()
+    context = multiprocessing.get_context("forkserver")
+    given = str(folder / "jobs.json"), environment(jobs.cache)
+    processes = [context.Process(target=two_processes.main, args=(given[0], rank, given[1])) for rank in (0, 1)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(280)
+        assert process.exitcode == 0
     return jobs
 
 
@@ -250,12 +257,11 @@ def test_nan_names_the_batches_of_all_processes(jobs: Jobs) -> None:
 
 
 def test_fsdp_equals_one_process(jobs: Jobs) -> None:
-    """The preparation of accelerate for FSDP2, sharded checkpoints and the gathered export."""
-    one = jobs.alone("gpst")
-    assert (jobs.done("fsdp") / "step_2" / "pytorch_model_fsdp_0").is_dir()
-    same_losses(jobs.done("fsdp"), one)
-    same_weights(jobs.done("fsdp"), one, rtol=1e-4, atol=2e-5)
-    same_weights(jobs.done("fsdp-resumed"), jobs.done("fsdp"), rtol=1e-5, atol=1e-6)
+    """The preparation of accelerate for FSDP2, a resumed sharded checkpoint, and the gathered export."""
+    one, two = jobs.alone("gpst"), jobs.done("fsdp")
+    assert (two / "step_2" / "pytorch_model_fsdp_0").is_dir() and "resumed from" in jobs.log("fsdp")
+    same_losses(two, one)
+    same_weights(two, one, rtol=1e-4, atol=2e-5)
 
 
 def test_commands_share_their_texts(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,7 @@
-"""Jobs on the processes that torchrun has started, so that its launch and the imports are paid for once.
+"""Jobs on two processes, with the environment that torchrun gives, so that the imports are paid for once.
 
-    torchrun --standalone --nproc_per_node 2 tests/two_processes.py JOBS.json
-
-A job is a run of a training script, or a command of `synlm`. Every process of torchrun forks a child per job, which
-meets the others' children under the ranks that torchrun gave, can be killed, and leaves its exit status in
-`OUTPUT_DIR.status_RANK`.
+A job is a run of a training script, or a command of `synlm`. Both processes fork a child per job, which meets the
+other's child, can be killed, and leaves its exit status in `OUTPUT_DIR.status_RANK`.
 """
 
 import importlib
@@ -15,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import datasets
 
 
 def shard_on_cpu() -> None:
@@ -36,8 +35,6 @@ def shard_on_cpu() -> None:
 
 def run_child(job: dict[str, Any]) -> None:
     """The job itself; ends the process."""
-    # torchrun's own store knows one group of processes; every job makes another.
-    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job["port"]), **job.get("environment", {}))
     rank = os.environ["RANK"]
     with open(f"{job['output_dir']}.log_{rank}", "wb", buffering=0) as file:
@@ -80,9 +77,11 @@ def watch(pid: int, job: dict[str, Any]) -> int:
         time.sleep(0.002)
 
 
-def main(jobs_file: str) -> None:
+def main(jobs_file: str, rank: int, environment: dict[str, str]) -> None:
     """Run the jobs one after the other."""
-    assert int(os.environ["WORLD_SIZE"]) == 2
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    os.environ.update(environment, **{name: str(value) for name, value in ranks.items()})
+    datasets.config.HF_DATASETS_CACHE = Path(environment["HF_DATASETS_CACHE"])  # has been read from the environment
     jobs = json.loads(Path(jobs_file).read_text(encoding="utf-8"))
     for script in sorted({job["script"] for job in jobs}):
         importlib.import_module(script)
@@ -90,9 +89,4 @@ def main(jobs_file: str) -> None:
         pid = os.fork()
         if pid == 0:
             run_child(job)
-        status = watch(pid, job)
-        Path(f"{job['output_dir']}.status_{os.environ['RANK']}").write_text(str(status), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+        Path(f"{job['output_dir']}.status_{rank}").write_text(str(watch(pid, job)), encoding="utf-8")

@@ -12,9 +12,6 @@ from collections.abc import Mapping, Sequence
 
 from hf_synlm.trees import Span
 
-# A grammar whose expected sentence is finite needs few rejections; this many in a row mean that it is not.
-_MAX_REJECTIONS = 10_000
-
 
 @dataclasses.dataclass(frozen=True)
 class PCFG:
@@ -29,21 +26,6 @@ class PCFG:
     start: str
     rules: Mapping[str, Mapping[tuple[str, ...], float]]
 
-    def __post_init__(self) -> None:
-        if self.start not in self.rules:
-            raise ValueError(f"the start symbol {self.start!r} has no rules: add some")
-        for left, expansions in self.rules.items():
-            total = sum(expansions.values())
-            if not math.isclose(total, 1.0, abs_tol=1e-9) or min(expansions.values()) <= 0:
-                raise ValueError(f"the probabilities of {left!r} sum to {total}: they must be positive and sum to 1")
-            for right in expansions:
-                if len(right) == 2:
-                    undefined = [symbol for symbol in right if symbol not in self.rules]
-                    if undefined:
-                        raise ValueError(f"{undefined[0]!r} in {left} -> {' '.join(right)} has no rules: add some")
-                elif len(right) != 1:
-                    raise ValueError(f"{left} -> {' '.join(right)} is not a pair of nonterminals or one word: split it")
-
     def sample(self, generator: random.Random, max_length: int = 40) -> tuple[list[str], list[Span]]:
         """Draw a sentence and its tree.
 
@@ -54,15 +36,10 @@ class PCFG:
 
         Returns:
             The words, and the n - 1 half-open spans of the binary tree in post-order.
-
-        Raises:
-            ValueError: 10,000 sentences in a row are too long.
         """
-        for _ in range(_MAX_REJECTIONS):
-            drawn = self._draw(generator, max_length)
-            if drawn is not None:
-                return drawn
-        raise ValueError(f"no sentence of at most {max_length} words in {_MAX_REJECTIONS} draws: raise max_length")
+        while (drawn := self._draw(generator, max_length)) is None:
+            pass
+        return drawn
 
     def _draw(self, generator: random.Random, max_length: int) -> tuple[list[str], list[Span]] | None:
         """Draw one derivation from left to right; None once it has more than `max_length` words."""
@@ -97,13 +74,8 @@ class PCFG:
         Returns:
             log p(words) in nats under the grammar without a length limit; -inf if it has no tree.
 
-        Raises:
-            ValueError: the sentence is empty.
-
         Cost: O(n^3 * rules).
         """
-        if not words:
-            raise ValueError("the sentence is empty: the grammar gives at least one word")
         length = len(words)
         inside: dict[Span, dict[str, float]] = {}
         for start, word in enumerate(words):
@@ -168,11 +140,6 @@ def generate_corpus(
 
     Returns:
         Per sentence its words and the half-open spans of its binary tree in post-order.
-
-    Raises:
-        ValueError: `num_sentences` is negative, or the grammar hardly gives sentences this short.
     """
-    if num_sentences < 0:
-        raise ValueError(f"num_sentences is {num_sentences}: it must not be negative")
     generator = random.Random(seed)
     return [grammar.sample(generator, max_length) for _ in range(num_sentences)]

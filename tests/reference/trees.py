@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from itertools import product
 
+from hf_synlm.rnng_actions import TransitionSystem
+
 
 def all_binary_trees(start: int, end: int) -> list:
     """List every binary tree over the leaves start, ..., end - 1 as nested pairs."""
@@ -200,3 +202,10 @@ def stacks_of(actions: Sequence[int], system: str) -> list[list] | None:
         stacks.append(stack)
         previous = action
     return stacks
+
+
+def stack_depths(
+    system: TransitionSystem, actions: Sequence[int], word_ends: Sequence[bool] | None = None
+) -> list[int]:
+    """Elements on the stack after each action: words, open nonterminals and closed constituents."""
+    return [stack.depth for stack in system.steps(actions, word_ends, forest=True)]
