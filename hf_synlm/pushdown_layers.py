@@ -189,8 +189,9 @@ class AttachmentHead(nn.Module):
             return query @ keys.mT + (query @ self.depth_embedding.weight.T).gather(2, tape)
         first, second, dropout = self.key_mlp.up_proj, self.key_mlp.down_proj, self.key_mlp.dropout
         of_depth = F.linear(self.depth_embedding.weight, first.weight[:, query.shape[2] :])
-        moved, scores = query @ second.weight, torch.zeros_like(tape, dtype=query.dtype)
+        # Dropout has one mask for each query; that of the authors has one for each pair, and the same mean.
+        moved, scores = dropout(query @ second.weight), torch.zeros_like(tape, dtype=query.dtype)
         for depth in range(int(tape.max()) + 1):
-            products = moved @ dropout(F.relu(keys + of_depth[depth])).mT
+            products = moved @ F.relu(keys + of_depth[depth]).mT
             scores = torch.where(tape == depth, products, scores)
         return scores + (query @ second.bias)[..., None]
