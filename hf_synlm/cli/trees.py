@@ -402,7 +402,7 @@ def surprisal(
         write_text(_meta(out), result.to_json())
         _say(f"wrote {_meta(out)}, which says how the table was made")
     if counts["unknown_words"]:
-        remedy = "write them as its training text does"
+        remedy = "each is read as a class of unknown words; a model with word pieces knows all words"
         if tokenize is None:
             remedy = "its treebank may separate punctuation and clitics; try --tokenize ptb"
         _say(
