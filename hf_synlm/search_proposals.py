@@ -49,7 +49,7 @@ def propose_words(
             words = search.mask_end(torch.cat(levels, 1), search.machine.is_complete(state.pool, block.nodes))
         base = block.scores + block.log_probs[..., 0]
         if keep_scores:
-            summed = _add_words(summed, state, block, base, words)
+            summed = add_words(summed, state, block, base, words)
         if ends is not None:
             ended.append(base[..., None] + words[..., ends])
             words[..., ends] = NEG_INF
@@ -71,7 +71,7 @@ def propose_words(
     return chosen, table.candidates(scores, ids // len(ends), ends[ids % len(ends)]), summed
 
 
-def _add_words(summed: Tensor | None, state: SearchState, block: Block, base: Tensor, words: Tensor) -> Tensor:
+def add_words(summed: Tensor | None, state: SearchState, block: Block, base: Tensor, words: Tensor) -> Tensor:
     """Add the rows of a block to log p(word | hypothesis) [B, K, V]."""
     if summed is None:
         summed = words.new_full((*state.scores.shape, words.shape[2]), NEG_INF)

@@ -36,7 +36,7 @@ class Nodes(NamedTuple):
     start: torch.Tensor
 
 
-def _grown(tensor: torch.Tensor, dim: int, capacity: int) -> torch.Tensor:
+def grown(tensor: torch.Tensor, dim: int, capacity: int) -> torch.Tensor:
     """Copy of `tensor` with `capacity` places along `dim`, zeros after the old content."""
     shape = list(tensor.shape)
     shape[dim] = capacity
@@ -98,8 +98,8 @@ class NodePool:
         capacity = self.fields.shape[1]
         if self.size > capacity:
             capacity = max(self.size, 2 * capacity)
-            self.fields = _grown(self.fields, 1, capacity)
-            self.features = {name: _grown(value, 1, capacity) for name, value in self.features.items()}
+            self.fields = grown(self.fields, 1, capacity)
+            self.features = {name: grown(value, 1, capacity) for name, value in self.features.items()}
         return first
 
     def append(

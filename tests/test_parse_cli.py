@@ -81,6 +81,8 @@ def test_alternatives_of_the_beam(saved_models, files, capsys, monkeypatch):
     assert "--num-trees 99: the beam holds 4. Give --num-beams" in capsys.readouterr().err
     svg = run(capsys, "parse", one, "--model", saved_models / "gpst", "--method", "inside", "--format", "svg")
     assert ElementTree.fromstring(svg).tag.endswith("svg")
+    page = run(capsys, "parse", one, "--model", saved_models / "on_lstm", "--format", "html")
+    assert "Unknown to the model: ask" in "".join(ElementTree.fromstring(page).itertext())
     biased = ("--parse-option", "decoder=biased", "--parse-option", "layer=0")
     assert run(capsys, "parse", one, "--model", saved_models / "on_lstm", *biased).startswith("(")
 

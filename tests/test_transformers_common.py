@@ -17,14 +17,23 @@ import torch
 from transformers.utils import logging
 
 import hf_synlm
-from tests import test_modeling_gpst, test_modeling_rnng, test_modeling_tree_lm, transformers_tests
+from tests import (
+    test_modeling_gpst,
+    test_modeling_pushdown,
+    test_modeling_rnng,
+    test_modeling_tree_lm,
+    test_modeling_urnng,
+    transformers_tests,
+)
 from tests.recurrent_models import make_model
-from tests.transformers_skips import ARCHITECTURES, SKIPS, skip_of
+from tests.transformers_skips import ARCHITECTURES, DERIVATIONS, SKIPS, skip_of
 
 PREFIXES = {
     "gpst": "GPST",
     "rnng": "RNNG",
     "tree_lm": "TreeLM",
+    "urnng": "URNNG",
+    "pushdown": "Pushdown",
     "on_lstm": "ONLSTM",
     "prpn": "PRPN",
     "palm": "PaLM",
@@ -90,6 +99,13 @@ def make_tester(architecture: str, test: str) -> Tester:
     if architecture == "tree_lm":
         config = test_modeling_tree_lm.tiny(structure_attention="stack_compose").config
         return Tester(config, test_modeling_tree_lm.batch(), config.hidden_size, config.num_hidden_layers + 1)
+    if architecture == "urnng":
+        config = test_modeling_urnng.tiny(vocab_size=30).config
+        return Tester(config, test_modeling_urnng.batch(), config.hidden_size, 1)
+    if architecture == "pushdown":
+        config = test_modeling_pushdown.tiny(vocab_size=40).config
+        inputs = {"input_ids": ids, "attachments": torch.tensor([[1, 1, 3, 4, 3, 2, 7]] * 3)}
+        return Tester(config, inputs, config.hidden_size, config.num_hidden_layers + 1)
     config = make_model("on_lstm, shared" if architecture == "on_lstm" else architecture, num_layers=2).config
     return Tester(config, {"input_ids": ids}, config.embedding_size, config.num_layers + 1 + (architecture == "prpn"))
 
@@ -114,7 +130,7 @@ def model_tests(modeling: Any, architecture: str) -> type:
 
         def _prepare_for_class(self, inputs_dict: Any, model_class: Any, return_labels: bool = False) -> Any:
             inputs = super()._prepare_for_class(inputs_dict, model_class, return_labels)
-            if architecture in ("rnng", "tree_lm") and "labels" in inputs and inputs["labels"].dim() == 2:
+            if architecture in DERIVATIONS and "labels" in inputs and inputs["labels"].dim() == 2:
                 inputs["labels"] = inputs["input_ids"].clone()  # nothing else can be learned from derivations
             return inputs
 

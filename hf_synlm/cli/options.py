@@ -160,7 +160,7 @@ class Searching(Loading):
 
     Attributes:
         num_beams: Derivations kept after a word (GPST, RNNG); default: the model's own.
-        action_beam_size: Derivations kept after an action (RNNG).
+        action_beam_size: Derivations kept after an action (RNNG); default: the model's own, at least num_beams.
         fast_track_size: Derivations that fast-track moves on to the next word (RNNG).
         num_processes: Processes on a CPU, with one thread each; default: one for every 2,000 texts times beam, at most
             one per core. For several GPUs: accelerate launch -m hf_synlm.cli ...

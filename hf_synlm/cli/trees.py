@@ -59,7 +59,7 @@ def parse(
         raise ValueError(f"{texts} holds no sentence: give one per line")
     _check_drawings(sentences, style, out, overwrite)
     from hf_synlm.evaluation.treebank_parsing import parse_sentences
-    from hf_synlm.evaluation.words import split_as_treebank
+    from hf_synlm.evaluation.words import encode_sentences, split_as_treebank
 
     chosen = parsing.chosen(num_return_sequences=None if num_trees == 1 else num_trees)
     scorer = parsing.scorer(model)
@@ -83,6 +83,10 @@ def parse(
     missing = sum(not sentence.hypotheses for sentence in found)
     if missing:
         typer.echo(f"no complete tree for {missing} of {len(found)} sentences; a wider beam may find more", err=True)
+    if style == "html":
+        encoded = encode_sentences(scorer.tokenizer, [list(sentence.words) for sentence in found])
+        unknown = [tuple(sorted(text.unknown)) for text in encoded]
+        found = [dataclasses.replace(s, unknown_words=places) for s, places in zip(found, unknown, strict=True)]
     remaining = iter(found)
     parsed = [next(remaining) if words else ParsedSentence(()) for words in sentences]
     _write_drawings(parsed, style, out, title=f"{texts}, parsed by {scorer.name}")
@@ -181,7 +185,7 @@ class ChoosingOptions:
         max_new_tokens: Maximum length of a continuation.
         num_sequences: Texts per prompt.
         num_beams: Beam of the search; default: greedy.
-        action_beam_size: Derivations kept after an action (RNNG).
+        action_beam_size: Derivations kept after an action (RNNG); default: the model's own, at least num_beams.
         fast_track_size: Derivations that fast-track moves on to the next word (RNNG).
         structure_mode: GPST, RNNG: joint (default) searches tree and words together; marginal sums the trees out and
             gives no tree.

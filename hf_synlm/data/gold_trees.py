@@ -1,4 +1,4 @@
-"""Gold trees as supervision: actions for RNNG, syntactic distances for ON-LSTM and PRPN, spans for PaLM."""
+"""Gold trees as supervision: actions for RNNG, distances for ON-LSTM and PRPN, spans for PaLM, attachments."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_synlm.data.collate import word_ends_from_offsets
 from hf_synlm.data.text import errors_at
 from hf_synlm.data.treebank import TreebankSentence
+from hf_synlm.pushdown_tape import tree_attachments
 from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.syntactic_distance import spans_to_distances
 from hf_synlm.trees import Span, binarize, check_words, spans_to_tree, tree_to_spans
@@ -164,6 +165,29 @@ def gold_spans(spans: Sequence[Span], word_ends: Sequence[bool], *, binarized: b
     kept = tree_to_spans(binarize(tree) if binarized else tree)[:-1]
     first = _first_tokens(word_ends)
     return [(first[i], first[j]) for i, j in kept]
+
+
+def gold_attachments(spans: Sequence[Span], word_ends: Sequence[bool]) -> list[int]:
+    """Compute the attachments of Pushdown Layers: those of the tree over tokens, binarized to the right.
+
+    Source: Murty et al. (2023). The tokens of a word are a constituent.
+
+    Args:
+        spans: half-open word spans of the tree, in any order; copies and spans of one word are ignored.
+        word_ends: per token, True at the last piece of each word.
+
+    Returns:
+        Per token the position that it is attached to, counted from 1 at the first token (see `pushdown_tape`).
+
+    Raises:
+        ValueError: the spans cross or leave the sentence, or the last token does not end a word.
+
+    Cost: O(n log n).
+    """
+    num_words, num_tokens, first = _count_words(word_ends), len(word_ends), _first_tokens(word_ends)
+    words = [*spans, *((word, word + 1) for word in range(num_words)), (0, num_words)]
+    inner = {(first[i], first[j]) for i, j in words if first[j] - first[i] > 1}
+    return tree_attachments(tree_to_spans(binarize(spans_to_tree(sorted(inner), num_tokens))), num_tokens)
 
 
 def _count_words(word_ends: Sequence[bool]) -> int:

@@ -65,11 +65,13 @@ class ParsedSentence:
         hypotheses: the trees, best first, each once; empty if the search found no complete tree. Trees over tokens that
             are equal over words are one tree, at the best of their ranks.
         word_log_probs: log p(word | words before) of each word in nats, summed over trees; None if unknown.
+        unknown_words: indices of the words that the model does not know, where that was asked; not part of `to_dict`.
     """
 
     words: tuple[str, ...]
     hypotheses: tuple[Hypothesis, ...] = ()
     word_log_probs: tuple[float, ...] | None = None
+    unknown_words: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.word_log_probs is not None and len(self.word_log_probs) != len(self.words):

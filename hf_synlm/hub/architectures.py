@@ -14,8 +14,10 @@ from hf_synlm.configuration_lstm import LSTMConfig
 from hf_synlm.configuration_on_lstm import ONLSTMConfig
 from hf_synlm.configuration_palm import PaLMConfig
 from hf_synlm.configuration_prpn import PRPNConfig
+from hf_synlm.configuration_pushdown import PushdownConfig
 from hf_synlm.configuration_rnng import RNNGConfig
 from hf_synlm.configuration_tree_lm import TreeLMConfig
+from hf_synlm.configuration_urnng import URNNGConfig
 from hf_synlm.modeling_gpst import GPSTForCausalLM, GPSTForSequenceClassification, GPSTModel, GPSTPreTrainedModel
 from hf_synlm.modeling_lstm import LSTMForCausalLM, LSTMModel, LSTMPreTrainedModel
 from hf_synlm.modeling_on_lstm import (
@@ -26,6 +28,7 @@ from hf_synlm.modeling_on_lstm import (
 )
 from hf_synlm.modeling_palm import PaLMForCausalLM, PaLMForSequenceClassification, PaLMModel, PaLMPreTrainedModel
 from hf_synlm.modeling_prpn import PRPNForCausalLM, PRPNForSequenceClassification, PRPNModel, PRPNPreTrainedModel
+from hf_synlm.modeling_pushdown import PushdownForCausalLM, PushdownModel, PushdownPreTrainedModel
 from hf_synlm.modeling_rnng import RNNGForCausalLM, RNNGForSequenceClassification, RNNGModel, RNNGPreTrainedModel
 from hf_synlm.modeling_tree_lm import (
     TreeLMForCausalLM,
@@ -33,6 +36,7 @@ from hf_synlm.modeling_tree_lm import (
     TreeLMModel,
     TreeLMPreTrainedModel,
 )
+from hf_synlm.modeling_urnng import URNNGForCausalLM, URNNGModel, URNNGPreTrainedModel
 from hf_synlm.outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
 
 _AUTO_CLASSES: dict[str, Any] = {
@@ -41,7 +45,17 @@ _AUTO_CLASSES: dict[str, Any] = {
     "ForSequenceClassification": AutoModelForSequenceClassification,
 }
 
-for _config_class in (GPSTConfig, LSTMConfig, ONLSTMConfig, PaLMConfig, PRPNConfig, RNNGConfig, TreeLMConfig):
+for _config_class in (
+    GPSTConfig,
+    LSTMConfig,
+    ONLSTMConfig,
+    PaLMConfig,
+    PRPNConfig,
+    PushdownConfig,
+    RNNGConfig,
+    TreeLMConfig,
+    URNNGConfig,
+):
     AutoConfig.register(_config_class.model_type, _config_class, exist_ok=True)
     _config_class.register_for_auto_class()
     for _kind in _config_class.model_classes:
@@ -77,6 +91,10 @@ __all__ = [
     "PaLMModel",
     "PaLMPreTrainedModel",
     "ParseOutput",
+    "PushdownConfig",
+    "PushdownForCausalLM",
+    "PushdownModel",
+    "PushdownPreTrainedModel",
     "RNNGConfig",
     "RNNGForCausalLM",
     "RNNGForSequenceClassification",
@@ -90,4 +108,8 @@ __all__ = [
     "TreeLMForSequenceClassification",
     "TreeLMModel",
     "TreeLMPreTrainedModel",
+    "URNNGConfig",
+    "URNNGForCausalLM",
+    "URNNGModel",
+    "URNNGPreTrainedModel",
 ]

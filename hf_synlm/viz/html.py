@@ -111,6 +111,9 @@ def _body(sentence: ParsedSentence, pictures: Mapping[str, str] | None = None) -
     if bits is not None:
         count = "1 word" if len(bits) == 1 else f"{len(bits)} words"
         parts.append(f"<p>{count}, surprisal {math.fsum(bits):.2f} bits in all</p>")
+    if sentence.unknown_words:
+        words = ", ".join(sentence.words[place] for place in sentence.unknown_words)
+        parts.append(f'<p>Unknown to the model: <em dir="auto">{escape_xml(words)}</em></p>')
     if not sentence.hypotheses:
         parts.append("<p>The search found no complete tree; a wider beam may.</p>")
         if sentence.words:

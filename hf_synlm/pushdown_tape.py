@@ -1,0 +1,103 @@
+"""Attachments and the stack tape of Pushdown Layers (Murty et al. 2023).
+
+Positions count the begin token as 0. Position t is *attached* to a position a:
+
+    a = t: it is put on the stack of constituents (shift)
+    a < t: it is joined with the constituent at the top of the stack, the result with the next one, and so on, until
+           the constituent whose last position is a has been joined
+
+    ((a b) (c (d e)))   positions 1 .. 5   attachments 1 1 3 4 2
+
+tape[t, s] counts the constituents joined at or before t that hold s. A Transformer that sees it knows the stack.
+
+Shapes: B sentences, P positions.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def tree_attachments(spans: list[tuple[int, int]], num_tokens: int) -> list[int]:
+    """Attachments of a binary tree.
+
+    Args:
+        spans: half-open token spans of the tree in post-order, leaves left out.
+        num_tokens: n.
+
+    Returns:
+        Attachments of positions 1 .. n: the last position of the left part of the widest constituent that ends there,
+        else the position itself.
+
+    Raises:
+        ValueError: the tree is not binary.
+    """
+    if len(spans) != num_tokens - 1:
+        raise ValueError(f"{len(spans)} spans over {num_tokens} tokens are no binary tree. Binarize it first.")
+    attachments, start_of = list(range(1, num_tokens + 1)), list(range(num_tokens))
+    for i, j in spans:
+        # The right part is the widest constituent so far that ends at j; the left part ends where it starts.
+        attachments[j - 1], start_of[j - 1] = start_of[j - 1], i
+    return attachments
+
+
+def constituent_starts(attachments: Tensor) -> Tensor:
+    """First position [B, P] of the constituent at the top of the stack once each position is attached.
+
+    That of a constituent which is joined to a is that of a; found by doubling, in log P steps.
+    """
+    start, steps = attachments, max(1, attachments.shape[1] - 1).bit_length()
+    for _ in range(steps):
+        start = start.gather(1, start)
+    return start
+
+
+def stacks(attachments: Tensor) -> Tensor:
+    """Which positions are the last ones of constituents on the stack.
+
+    Args:
+        attachments: [B, P].
+
+    Returns:
+        [B, P, P]: row t, once positions 0 .. t are attached.
+
+    Cost: O(P^2).
+    """
+    start, place = constituent_starts(attachments), torch.arange(attachments.shape[1], device=attachments.device)
+    later = place[None] > place[:, None]
+    # Position e stays on the stack up to t if nothing attached after it up to t starts at or before it.
+    lowest = torch.where(later, start[:, None], len(place)).cummin(2).values
+    return ((lowest > place[:, None]) & (later | (place[None] == place[:, None]))).mT
+
+
+def stack_tape(attachments: Tensor) -> Tensor:
+    """The stack tape of given attachments.
+
+    Args:
+        attachments: [B, P]; a position that is not to be attached (the end of a sentence) has its own number.
+
+    Returns:
+        [B, P, P]: at (t, s) how many constituents that end at or before t hold s.
+
+    Raises:
+        ValueError: a position is attached to one that is not the end of a constituent on the stack. (Not on a GPU: the
+            check would stall every step.)
+
+    Cost: O(P^2).
+    """
+    place = torch.arange(attachments.shape[1], device=attachments.device)
+    before = F.pad(stacks(attachments)[:, :-1], (0, 0, 1, 0))  # the stack before t
+    if attachments.device.type == "cpu":
+        legal = before.gather(2, attachments[..., None])[..., 0] | (attachments == place)
+        if not bool(legal.all()):
+            row, position = (~legal).nonzero()[0].tolist()
+            raise ValueError(
+                f"attachments: position {position} of row {row} is attached to {int(attachments[row, position])}, "
+                "where no constituent on the stack ends."
+            )
+    joined = before & (place >= attachments[..., None]) & (attachments != place)[..., None]
+    start = constituent_starts(attachments)[:, None].expand_as(joined)
+    change = torch.zeros_like(start).scatter_add(2, start, joined.long())
+    # Constituents that end at t hold the positions from their first one to t.
+    held = change.cumsum(2) * (place[None] <= place[:, None])
+    return held.cumsum(1)

@@ -1,0 +1,243 @@
+"""Pushdown Layers: values, gradients and beams of the authors' program; tape, search, caches and padding."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from training_runs import sample_files
+
+from hf_synlm.configuration_pushdown import PushdownConfig
+from hf_synlm.conversion.pushdown import convert_weights
+from hf_synlm.data.gold_trees import gold_attachments
+from hf_synlm.modeling_pushdown import PushdownForCausalLM, PushdownModel
+from hf_synlm.pushdown_tape import stack_tape, tree_attachments
+from hf_synlm.training import train_pushdown
+
+GOLDENS = Path(__file__).parent / "goldens" / "pushdown"
+CASES = ("01_random", "02_trained", "03_additive", "04_binary_tape", "05_trained_long")
+SEARCHED = tuple(case for case in CASES if case != "04_binary_tape")
+
+
+def read_case(name: str) -> tuple[PushdownForCausalLM, dict[str, Any], dict[str, Tensor]]:
+    meta = json.loads((GOLDENS / name / "meta.json").read_text())
+    given = meta["config"]
+    key = "none" if not given["compose_keys_and_stack_info"] else "sum" if given["additive_composition"] else "mlp"
+    same = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_depths", "pushdown_layers")
+    config = PushdownConfig(
+        **{name: given[name] for name in same},
+        num_attention_heads=given["layer_attention_heads"], dropout=0.0, attachment_key=key, stack_tape=given["tape"],
+        attachment_depth_size=given["attachment_key_depth_size"], end_token_id=given["end_word_id"],
+        bos_token_id=given["bos_token_id"], eos_token_id=given["eos_token_id"], pad_token_id=given["pad_token_id"],
+    )  # fmt: skip
+    model = PushdownForCausalLM(config).eval()
+    model.load_state_dict(convert_weights(load_file(GOLDENS / name / "state.safetensors"), config))
+    return model, meta, load_file(GOLDENS / name / "io.safetensors")
+
+
+def inputs_of(meta: dict[str, Any], golden: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rows of begin token, tokens, end word and end token, as a tokenizer writes them."""
+    ids = torch.nn.functional.pad(golden["input_ids"], (0, 1)).long()
+    ids = ids.scatter(1, golden["lengths"][:, None].long(), meta["config"]["eos_token_id"])
+    attachments = torch.nn.functional.pad(golden["attachment_labels"], (1, 0), value=-100).long()
+    mask = torch.arange(ids.shape[1]) <= golden["lengths"][:, None]
+    return {"input_ids": ids, "attention_mask": mask.long(), "attachments": attachments}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_are_those_of_the_authors(case: str) -> None:
+    model, meta, golden = read_case(case)
+    out = model(**inputs_of(meta, golden), output_logits=True)
+    for name in ("language_model", "attachment"):
+        torch.testing.assert_close(out.losses[name], golden[f"loss/{name}"].view(()), atol=1e-5, rtol=1e-5)
+    for row, length in enumerate(golden["lengths"].tolist()):
+        pairs = [(out.token_logits_given_tree[row, :length], golden["logits"][row, :length])]
+        # The row of the end word attaches the end token, which the authors do not score.
+        size = length - 1
+        pairs.append((out.action_logits[row, :size, :length], golden["attachment_logits"][row, :size, :length]))
+        for found, expected in pairs:
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        joint = golden["word_log_probs"][row].sum() + golden["attachment_log_probs"][row].sum()
+        torch.testing.assert_close(out.joint_log_prob[row], joint, atol=1e-4, rtol=1e-5)
+    if (GOLDENS / case / "grads.safetensors").is_file():
+        out.loss.backward()
+        grads = convert_weights(load_file(GOLDENS / case / "grads.safetensors"), model.config)
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(parameter.grad, grads[name], atol=1e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tape_is_that_of_the_authors(case: str) -> None:
+    model, meta, golden = read_case(case)
+    inputs = inputs_of(meta, golden)
+    mask = inputs["attention_mask"].bool()
+    mask[:, 0] = False
+    _, _, tape = model.model.lay_out(inputs["input_ids"], mask, inputs["attachments"])
+    for row, length in enumerate(golden["lengths"].tolist()):
+        found = model.model.clip_tape(tape[row, :length, :length])
+        assert torch.equal(found, golden["tape"][row, :length, :length].long())
+
+
+@pytest.mark.parametrize("case", SEARCHED)
+def test_beams_are_those_of_the_authors(case: str) -> None:
+    model, meta, golden = read_case(case)
+    for number, beams in meta["beams"].items():
+        sentence = meta["sentences"][int(number)]
+        ids = torch.tensor([[*sentence["ids"], model.config.eos_token_id]])
+        for width, expected in beams.items():
+            kept = min(int(width), expected["n_final"], 20)
+            out = model.parse(ids, num_beams=int(width), num_return_sequences=kept)
+            best = torch.tensor([hypothesis["log_prob"] for hypothesis in expected["hypotheses"][:kept]])
+            torch.testing.assert_close(out.log_probs[0], best, atol=1e-4, rtol=1e-5)
+            assert out.text_log_probs.item() == pytest.approx(expected["log_marginal"], abs=1e-4, rel=1e-5)
+            surprisal = torch.tensor(expected["surprisal"])
+            torch.testing.assert_close(-out.token_log_probs[0], surprisal, atol=1e-4, rtol=1e-5)
+            for actions, hypothesis in zip(out.actions[0], expected["hypotheses"], strict=False):
+                assert [int(a) - 1 for a in actions if a > 0] == hypothesis["attachments"]
+            model.config.scoring_num_beams = int(width)
+            next_words = golden[f"beam/{number}/{width}/next_word_log_probs"]
+            begin = torch.tensor([[model.config.bos_token_id]])
+            logits = model(torch.cat([begin, ids[:, :-1]], 1)).logits[0]
+            torch.testing.assert_close(logits, next_words, atol=1e-4, rtol=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------- the model alone
+def tiny(vocab_size: int = 6, **overrides: Any) -> PushdownForCausalLM:
+    """A random model; ids 0 padding, 1 begin, 2 end."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    given = {"num_depths": 4, "attachment_depth_size": 4, "bos_token_id": 1, "eos_token_id": 2, **sizes, **overrides}
+    torch.manual_seed(0)
+    model = PushdownForCausalLM(PushdownConfig(vocab_size=vocab_size, dropout=0.0, **given)).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+def histories(num_tokens: int) -> list[list[int]]:
+    """All legal attachments of positions 1 .. n, by a stack of last positions."""
+    found = [([], [])]
+    for position in range(1, num_tokens + 1):
+        found = [
+            ([*taken, a], [*(e for e in stack if e < a), position])
+            for taken, stack in found
+            for a in [*stack, position]
+        ]
+    return [taken for taken, _ in found]
+
+
+def test_wide_beam_sums_over_all_histories_of_given_trees() -> None:
+    """Logits are log p(next | prefix) and normalized, by teacher forcing of every history."""
+    model = tiny()
+    text = [3, 4, 5, 4]
+    assert len(histories(4)) == 14  # Catalan numbers
+    ids = torch.tensor([[1, *text]])
+    model.config.scoring_num_beams = 100
+    logits = model(ids).logits[0]
+    torch.testing.assert_close(logits.logsumexp(-1), torch.zeros(5), atol=1e-5, rtol=0)
+    out = model.parse(ids, num_beams=100, num_return_sequences=14)
+    joints = []
+    for taken in histories(4):
+        scored = model(ids, attachments=torch.tensor([[-100, *taken]]))
+        joints.append(float(scored.joint_log_prob))
+    expected = torch.tensor(sorted(joints, reverse=True))
+    torch.testing.assert_close(out.log_probs[0], expected, atol=1e-5, rtol=1e-5)
+    prefixes = [
+        torch.stack([model(ids[:, : n + 1], attachments=torch.tensor([[-100, *taken, -100]])).joint_log_prob[0]
+                     for taken in histories(n - 1)]).logsumexp(0)
+        for n in range(1, 5)
+    ]  # fmt: skip
+    before = torch.stack([torch.zeros(()), *prefixes[:-1]])
+    torch.testing.assert_close(out.token_log_probs[0, 1:], torch.stack(prefixes) - before, atol=1e-5, rtol=1e-5)
+
+
+def test_tape_of_a_tree_by_hand() -> None:
+    attachments = tree_attachments([(0, 2), (3, 5), (2, 5), (0, 5)], 5)
+    assert attachments == [1, 1, 3, 4, 2]
+    tape = stack_tape(torch.tensor([[0, *attachments, 6]]))[0]
+    assert tape[[0, 1]].sum() == 0
+    assert tape[2:5].tolist() == [[0, 1, 1, 0, 0, 0, 0]] * 3 and tape[6].tolist() == [0, 2, 2, 2, 3, 3, 0]
+    with pytest.raises(ValueError, match="position 3 of row 0 is attached to 1"):
+        stack_tape(torch.tensor([[0, 1, 1, 1]]))
+    with pytest.raises(ValueError, match="no binary tree"):
+        tree_attachments([(0, 3)], 3)
+
+
+def test_batches_padding_and_steps_change_nothing() -> None:
+    model = tiny(scoring_num_beams=3)
+    long, short = torch.tensor([[1, 3, 4, 5, 3, 4, 3]]), torch.tensor([[1, 5, 5, 3]])
+    alone = [model(ids).logits for ids in (long, short)]
+    for left in (False, True):
+        pad = torch.zeros(1, 3, dtype=torch.long)
+        row = torch.cat([pad, short] if left else [short, pad], 1)
+        logits = model(torch.cat([long, row]), attention_mask=(torch.cat([long, row]) != 0).long()).logits
+        torch.testing.assert_close(logits[:1], alone[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(logits[1:, 3:] if left else logits[1:, :4], alone[1], atol=1e-5, rtol=1e-5)
+    first = model(long[:, :3], use_cache=True)
+    rest = model(long[:, 3:], past_key_values=first.past_key_values).logits
+    torch.testing.assert_close(torch.cat([first.logits, rest], 1), alone[0], atol=1e-5, rtol=1e-5)
+
+
+def test_trees_and_words_of_pieces() -> None:
+    model, ids = tiny(), torch.tensor([[3, 4, 5, 3, 4, 5]])
+    ends = torch.tensor([[False, True, True, False, False, True]])
+    out = model.parse(ids, word_ends=ends, num_beams=50, num_return_sequences=8)
+    for spans in out.spans[0]:
+        assert len(spans) == 5 and spans[-1] == (0, 6)
+        assert {(0, 2), (3, 6)} <= set(spans)
+
+
+def test_generate_and_round_trip(tmp_path: Path) -> None:
+    """The best sequence of a wide beam has the probability of its text with the tree that stands beside it."""
+    model, ids = tiny(scoring_num_beams=30), torch.tensor([[1, 3, 4]])
+    options = {"max_new_tokens": 3, "eos_token_id": None, "return_dict_in_generate": True, "length_penalty": 0.0}
+    out = model.generate(ids, num_beams=30, **options)
+    attachments = torch.tensor([[-100, *(int(a) - 1 for a in out.actions[0] if a > 0)]])
+    joint = model(out.sequences, attachments=attachments).joint_log_prob
+    prompt = model.parse(ids, num_beams=30).token_log_probs.sum(1)
+    torch.testing.assert_close(out.sequences_scores, joint - prompt, atol=1e-4, rtol=1e-5)
+    torch.manual_seed(0)
+    drawn = [tuple(model.generate(ids, do_sample=True, **options).sequences[0, 3:].tolist()) for _ in range(20)]
+    assert len(set(drawn)) > 5
+    model.save_pretrained(tmp_path)
+    again = PushdownForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(again(ids).logits, model(ids).logits, atol=1e-6, rtol=1e-6)
+
+
+def test_model_without_trees_takes_the_best_ones(tmp_path: Path) -> None:
+    (model := tiny()).save_pretrained(tmp_path)
+    bare = PushdownModel.from_pretrained(tmp_path)
+    ids = torch.tensor([[3, 4, 5, 3], [0, 0, 5, 4]])
+    actions = model.parse(ids).actions
+    attachments = torch.full_like(ids, -100)
+    attachments[0] = actions[0, 0][actions[0, 0] > 0] - 1
+    attachments[1, 2:] = actions[1, 0][actions[1, 0] > 0] - 1
+    expected = bare(ids, attachments=attachments).last_hidden_state
+    assert torch.equal(bare(ids).last_hidden_state, expected)
+
+
+def test_wrong_configurations_are_refused() -> None:
+    with pytest.raises(ValueError, match="there is no layer 2"):
+        tiny(pushdown_layers=[2])
+    with pytest.raises(ValueError, match="must be even and a multiple of 3 heads"):
+        tiny(num_attention_heads=3)
+    with pytest.raises(ValueError, match="labels and output_logits need attachments"):
+        tiny()(torch.tensor([[1, 3]]), labels=torch.tensor([[1, 3]]))
+
+
+def test_gold_trees_over_pieces() -> None:
+    """(the (blue birds)) sing, birds in two pieces: (((the (blue (bi rds))) sing)."""
+    assert gold_attachments([(0, 3), (1, 3), (0, 4)], [True, True, False, True, True]) == [1, 2, 3, 1, 4]
+
+
+def test_program_trains_a_model_and_searches(tmp_path: Path) -> None:
+    files = sample_files(tmp_path, "trees", train=6, valid=2)
+    sizes = "hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=24"
+    command = ["--config", "pushdown_tiny", "--train_file", files["train"], "--validation_file", files["valid"]]
+    command += ["--config_overrides", sizes, "--max_steps", "3", "--use_cpu", "--disable_tqdm", "True"]
+    train_pushdown.main([*command, "--num_beams", "2", "--output_dir", str(tmp_path / "run")])
+    results = json.loads((tmp_path / "run" / "eval_results.json").read_text())
+    assert 0 <= results["eval_f1"] < 100 and results["eval_word_perplexity"] > 1
+    assert PushdownForCausalLM.from_pretrained(tmp_path / "run").config.num_hidden_layers == 1
