@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
 from .gpst_chart import TreeNodes
+from .search_parsing import refuse_empty_rows
 from .token_batch import attended_tokens
 
 
@@ -122,14 +123,6 @@ class ContextBatch:
             if end - start > 1:
                 rows[row].append((start + shifts[row], end + shifts[row]))
         return rows
-
-
-def refuse_empty_rows(mask: Tensor) -> None:
-    """Raise ValueError if a row of `mask` [B, T], True = token, is empty."""
-    empty_B = ~mask.any(1)
-    if bool(empty_B.any()):
-        row = int(empty_B.nonzero()[0])
-        raise ValueError(f"Row {row} of input_ids has no token (besides a begin token). Leave empty texts out.")
 
 
 def _number_runs(sentence_ids: Tensor) -> Tensor:

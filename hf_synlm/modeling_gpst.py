@@ -30,7 +30,7 @@ from .gpst_composition import GPSTComposition, GPSTDecomposition, GPSTParser
 from .gpst_inside_outside import InsideChart, inside, outside
 from .gpst_objective import LOSS_PARTS, GPSTHeads, NodeSequence, TreeStructure, count_items
 from .gpst_stack_machine import GPSTStackMachine
-from .gpst_tokens import ContextBatch, refuse_empty_rows
+from .gpst_tokens import ContextBatch
 from .hidden_states import (
     asked_of_layers,
     kept_states,
@@ -41,7 +41,7 @@ from .hidden_states import (
 from .losses import check_shares, share_of
 from .module_tools import NoOffloading, evaluation_mode, weight_of
 from .outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
-from .search_parsing import parse_with_search
+from .search_parsing import parse_with_search, refuse_empty_rows
 from .token_batch import attended_tokens, check_labels, only_token_ids
 
 

@@ -18,7 +18,7 @@ from .outputs import ParseOutput, SyntacticLMOutput
 from .rnng_fast_track import FastTrackSearch
 from .rnng_fast_track_generation import FastTrackDecoder
 from .rnng_particles import ParticleSearch
-from .search_parsing import parse_with_search
+from .search_parsing import parse_with_search, refuse_empty_rows
 from .search_state import SyntacticCache
 from .token_batch import attended_tokens, between_padding
 
@@ -260,7 +260,7 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         Source: Noji and Oseki 2021, section 3; `word_sync_beam_search` and `variable_beam_search` of their code.
         """
         mask = attended_tokens(self.config, input_ids, attention_mask)
-        check_not_empty(mask)
+        refuse_empty_rows(mask)
         if word_ends is None:
             word_ends = self.word_ends_of(input_ids.masked_fill(~mask, 0))
         with evaluation_mode(self):
@@ -325,17 +325,10 @@ def check_actions(actions: Tensor, mask: Tensor, word_ends: Tensor | None) -> No
         raise ValueError("attention_mask leaves holes inside a text: its tokens must stand side by side.")
 
 
-def check_not_empty(mask: Tensor) -> None:
-    """Raise ValueError if a row of a mask [B, T] holds no token."""
-    if not bool(mask.any(1).all()):
-        row = int((~mask.any(1)).nonzero()[0])
-        raise ValueError(f"Row {row} of input_ids holds no token. Leave empty texts out.")
-
-
 @torch.no_grad()
 def best_derivations(model: Any, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None) -> Tensor:
     """Actions [B, A] of the best trees that the search with the heads of a model finds."""
-    check_not_empty(mask)
+    refuse_empty_rows(mask)
     config = model.config
     width = max(config.action_beam_size, config.scoring_num_beams)
     with evaluation_mode(model):

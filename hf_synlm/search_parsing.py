@@ -225,6 +225,14 @@ def read_text(search: WordSearch, state: SearchState, text: AlignedText) -> Sear
 
 # ------------------------------------------------------------------------------------------------------- parsing
 @torch.no_grad()
+def refuse_empty_rows(mask: Tensor) -> None:
+    """Raise ValueError if a row of `mask` [B, T], True = token, is empty."""
+    empty_B = ~mask.any(1)
+    if bool(empty_B.any()):
+        row = int(empty_B.nonzero()[0])
+        raise ValueError(f"Row {row} of input_ids has no token (besides a begin token). Leave empty texts out.")
+
+
 def parse_with_search(
     search: WordSearch,
     input_ids: Tensor,

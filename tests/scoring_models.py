@@ -25,6 +25,8 @@ from hf_synlm import (
     RNNGForCausalLM,
     TreeLMConfig,
     TreeLMForCausalLM,
+    URNNGConfig,
+    URNNGForCausalLM,
 )
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.tokenizers import special_token_ids, train_bpe_tokenizer
@@ -32,8 +34,20 @@ from hf_synlm.data.vocabulary import subword_tokenizer, word_final_ids, word_tok
 from hf_synlm.evaluation.scoring import TextScorer
 from tests.test_modeling_gpst import TINY
 
-ARCHITECTURES = ("gpst", "rnng", "rnng_pieces", "tree_lm", "pushdown", "on_lstm", "prpn", "palm", "lstm", "gpt2")
-SEARCHING = ("gpst", "rnng", "rnng_pieces", "tree_lm", "pushdown")
+ARCHITECTURES = (
+    "gpst",
+    "rnng",
+    "rnng_pieces",
+    "tree_lm",
+    "urnng",
+    "pushdown",
+    "on_lstm",
+    "prpn",
+    "palm",
+    "lstm",
+    "gpt2",
+)
+SEARCHING = ("gpst", "rnng", "rnng_pieces", "tree_lm", "urnng", "pushdown")
 SENTENCES = [
     "The state of our Union is strong.",
     "We ask for peace",
@@ -87,6 +101,8 @@ def model_and_tokenizer(architecture: str) -> tuple[Any, Any]:
         search = {"nonterminals": ["NP", "S", "VP"], "scoring_num_beams": 4, "action_beam_size": 12}
         config = TreeLMConfig(**common, **sizes, **search, structure_attention="stack_compose")
         model = TreeLMForCausalLM(config)
+    elif architecture == "urnng":
+        model = URNNGForCausalLM(URNNGConfig(**common, hidden_size=8, scoring_num_beams=4))
     elif architecture == "pushdown":
         sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
         model = PushdownForCausalLM(PushdownConfig(**common, **sizes, num_depths=6, scoring_num_beams=4))

@@ -15,11 +15,11 @@ import torch
 from transformers import GenerationConfig, StaticCache
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
-from tests import test_modeling_gpst, test_modeling_pushdown, test_modeling_tree_lm
+from tests import test_modeling_gpst, test_modeling_pushdown, test_modeling_tree_lm, test_modeling_urnng
 from tests.test_hidden_states import build
 
-ARCHITECTURES = ("gpst", "rnng", "tree_lm", "pushdown", "on_lstm", "prpn", "palm", "lstm")
-SEARCHING = ("gpst", "rnng", "tree_lm", "pushdown")
+ARCHITECTURES = ("gpst", "rnng", "tree_lm", "urnng", "pushdown", "on_lstm", "prpn", "palm", "lstm")
+SEARCHING = ("gpst", "rnng", "tree_lm", "urnng", "pushdown")
 NEW, PROMPT, VOCABULARY = 4, 3, range(5, 19)
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -37,6 +37,8 @@ def causal_model(architecture: str) -> Any:
         return test_modeling_tree_lm.tiny(structure_attention="stack_compose")
     if architecture == "pushdown":
         return test_modeling_pushdown.tiny(vocab_size=23, bos_token_id=0, eos_token_id=0)
+    if architecture == "urnng":
+        return test_modeling_urnng.tiny(vocab_size=30)
     return build("on_lstm, shared" if architecture == "on_lstm" else architecture)
 
 

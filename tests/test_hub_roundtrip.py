@@ -41,7 +41,7 @@ from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.checkpoint import pickled_files
 from hf_synlm.hub.export import check_complete, export_model, push_to_hub
 from hf_synlm.hub.verify import PACKAGE, verify_export
-from tests import test_modeling_pushdown, test_modeling_tree_lm, warm_python
+from tests import test_modeling_pushdown, test_modeling_tree_lm, test_modeling_urnng, warm_python
 
 pytestmark = pytest.mark.usefixtures("warm_probe")
 
@@ -351,11 +351,13 @@ SIZES |= {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
 RNNG = {"vocab_size": 23, "embedding_size": 8, "hidden_size": 10, "nonterminals": ["NP", "S", "VP"]}
 RNNG |= {"scoring_num_beams": 4, "action_beam_size": 12}
 IN_ORDER = {"transition_system": "in_order", "composition": "attention"}
+ONE_TOKEN = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
 MODELS: dict[str, Callable[[], Any]] = {
     "rnng": lambda: RNNGForCausalLM(RNNGConfig(**RNNG, composition="lstm")),
     "rnng_classifier": lambda: RNNGForSequenceClassification(RNNGConfig(**RNNG, **IN_ORDER)),
     "tree_lm": lambda: test_modeling_tree_lm.tiny(vocab_size=23, structure_attention="stack_compose"),
-    "pushdown": lambda: test_modeling_pushdown.tiny(vocab_size=23, bos_token_id=0, eos_token_id=0),
+    "urnng": lambda: test_modeling_urnng.tiny(vocab_size=23, **ONE_TOKEN),
+    "pushdown": lambda: test_modeling_pushdown.tiny(vocab_size=23, **ONE_TOKEN),
     "on_lstm_classifier": lambda: ONLSTMForSequenceClassification(ONLSTMConfig(**SIZES, chunk_size=4)),
     "palm": lambda: PaLMForCausalLM(PaLMConfig(**SIZES, num_spans=4, rrnn_size=6, attention_size=5)),
     "awd_lstm": lambda: PaLMForCausalLM(PaLMConfig(**SIZES, span_attention=False)),
@@ -367,15 +369,16 @@ MODELS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_every_architecture_is_the_same_without_the_package(name: str, tokenizer, tmp_path: Path):
     model = MODELS[name]().eval()
-    searches = name.startswith(("rnng", "tree_lm", "pushdown"))
-    # Of RNNG, Tree LM, Pushdown Layers and LSTM, pad, begin and end are one token.
+    searches = name.startswith(("rnng", "tree_lm", "urnng", "pushdown"))
+    # Of models that search and of LSTM, pad, begin and end are one token.
     words = word_tokenizer([WORDS]) if searches or name == "lstm" else tokenizer
     folder = export_model(model, words, tmp_path / name)
     assert check_complete(folder) == type(model.config)().auto_map
     report = verify_export(folder)
     assert report.passed, report.table()
     without = {"parse"} if name in ("awd_lstm", "lstm") else set()
-    without |= {"AutoModelForSequenceClassification"} if name in ("lstm", "pushdown") else set()
+    classes = {check for check in ALL_CHECKS if check.startswith("AutoModel")}
+    without |= classes - set(model.config.auto_map)
     assert {check.name for check in report.checks} == ALL_CHECKS - without
     assert not (folder / "modeling_gpst.py").exists()
     card = (folder / "README.md").read_text()

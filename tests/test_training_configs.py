@@ -13,15 +13,16 @@ from training_runs import TRAINING, sample_files
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.data.treebank import read_treebank
-from hf_synlm.training import train_recurrent, train_rnng, train_tree_lm
+from hf_synlm.training import train_recurrent, train_rnng, train_tree_lm, train_urnng
 from hf_synlm.training.arguments import check_overrides, parse_arguments
 from hf_synlm.training.finetune_glue import GlueRecipe
 from hf_synlm.training.finetune_grammar_induction import InductionRecipe
 from hf_synlm.training.finetune_summarization import SummarizationRecipe
 from hf_synlm.training.pretrain_gpst import GPSTRecipe
 
-RECIPES = (GPSTRecipe, train_rnng.RNNGRecipe, train_tree_lm.TreeLMRecipe, train_recurrent.RecurrentRecipe)
-RECIPES = {recipe.program: recipe for recipe in (*RECIPES, GlueRecipe, SummarizationRecipe, InductionRecipe)}
+RECIPES = (GPSTRecipe, train_rnng.RNNGRecipe, train_tree_lm.TreeLMRecipe, train_urnng.URNNGRecipe)
+RECIPES = (*RECIPES, train_recurrent.RecurrentRecipe, GlueRecipe, SummarizationRecipe, InductionRecipe)
+RECIPES = {recipe.program: recipe for recipe in RECIPES}
 # Those of programs that use `Trainer` are in test_treereg.py and test_modeling_pushdown.py.
 OF_TRAINER = ("treereg_tiny", "pushdown_tiny")
 CONFIGS = sorted(path for path in (TRAINING / "configs").glob("*.yaml") if path.stem not in OF_TRAINER)

@@ -22,6 +22,7 @@ from tests import (
     test_modeling_pushdown,
     test_modeling_rnng,
     test_modeling_tree_lm,
+    test_modeling_urnng,
     transformers_tests,
 )
 from tests.recurrent_models import make_model
@@ -31,6 +32,7 @@ PREFIXES = {
     "gpst": "GPST",
     "rnng": "RNNG",
     "tree_lm": "TreeLM",
+    "urnng": "URNNG",
     "pushdown": "Pushdown",
     "on_lstm": "ONLSTM",
     "prpn": "PRPN",
@@ -97,6 +99,9 @@ def make_tester(architecture: str, test: str) -> Tester:
     if architecture == "tree_lm":
         config = test_modeling_tree_lm.tiny(structure_attention="stack_compose").config
         return Tester(config, test_modeling_tree_lm.batch(), config.hidden_size, config.num_hidden_layers + 1)
+    if architecture == "urnng":
+        config = test_modeling_urnng.tiny(vocab_size=30).config
+        return Tester(config, test_modeling_urnng.batch(), config.hidden_size, 1)
     if architecture == "pushdown":
         config = test_modeling_pushdown.tiny(vocab_size=40).config
         inputs = {"input_ids": ids, "attachments": torch.tensor([[1, 1, 3, 4, 3, 2, 7]] * 3)}

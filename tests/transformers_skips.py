@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-ARCHITECTURES = ("gpst", "rnng", "tree_lm", "pushdown", "on_lstm", "prpn", "palm", "lstm")
+ARCHITECTURES = ("gpst", "rnng", "tree_lm", "urnng", "pushdown", "on_lstm", "prpn", "palm", "lstm")
 RECURRENT = ("on_lstm", "prpn", "palm", "lstm")
 
 
@@ -24,7 +24,7 @@ class Skip(NamedTuple):
     """Endings of the classes that are left out; none = all."""
 
 
-DERIVATIONS = ("rnng", "tree_lm", "pushdown")
+DERIVATIONS = ("rnng", "tree_lm", "urnng", "pushdown")
 _NO_ATTENTION = (*DERIVATIONS, *RECURRENT)
 _LANGUAGE_MODEL = ("ForCausalLM",)
 
@@ -151,20 +151,28 @@ SKIPS: tuple[Skip, ...] = (
     Skip(
         "test_load_save_without_tied_weights",
         "words are read and written with one matrix, which the configuration says in an error",
-        ("rnng",),
+        ("rnng", "urnng"),
     ),
     Skip(
         "test_load_with_mismatched_shapes",
         "draws the padding id as a word, of which the search finds no tree",
         DERIVATIONS,
     ),
+    # ---------------------------------------------------------------------------------------------------------- URNNG
+    Skip(
+        "test_(batching_equivalence|hidden_states_output|model_outputs_equivalence)",
+        "asks for hidden states of tokens, which the model refuses: it returns those before actions "
+        "(tests/test_modeling_urnng.py compares rows)",
+        ("urnng",),
+    ),
+    Skip("test_torch_save_load", "without heads there is no search, and so no class for AutoModel", ("urnng",)),
     # -------------------------------------------------------------------------------------------------------- weights
     Skip(
         "test_can_init_all_missing_weights",
         "compares random numbers: the bias of the tied output layer is drawn after its weight, or without one, from "
         "the same distribution",
-        ("rnng", "pushdown", "lstm"),
-        (*_LANGUAGE_MODEL, "ForSequenceClassification", "RNNGModel", "PushdownModel"),
+        ("rnng", "urnng", "pushdown", "lstm"),
+        (*_LANGUAGE_MODEL, "ForSequenceClassification", "RNNGModel", "URNNGModel", "PushdownModel"),
     ),
     Skip(
         "test_bc_torch_dtype",

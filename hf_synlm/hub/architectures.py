@@ -17,6 +17,7 @@ from hf_synlm.configuration_prpn import PRPNConfig
 from hf_synlm.configuration_pushdown import PushdownConfig
 from hf_synlm.configuration_rnng import RNNGConfig
 from hf_synlm.configuration_tree_lm import TreeLMConfig
+from hf_synlm.configuration_urnng import URNNGConfig
 from hf_synlm.modeling_gpst import GPSTForCausalLM, GPSTForSequenceClassification, GPSTModel, GPSTPreTrainedModel
 from hf_synlm.modeling_lstm import LSTMForCausalLM, LSTMModel, LSTMPreTrainedModel
 from hf_synlm.modeling_on_lstm import (
@@ -35,6 +36,7 @@ from hf_synlm.modeling_tree_lm import (
     TreeLMModel,
     TreeLMPreTrainedModel,
 )
+from hf_synlm.modeling_urnng import URNNGForCausalLM, URNNGModel, URNNGPreTrainedModel
 from hf_synlm.outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
 
 _AUTO_CLASSES: dict[str, Any] = {
@@ -52,6 +54,7 @@ for _config_class in (
     PushdownConfig,
     RNNGConfig,
     TreeLMConfig,
+    URNNGConfig,
 ):
     AutoConfig.register(_config_class.model_type, _config_class, exist_ok=True)
     _config_class.register_for_auto_class()
@@ -105,4 +108,8 @@ __all__ = [
     "TreeLMForSequenceClassification",
     "TreeLMModel",
     "TreeLMPreTrainedModel",
+    "URNNGConfig",
+    "URNNGForCausalLM",
+    "URNNGModel",
+    "URNNGPreTrainedModel",
 ]

@@ -235,7 +235,7 @@ class PhasedOptimizer:
 class PhaseSchedule:
     """What `optimizer_steps` takes for the schedule of the `optimizer`; rates follow its phase."""
 
-    def __init__(self, optimizer: PhasedOptimizer):
+    def __init__(self, optimizer: Any):
         self.get_last_lr = optimizer.get_last_lr
 
     def step(self) -> None:
