@@ -540,9 +540,9 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         beside = not alone and self.wants_logits_beside(output_marginal_logits)
         if sentence_ids is not None and (alone or beside):
             raise ValueError(
-                "sentence_ids with next-token logits: they read one running text and cannot know where its sentences "
-                "end. Leave sentence_ids out, or output_marginal_logits; without it pass labels, spans, merge_order or "
-                "output_chart."
+                "sentence_ids cannot be used with next-token logits, which treat a row as one running text with "
+                "unknown sentence ends. Leave sentence_ids out, or output_marginal_logits; without it pass labels, "
+                "spans, merge_order or output_chart."
             )
         if alone:
             refuse_layer_outputs(self.config, NO_LAYER_OUTPUTS, **asked)

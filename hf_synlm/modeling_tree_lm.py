@@ -12,7 +12,7 @@ Shapes: B sentences, T tokens, A actions, P positions, N predicted tokens of all
 labels. Log-probabilities and losses in nats.
 
 Source: the authors' program (google-deepmind/transformer_grammars), whose numbers this gives. It counts illegal labels
-and clips gradients as described in docs/models/tree_lm.md.
+and clips gradients as described in docs/models/tree-lm.md.
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,7 @@
 
 A derivation builds a tree together with the words: between two words it may take structural actions. Here a state has
 one structural successor (COMP for GPST); `rnng_fast_track.py` is for systems with many. "Word-synchronous": the
-hypotheses of the beam are compared at the end of a word only, when all of them have generated the same words, so that
+hypotheses of the beam are compared at the end of word only, when all of them have generated the same words, so that
 
     m_t = logsumexp_k log p(x_1..t, y_k)
 

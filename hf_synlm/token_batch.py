@@ -1,4 +1,4 @@
-"""Check batches of token rows and move their tokens to the left end, before a model reads them.
+"""Padding: check batches of token rows and move their tokens to the left end, before a model reads them.
 
 Shapes: B rows, T columns.
 """

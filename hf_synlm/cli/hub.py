@@ -220,7 +220,7 @@ def push(
 
     The command first checks the login and verifies the folder, and does not push it if something differs (exit code 1).
     Hidden files are left out, pickles are refused. The token is that of `hf auth login` or of the environment variable
-    HF_TOKEN; there is no option for it, because other users can see the words of a command. Prints the hash of the
+    HF_TOKEN; there is no option for it, because other users of the machine can see it. Prints the hash of the
     commit, for `revision=`.
 
     Options:

@@ -37,13 +37,12 @@ _PANELS = {
 # Descriptions of options that several commands take; those of the groups below count as well.
 _SHARED = {
     "model": "Folder of a model, or its name on the Hub.",
-    "out": "JSON file (.json) with all that repeats the result; a Markdown table lies beside it.",
+    "out": "JSON file with the result and all that is needed to reproduce it; a Markdown table is written next to it.",
     "overwrite": "Replace the output if it exists.",
     "items_out": "TSV file to write, with what was measured of every item: a row per pair or region.",
     "texts": "Text (one sentence per line), or a .tsv, .csv or .jsonl table; - reads standard input.",
     "context": "Read each sentence alone, or after the earlier sentences of its document.",
-    "tokenize": "ptb: the model reads words that it does not know as the Penn Treebank splits them, end. as end and .; "
-    "default: as they stand.",
+    "tokenize": "ptb: split unknown words as the Penn Treebank does (end. becomes end and .); default: do not split.",
     "file_format": "Format of the input; default: by its name.",
     "text_column": "Column of the texts in a table; default: sentence.",
     "tree_style": "Trees in a file: ((the cat) sleeps), (S (NP the cat) (VP sleeps)), or with a tag for each word; "
@@ -162,8 +161,8 @@ class Searching(Loading):
         num_beams: Derivations kept after a word (GPST, RNNG); default: the model's own.
         action_beam_size: Derivations kept after an action (RNNG); default: the model's own, at least num_beams.
         fast_track_size: Derivations that fast-track moves on to the next word (RNNG).
-        num_processes: Processes on a CPU, with one thread each; default: one for every 2,000 texts times beam, at most
-            one per core. For several GPUs: accelerate launch -m hf_synlm.cli ...
+        num_processes: Processes on a CPU, with one thread each; default: one for every 2,000 derivations (texts times
+            beam), at most one per core. For several GPUs: accelerate launch -m hf_synlm.cli ...
         cache: File of results by text, written as they come. The same command continues from it if it was stopped.
     """
 

@@ -318,7 +318,9 @@ def parse_arguments(
         args=[*config_flags(given), *rest], look_for_args_file=False, return_remaining_strings=True
     )
     if unknown:
-        close = difflib.get_close_matches(unknown[0].removeprefix("--").partition("=")[0], parser.names, 1)
+        word = unknown[0].removeprefix("--").partition("=")[0]
+        close = [name for name in parser.names if name.startswith(word)]
+        close += difflib.get_close_matches(word, parser.names, 1)
         hint = f" Did you mean --{close[0]}?" if close else " --help lists all options."
         raise ValueError(f"{unknown[0]} is not an option of this program.{hint}")
     parsed = parsed[: len(types)]

@@ -216,8 +216,9 @@ def _find_start(output_dir: Path, wanted: str | None) -> Path | None:
     is_finished = (output_dir / RESULTS_FILE).is_file()
     if wanted is None and is_finished:
         raise ValueError(
-            f"Output folder {str(output_dir)!r} holds a finished run. Choose another --output_dir, repeat what follows "
-            "the training with --resume_from_checkpoint latest, or replace the run with --overwrite_output_dir."
+            f"Output folder {str(output_dir)!r} holds a finished run. Choose another --output_dir, repeat the steps "
+            "after training (evaluation, export) with --resume_from_checkpoint latest, or replace the run with "
+            "--overwrite_output_dir."
         )
     checkpoint = find_checkpoint(output_dir, wanted or "latest")
     if checkpoint is None:
