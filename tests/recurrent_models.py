@@ -35,11 +35,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "palm, paper": ("PaLM", {**_PALM, "input_activation": "tanh", "output_gate": False}),
     "awd_lstm": ("PaLM", {**_PALM, "span_attention": False}),
     "awd_lstm, one layer": ("PaLM", {**_PALM, "span_attention": False, "num_layers": 1}),
+    "ordered_memory": ("OrderedMemory", {"hidden_size": 8, "num_slots": 4}),
     "lstm": ("LSTM", {"embedding_size": 10, "hidden_size": 12}),
 }
 SENTENCES = ["the keys to the cabinet are on the table", "fruit flies like a banana", "flies like the table"]
 # One of each architecture, where variants would add nothing.
-ARCHITECTURES = ("on_lstm, split head", "prpn", "prpn, syd", "palm", "awd_lstm", "lstm")
+ARCHITECTURES = ("on_lstm, split head", "prpn", "prpn, syd", "palm", "ordered_memory", "awd_lstm", "lstm")
 WITH_TREES = tuple(name for name in MODELS if not name.startswith(("awd_lstm", "lstm")))
 
 

@@ -15,6 +15,8 @@ from hf_synlm import (
     LSTMForCausalLM,
     ONLSTMConfig,
     ONLSTMForCausalLM,
+    OrderedMemoryConfig,
+    OrderedMemoryForCausalLM,
     PaLMConfig,
     PaLMForCausalLM,
     PRPNConfig,
@@ -44,6 +46,7 @@ ARCHITECTURES = (
     "on_lstm",
     "prpn",
     "palm",
+    "ordered_memory",
     "lstm",
     "gpt2",
 )
@@ -113,6 +116,8 @@ def model_and_tokenizer(architecture: str) -> tuple[Any, Any]:
         model = LSTMForCausalLM(LSTMConfig(**common, embedding_size=8, hidden_size=10, num_layers=1))
     elif architecture == "on_lstm":
         model = ONLSTMForCausalLM(ONLSTMConfig(**common, embedding_size=8, hidden_size=8, chunk_size=2))
+    elif architecture == "ordered_memory":
+        model = OrderedMemoryForCausalLM(OrderedMemoryConfig(**common, hidden_size=8, num_slots=4))
     elif architecture == "prpn":
         model = PRPNForCausalLM(PRPNConfig(**common, embedding_size=8, hidden_size=8))
     else:

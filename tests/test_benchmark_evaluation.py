@@ -1,10 +1,12 @@
-"""The table of speeds: every row is measured, on the sentences that it names."""
+"""The tables of speeds: every row is measured, on the sentences that it names."""
 
+import functools
 import re
 from pathlib import Path
 
 import pytest
 from benchmarks import evaluation as benchmark_evaluation
+from benchmarks import lengths as benchmark_lengths
 
 CARDS = Path(__file__).parents[1] / "model_cards"
 
@@ -34,3 +36,19 @@ def test_speeds_by_batch_and_beam(monkeypatch, name, rows):
     cells = [re.split(r" *\| *", line.strip("| ")) for line in lines]
     assert {row: int(number) for row, number, *_ in cells} == rows
     assert all(float(speed) > 0 for _, _, _, *speeds in cells for speed in speeds)
+
+
+def test_time_by_length(monkeypatch, tmp_path):
+    monkeypatch.setattr(benchmark_lengths, "VOCABULARY", 60)
+    models = {**benchmark_lengths.MODELS, "URNNG": benchmark_lengths.MODELS["URNNG"]._replace(longest=4)}
+    monkeypatch.setattr(benchmark_lengths, "MODELS", models)
+    timed = functools.partial(benchmark_lengths.time_by_length, (4, 8), 16, 60_000)
+    monkeypatch.setattr(benchmark_lengths, "time_by_length", timed)
+    head, _, *lines = benchmark_lengths.compare_lengths(str(tmp_path / "out"), runs=1).splitlines()
+    cells = [line.strip("|").split("|") for line in lines]
+    assert head.endswith("| 4 tokens | 8 tokens |") and [row[0].strip() for row in cells] == list(models)
+    assert [name for name, *_, last in cells if not last.strip()] == [" URNNG "]
+    sizes = {name.strip(): int(size.replace(",", "")) for name, size, *_ in cells}
+    near = {name for name, size in sizes.items() if abs(size - 60_000) < 16_000}
+    assert near == set(models) - {"GPST"}  # the widths of which are 48 apart
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"lengths.json", "lengths.md", "lengths.svg"}

@@ -17,7 +17,7 @@ from hf_synlm.hub.export import export_model
 from tests.hub_server import HubServer, Repository
 from tests.scoring_models import model_and_tokenizer
 
-ARCHITECTURES = ("gpst", "rnng", "tree_lm", "urnng", "on_lstm", "prpn", "palm", "lstm")
+ARCHITECTURES = ("gpst", "rnng", "tree_lm", "urnng", "on_lstm", "prpn", "palm", "ordered_memory", "lstm")
 TEXT = "We ask for peace"
 
 # Runs in the clean environment; every call of it has a cache of its own.

@@ -14,6 +14,8 @@ from hf_synlm import (
     GPSTForCausalLM,
     ONLSTMConfig,
     ONLSTMForCausalLM,
+    OrderedMemoryConfig,
+    OrderedMemoryForCausalLM,
     matrix_products,
 )
 from hf_synlm.training import flops, speed
@@ -79,6 +81,14 @@ def test_recurrent(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.randint(0, 90, (4, 20))
     found = counted(model.train(), monkeypatch, input_ids=rows, labels=rows)
     assert found == pytest.approx(rows.numel() * flops.recurrent_flops_per_token(model), rel=0.05)
+
+
+def test_ordered_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = OrderedMemoryConfig(vocab_size=90, hidden_size=24, num_slots=5)
+    model = OrderedMemoryForCausalLM(config).eval()  # all slots are in use
+    rows = torch.randint(0, 90, (4, 40))
+    found = counted(model, monkeypatch, input_ids=rows, labels=rows)
+    assert found == pytest.approx(rows.numel() * flops.recurrent_flops_per_token(model), rel=0.1)
 
 
 def test_decoder(monkeypatch: pytest.MonkeyPatch) -> None:

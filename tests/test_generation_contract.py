@@ -18,7 +18,7 @@ from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, Generat
 from tests import test_modeling_gpst, test_modeling_pushdown, test_modeling_tree_lm, test_modeling_urnng
 from tests.test_hidden_states import build
 
-ARCHITECTURES = ("gpst", "rnng", "tree_lm", "urnng", "pushdown", "on_lstm", "prpn", "palm", "lstm")
+ARCHITECTURES = ("gpst", "rnng", "tree_lm", "urnng", "pushdown", "on_lstm", "prpn", "palm", "ordered_memory", "lstm")
 SEARCHING = ("gpst", "rnng", "tree_lm", "urnng", "pushdown")
 NEW, PROMPT, VOCABULARY = 4, 3, range(5, 19)
 MODES: dict[str, dict[str, Any]] = {

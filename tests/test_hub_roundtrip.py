@@ -41,7 +41,13 @@ from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.checkpoint import pickled_files
 from hf_synlm.hub.export import check_complete, export_model, push_to_hub
 from hf_synlm.hub.verify import PACKAGE, verify_export
-from tests import test_modeling_pushdown, test_modeling_tree_lm, test_modeling_urnng, warm_python
+from tests import (
+    test_modeling_ordered_memory,
+    test_modeling_pushdown,
+    test_modeling_tree_lm,
+    test_modeling_urnng,
+    warm_python,
+)
 
 pytestmark = pytest.mark.usefixtures("warm_probe")
 
@@ -347,7 +353,8 @@ class TestCard:
 
 
 SIZES = {"vocab_size": 20, "embedding_size": 8, "hidden_size": 12}
-SIZES |= {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+BOUNDARY = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+SIZES |= BOUNDARY
 RNNG = {"vocab_size": 23, "embedding_size": 8, "hidden_size": 10, "nonterminals": ["NP", "S", "VP"]}
 RNNG |= {"scoring_num_beams": 4, "action_beam_size": 12}
 IN_ORDER = {"transition_system": "in_order", "composition": "attention"}
@@ -362,6 +369,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "palm": lambda: PaLMForCausalLM(PaLMConfig(**SIZES, num_spans=4, rrnn_size=6, attention_size=5)),
     "awd_lstm": lambda: PaLMForCausalLM(PaLMConfig(**SIZES, span_attention=False)),
     "prpn_syd": lambda: PRPNForCausalLM(PRPNConfig(**SIZES, num_slots=4, parsing_network="recurrent")),
+    "ordered_memory": lambda: test_modeling_ordered_memory.tiny(vocab_size=20, **BOUNDARY),
     "lstm": lambda: LSTMForCausalLM(LSTMConfig(**{**SIZES, "bos_token_id": 0, "eos_token_id": 0}, num_layers=2)),
 }
 

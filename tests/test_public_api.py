@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 import hf_synlm
 
 # Taking a name out of these lists, or renaming one, breaks users: write it in CHANGELOG.md.
-ARCHITECTURES = ("GPST", "LSTM", "ONLSTM", "PRPN", "PaLM", "Pushdown", "RNNG", "TreeLM", "URNNG")
+ARCHITECTURES = ("GPST", "LSTM", "ONLSTM", "OrderedMemory", "PRPN", "PaLM", "Pushdown", "RNNG", "TreeLM", "URNNG")
 NOT_CLASSIFIERS = {f"{name}ForSequenceClassification" for name in ("LSTM", "Pushdown", "URNNG")}
 KINDS = ("Config", "PreTrainedModel", "Model", "ForCausalLM", "ForSequenceClassification")
 OUTPUTS = {"ParseOutput", "SyntacticClassifierOutput", "SyntacticLMOutput", "SyntacticModelOutput"}

@@ -151,7 +151,7 @@ def test_hidden_size_is_the_width_of_the_states(name, tmp_path):
     model = make_model(name, "Model")
     config = model.config
     assert config.hidden_size == config.to_dict()["hidden_size"] == model(ids_of(3)[0]).last_hidden_state.shape[-1]
-    if name == "lstm":
+    if name in ("lstm", "ordered_memory"):
         return
     # In files of earlier versions `hidden_size` is the width of the layers.
     make_model(name).save_pretrained(tmp_path)

@@ -507,7 +507,9 @@ def test_bad_configurations_are_named(name):
     config_class = model_class(name).config_class
     rate = dropouts(name)[0]
     for fields, message in (
-        ({"num_layers": 0}, "num_layers must be at least 1"),
+        ({"num_slots": 0}, "num_slots must be at least")
+        if name == "ordered_memory"
+        else ({"num_layers": 0}, "num_layers must be at least 1"),
         ({rate: 1.0}, rf"{rate} must be in \[0, 1\)"),
         ({"pad_token_id": 30}, "pad_token_id 30 is outside"),
         ({"eos_token_id": -1}, "eos_token_id -1 is outside"),

@@ -37,6 +37,7 @@ PREFIXES = {
     "on_lstm": "ONLSTM",
     "prpn": "PRPN",
     "palm": "PaLM",
+    "ordered_memory": "OrderedMemory",
     "lstm": "LSTM",
 }
 KINDS = ("Model", "ForCausalLM", "ForSequenceClassification")
@@ -106,6 +107,9 @@ def make_tester(architecture: str, test: str) -> Tester:
         config = test_modeling_pushdown.tiny(vocab_size=40).config
         inputs = {"input_ids": ids, "attachments": torch.tensor([[1, 1, 3, 4, 3, 2, 7]] * 3)}
         return Tester(config, inputs, config.hidden_size, config.num_hidden_layers + 1)
+    if architecture == "ordered_memory":
+        config = make_model(architecture).config
+        return Tester(config, {"input_ids": ids}, config.hidden_size, 2)
     config = make_model("on_lstm, shared" if architecture == "on_lstm" else architecture, num_layers=2).config
     return Tester(config, {"input_ids": ids}, config.embedding_size, config.num_layers + 1 + (architecture == "prpn"))
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-ARCHITECTURES = ("gpst", "rnng", "tree_lm", "urnng", "pushdown", "on_lstm", "prpn", "palm", "lstm")
-RECURRENT = ("on_lstm", "prpn", "palm", "lstm")
+ARCHITECTURES = ("gpst", "rnng", "tree_lm", "urnng", "pushdown", "on_lstm", "prpn", "palm", "ordered_memory", "lstm")
+RECURRENT = ("on_lstm", "prpn", "palm", "ordered_memory", "lstm")
 
 
 class Skip(NamedTuple):
@@ -96,7 +96,7 @@ SKIPS: tuple[Skip, ...] = (
     Skip(
         "test_attention_outputs",
         "no attention, which output_attentions says in an error (tests/test_hidden_states.py)",
-        (*DERIVATIONS, "on_lstm", "lstm"),
+        (*DERIVATIONS, "on_lstm", "ordered_memory", "lstm"),
     ),
     Skip(
         "test_attention_outputs",

@@ -57,7 +57,8 @@ def convert(
 
 def info(
     model: Annotated[str | None, typer.Argument()] = None,
-    files: Literal["gpst", "rnng", "tree_lm", "urnng", "pushdown", "on_lstm", "prpn", "palm", "lstm"] | None = None,
+    files: Literal["gpst", "rnng", "tree_lm", "urnng", "pushdown", "on_lstm", "prpn", "palm", "ordered_memory", "lstm"]
+    | None = None,
     style: ReportFormat = "table",
     revision: str | None = None,
 ) -> None:

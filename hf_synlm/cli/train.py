@@ -14,7 +14,7 @@ PROGRAMS = {
     "rnng": ("train_rnng", "Train RNNG, or an LSTM, on a treebank."),
     "tree-lm": ("train_tree_lm", "Train a Tree LM or a Transformer Grammar on a treebank."),
     "urnng": ("train_urnng", "Train a URNNG, which learns its trees from words."),
-    "recurrent": ("train_recurrent", "Train ON-LSTM, PRPN, PaLM or AWD-LSTM on treebanks or text."),
+    "recurrent": ("train_recurrent", "Train ON-LSTM, PRPN, PaLM, Ordered Memory or AWD-LSTM on treebanks or text."),
     "pushdown": ("train_pushdown", "Train Pushdown Layers on a treebank."),
     "treereg": ("train_treereg", "Train any causal language model of transformers on a treebank with TreeReg."),
     "glue": ("finetune_glue", "Fine-tune a classifier on GLUE or on a table of labeled texts."),

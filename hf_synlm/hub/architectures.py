@@ -12,6 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from hf_synlm.configuration_gpst import GPSTConfig
 from hf_synlm.configuration_lstm import LSTMConfig
 from hf_synlm.configuration_on_lstm import ONLSTMConfig
+from hf_synlm.configuration_ordered_memory import OrderedMemoryConfig
 from hf_synlm.configuration_palm import PaLMConfig
 from hf_synlm.configuration_prpn import PRPNConfig
 from hf_synlm.configuration_pushdown import PushdownConfig
@@ -25,6 +26,12 @@ from hf_synlm.modeling_on_lstm import (
     ONLSTMForSequenceClassification,
     ONLSTMModel,
     ONLSTMPreTrainedModel,
+)
+from hf_synlm.modeling_ordered_memory import (
+    OrderedMemoryForCausalLM,
+    OrderedMemoryForSequenceClassification,
+    OrderedMemoryModel,
+    OrderedMemoryPreTrainedModel,
 )
 from hf_synlm.modeling_palm import PaLMForCausalLM, PaLMForSequenceClassification, PaLMModel, PaLMPreTrainedModel
 from hf_synlm.modeling_prpn import PRPNForCausalLM, PRPNForSequenceClassification, PRPNModel, PRPNPreTrainedModel
@@ -49,6 +56,7 @@ for _config_class in (
     GPSTConfig,
     LSTMConfig,
     ONLSTMConfig,
+    OrderedMemoryConfig,
     PaLMConfig,
     PRPNConfig,
     PushdownConfig,
@@ -80,6 +88,11 @@ __all__ = [
     "ONLSTMForSequenceClassification",
     "ONLSTMModel",
     "ONLSTMPreTrainedModel",
+    "OrderedMemoryConfig",
+    "OrderedMemoryForCausalLM",
+    "OrderedMemoryForSequenceClassification",
+    "OrderedMemoryModel",
+    "OrderedMemoryPreTrainedModel",
     "PRPNConfig",
     "PRPNForCausalLM",
     "PRPNForSequenceClassification",

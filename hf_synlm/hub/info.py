@@ -13,7 +13,7 @@ from hf_synlm.data.files import read_json
 from hf_synlm.hub.checkpoint import CONFIG_FILE, check_model_source, pickled_files, stored_tensors
 from hf_synlm.hub.export import PACKAGE, SPECIAL_IDS, check_code, code_files
 
-ARCHITECTURES = ("gpst", "rnng", "tree_lm", "urnng", "pushdown", "on_lstm", "prpn", "palm", "lstm")
+ARCHITECTURES = ("gpst", "rnng", "tree_lm", "urnng", "pushdown", "on_lstm", "prpn", "palm", "ordered_memory", "lstm")
 _SIZES = ("vocab_size", "max_position_embeddings", "scoring_num_beams", "action_beam_size", "num_labels")
 _CARD_FIELDS = ("license", "language", "pipeline_tag", "datasets", "tags")
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}

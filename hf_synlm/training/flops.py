@@ -115,7 +115,8 @@ def recurrent_flops_per_token(model: PreTrainedModel) -> float:
     """FLOPs of training per token of a network that uses every weight matrix once per token: 6 N (Kaplan et al. 2020).
 
     Embeddings are looked up and do not count; the output layer counts. For LSTM, ON-LSTM, PRPN and PaLM. Products of
-    states with states (PRPN's and PaLM's attention) are a few per cent and left out.
+    states with states (PRPN's and PaLM's attention) are a few per cent and left out. Ordered Memory uses the matrices
+    of its cell and of its keys once per slot.
 
     Args:
         model: a causal language model with `lm_head`.
@@ -126,7 +127,12 @@ def recurrent_flops_per_token(model: PreTrainedModel) -> float:
     embeddings = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
     left_out = {id(weight) for weight in (*embeddings, model.lm_head.weight)}
     matrices = [p for p in model.parameters() if p.dim() > 1 and id(p) not in left_out]
-    return 6.0 * (sum(matrix.numel() for matrix in matrices) + model.lm_head.weight.numel())
+    total = sum(matrix.numel() for matrix in matrices) + model.lm_head.weight.numel()
+    if model.config.model_type == "ordered_memory":
+        layer = model.model.layer
+        by_slot = sum(linear.weight.numel() for linear in (layer.key, layer.cell_in, layer.cell_out))
+        total += (model.config.num_slots - 1) * by_slot
+    return 6.0 * total
 
 
 def decoder_flops_per_token(model: PreTrainedModel, context_length: int) -> float:

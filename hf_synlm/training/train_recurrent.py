@@ -1,11 +1,11 @@
-"""Train ON-LSTM, PRPN, PaLM or AWD-LSTM as language models, with or without gold trees.
+"""Train ON-LSTM, PRPN, PaLM, Ordered Memory or AWD-LSTM as language models, with or without gold trees.
 
     accelerate launch training/train_recurrent.py --config training/configs/on_lstm_syd_tiny.yaml --output_dir runs/tiny
 
 Text comes from treebanks (default: the embedded one) or from plain files. It is read as one stream, segment by segment
 with the state carried along (truncated back-propagation through time), or sentence by sentence. The model that is kept
 is the one with the best validation likelihood. Papers: Shen et al. (ICLR 2019), Shen et al. (ICLR 2018), Peng et al.
-(EMNLP 2019), Merity et al. (ICLR 2018); supervised distances: Du et al. (ACL 2020).
+(EMNLP 2019), Shen et al. (NeurIPS 2019), Merity et al. (ICLR 2018); supervised distances: Du et al. (ACL 2020).
 """
 
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_synlm import ONLSTMForCausalLM, PaLMForCausalLM, PRPNForCausalLM
+from hf_synlm import ONLSTMForCausalLM, OrderedMemoryForCausalLM, PaLMForCausalLM, PRPNForCausalLM
 from hf_synlm.data.arguments import option
 from hf_synlm.data.streams import TokenStream
 from hf_synlm.evaluation.treebank_parsing import score_baselines, score_numbers, score_table
@@ -56,6 +56,7 @@ MODELS: dict[str, Any] = {
     "on_lstm": ONLSTMForCausalLM,
     "prpn": PRPNForCausalLM,
     "palm": PaLMForCausalLM,
+    "ordered_memory": OrderedMemoryForCausalLM,
     "awd_lstm": PaLMForCausalLM,
 }
 REPORT_SENTENCES = 20
@@ -69,10 +70,13 @@ class RecurrentModelArguments(ModelArguments):
         "on_lstm": "on-lstm-ptb",
         "prpn": "prpn-ptb-word",
         "palm": "palm-ptb",
+        "ordered_memory": "ordered-memory",
         "awd_lstm": "awd-lstm-ptb",
     }
 
-    architecture: str = option("on_lstm", "'on_lstm', 'prpn', 'palm', or 'awd_lstm', the baseline without trees.")
+    architecture: str = option(
+        "on_lstm", "'on_lstm', 'prpn', 'palm', 'ordered_memory', or 'awd_lstm', the baseline without trees."
+    )
 
 
 # ---------------------------------------------------------------------------------------------- model
@@ -146,6 +150,8 @@ def gold_structure(config: PreTrainedConfig, tree_supervision: bool) -> str | No
         learns, name, remedy = bool(config.supervised_layers), "distances", "Set supervised_layers"
     elif config.model_type == "prpn":
         learns, name, remedy = config.parsing_network == "recurrent", "distances", "Set parsing_network=recurrent"
+    elif config.model_type == "ordered_memory":
+        learns, name, remedy = False, "distances", "Use ON-LSTM-SYD or PRPN-SYD"
     else:
         learns = config.span_attention and config.span_scores == "learned"
         name, remedy = "spans", "Use span_attention and learned span_scores"

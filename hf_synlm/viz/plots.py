@@ -1,4 +1,4 @@
-"""Plots: bars of scores by matplotlib; heat maps of chart scores (GPST), distances (ON-LSTM, PRPN), attention (PaLM).
+"""Plots: bars and curves by matplotlib; heat maps of chart scores (GPST), distances (ON-LSTM, PRPN), attention (PaLM).
 
 Heat maps are SVG in plain text. Values come as tensors, arrays or nested lists. The color goes from transparent at the
 smallest value to full at the largest; the caption names both, and every cell shows its value as a tooltip.
@@ -58,7 +58,6 @@ def plot_bars(
     Raises:
         ValueError: a series or its deviations do not fit the names, or no value is finite.
     """
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     spread = {name: (deviations or {}).get(name, [None] * len(names)) for name in series}
@@ -88,8 +87,52 @@ def plot_bars(
     axes.set_xlabel(axis)
     axes.set_title(title, fontsize=10, wrap=True)
     figure.legend(loc="outside lower center", ncols=3)
+    _save(figure, path)
+
+
+# ----------------------------------------------------------------------------------------------------------- curves
+def plot_lines(
+    path: PathLike, series: Mapping[str, Mapping[float, float]], *, title: str, x: str, y: str, log: bool = False
+) -> None:
+    """Draw curves by matplotlib.
+
+    Args:
+        path: file to write; its ending is the format: .svg, .png or .pdf.
+        series: by name, values by place.
+        title: shown above.
+        x: what the places are, and their unit.
+        y: what the values are, and their unit.
+        log: draw both axes on a logarithmic scale.
+
+    Raises:
+        ValueError: no value is finite.
+    """
+    from matplotlib.figure import Figure
+
+    if not any(_is_number(value) for points in series.values() for value in points.values()):
+        raise ValueError("there is no finite value: nothing to draw")
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for number, (name, points) in enumerate(series.items()):
+        axes.plot(*zip(*sorted(points.items()), strict=True), "o-", color=_COLORS[number % len(_COLORS)], label=name)
+    if log:
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        places = sorted({place for points in series.values() for place in points})
+        axes.set_xticks(places, [f"{place:g}" for place in places])
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title, fontsize=10, wrap=True)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    _save(figure, path)
+
+
+def _save(figure: Any, path: PathLike) -> None:
+    """Write a picture of matplotlib: the same file for the same numbers, with text as text."""
+    from matplotlib import rc_context
+
     buffer, ending = io.BytesIO(), Path(path).suffix[1:].lower()
-    # The same picture for the same numbers, with text as text.
     with rc_context({"svg.hashsalt": "hf_synlm", "svg.fonttype": "none"}):
         figure.savefig(buffer, format=ending, dpi=150, metadata={"Date": None} if ending == "svg" else None)
     write_bytes(path, buffer.getvalue())

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from benchmarks.evaluation import evaluation_speed
 from benchmarks.gpst import BEAM, PARSE_TOKENS, QUARTER, gpst_parse, gpst_train
+from benchmarks.lengths import compare_lengths
 from benchmarks.loop import gpst_loop, memory_growth, process_scaling
 from benchmarks.prepare import prepare_corpus
 from benchmarks.recurrent import on_lstm_train, palm_train, prpn_train
@@ -271,6 +272,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--evaluation", metavar="MODEL", help="print sentences per second of scoring and parsing, and stop"
     )
+    parser.add_argument(
+        "--lengths", metavar="FOLDER", help="time training against the length of sentences, write it there, and stop"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object per case")
     parser.add_argument("--device", default="cpu", help="where both sides run, as torch names it: cpu, cuda")
     parser.add_argument("--base", metavar="REF", help="compare with the code of another commit instead, case by case")
@@ -294,6 +298,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(process_scaling(10 * options.runs))
     elif options.evaluation:
         print(evaluation_speed(options.evaluation, options.runs))
+    elif options.lengths:
+        print(compare_lengths(options.lengths, options.runs))
     elif options.list:
         for name in options.case or CASES:
             print(f"{name}: {CASES[name].what}; baseline: {CASES[name].baseline}")
