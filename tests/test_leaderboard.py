@@ -7,21 +7,21 @@ import pytest
 from release import leaderboard
 from transformers import AutoTokenizer
 
+from hf_synlm.data.files import write_json
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.training.arguments import parse_arguments
 from tests.documentation import check_options
 from tests.test_training_configs import RECIPES
 
-SEEDS, ROWS = leaderboard.read_rows()
-CORPUS = str(leaderboard.CORPUS)
+SEEDS, ROWS, TABLES = leaderboard.read_rows()
+BOARD = leaderboard.EMBEDDED
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(leaderboard, "CORPUS", tmp_path_factory.mktemp("board") / "corpus")
-        leaderboard.make_corpus()
-        return leaderboard.CORPUS
+    board = BOARD._replace(runs=tmp_path_factory.mktemp("board"))
+    leaderboard.make_corpus(board)
+    return board.corpus
 
 
 def test_corpus_is_what_the_page_says(corpus: Path) -> None:
@@ -36,10 +36,12 @@ def test_corpus_is_what_the_page_says(corpus: Path) -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_commands_of_a_row(name: str, corpus: Path) -> None:
-    listed = leaderboard.commands(name, ROWS[name], SEEDS[0])
+    listed = leaderboard.commands(BOARD, name, ROWS[name], SEEDS[0])
     for task, command in listed.items():
-        words = shlex.split(command.replace(CORPUS, str(corpus)))
-        if task == "train":
+        before = f"{BOARD.runs}/{name}.{SEEDS[0]}.first/model"  # must exist
+        command = command.replace(before, str(leaderboard.ROOT / "model_cards" / "rnng-tiny"))
+        words = shlex.split(command.replace(str(BOARD.corpus), str(corpus)))
+        if task.startswith("train"):
             program = next(word for word in words if word.endswith(".py"))
             recipe = RECIPES[Path(program).stem]
             parse_arguments(recipe.argument_types(), words[words.index(program) + 1 :], recipe.mappings)
@@ -49,7 +51,38 @@ def test_commands_of_a_row(name: str, corpus: Path) -> None:
 
 def test_table_is_what_the_results_say() -> None:
     text = (leaderboard.ROOT / leaderboard.PAGE).read_text(encoding="utf-8")
-    assert f"{leaderboard.BEGIN}\n{leaderboard.table()}\n{leaderboard.END}" in text
+    assert f"{leaderboard.BEGIN}\n{leaderboard.table(BOARD)}\n{leaderboard.END}" in text
     for name, row in ROWS.items():
-        for result in leaderboard.read_results(name):
-            assert result["commands"] == leaderboard.commands(name, row, result["seed"])
+        for result in leaderboard.read_results(BOARD, name):
+            assert result["commands"] == leaderboard.commands(BOARD, name, row, result["seed"])
+
+
+def test_table_of_a_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """Rows of the paper only, on the user's trees, with the paper's figures; what has a result is not made again."""
+    made: list[str] = []
+
+    def make_row(board: leaderboard.Board, name: str, row: dict, seed: int) -> None:
+        made.append(f"{name} {seed}")
+        scores = {
+            "perplexity": {"word_perplexity": 90.0 + seed},
+            "parsing": {"f1": 40.0},
+            "parsing search": {"f1": 20.0},
+        }
+        result = {"scores": scores, "parameters": 1000, "cpu_seconds": 60.0}
+        write_json(board.results / f"{name}.{seed}.json", result)
+
+    monkeypatch.setattr(leaderboard, "make_row", make_row)
+    trees = tmp_path / "trees.txt"
+    trees.write_text("(S (NP (DT The) (NN law)) (VP (VBZ works)))\n" * 2)
+    command = ["gpst-table-4", "--trees", *[str(trees)] * 3, "--folder", str(tmp_path / "out")]
+    (tmp_path / "out" / "results").mkdir(parents=True)
+    leaderboard.main(command)
+    assert made == [f"{name} {seed}" for seed in SEEDS for name in TABLES["gpst-table-4"]]
+    leaderboard.main(command)
+    assert len(made) == len(SEEDS) * len(TABLES["gpst-table-4"])
+    lines = (tmp_path / "out" / "table.md").read_text().splitlines()
+    assert len(lines) == 2 + len(TABLES["gpst-table-4"]) and lines[0].endswith("| F1 | paper |")
+    assert any("≤ 91.0 ± 1.0 | 40.0 ± 0.0; search 20.0 ± 0.0 | 57.5 |" in line for line in lines)
+    with pytest.raises(SystemExit):
+        leaderboard.main(["syd-table-2"])
+    assert "needs --trees and --folder" in capsys.readouterr().err

@@ -3,10 +3,13 @@
     python training/leaderboard.py              all rows and seeds of `docs/leaderboard/rows.yaml` that have no result
     python training/leaderboard.py rnng prpn    some rows
     python training/leaderboard.py --table      write the table of `docs/leaderboard.md` from the results only
+    python training/leaderboard.py gpst-table-4 --trees train.txt valid.txt test.txt --folder runs/table_4
 
-All rows share the corpus (the embedded trees as `to_ptb_concat` makes them: lower case, N for numbers, no punctuation),
-the tokenizer (words that occur twice, one unknown word), and the number of epochs. A row with a seed is one file in
-`docs/leaderboard/results/`; models stay in `runs/leaderboard/`.
+All rows share the corpus (the trees as `to_ptb_concat` makes them: lower case, N for numbers, no punctuation), the
+tokenizer (words that occur twice, one unknown word), and the number of epochs. A row with a seed is one file in
+`docs/leaderboard/results/`; models stay in `runs/leaderboard/`. With `--trees`, the corpus is the user's, and results,
+models and table go to `--folder`. `gpst-table-4` and `syd-table-2` stand for the rows of tables in papers, and add
+the papers' figures to the table.
 """
 
 import argparse
@@ -16,7 +19,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from release.make_checkpoints import LAUNCH, run
@@ -27,67 +30,106 @@ from hf_synlm.data.treebank import TreebankSentence, read_treebank, to_ptb_conca
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.results import describe_hardware, library_versions
 from hf_synlm.hub.checkpoint import stored_tensors
+from hf_synlm.training.output_folder import RESULTS_FILE
 from hf_synlm.trees import labeled_spans_to_brackets
 
 ROOT = Path(__file__).resolve().parents[2]
-BOARD, RUNS = Path("docs/leaderboard"), Path("runs/leaderboard")
-ROWS, PAGE = BOARD / "rows.yaml", Path("docs/leaderboard.md")
-CORPUS = RUNS / "corpus"
+ROWS, PAGE = Path("docs/leaderboard/rows.yaml"), Path("docs/leaderboard.md")
 EPOCHS = 12
 # What is the same in all rows, by program.
-SHARED = f"--tokenizer_name {CORPUS}/tokenizer --num_train_epochs {EPOCHS} --final_report false"
-_TREES = f"--train_files {CORPUS}/train.txt --validation_files {CORPUS}/valid.txt"
+SHARED = f"--tokenizer_name {{corpus}}/tokenizer --num_train_epochs {EPOCHS} --final_report false"
+_TREES = "--train_files {corpus}/train.txt --validation_files {corpus}/valid.txt"
+_SEARCHED = f"{_TREES} --final_search_sentences 0 {SHARED}"
 DATA = {
-    "pretrain_gpst.py": f"--train_trees {CORPUS}/train.txt --validation_words {CORPUS}/valid.txt --drop_punctuation "
-    "false --max_sentence_tokens 127 --max_train_steps 100000",
-    "train_rnng.py": f"{_TREES} --final_search_sentences 0",
-    "train_tree_lm.py": f"{_TREES} --final_search_sentences 0",
-    "train_recurrent.py": f"{_TREES} --preprocessing none --parse_sentences 0",
+    "pretrain_gpst.py": "--train_trees {corpus}/train.txt --validation_words {corpus}/valid.txt --drop_punctuation "
+    f"false --max_sentence_tokens 127 --max_train_steps 100000 {SHARED}",
+    "train_rnng.py": _SEARCHED,
+    "train_tree_lm.py": _SEARCHED,
+    "train_recurrent.py": f"{_TREES} --preprocessing none --parse_sentences 0 {SHARED}",
+    "train_urnng.py": f"{_TREES} --test_files {{corpus}}/test.txt --tokenizer_name {{corpus}}/tokenizer "
+    f"--num_train_epochs {EPOCHS}",
 }
 BEGIN, END = "<!-- begin of the table: python training/leaderboard.py --table -->\n", "<!-- end of the table -->\n"
 
 
-def read_rows() -> tuple[list[int], dict[str, dict[str, Any]]]:
-    """The seeds, and the rows by name, of `docs/leaderboard/rows.yaml`."""
+class Board(NamedTuple):
+    """Where the trees come from and results go to; relative paths start at the checkout.
+
+    Fields:
+        trees: file of each split.
+        runs: for corpus, tokenizer and models.
+        results: for one file per row and seed.
+        page: for the table.
+    """
+
+    trees: dict[str, Path]
+    runs: Path
+    results: Path
+    page: Path
+
+    @property
+    def corpus(self) -> Path:
+        """Folder of the trees as the models read them, and of the tokenizer."""
+        return self.runs / "corpus"
+
+
+SPLITS = ("train", "valid", "test")
+EMBEDDED = Board(
+    {split: sample_path(f"trees.{split}.txt") for split in SPLITS},
+    Path("runs/leaderboard"),
+    Path("docs/leaderboard/results"),
+    PAGE,
+)
+
+
+def read_rows() -> tuple[list[int], dict[str, dict[str, Any]], dict[str, dict[str, float]]]:
+    """The seeds, the rows, and the tables of papers with their rows, by name, of `docs/leaderboard/rows.yaml`."""
     found = yaml.safe_load((ROOT / ROWS).read_text(encoding="utf-8"))
-    return found["seeds"], found["rows"]
+    return found["seeds"], found["rows"], found["tables"]
 
 
-def commands(name: str, row: dict[str, Any], seed: int) -> dict[str, str]:
-    """The commands of a row, by what they make: "train", "perplexity", "parsing".
+def commands(board: Board, name: str, row: dict[str, Any], seed: int) -> dict[str, str]:
+    """The commands of a row, by what they make: "train", "perplexity", "parsing", "parsing search".
 
     Args:
+        board: see there.
         name: of the row.
         row: its entry in `docs/leaderboard/rows.yaml`.
         seed: of the training.
 
     Returns:
-        The commands in the order in which they run.
+        The commands in the order in which they run. If a row trains twice, the second run ("train again") goes on from
+        the model of the first.
     """
-    output = RUNS / f"{name}.{seed}"
-    program = row["train"].split()[0]
-    more = f"{DATA[program]} {SHARED} --seed {seed} --output_dir {output}"
-    found = {"train": f"{LAUNCH} training/{row['train']} {more}"}
+    output, found = board.runs / f"{name}.{seed}", {}
+    programs = row["train"] if isinstance(row["train"], list) else [row["train"]]
+    for number, words in enumerate(programs):
+        folder = output if number == len(programs) - 1 else Path(f"{output}.first")
+        data = DATA[words.split()[0]].format(corpus=board.corpus)
+        before = f" --model_name_or_path {output}.first/model" if number else ""
+        task = "train again" if number else "train"
+        found[task] = f"{LAUNCH} training/{words}{before} {data} --seed {seed} --output_dir {folder}"
     for task, options in row["evaluations"].items():
-        data = "--treebank {0} --convention gpst" if task == "parsing" else "{0} --format treebank"
-        words = f"synlm evaluate {task} {data.format(CORPUS / 'test.txt')} --model {output}/model {options}"
-        found[task] = words.strip()
+        kind = task.split()[0]
+        data = "--treebank {0} --convention gpst" if kind == "parsing" else "{0} --format treebank"
+        test = data.format(board.corpus / "test.txt")
+        found[task] = f"synlm evaluate {kind} {test} --model {output}/model {options}".strip()
     return found
 
 
 # ------------------------------------------------------------------------------------------------------- corpus
-def make_corpus() -> None:
-    """Write the trees and the tokenizer that all rows share into `runs/leaderboard/corpus`."""
-    with folder_writer(ROOT / CORPUS) as folder:
-        for split in ("train", "valid", "test"):
-            trees = (f"{_brackets(sentence)}\n" for sentence in _sentences(split))
+def make_corpus(board: Board) -> None:
+    """Write the trees and the tokenizer that all rows share."""
+    with folder_writer(ROOT / board.corpus) as folder:
+        for split, file in board.trees.items():
+            trees = (f"{_brackets(sentence)}\n" for sentence in _sentences(file))
             write_text(folder / f"{split}.txt", "".join(trees))
-        words = (sentence.words for sentence in _sentences("train"))
+        words = (sentence.words for sentence in _sentences(board.trees["train"]))
         word_tokenizer(words, min_count=2, end_token=True).save_pretrained(folder / "tokenizer")
 
 
-def _sentences(split: str) -> Iterator[TreebankSentence]:
-    for sentence in read_treebank(sample_path(f"trees.{split}.txt")):
+def _sentences(file: Path) -> Iterator[TreebankSentence]:
+    for sentence in read_treebank(file):
         prepared = to_ptb_concat(sentence)
         if prepared is not None:
             yield prepared
@@ -99,91 +141,133 @@ def _brackets(sentence: TreebankSentence) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------- rows
-def make_row(name: str, row: dict[str, Any], seed: int) -> None:
+def make_row(board: Board, name: str, row: dict[str, Any], seed: int) -> None:
     """Train and measure a row with one seed, and write its result.
 
     Args:
+        board: see there.
         name: of the row.
         row: its entry in `docs/leaderboard/rows.yaml`.
         seed: of the training.
     """
-    output = ROOT / RUNS / f"{name}.{seed}"
-    listed, scores = commands(name, row, seed), {}
-    cpu_seconds = run(listed.pop("train"))
+    output = ROOT / board.runs / f"{name}.{seed}"
+    listed, scores, cpu_seconds = commands(board, name, row, seed), {}, 0.0
     for task, command in listed.items():
-        run(command, "--out", str(output / f"{task}.json"), "--overwrite")
-        found = json.loads((output / f"{task}.json").read_text(encoding="utf-8"))
-        scores[task] = found["scores"]
+        if task.startswith("train"):
+            cpu_seconds += run(command)
+            continue
+        file = output / f"{task.replace(' ', '_')}.json"
+        run(command, "--out", str(file), "--overwrite")
+        scores[task] = json.loads(file.read_text(encoding="utf-8"))["scores"]
+    if "train_urnng.py" in listed["train"]:
+        test = json.loads((output / RESULTS_FILE).read_text(encoding="utf-8"))["test"]
+        scores["parsing network"] = {"f1": test["trees"]["sentence_f1"]}
+        scores["importance sampling"] = {"perplexity": test["losses"]["importance_perplexity"]}
     shapes = [tensor.shape for tensor in stored_tensors(output / "model").values()]
     result = {
         "row": name,
         "seed": seed,
-        "commands": commands(name, row, seed),
+        "commands": listed,
         "parameters": sum(math.prod(shape) for shape in shapes),
         "cpu_seconds": round(cpu_seconds, 1),
         "scores": scores,
         "hardware": {**describe_hardware(), "num_threads": 1},
         "versions": library_versions(),
     }
-    write_json(ROOT / BOARD / "results" / f"{name}.{seed}.json", result)
+    write_json(ROOT / board.results / f"{name}.{seed}.json", result)
 
 
-def read_results(name: str) -> list[dict[str, Any]]:
+def read_results(board: Board, name: str) -> list[dict[str, Any]]:
     """The results of a row, one for each seed that has run."""
-    files = sorted((ROOT / BOARD / "results").glob(f"{name}.*.json"))
+    files = sorted((ROOT / board.results).glob(f"{name}.*.json"))
     return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
 
 # -------------------------------------------------------------------------------------------------------- table
-def table() -> str:
-    """The table of `docs/leaderboard.md`: mean and standard deviation over the seeds, best perplexity first."""
+def table(board: Board, paper: dict[str, float] | None = None) -> str:
+    """The table of the results: mean and standard deviation over the seeds, best perplexity first.
+
+    Args:
+        board: see there.
+        paper: rows to show, with the figures of a paper for another column; None = all rows that have results.
+
+    Returns:
+        Markdown.
+    """
     head = ["model", "trees in training", "parameters", "CPU minutes", "seeds", "word perplexity", "F1"]
-    _, rows = read_rows()
+    head += ["paper"] if paper else []
+    _, rows, _ = read_rows()
     lines: list[tuple[float, list[str]]] = []
-    for name, row in rows.items():
-        results = read_results(name)
+    for name in paper or rows:
+        results, row = read_results(board, name), rows[name]
         if not results:
             continue
         perplexities = [result["scores"]["perplexity"]["word_perplexity"] for result in results]
-        f1 = [result["scores"]["parsing"]["f1"] for result in results if "parsing" in result["scores"]]
         minutes = mean(result["cpu_seconds"] for result in results) / 60
         bound = "≤ " if "--num-beams" in row["evaluations"]["perplexity"] else ""
         cells = [row["model"], row["trees"], f"{results[0]['parameters']:,}", f"{minutes:.1f}", str(len(results))]
-        cells += [bound + _spread(perplexities), _spread(f1) if f1 else ""]
+        cells += [bound + _spread(perplexities), _f1(results), *([f"{paper[name]:.1f}"] if paper else [])]
         lines.append((mean(perplexities), cells))
-    cells_of_lines = [head, ["---", "---", *["---:"] * 5], *(cells for _, cells in sorted(lines))]
+    cells_of_lines = [head, ["---", "---", *["---:"] * (len(head) - 2)], *(cells for _, cells in sorted(lines))]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in cells_of_lines)
+
+
+def _f1(results: list[dict[str, Any]]) -> str:
+    """F1 of a row by all ways to parse: the main one, and others with their names."""
+    found = []
+    for task in results[0]["scores"]:
+        kind, _, how = task.partition(" ")
+        if kind == "parsing":
+            found.append(f"{how} {_spread([result['scores'][task]['f1'] for result in results])}".strip())
+    return "; ".join(found)
 
 
 def _spread(values: Sequence[float]) -> str:
     return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
 
 
-def write_table() -> None:
-    """Put the table into `docs/leaderboard.md`, between its two marks."""
-    text = (ROOT / PAGE).read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    write_text(ROOT / PAGE, f"{before}{BEGIN}\n{table()}\n{END}{after}")
+def write_table(board: Board, paper: dict[str, float] | None = None) -> None:
+    """Write the table: into a page between its two marks, or as a file of its own."""
+    text = table(board, paper)
+    if board.page == PAGE:
+        page = (ROOT / PAGE).read_text(encoding="utf-8")
+        before, _, rest = page.partition(BEGIN)
+        _, _, after = rest.partition(END)
+        text = f"{before}{BEGIN}\n{text}\n{END}{after}"
+    write_text(ROOT / board.page, text)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the script."""
-    seeds, rows = read_rows()
+    seeds, rows, tables = read_rows()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="ROW", help=f"default: {', '.join(rows)}")
+    listed = ", ".join((*rows, *tables))
+    parser.add_argument("names", nargs="*", metavar="ROW", help=f"rows, or one table of a paper: {listed}")
     parser.add_argument("--table", action="store_true", help="write the table from the results only")
+    parser.add_argument("--trees", nargs=3, type=Path, metavar=("TRAIN", "VALID", "TEST"), help="other trees")
+    parser.add_argument("--folder", type=Path, help="for what other trees give")
     arguments = parser.parse_args(argv)
-    if unknown := sorted(set(arguments.names) - set(rows)):
-        parser.error(f"there is no row {unknown[0]}: {ROWS} has {', '.join(rows)}")
+    if unknown := sorted(set(arguments.names) - {*rows, *tables}):
+        parser.error(f"there is no row {unknown[0]}: {ROWS} has {listed}")
+    if (arguments.trees is None) != (arguments.folder is None):
+        parser.error("--trees and --folder go together")
+    paper = tables.get(arguments.names[0]) if len(arguments.names) == 1 else None
+    if paper and arguments.trees is None:
+        parser.error(f"{arguments.names[0]} needs --trees and --folder: papers have other corpora")
+    board, names = EMBEDDED, paper or arguments.names or rows
+    if arguments.trees:
+        files = dict(zip(SPLITS, (file.resolve() for file in arguments.trees), strict=True))
+        folder = arguments.folder.resolve()
+        board = Board(files, folder, folder / "results", folder / "table.md")
     os.chdir(ROOT)
     if not arguments.table:
-        make_corpus()
+        make_corpus(board)
         for seed in seeds:
-            for name in arguments.names or rows:
-                if not (BOARD / "results" / f"{name}.{seed}.json").exists():
-                    make_row(name, rows[name], seed)
-    write_table()
+            for name in names:
+                if not (board.results / f"{name}.{seed}.json").exists():
+                    make_row(board, name, rows[name], seed)
+                    write_table(board, paper)
+    write_table(board, paper)
 
 
 if __name__ == "__main__":
