@@ -468,7 +468,9 @@ def test_tables_of_all_formats(tmp_path):
     (tmp_path / "a.csv").write_text('\ufeffitem,sentence\ni1,"He said ""no"" ."\ni2,a\tb\n', encoding="utf-8")
     rows = [{"item": item, "sentence": text} for item, text in expected]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n", encoding="utf-8")
-    for name in ("a.tsv", "a.csv", "a.jsonl"):
+    # As Excel writes it where commas are decimal points.
+    (tmp_path / "b.csv").write_text('\ufeffitem;sentence\r\ni1;"He said ""no"" ."\r\ni2;a\tb\r\n', encoding="utf-8")
+    for name in ("a.tsv", "a.csv", "b.csv", "a.jsonl"):
         assert [(item.item, item.text) for item in read_items(tmp_path / name)] == expected
     (tmp_path / "a.txt").write_text("one\n\ntwo three\r\nfour", encoding="utf-8")
     items = read_items(tmp_path / "a.txt")

@@ -21,6 +21,7 @@ import inspect
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import torch
@@ -31,6 +32,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from hf_synlm.data.text import PathLike
 from hf_synlm.evaluation.cache import Result, ResultCache
 from hf_synlm.evaluation.processes import Text, device_of_process, is_launched, map_batches
+from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.words import EncodedText, word_starts
 from hf_synlm.hub.checkpoint import load_pretrained
 from hf_synlm.search_parsing import cache_after_context, marginal_logits
@@ -266,13 +268,19 @@ class TextScorer:
         return None
 
     def describe(self) -> dict[str, Any]:
-        """The model as results name it."""
+        """The model as results name it: with the paper to cite, and checksums of the weights of a folder."""
+        from hf_synlm.hub.card import PAPERS
+
+        paper = PAPERS.get(self.model.config.model_type, {}).get("citation")
+        weights = sorted(Path(self.name).glob("*.safetensors")) if self.name else []
         return {
             "name": self.name,
             "revision": self.revision,
             "architecture": type(self.model).__name__,
             "num_parameters": self.model.num_parameters(),
             "dtype": str(self.model.dtype).removeprefix("torch."),
+            **({"paper": paper} if paper else {}),
+            **({"weights": describe_files(weights)} if weights else {}),
         }
 
     def options(self) -> dict[str, Any]:

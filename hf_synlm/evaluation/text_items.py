@@ -65,6 +65,8 @@ def file_format(path: PathLike, given: str | None = None) -> str:
 def read_table(path: PathLike, kind: str) -> list[dict[str, Any]]:
     """Rows of a TSV, CSV or JSON lines file by column name; tables have a header and quotes as in CSV.
 
+    Semicolons separate a CSV file whose header has some and no comma, as Excel writes it in many countries.
+
     Args:
         path: the file.
         kind: "tsv", "csv" or "jsonl".
@@ -91,16 +93,18 @@ def read_table(path: PathLike, kind: str) -> list[dict[str, Any]]:
             if not isinstance(rows[-1], dict):
                 raise ValueError(f"{path}:{number}: not a JSON object with columns as keys: {line[:60]!r}")
     else:
-        rows = list(_separated(path, "\t" if kind == "tsv" else ","))
+        rows = list(_separated(path, kind))
     if not rows:
         raise ValueError(f"{path} has no rows")
     return rows
 
 
-def _separated(path: PathLike, delimiter: str) -> Iterator[dict[str, Any]]:
+def _separated(path: PathLike, kind: str) -> Iterator[dict[str, Any]]:
     # Line ends stay, so that a quoted field may hold some.
-    lines = (line + "\n" for line in read_lines(path))
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    lines = [line + "\n" for line in read_lines(path)]
+    # Where commas are decimal points, Excel writes .csv with semicolons.
+    semicolons = lines and ";" in lines[0] and "," not in lines[0]
+    reader = csv.reader(lines, delimiter="\t" if kind == "tsv" else ";" if semicolons else ",", strict=True)
     try:
         header = next(reader, None)
         if header is None:
