@@ -230,6 +230,8 @@ def perplexity(
     file_format: Annotated[Literal["txt", "tsv", "csv", "jsonl", "treebank"] | None, typer.Option("--format")] = None,
     punctuation: Literal["remove", "keep"] | None = None,
     text_column: str | None = None,
+    proposals: Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False)] = None,
+    max_trees: options.OptionalPositive = None,
 ) -> None:
     """Perplexity over tokens and over words, without and with the ends of sentences.
 
@@ -239,6 +241,9 @@ def perplexity(
     Options:
         file_format: Format of the input; default: by its name. treebank: the words of bracketed trees.
         punctuation: Of a treebank: keep it (default), or remove it by its tags before scoring.
+        proposals: File of bracketed trees, such as n-best lists of a parser; repeat for several. A sentence's
+            probability is then the sum over its trees there, as papers on Transformer Grammars report it.
+        max_trees: With --proposals: take the first distinct trees of a sentence, at most this many.
 
     Examples:
         synlm evaluate perplexity hf_synlm/data/samples/raw.valid.txt --model model_cards/palm-s-tiny
@@ -253,9 +258,19 @@ def perplexity(
         raise ValueError("--punctuation belongs to --format treebank, which has tags; remove it from the text yourself")
     else:
         items = read_items(texts, kind=file_format, text_column=text_column)
+    data = {"files": describe_files([texts])}
+    if proposals:
+        from hf_synlm.evaluation.proposals import evaluate_proposals
+
+        if context != "sentence":
+            raise ValueError(f"--context {context}: with --proposals every sentence stands by itself. Leave it out")
+        scorer = scoring.scorer(model)
+        result = evaluate_proposals(scorer, items, proposals, max_trees=max_trees, data=data, options=settings)
+        return options.report(result, out)
+    if max_trees is not None:
+        raise ValueError("--max-trees belongs to --proposals: leave it out, or give files of trees")
     from hf_synlm.evaluation.perplexity import evaluate_perplexity
 
-    data = {"files": describe_files([texts])}
     result = evaluate_perplexity(scoring.scorer(model), items, context=context, data=data, options=settings)
     options.report(result, out)
 

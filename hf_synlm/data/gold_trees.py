@@ -184,10 +184,28 @@ def gold_attachments(spans: Sequence[Span], word_ends: Sequence[bool]) -> list[i
 
     Cost: O(n log n).
     """
+    return tree_attachments(binary_token_spans(spans, word_ends), len(word_ends))
+
+
+def binary_token_spans(spans: Sequence[Span], word_ends: Sequence[bool]) -> list[Span]:
+    """Binarize a tree over words to the right, and its words over their tokens.
+
+    Args:
+        spans: half-open word spans of the tree, in any order; copies and spans of one word are ignored.
+        word_ends: per token, True at the last piece of each word.
+
+    Returns:
+        The half-open spans of the n - 1 inner nodes over n tokens, in post-order.
+
+    Raises:
+        ValueError: the spans cross or leave the sentence, or the last token does not end a word.
+
+    Cost: O(n log n).
+    """
     num_words, num_tokens, first = _count_words(word_ends), len(word_ends), _first_tokens(word_ends)
     words = [*spans, *((word, word + 1) for word in range(num_words)), (0, num_words)]
     inner = {(first[i], first[j]) for i, j in words if first[j] - first[i] > 1}
-    return tree_attachments(tree_to_spans(binarize(spans_to_tree(sorted(inner), num_tokens))), num_tokens)
+    return tree_to_spans(binarize(spans_to_tree(sorted(inner), num_tokens)))
 
 
 def _count_words(word_ends: Sequence[bool]) -> int:

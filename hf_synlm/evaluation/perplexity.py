@@ -43,7 +43,7 @@ def perplexities(scores: Sequence[WordScores]) -> dict[str, float]:
     characters = sum(sum(len(word.text) + 1 for word in found.words) - 1 for found in texts)
     nats = -math.fsum(float(found.log_probs.nansum()) for found in texts)
     results = {
-        **_averages(nats, tokens, words, ""),
+        **averages(nats, tokens, words, ""),
         "bits_per_character": nats / characters / NATS["bits"],
         "sentences": len(texts),
         "words": sum(len(found.words) for found in texts),
@@ -52,11 +52,22 @@ def perplexities(scores: Sequence[WordScores]) -> dict[str, float]:
     }
     if all(found.end is not None for found in texts):
         nats -= math.fsum(found.end or 0.0 for found in texts)
-        results |= _averages(nats, tokens + len(texts), words + len(texts), "_with_end")
+        results |= averages(nats, tokens + len(texts), words + len(texts), "_with_end")
     return results
 
 
-def _averages(nats: float, tokens: int, words: int, suffix: str) -> dict[str, float]:
+def averages(nats: float, tokens: int, words: int, suffix: str) -> dict[str, float]:
+    """Perplexities and bits per token and per word.
+
+    Args:
+        nats: minus the log-probability of all texts.
+        tokens: number of tokens.
+        words: number of words.
+        suffix: of the names.
+
+    Returns:
+        By name; NaN per word without words.
+    """
     return {
         f"token_perplexity{suffix}": _exp(nats / tokens),
         f"word_perplexity{suffix}": _exp(nats / words) if words else math.nan,

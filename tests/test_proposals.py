@@ -1,0 +1,99 @@
+"""Sums over given trees: exact where all trees are given, a bound elsewhere."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from hf_synlm.cli import main
+from hf_synlm.data.treebank import read_treebank
+from hf_synlm.evaluation.proposals import evaluate_proposals, read_proposals, score_proposals
+from hf_synlm.evaluation.surprisal import score_words
+from hf_synlm.evaluation.text_items import TextItem
+from tests.scoring_models import scorer_of
+
+WORDS = ("the", "people", "of", "America")
+
+
+def binary_trees(words: tuple[str, ...], label: str = "NP") -> list[str]:
+    """All binary trees of some words, in brackets."""
+    if len(words) == 1:
+        return [f"(X {words[0]})"]
+    halves = [product(binary_trees(words[:at], label), binary_trees(words[at:], label)) for at in range(1, len(words))]
+    return [f"({label} {left} {right})" for pairs in halves for left, right in pairs]
+
+
+@pytest.fixture
+def trees(tmp_path: Path) -> Path:
+    """The five binary trees of four words, two of them twice, and a tree of another sentence between them."""
+    lines = binary_trees(WORDS)
+    file = tmp_path / "trees.txt"
+    file.write_text("\n".join([*lines[:2], "", "(S (X We) (X ask))", *reversed(lines)]) + "\n")
+    return file
+
+
+def test_sum_over_all_trees_is_the_probability(trees: Path) -> None:
+    """A beam as wide as all derivations gives the same."""
+    score = score_proposals(scorer_of("urnng"), WORDS, read_proposals([trees])[WORDS])
+    [exact] = score_words(scorer_of("urnng", num_beams=60), [TextItem("1", " ".join(WORDS))], end=True)
+    expected = sum(log_prob for _, log_prob in exact.tokens) + exact.end
+    assert score.log_prob == pytest.approx(expected, abs=1e-4)
+    assert (score.num_tokens, score.num_trees) == (4, 5)
+
+
+@pytest.mark.parametrize("architecture", ["gpst", "rnng", "rnng_pieces", "tree_lm", "urnng", "pushdown"])
+def test_sums_grow_with_the_trees(architecture: str, trees: Path) -> None:
+    """Order and copies change nothing; the best tree has a share of the sum."""
+    scorer, given = scorer_of(architecture), read_proposals([trees])[WORDS]
+    assert len(given) == 7
+    sums = [score_proposals(scorer, WORDS, given, most) for most in (1, 2, None)]
+    assert [score.num_trees for score in sums] == [1, 2, 5]
+    assert sums[0].log_prob < sums[1].log_prob < sums[2].log_prob
+    assert sums[0].best_share == pytest.approx(1.0) and 0.2 <= sums[2].best_share < 1
+    assert score_proposals(scorer, WORDS, given[::-1]).log_prob == pytest.approx(sums[2].log_prob, abs=1e-5)
+
+
+def test_result_states_its_protocol(trees: Path) -> None:
+    items = [TextItem("1", " ".join(WORDS)), TextItem("2", " "), TextItem("3", "We ask")]
+    scorer = scorer_of("rnng")
+    with pytest.raises(ValueError, match="unknown|not one of"):
+        evaluate_proposals(scorer, [TextItem("1", "a b")], [_file(trees, "(ODD (X a) (X b))")])
+    result = evaluate_proposals(scorer, items, [trees], max_trees=3)
+    scores = result.scores
+    assert (result.options["estimator"], result.options["max_trees"]) == ("proposals", 3)
+    assert result.options["num_beams"] is None and len(result.data["proposals"]) == 1
+    assert (scores["sentences"], scores["words"], scores["mean_trees"]) == (2, 6, 2)
+    assert "word_perplexity" not in scores and scores["word_perplexity_with_end"] > 1
+
+
+def _file(trees: Path, text: str) -> Path:
+    file = trees.with_name("more.txt")
+    file.write_text(text + "\n")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "message"),
+    [
+        ("on_lstm", {}, "gives no probability to given trees"),
+        ("rnng", {"num_beams": 3}, "nothing is searched"),
+    ],
+)
+def test_what_proposals_cannot_do(architecture: str, options: dict, message: str, trees: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        evaluate_proposals(scorer_of(architecture, **options), [TextItem("1", " ".join(WORDS))], [trees])
+    with pytest.raises(ValueError, match=r"sentence 1 has no tree in .*trees.txt: 'nobody asks'"):
+        evaluate_proposals(scorer_of("rnng"), [TextItem("1", "nobody asks")], [trees])
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The trees of a treebank itself: one tree for each sentence."""
+    sample = Path(__file__).parents[1] / "hf_synlm" / "data" / "samples" / "trees.test.txt"
+    few = tmp_path / "few.txt"
+    few.write_text("\n".join(sample.read_text(encoding="utf-8").split("\n")[:3]), encoding="utf-8")
+    command = ["evaluate", "perplexity", str(few), "--format", "treebank", "--model", "model_cards/rnng-tiny"]
+    assert main([*command, "--proposals", str(sample)]) in (0, None)
+    printed = capsys.readouterr().out
+    assert "estimator proposals" in printed and f"| sentences | {len(list(read_treebank(few)))} |" in printed
+    assert main([*command, "--max-trees", "3"]) == 2
+    assert "--max-trees belongs to --proposals" in capsys.readouterr().err
