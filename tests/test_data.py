@@ -1,12 +1,14 @@
 """Treebank and text readers, trees as actions, batches, the embedded corpus."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from hf_synlm.cli import main
 from hf_synlm.data.collate import (
     collate_contexts,
     collate_trees,
@@ -323,3 +325,35 @@ def test_word_ends_from_word_ids():
     assert word_ends_from_word_ids([None, 0, 0, 1, None]) == [True, False, True, True, True]
     assert word_ends_from_word_ids([0, 0]) == [False, True]
     assert word_ends_from_word_ids([]) == []
+
+
+def test_treebank_command(tmp_path, capsys):
+    """Trees of parsers and treebanks, in one clean file with counts and checksums."""
+    benepar = "(TOP\n  (S\n    (NP (DT The) (NN cat))\n    (VP (VBZ sees) (NP (PRP it)) (ADVP (RB now)))\n    (. .)))\n"
+    stanza = "(ROOT (S (NP (PRP We)) (VP (VBP agree)) (. .)))\n(ROOT (X (. ...)))\n"
+    penn = "( (S (NP-SBJ-1 (NNP America)) (VP (VBZ wins) (NP-TMP (CD 3) (NNS days)) (NP (-NONE- *T*-1)))) )\n"
+    for name, text in (("a.txt", benepar), ("b.txt", stanza), ("c.mrg", penn)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    files, out = [str(tmp_path / name) for name in ("a.txt", "b.txt", "c.mrg")], tmp_path / "out.txt"
+    command = ["treebank", *files, "--out", str(out)]
+    assert main([*command, "--punctuation", "remove", "--binarize", "right"]) == 0
+    assert out.read_text().split("\n")[:3] == [
+        "(S (NP (DT The) (NN cat)) (VP (VBZ sees) (VP (NP (PRP it)) (ADVP (RB now)))))",
+        "(S (NP (PRP We)) (VP (VBP agree)))",
+        "(S (NP (NNP America)) (VP (VBZ wins) (NP (CD 3) (NNS days))))",
+    ]
+    facts = json.loads((tmp_path / "out.txt.meta.json").read_text())
+    assert (facts["trees"], facts["words"], facts["left_out"]) == (3, 11, {"no words left": 1})
+    assert [len(facts[name]) for name in ("inputs", "output")] == [3, 1] and facts["command"].startswith(
+        "synlm treebank"
+    )
+    assert "1 left out (no words left)" in capsys.readouterr().err
+    assert main([*command, "--words", "ptb-concat", "--max-words", "4", "--overwrite"]) == 0
+    assert out.read_text().startswith("(S (NP (PRP we))") and "(CD N)" in out.read_text()
+    # What it writes reads as it is.
+    assert main(["treebank", str(out), "--out", str(tmp_path / "again.txt")]) == 0
+    assert (tmp_path / "again.txt").read_text() == out.read_text()
+    (tmp_path / "a.txt").write_text("(S (NP (DT The)\n", encoding="utf-8")
+    assert main([*command, "--overwrite"]) == 2
+    assert "a.txt" in capsys.readouterr().err and out.read_text().startswith("(S (NP (PRP we))")
+    assert main(command) == 2

@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import typer
 
 from hf_synlm.cli import options
-from hf_synlm.data.files import check_output, write_text
+from hf_synlm.data.files import check_output, write_json, write_text
 from hf_synlm.data.parsed import ParsedSentence, guess_style, parses_of_lines
 from hf_synlm.data.text import read_lines
+from hf_synlm.data.treebank import (
+    TreebankSentence,
+    binarize_sentence,
+    read_treebank,
+    sentence_to_brackets,
+    to_ptb_concat,
+)
 from hf_synlm.evaluation.results import EvaluationResult, describe_files, markdown_table
 from hf_synlm.evaluation.text_items import read_items, table_text
 from hf_synlm.viz import SentenceView, sentences_to_page
@@ -25,6 +32,15 @@ Format: TypeAlias = Literal["brackets", "json", "text", "upright", "latex", "svg
 FormatOption = Annotated[Format, typer.Option("--format")]
 # The files depend on the sentences, see `_check_drawings`.
 Out = Annotated[Path | None, options.Writes(lambda out, overwrite: None)]
+
+
+def _meta(out: Path) -> Path:
+    return Path(f"{out}.meta.json")
+
+
+def _check_with_meta(out: Path, overwrite: bool) -> None:
+    check_output(out, overwrite)
+    check_output(_meta(out), overwrite)
 
 
 def parse(
@@ -90,6 +106,60 @@ def parse(
     remaining = iter(found)
     parsed = [next(remaining) if words else ParsedSentence(()) for words in sentences]
     _write_drawings(parsed, style, out, title=f"{texts}, parsed by {scorer.name}")
+
+
+def treebank(
+    trees: Annotated[list[Path], typer.Argument(**options.INPUT_FILE)],
+    out: Annotated[Path, options.Writes(_check_with_meta, beside=_meta)],
+    overwrite: bool = False,
+    punctuation: Literal["keep", "remove"] = "keep",
+    punctuation_by: Literal["tag", "form"] = "tag",
+    words: Literal["keep", "ptb-concat"] = "keep",
+    binarize: Literal["right", "left"] | None = None,
+    max_words: options.OptionalPositive = None,
+) -> None:
+    """Check trees of parsers or treebanks, and write them as one clean file for training.
+
+    Reads bracketed trees with a tag for each word, as benepar, stanza and supar write them and treebanks have them. The
+    output has a tree per line, without traces, function tags and root wrappers. OUT.meta.json holds counts, and the
+    checksums of inputs and output. A tree that cannot be read is an error that names file and line.
+
+    Options:
+        trees: Files of bracketed trees.
+        out: File to write.
+        punctuation: keep it, or remove it.
+        punctuation_by: Tell punctuation by the tags of the Penn Treebank, or by form where a parser gives no tags.
+        words: keep, or ptb-concat: lower case, N for numbers, no punctuation (the common text of the Penn Treebank).
+        binarize: Make trees binary. Programs of this library do so themselves where they need it.
+        max_words: Leave longer sentences out.
+
+    Example: synlm treebank silver.train.txt --punctuation remove --max-words 40 --out train.txt
+    """
+    from hf_synlm.evaluation.parsing import keep_words
+
+    left_out, lines, num_words = Counter[str](), list[str](), 0
+    for sentence in (sentence for path in trees for sentence in read_treebank(path)):
+        kept: TreebankSentence | None = sentence
+        if words == "ptb-concat":
+            kept = to_ptb_concat(sentence)
+        elif punctuation == "remove":
+            is_word = keep_words(sentence.words, sentence.tags, punctuation_by)
+            kept = sentence.select_words(is_word) if any(is_word) else None
+        if kept is None:
+            left_out["no words left"] += 1
+        elif max_words is not None and len(kept.words) > max_words:
+            left_out[f"more than {max_words} words"] += 1
+        else:
+            lines.append(sentence_to_brackets(kept if binarize is None else binarize_sentence(kept, binarize)))
+            num_words += len(kept.words)
+    if not lines:
+        raise ValueError(f"no tree is left of {', '.join(map(str, trees))}: {dict(left_out)}. Leave options out.")
+    write_text(out, "\n".join(lines) + "\n")
+    facts = {"trees": len(lines), "words": num_words, "left_out": dict(left_out)}
+    files = {"inputs": describe_files(trees), "output": describe_files([out])}
+    write_json(_meta(out), {**facts, **files, "command": options.command_line.get()})
+    dropped = "".join(f", {count:,} left out ({why})" for why, count in left_out.items())
+    typer.echo(f"wrote {len(lines):,} trees of {num_words:,} words to {out}{dropped}", err=True)
 
 
 def draw(
@@ -307,16 +377,11 @@ def _row(text: "GeneratedText") -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------------ surprisal
-def _meta(out: Path) -> Path:
-    return Path(f"{out}.meta.json")
-
-
 def _check_table(out: Path, overwrite: bool) -> None:
     """Raise ValueError if one of the two files cannot be written, or the name is of another format."""
     if out.suffix.lower() in (".csv", ".json", ".jsonl", ".xlsx", ".parquet"):
         raise ValueError(f"--out {out}: the table is tab-separated. Choose a name in .tsv")
-    check_output(out, overwrite)
-    check_output(_meta(out), overwrite)
+    _check_with_meta(out, overwrite)
 
 
 def surprisal(

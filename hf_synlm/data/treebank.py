@@ -14,10 +14,18 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate, compress
-from typing import Any
+from typing import Any, Literal
 
 from hf_synlm.data.text import PathLike, read_lines
-from hf_synlm.trees import Span, read_brackets, unescape_word
+from hf_synlm.trees import (
+    Span,
+    binarize,
+    labeled_spans_to_brackets,
+    read_brackets,
+    spans_to_tree,
+    tree_to_spans,
+    unescape_word,
+)
 
 # The 36 part-of-speech tags of the Penn Treebank that words have: everything but punctuation, $, # and empty elements.
 WORD_TAGS = frozenset(
@@ -306,6 +314,44 @@ def brackets_to_labeled_spans(text: str) -> tuple[list[tuple[str, int, int]], li
     if not words:
         raise ValueError(f"no tree in {text!r}: leave empty lines out")
     return labeled_spans, words
+
+
+def sentence_to_brackets(sentence: TreebankSentence) -> str:
+    """Write a sentence with its labels and tags, as `read_treebank` reads it.
+
+    Args:
+        sentence: of a treebank.
+
+    Returns:
+        One line, such as `(S (NP (DT The) (NN cat)) (VP (VBZ sleeps)))`.
+    """
+    tags = [(tag, at, at + 1) for at, tag in enumerate(sentence.tags)]
+    return labeled_spans_to_brackets([*tags, *sentence.labeled_spans], sentence.words)
+
+
+def binarize_sentence(sentence: TreebankSentence, direction: Literal["right", "left"]) -> TreebankSentence:
+    """Make the tree of a sentence binary; a new constituent has the label of the one that it is a part of.
+
+    Args:
+        sentence: of a treebank.
+        direction: where the rest of the children goes.
+
+    Returns:
+        The sentence with further constituents; unary chains stay.
+    """
+    count = len(sentence.words)
+    if count < 2:
+        return sentence
+    known = {(i, j): label for label, i, j in sentence.labeled_spans}  # of a unary chain the highest
+    inner = sorted({span for span in known if span[1] - span[0] > 1} | {(0, count)})
+    labeled = list(sentence.labeled_spans)
+    for i, j in tree_to_spans(binarize(spans_to_tree(inner, count), direction)):
+        if (i, j) not in known:
+            around = min((b - a, a, b) for a, b in known if a <= i and j <= b)
+            labeled.append((known[around[1:]], i, j))
+    # Stable: unary chains keep their order, from bottom to top.
+    labeled.sort(key=lambda constituent: (constituent[2], -constituent[1]))
+    return dataclasses.replace(sentence, labeled_spans=tuple(labeled))
 
 
 def to_ptb_concat(sentence: TreebankSentence) -> TreebankSentence | None:

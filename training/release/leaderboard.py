@@ -26,12 +26,11 @@ from release.make_checkpoints import LAUNCH, run
 
 from hf_synlm.data.files import folder_writer, write_json, write_text
 from hf_synlm.data.samples import sample_path
-from hf_synlm.data.treebank import TreebankSentence, read_treebank, to_ptb_concat
+from hf_synlm.data.treebank import TreebankSentence, read_treebank, sentence_to_brackets, to_ptb_concat
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.results import describe_hardware, library_versions
 from hf_synlm.hub.checkpoint import stored_tensors
 from hf_synlm.training.output_folder import RESULTS_FILE
-from hf_synlm.trees import labeled_spans_to_brackets
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS, PAGE = Path("docs/leaderboard/rows.yaml"), Path("docs/leaderboard.md")
@@ -122,7 +121,7 @@ def make_corpus(board: Board) -> None:
     """Write the trees and the tokenizer that all rows share."""
     with folder_writer(ROOT / board.corpus) as folder:
         for split, file in board.trees.items():
-            trees = (f"{_brackets(sentence)}\n" for sentence in _sentences(file))
+            trees = (f"{sentence_to_brackets(sentence)}\n" for sentence in _sentences(file))
             write_text(folder / f"{split}.txt", "".join(trees))
         words = (sentence.words for sentence in _sentences(board.trees["train"]))
         word_tokenizer(words, min_count=2, end_token=True).save_pretrained(folder / "tokenizer")
@@ -133,11 +132,6 @@ def _sentences(file: Path) -> Iterator[TreebankSentence]:
         prepared = to_ptb_concat(sentence)
         if prepared is not None:
             yield prepared
-
-
-def _brackets(sentence: TreebankSentence) -> str:
-    tags = [(tag, at, at + 1) for at, tag in enumerate(sentence.tags)]
-    return labeled_spans_to_brackets([*tags, *sentence.labeled_spans], sentence.words)
 
 
 # -------------------------------------------------------------------------------------------------------- rows
