@@ -25,6 +25,7 @@ the same number for trees that need no model. Without these a number on a card s
 
 import dataclasses
 import hashlib
+import io
 import json
 import math
 import platform
@@ -273,8 +274,10 @@ def describe_files(paths: Iterable[PathLike]) -> list[dict[str, Any]]:
     """
     described = []
     for path in paths:
-        data = read_bytes(path)
-        described.append({"path": str(path), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+        # Piece by piece, for weights may be larger than memory; standard input is kept in memory anyway.
+        with io.BytesIO(read_bytes(path)) if str(path) == "-" else Path(path).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            described.append({"path": str(path), "bytes": file.tell(), "sha256": digest})
     return described
 
 
