@@ -330,7 +330,7 @@ def test_word_ends_from_word_ids():
 def test_treebank_command(tmp_path, capsys):
     """Trees of parsers and treebanks, in one clean file with counts and checksums."""
     benepar = "(TOP\n  (S\n    (NP (DT The) (NN cat))\n    (VP (VBZ sees) (NP (PRP it)) (ADVP (RB now)))\n    (. .)))\n"
-    stanza = "(ROOT (S (NP (PRP We)) (VP (VBP agree)) (. .)))\n(ROOT (X (. ...)))\n"
+    stanza = "(ROOT (S (NP (PRP We)) (VP (VBP agree)) (. .)))\n(ROOT (X (. ...)))\n(S (NP (-NONE- *)))\n"
     penn = "( (S (NP-SBJ-1 (NNP America)) (VP (VBZ wins) (NP-TMP (CD 3) (NNS days)) (NP (-NONE- *T*-1)))) )\n"
     for name, text in (("a.txt", benepar), ("b.txt", stanza), ("c.mrg", penn)):
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -343,11 +343,12 @@ def test_treebank_command(tmp_path, capsys):
         "(S (NP (NNP America)) (VP (VBZ wins) (NP (CD 3) (NNS days))))",
     ]
     facts = json.loads((tmp_path / "out.txt.meta.json").read_text())
-    assert (facts["trees"], facts["words"], facts["left_out"]) == (3, 11, {"no words left": 1})
+    assert (facts["trees"], facts["words"], facts["left_out"]) == (3, 11, {"no words": 1, "no words left": 1})
     assert [len(facts[name]) for name in ("inputs", "output")] == [3, 1] and facts["command"].startswith(
         "synlm treebank"
     )
-    assert "1 left out (no words left)" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert all(f"1 left out ({why})" in printed for why in ("no words", "no words left"))
     assert main([*command, "--words", "ptb-concat", "--max-words", "4", "--overwrite"]) == 0
     assert out.read_text().startswith("(S (NP (PRP we))") and "(CD N)" in out.read_text()
     # What it writes reads as it is.

@@ -56,8 +56,10 @@ def test_sums_grow_with_the_trees(architecture: str, trees: Path) -> None:
 def test_result_states_its_protocol(trees: Path) -> None:
     items = [TextItem("1", " ".join(WORDS)), TextItem("2", " "), TextItem("3", "We ask")]
     scorer = scorer_of("rnng")
-    with pytest.raises(ValueError, match="unknown|not one of"):
+    with pytest.raises(ValueError, match="every tree of 'a b' has a label that the model .* .ODD; it knows NP"):
         evaluate_proposals(scorer, [TextItem("1", "a b")], [_file(trees, "(ODD (X a) (X b))")])
+    some = [_file(trees, "(ODD (X a) (X b))\n(NP (X a) (X b))")]
+    assert evaluate_proposals(scorer, [TextItem("1", "a b")], some).scores["mean_trees"] == 1
     result = evaluate_proposals(scorer, items, [trees], max_trees=3)
     scores = result.scores
     assert (result.options["estimator"], result.options["max_trees"]) == ("proposals", 3)

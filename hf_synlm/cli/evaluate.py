@@ -272,6 +272,13 @@ def perplexity(
     from hf_synlm.evaluation.perplexity import evaluate_perplexity
 
     result = evaluate_perplexity(scoring.scorer(model), items, context=context, data=data, options=settings)
+    share = result.scores["unknown_words"] / max(1, result.scores["words"])
+    if share > 0.1:
+        typer.echo(
+            f"{share:.0%} of the words are unknown to the model and count as a class of words: its perplexity does not "
+            "compare with that of a model with another vocabulary",
+            err=True,
+        )
     options.report(result, out)
 
 

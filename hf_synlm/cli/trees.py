@@ -138,7 +138,7 @@ def treebank(
     from hf_synlm.evaluation.parsing import keep_words
 
     left_out, lines, num_words = Counter[str](), list[str](), 0
-    for sentence in (sentence for path in trees for sentence in read_treebank(path)):
+    for sentence in (sentence for path in trees for sentence in read_treebank(path, left_out=left_out)):
         kept: TreebankSentence | None = sentence
         if words == "ptb-concat":
             kept = to_ptb_concat(sentence)

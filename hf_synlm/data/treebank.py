@@ -121,7 +121,7 @@ def read_treebank(path: PathLike, *, encoding: str = "utf-8", **options: Any) ->
     Args:
         path: file of bracketed trees.
         encoding: character encoding of the file.
-        **options: of `parse_treebank`: `drop_tags`, `keep_tags`, `keep_functions`, `split_leaves`.
+        **options: of `parse_treebank`: `drop_tags`, `keep_tags`, `keep_functions`, `split_leaves`, `left_out`.
 
     Yields:
         One `TreebankSentence` per tree that has words left.
@@ -142,6 +142,7 @@ def parse_treebank(
     keep_tags: Collection[str] | None = None,
     keep_functions: bool = False,
     split_leaves: bool = False,
+    left_out: Counter[str] | None = None,
 ) -> Iterator[TreebankSentence]:
     """Read the sentences of bracketed trees given as lines of text.
 
@@ -154,6 +155,7 @@ def parse_treebank(
         keep_functions: keep function tags and indices on the labels of constituents.
         split_leaves: read a leaf of several words, (NN New York), as several words with the same tag. Otherwise it is
             an error, because it may also be a constituent whose words have no tags.
+        left_out: counts the trees without words under "no words".
 
     Yields:
         One `TreebankSentence` per tree that has words left; trees without words are left out.
@@ -169,6 +171,8 @@ def parse_treebank(
         if sentence.words:
             num_kept += 1
             yield sentence
+        elif left_out is not None:
+            left_out["no words"] += 1
     if not num_trees:
         raise ValueError(f"{source} contains no tree: is it a file of bracketed trees?")
     if keep_tags is not None and not num_kept:

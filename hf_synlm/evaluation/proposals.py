@@ -84,7 +84,15 @@ def _binary(scorer: TextScorer, tree: TreebankSentence) -> tuple[list[int], list
 def _labeled(scorer: TextScorer, trees: list[TreebankSentence]) -> list[dict[str, Any]]:
     config = scorer.model.config
     system = TransitionSystem(config.transition_system, len(config.nonterminals))
-    rows = encode_trees(trees, scorer.tokenizer, system, config.nonterminals)
+    # The model gives trees with other labels the probability 0.
+    known = [tree for tree in trees if {label for label, _, _ in tree.labeled_spans} <= set(config.nonterminals)]
+    if not known:
+        labels = {label for tree in trees for label, _, _ in tree.labeled_spans} - set(config.nonterminals)
+        raise ValueError(
+            f"every tree of {' '.join(trees[0].words)!r} has a label that the model does not know "
+            f"({', '.join(sorted(labels))}; it knows {', '.join(config.nonterminals)}): rename or remove these labels"
+        )
+    rows = encode_trees(known, scorer.tokenizer, system, config.nonterminals)
     return [{**row, "key": tuple(row["actions"])} for row in rows]
 
 
@@ -149,7 +157,8 @@ def score_proposals(
         The sum and its parts.
 
     Raises:
-        ValueError: the model does not read given trees, or a tree has a label that it does not know.
+        ValueError: the model does not read given trees, or every tree has a label that it does not know (some of them
+            count as impossible).
 
     Cost: one forward pass over every distinct tree.
     """

@@ -161,7 +161,10 @@ def _check_alike(
         differing = sorted(key for key in {*ours, *theirs} - {"seed"} if ours.get(key) != theirs.get(key))
         if differing:
             shown = "; ".join(f"{key} is {ours.get(key)!r} and {theirs.get(key)!r}" for key in differing)
-            raise ValueError(f"results with different {name} cannot be compared: {shown}")
+            raise ValueError(
+                f"results with different {name} cannot be compared: {shown}. (Runs of one model with "
+                "different seeds can; `synlm evaluate compare` tests two models.)"
+            )
 
 
 def _kind(result: EvaluationResult) -> dict[str, Any]:

@@ -86,8 +86,15 @@ class ParsingArguments:
             self.final_parsing_files = self.final_parsing_files or data.test_files
         self.parsing_preprocessing = self.parsing_preprocessing or data.preprocessing
         self.parsing_max_words = self.parsing_max_words or data.max_sentence_words
-        if self.final_report and not self.final_parsing_files:
-            raise ValueError("final_report needs trees to parse. Set final_parsing_files.")
+        if self.final_report and not self.report_files:
+            raise ValueError(
+                "final_report needs trees to parse. Set final_parsing_files, or turn it off: --final_report false."
+            )
+
+    @property
+    def report_files(self) -> list[str]:
+        """Trees that the final report parses: those of the test, or else of the evaluations."""
+        return self.final_parsing_files or self.parsing_files
 
     def treebank(self, paths: list[str], split_leaves: bool, max_sentences: int | None = None) -> Treebank:
         """Read gold trees.

@@ -341,7 +341,7 @@ class RecurrentRecipe(Recipe):
         """Parse the first test sentences with the saved model, as its users will, and generate one."""
         parsing, test = self.parsing, results.get("test", {})
         if parsing.final_report:
-            bank = parsing.treebank(parsing.final_parsing_files, self.data.split_leaves, REPORT_SENTENCES)
+            bank = parsing.treebank(parsing.report_files, self.data.split_leaves, REPORT_SENTENCES)
             methods: dict[str, Any] = {"model": parsing.parse_options}
             banks, convention = {str(parsing.punctuation): bank}, parsing.parsing_convention
             seed = self.arguments.seed

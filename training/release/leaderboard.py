@@ -148,7 +148,7 @@ def make_row(board: Board, name: str, row: dict[str, Any], seed: int) -> None:
     listed, scores, cpu_seconds = commands(board, name, row, seed), {}, 0.0
     for task, command in listed.items():
         if task.startswith("train"):
-            cpu_seconds += run(command)
+            cpu_seconds += run(command, "--overwrite_output_dir")
             continue
         file = output / f"{task.replace(' ', '_')}.json"
         run(command, "--out", str(file), "--overwrite")

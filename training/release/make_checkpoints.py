@@ -129,7 +129,7 @@ def train(name: str, checkpoint: dict[str, Any]) -> None:
         ValueError: the weights are larger than `MAX_BYTES`.
     """
     command = training_command(name, checkpoint)
-    cpu_seconds = run(command)
+    cpu_seconds = run(command, "--overwrite_output_dir")
     model, folder = ROOT / RUNS / name / "model", ROOT / CARDS / name
     size = (model / "model.safetensors").stat().st_size
     if size >= MAX_BYTES:
