@@ -277,7 +277,7 @@ def describe_files(paths: Iterable[PathLike]) -> list[dict[str, Any]]:
         # Piece by piece, for weights may be larger than memory; standard input is kept in memory anyway.
         with io.BytesIO(read_bytes(path)) if str(path) == "-" else Path(path).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-            described.append({"path": str(path), "bytes": file.tell(), "sha256": digest})
+            described.append({"path": str(path), "bytes": file.seek(0, io.SEEK_END), "sha256": digest})
     return described
 
 
