@@ -6,6 +6,7 @@ One flat dataclass: sizes, the structure that attention sees, the labels of the 
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from .configuration_base import SyntacticConfig
 from .configuration_rnng import LOSS_NORMALIZATIONS, NORMALIZATIONS, PTB_NONTERMINALS, check_labels
@@ -31,6 +32,8 @@ class TreeLMConfig(SyntacticConfig):
         intermediate_size: width inside the feed-forward layers.
         dropout: on embeddings, positions, attention weights, attention output, inside and after the feed-forward
             layers, and on the output of the last layer.
+        backbone_config: of a decoder of transformers whose layers take the place of our own, and whose sizes and
+            dropout count (see `TreeLMForCausalLM.from_backbone`); None = our own. "causal" only.
     Structure:
         structure_attention: "causal" (a position sees all before it, and its distance to them) or "stack_compose"
             (Transformer Grammars: it sees the stack, and differences of depth; a closing label composes).
@@ -59,6 +62,7 @@ class TreeLMConfig(SyntacticConfig):
 
     model_type = "tree_lm"
     presets = PRESETS
+    sub_configs = {"backbone_config": AutoConfig}
 
     vocab_size: int = 32768
     hidden_size: int = 1024
@@ -66,6 +70,7 @@ class TreeLMConfig(SyntacticConfig):
     num_attention_heads: int = 8
     intermediate_size: int = 4096
     dropout: float | int = 0.1
+    backbone_config: dict | PreTrainedConfig | None = None
 
     structure_attention: str = "causal"
     min_relative_position: int = -1
@@ -95,6 +100,12 @@ class TreeLMConfig(SyntacticConfig):
 
     def __post_init__(self, **kwargs: Any):
         self.nonterminals = list(PTB_NONTERMINALS if self.nonterminals is None else self.nonterminals)
+        if isinstance(self.backbone_config, dict):
+            fields = dict(self.backbone_config)
+            self.backbone_config = CONFIG_MAPPING[fields.pop("model_type")](**fields)
+        if self.backbone_config is not None:
+            for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
+                setattr(self, name, getattr(self.backbone_config, name))
         super().__post_init__(**kwargs)
 
     @property
@@ -118,7 +129,12 @@ class TreeLMConfig(SyntacticConfig):
         self.check_choices(
             structure_attention=STRUCTURES, loss_normalization=LOSS_NORMALIZATIONS, normalization=NORMALIZATIONS
         )
-        if self.hidden_size % (2 * self.num_attention_heads):
+        if self.backbone_config is not None and self.structure_attention != "causal":
+            raise ValueError(
+                f"structure_attention is {self.structure_attention!r}, but a backbone attends to all positions before. "
+                "Choose 'causal', or leave backbone_config out."
+            )
+        if self.backbone_config is None and self.hidden_size % (2 * self.num_attention_heads):
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not a multiple of 2 x {self.num_attention_heads} heads. Change one."
             )

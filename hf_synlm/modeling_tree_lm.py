@@ -15,12 +15,13 @@ Source: the authors' program (google-deepmind/transformer_grammars), whose numbe
 and clips gradients as described in docs/models/tree-lm.md.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import can_return_tuple
 
@@ -32,6 +33,7 @@ from .outputs import SyntacticClassifierOutput, SyntacticLMOutput, SyntacticMode
 from .rnng_actions import SHIFT
 from .rnng_generation import FastTrackGenerationMixin, WordFinalTokens, best_derivations, check_actions
 from .token_batch import attended_tokens, only_token_ids
+from .tree_lm_backbone import check_backbone, make_backbone, run_backbone
 from .tree_lm_layers import TreeLMAttention, TreeLMLayer, position_vectors
 from .tree_lm_linearization import Linearization, check_derivations, linearize
 from .tree_lm_stack_machine import TreeLMStackMachine, action_logits
@@ -95,8 +97,11 @@ class TreeLMModel(TreeLMPreTrainedModel):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.embed_labels = nn.Embedding(2 * len(config.nonterminals), config.hidden_size)
-        self.layers = nn.ModuleList([TreeLMLayer(config, number) for number in range(config.num_hidden_layers)])
-        self.dropout = nn.Dropout(config.dropout)
+        if config.backbone_config is None:
+            self.layers = nn.ModuleList([TreeLMLayer(config, number) for number in range(config.num_hidden_layers)])
+            self.dropout = nn.Dropout(config.dropout)
+        else:
+            self.backbone = make_backbone(config.backbone_config)
         if config.subwords:
             self.register_buffer("word_final", torch.ones(config.vocab_size, dtype=torch.bool))
         self.has_heads = add_heads
@@ -123,8 +128,10 @@ class TreeLMModel(TreeLMPreTrainedModel):
             cache: keys and values of the columns before; see `TreeLMAttention`.
 
         Returns:
-            The embeddings and the states after each layer, each [B, P, D].
+            The embeddings and the states after each layer, each [B, P, D]. (A backbone with a cache: the last ones.)
         """
+        if self.config.backbone_config is not None:
+            return run_backbone(self.backbone, embedded, mask, index, cache)
         config, hidden = self.config, self.dropout(embedded)
         lowest, highest = 0, mask.shape[2] - 1
         if config.structure_attention == "stack_compose":
@@ -309,6 +316,62 @@ class TreeLMForCausalLM(FastTrackGenerationMixin, TreeLMPreTrainedModel):
         self.model = TreeLMModel(config, add_heads=False)
         self._add_heads()
         self.post_init()
+
+    @classmethod
+    def from_backbone(
+        cls, name: str, nonterminals: Sequence[str], *, dtype: torch.dtype = torch.float32, **fields: Any
+    ) -> Self:
+        """Make a Tree LM of a decoder of the Hub, such as GPT-2, Llama or Qwen, whose weights it keeps.
+
+        Given the same ids it computes what the decoder computes. The rows of the labels are drawn around the mean of
+        the words', as transformers does for new tokens. What it knows of trees it has to learn: train it on a treebank.
+
+        Args:
+            name: folder or Hub name of a causal language model with full attention.
+            nonterminals: labels.
+            dtype: of the weights.
+            **fields: of `TreeLMConfig`.
+
+        Returns:
+            The model.
+
+        Raises:
+            ValueError: the model is not a decoder, or its attention does not see all positions before.
+        """
+        source = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).eval()
+        backbone, vocab_size = copy.deepcopy(source.config), source.get_input_embeddings().num_embeddings
+        check_backbone(backbone)
+        end = backbone.eos_token_id[0] if isinstance(backbone.eos_token_id, list) else backbone.eos_token_id
+        special = {"bos_token_id": backbone.bos_token_id, "pad_token_id": backbone.pad_token_id}
+        special = {name: end if token is None else token for name, token in special.items()}
+        decided = {"tie_word_embeddings": backbone.tie_word_embeddings, "eos_token_id": end, **special}
+        sizes = {"vocab_size": vocab_size, "nonterminals": list(nonterminals), "backbone_config": backbone}
+        model = cls(cls.config_class(**{**decided, **fields, **sizes})).to(dtype)
+        source.resize_token_embeddings(vocab_size + 2 * len(nonterminals))
+        model._take_over(source)
+        return model.eval()
+
+    @torch.no_grad()
+    def _take_over(self, source: PreTrainedModel) -> None:
+        """Copy the weights of a decoder, whose vocabulary holds the labels, too; check that nothing else is in it."""
+        base, place = self.model, torch.arange(4)[None]
+        expected = source(place).logits[..., : self.config.vocab_size]
+        tables = [
+            (source.get_input_embeddings(), (base.embed_tokens, base.embed_labels)),
+            (source.get_output_embeddings(), (self.lm_head, self.label_head)),
+        ]
+        for table, parts in tables:
+            for name, value in table.named_parameters():
+                for part, rows in zip(parts, value.tensor_split([self.config.vocab_size]), strict=True):
+                    getattr(part, name).copy_(rows)
+        source.base_model.set_input_embeddings(None)
+        base.backbone.load_state_dict(source.base_model.state_dict())
+        distance = place[:, :, None] - place[:, None]
+        found = self.lm_head(self.eval().model.decode(base.embed(place), distance >= 0, distance.clamp(min=0))[-1])
+        if not torch.allclose(found, expected, rtol=1e-2, atol=1e-2):
+            raise ValueError(
+                f"{type(source).__name__} scales or caps its logits, which a Tree LM does not. Choose another decoder."
+            )
 
     @can_return_tuple
     def forward(

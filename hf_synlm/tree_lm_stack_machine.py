@@ -22,6 +22,7 @@ from .rnng_actions import REDUCE
 from .rnng_stack_machine import COUNTS, LINKS, RNNGStackMachine, Seen, in_full_precision
 from .search_stack import NodePool, Nodes
 from .search_state import NEG_INF, WordEdges
+from .tree_lm_backbone import cache_width
 from .tree_lm_linearization import relative_depths
 
 # Numbers that are gathered for one call of a layer, or in one chunk of logits: memory does not grow with the beam.
@@ -68,6 +69,10 @@ class _PoolCache:
         keys, values = torch.cat([before.to(new.dtype), new], 2).transpose(2, 3).unbind(1)
         return keys, values
 
+    def get_seq_length(self) -> int:
+        """Columns before each row, by the name that decoders of transformers ask for."""
+        return self.before.shape[1]
+
 
 class TreeLMStackMachine(RNNGStackMachine):
     """Runs a Tree LM on node pools.
@@ -98,7 +103,8 @@ class TreeLMStackMachine(RNNGStackMachine):
     def begin(self, batch_size: int, device: torch.device) -> tuple[NodePool, Tensor]:
         """The pool and the state before the first action [B, 1]."""
         width = self.config.hidden_size
-        features = {f"layer_{number}": (2 * width, self.dtype) for number in range(self.config.num_hidden_layers)}
+        kept = 2 * width if self.config.backbone_config is None else cache_width(self.config.backbone_config)
+        features = {f"layer_{number}": (kept, self.dtype) for number in range(self.config.num_hidden_layers)}
         pool = NodePool(batch_size, {**features, "predictor": (width, self.dtype)}, device, links=LINKS, counts=COUNTS)
         none = torch.full((batch_size, 1), -1, device=device)
         zero = torch.zeros_like(none)
@@ -147,7 +153,8 @@ class TreeLMStackMachine(RNNGStackMachine):
             chosen = live & ((reduces & self.composes) == composes)
             parts = (values[chosen].split(size) for values in (places, paths, tokens))
             for part in zip(*parts, strict=True):
-                self._read(pool, *part, composes=composes)
+                if len(part[0]):  # a backbone may not take empty batches
+                    self._read(pool, *part, composes=composes)
 
     def _paths(self, pool: NodePool, parents: Tensor, live: Tensor) -> Tensor:
         """Flat places [B, R, L] of the nodes that the states `parents` [B, R] may see; -1 = none."""

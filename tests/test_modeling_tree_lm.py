@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from hf_synlm import TreeLMConfig, TreeLMForCausalLM, TreeLMForSequenceClassification, TreeLMModel
 from hf_synlm.tree_attention import RelativeTerm, tree_attention
@@ -29,13 +30,25 @@ TINY = {
     "action_beam_size": 12,
     "dropout": 0.0,
 }
-STRUCTURES = ("causal", "stack_compose")
+STRUCTURES = ("causal", "stack_compose", "gpt2", "qwen3")  # the last two are decoders of transformers
 LENGTHS = [7, 1, 4, 10, 2]
 TOLERANCE = {"rtol": 0, "atol": 1e-5}
 
 
+def decoder_config(kind):
+    sizes = {"vocab_size": TINY["vocab_size"], "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    more = {"num_key_value_heads": 2, "intermediate_size": 24, "head_dim": 8, "sliding_window": None, "ffn_dim": 24}
+    more |= {"word_embed_proj_dim": 16, "tie_word_embeddings": kind != "llama", "bos_token_id": 0, "eos_token_id": 1}
+    return CONFIG_MAPPING[kind](**sizes, **more)
+
+
 def tiny(cls=TreeLMForCausalLM, **overrides):
     torch.manual_seed(0)
+    if overrides.get("structure_attention") in CONFIG_MAPPING:
+        config = decoder_config(overrides.pop("structure_attention"))
+        for name in ("hidden", "attention", "embd", "resid", "attn"):
+            setattr(config, f"{name}_pdrop", 0.0)
+        overrides["backbone_config"] = config
     model = cls(TreeLMConfig(**{**TINY, **overrides}))
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
@@ -366,11 +379,58 @@ def test_bad_derivations_are_named(actions, message):
         ({"min_relative_position": 1}, "leave out 0"),
         ({"nonterminals": ["S", "S"]}, "distinct"),
         ({"dropout": 1.0}, "dropout"),
+        ({"backbone_config": {"model_type": "gpt2"}, "structure_attention": "stack_compose"}, "leave backbone_config"),
     ],
 )
 def test_bad_configurations_are_named(fields, message):
     with pytest.raises(ValueError, match=message):
         TreeLMConfig(**{**TINY, **fields})
+
+
+# ------------------------------------------------------------------------------------------------------ backbones
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "qwen3", "mistral", "opt", "gpt_neox"])
+def test_a_decoder_of_transformers_is_the_backbone(kind, tmp_path):
+    torch.manual_seed(0)
+    decoder = AutoModelForCausalLM.from_config(decoder_config(kind)).eval()
+    for parameter in decoder.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    decoder.save_pretrained(tmp_path / "decoder")
+    model = TreeLMForCausalLM.from_backbone(tmp_path / "decoder", ["NP", "S"], scoring_num_beams=20)
+    ids = torch.tensor([[5, 6, 7]])
+    output = model.parse(ids, num_return_sequences=3, normalization="train")
+    # The same ids, labels included, through the decoder with the tables of both.
+    decoder.resize_token_embeddings(TINY["vocab_size"] + 4)
+    for table, parts in (
+        (decoder.get_output_embeddings(), (model.lm_head, model.label_head)),
+        (decoder.get_input_embeddings(), (model.model.embed_tokens, model.model.embed_labels)),
+    ):
+        table.weight.data = torch.cat([part.weight.data for part in parts])
+    for actions, found in zip(output.actions[0], output.log_probs[0], strict=True):
+        tokens = linearize(actions[actions != 0][None], ids, model.config).tokens
+        log_probs = decoder(tokens).logits.log_softmax(-1)[:, :-1].gather(2, tokens[:, 1:, None])
+        torch.testing.assert_close(found, log_probs.sum(), rtol=1e-5, atol=1e-4)
+    model.save_pretrained(tmp_path / "tree_lm")
+    again = TreeLMForCausalLM.from_pretrained(tmp_path / "tree_lm")
+    torch.testing.assert_close(again(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "message"),
+    [
+        ("bert", {"is_decoder": True}, "'bert', not a decoder"),
+        ("mistral", {"sliding_window": 8}, "sliding_attention"),
+        ("mamba", {}, "linear_attention"),
+        ("bloom", {"n_head": 4}, "position_ids"),
+        ("cohere", {"logit_scale": 0.5}, "scales or caps"),
+    ],
+)
+def test_decoders_that_do_not_fit_are_refused(kind, more, message, tmp_path):
+    config = decoder_config(kind)
+    for name, value in more.items():
+        setattr(config, name, value)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        TreeLMForCausalLM.from_backbone(tmp_path, ["NP", "S"])
 
 
 def test_published_size():

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from tokenizers import ByteLevelBPETokenizer
 from training_runs import cut_off, run_here, sample_files
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from hf_synlm import LSTMForCausalLM
+from hf_synlm import LSTMForCausalLM, TreeLMForCausalLM
+from hf_synlm.evaluation.treebank_parsing import parse_sentences
 from hf_synlm.training import arguments as run_arguments
 from hf_synlm.training import run as common
 from hf_synlm.training import samplers, train_rnng, tree_batches
@@ -158,6 +161,34 @@ def test_search_and_report_of_the_saved_model(system: str, run: Callable[..., di
     assert report["search (beams 2 and 6)"]["sentence_f1"] == results["test"]["search"]["induction_sentence_f1"]
     saved = {path.name for path in (tmp_path / "out" / "model").iterdir()}
     assert {"config.json", "model.safetensors", "modeling_rnng.py", "tokenizer.json", "README.md"} <= saved
+
+
+@pytest.mark.usefixtures("warm_probe")
+def test_a_decoder_becomes_a_tree_lm(
+    corpus: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With its weights and tokenizer, which has no padding token and marks where words begin, not where they end."""
+    backend = ByteLevelBPETokenizer()
+    backend.train([corpus["train"]], vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False)
+    end = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+    PreTrainedTokenizerFast(tokenizer_object=backend._tokenizer, **end).save_pretrained(tmp_path / "gpt2")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 300, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(tmp_path / "gpt2")
+    flags = [flag for flag in flags_of(corpus, tmp_path / "out", "tree_lm") if not flag.startswith("embedding_size")]
+    del flags[:3]  # sizes of a preset
+    flags += ["--backbone", str(tmp_path / "gpt2"), "--max_train_steps", "2", "--final_report"]
+    results = run_here(
+        "train_tree_lm", [*flags, "--num_beams", "2", "--action_beam_size", "6"], corpus["cache"], capsys
+    )
+    assert "without hf_synlm (transformers_modules." in results["stdout"]
+    assert results["test"]["search"]["num_sentences"] == 6
+    model = TreeLMForCausalLM.from_pretrained(tmp_path / "out" / "model")
+    assert model.config.backbone_config.model_type == "gpt2" and model.config.pad_token_id == 0
+    (sentence,) = parse_sentences(
+        model, AutoTokenizer.from_pretrained(tmp_path / "out" / "model"), ["unbelievable economies"]
+    )
+    assert sentence.words == ("unbelievable", "economies")
 
 
 @pytest.mark.usefixtures("warm_probe")

@@ -155,6 +155,11 @@ def make_model(arguments: RNNGModelArguments, tokenizer: PreTrainedTokenizerBase
     model_class, name = MODELS[arguments.architecture], arguments.model_name_or_path
     if name is not None:
         return load_pretrained(model_class, name, arguments.config_overrides, tokenizer)
+    backbone = getattr(arguments, "backbone", None)
+    if backbone is not None:
+        decided = ("backbone_config", "nonterminals", "vocab_size")
+        overrides = check_overrides(model_class.config_class, arguments.config_overrides, decided)
+        return model_class.from_backbone(backbone, labels, pad_token_id=tokenizer.pad_token_id, **overrides)
     word_final = word_final_ids(tokenizer)
     model = model_class(make_config(arguments, tokenizer, labels, subwords=not all(word_final)))
     if getattr(model.config, "subwords", False):
@@ -182,7 +187,7 @@ def load_data(
     """
     parts = (data.train_files, data.validation_files, data.test_files)
     trees = [load_trees(accelerator, files, data.split_leaves) for files in parts if files]
-    source = data.tokenizer_name or model_arguments.model_name_or_path
+    source = data.tokenizer_name or model_arguments.model_name_or_path or getattr(model_arguments, "backbone", None)
     tokenizer = make_tree_tokenizer(accelerator, data, trees[0], source, output_dir)
     labels = collect_labels(*trees)
     model = make_model(model_arguments, tokenizer, labels)

@@ -26,6 +26,15 @@ class TreeLMModelArguments(RNNGModelArguments):
     presets = {"tree_lm": "txl-trees"}
 
     architecture: str = option("tree_lm", "'tree_lm'.")
+    backbone: str | None = option(
+        None, "Folder or Hub name of a decoder (GPT-2, Llama, Qwen, ...) whose weights and tokenizer to begin with."
+    )
+
+    def __post_init__(self):
+        """Check that one model is named."""
+        super().__post_init__()
+        if self.backbone is not None and self.model_name_or_path is not None:
+            raise ValueError("backbone and model_name_or_path each name a model to begin with. Leave one of them out.")
 
 
 class TreeLMRecipe(RNNGRecipe):

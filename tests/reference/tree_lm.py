@@ -53,7 +53,9 @@ def log_probs(model: Any, actions: list[int], words: list[int]) -> Tensor:
     rows = positions(actions, words, config)
     table = torch.cat([base.embed_tokens.weight, base.embed_labels.weight])
     hidden = table[[row.token for row in rows]]
-    for layer in base.layers:
+    if config.backbone_config is not None:  # a decoder of transformers is its own reference
+        hidden = base.backbone(inputs_embeds=hidden[None], use_cache=False).last_hidden_state[0]
+    for layer in [] if config.backbone_config is not None else base.layers:
         attended = torch.stack([_attend(layer.attention, hidden, rows, place, config) for place in range(len(rows))])
         hidden = layer.attention_norm(hidden + attended)
         inner = torch.nn.functional.gelu(layer.up_proj(hidden), approximate="tanh")

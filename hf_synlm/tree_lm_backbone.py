@@ -1,0 +1,75 @@
+"""A decoder of transformers (GPT-2, Llama, Qwen, ...) as the layers of a causal Tree LM.
+
+Words keep the ids of the decoder's tokenizer and labels have a table of their own, so that its weights stay what they
+are. The position of a node is its place in its derivation: the same for all hypotheses that share the node, and so are
+its keys and values, learned or rotary positions included.
+
+Shapes: B sentences, P positions (rows), S columns, D width, V words, Y labels.
+"""
+
+import inspect
+from typing import Any
+
+from torch import Tensor
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+
+def check_backbone(config: PreTrainedConfig) -> None:
+    """Refuse models that do not attend to all positions before.
+
+    Args:
+        config: of the decoder.
+
+    Raises:
+        ValueError: names the model type, or the field to change.
+    """
+    kind = config.model_type
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        raise ValueError(f"The backbone is a model of type {kind!r}, not a decoder. Choose one such as GPT-2 or Llama.")
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["full_attention" if window is None else "sliding_attention"]
+    if set(kinds) != {"full_attention"}:
+        raise ValueError(
+            f"The backbone has layers of the types {sorted(set(kinds))}, and a Tree LM needs full attention. Set "
+            "sliding_window to None and all layer_types to 'full_attention' in its configuration, if it was trained so."
+        )
+
+
+def cache_width(config: PreTrainedConfig) -> int:
+    """Numbers that a layer of the decoder keeps of each position: its keys and values."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return 2 * heads * (getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def make_backbone(config: PreTrainedConfig) -> PreTrainedModel:
+    """The decoder with random weights, without its embeddings of words, which are the Tree LM's."""
+    backbone = AutoModel.from_config(config)
+    if "position_ids" not in inspect.signature(backbone.forward).parameters:
+        raise ValueError(f"{type(backbone).__name__} takes no position_ids, which a Tree LM needs. Choose another one.")
+    backbone.set_input_embeddings(None)
+    return backbone
+
+
+def run_backbone(backbone: PreTrainedModel, embedded: Tensor, mask: Tensor, index: Tensor, cache: Any) -> list[Tensor]:
+    """Run a decoder on linearized trees.
+
+    Args:
+        backbone: of `make_backbone`.
+        embedded: [B, P, D].
+        mask: [B, P, S], True = the row sees the column. Without a cache rows see all columns before them, which the
+            decoder does by itself, so that its fast attention can be used.
+        index: [B, P, S] distances, of which that to the begin token is the position.
+        cache: holds keys and values of the columns before the rows; None = there are none.
+
+    Returns:
+        Without a cache the embeddings and the states after each layer, else the last states, each [B, P, D].
+    """
+    seen = None
+    if cache is not None:
+        seen = embedded.new_zeros(()).masked_fill(~mask[:, None], float("-inf"))
+    output = backbone(
+        inputs_embeds=embedded, attention_mask=seen, position_ids=index.amax(2), past_key_values=cache,
+        use_cache=cache is not None, output_hidden_states=cache is None,
+    )  # fmt: skip
+    return [output.last_hidden_state] if cache is not None else list(output.hidden_states)
