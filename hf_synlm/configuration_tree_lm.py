@@ -12,6 +12,7 @@ from .configuration_base import SyntacticConfig
 from .configuration_rnng import LOSS_NORMALIZATIONS, NORMALIZATIONS, PTB_NONTERMINALS, check_labels
 
 STRUCTURES = ("causal", "stack_compose")
+LINEARIZATIONS = ("top_down", "binary")
 
 # The sizes of the paper: 252 M parameters.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -35,6 +36,8 @@ class TreeLMConfig(SyntacticConfig):
         backbone_config: of a decoder of transformers whose layers take the place of our own, and whose sizes and
             dropout count (see `TreeLMForCausalLM.from_backbone`); None = our own. "causal" only.
     Structure:
+        linearization: "top_down" (opening labels, words, closing labels) or "binary" (a label takes the two last
+            elements: GEN and COMP of GPST, with labels). Binary trees need "causal" and an end token.
         structure_attention: "causal" (a position sees all before it, and its distance to them) or "stack_compose"
             (Transformer Grammars: it sees the stack, and differences of depth; a closing label composes).
         min_relative_position, max_relative_position: differences of depth are clipped to these ("stack_compose").
@@ -72,6 +75,7 @@ class TreeLMConfig(SyntacticConfig):
     dropout: float | int = 0.1
     backbone_config: dict | PreTrainedConfig | None = None
 
+    linearization: str = "top_down"
     structure_attention: str = "causal"
     min_relative_position: int = -1
     max_relative_position: int = 62
@@ -93,10 +97,7 @@ class TreeLMConfig(SyntacticConfig):
     bos_token_id: int = 0
     eos_token_id: int | None = 0
 
-    # What the search reads of a grammar: derivations are top-down (see `TransitionSystem`).
-    transition_system = "top_down"
     in_order = False
-    first_nonterminal = 3
 
     def __post_init__(self, **kwargs: Any):
         self.nonterminals = list(PTB_NONTERMINALS if self.nonterminals is None else self.nonterminals)
@@ -107,6 +108,21 @@ class TreeLMConfig(SyntacticConfig):
             for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
                 setattr(self, name, getattr(self.backbone_config, name))
         super().__post_init__(**kwargs)
+
+    @property
+    def transition_system(self) -> str:
+        """`linearization`, by the name that the search knows (see `TransitionSystem`)."""
+        return self.linearization
+
+    @property
+    def first_nonterminal(self) -> int:
+        """Action id of the first label."""
+        return 3 if self.linearization == "top_down" else 4
+
+    @property
+    def num_label_tokens(self) -> int:
+        """Number of tokens that are labels: openings and closings, or (binary) closings alone."""
+        return len(self.nonterminals) * (2 if self.linearization == "top_down" else 1)
 
     @property
     def num_actions(self) -> int:
@@ -127,7 +143,10 @@ class TreeLMConfig(SyntacticConfig):
         self.check_least(0, "fast_track_size")
         self.check_dropout("dropout")
         self.check_choices(
-            structure_attention=STRUCTURES, loss_normalization=LOSS_NORMALIZATIONS, normalization=NORMALIZATIONS
+            structure_attention=STRUCTURES,
+            linearization=LINEARIZATIONS,
+            loss_normalization=LOSS_NORMALIZATIONS,
+            normalization=NORMALIZATIONS,
         )
         if self.backbone_config is not None and self.structure_attention != "causal":
             raise ValueError(
@@ -142,6 +161,11 @@ class TreeLMConfig(SyntacticConfig):
             raise ValueError(
                 f"Relative positions from {self.min_relative_position} to {self.max_relative_position} leave out 0. "
                 "Set min_relative_position <= 0 <= max_relative_position."
+            )
+        if self.linearization == "binary" and (self.structure_attention != "causal" or self.eos_token_id is None):
+            raise ValueError(
+                f"linearization is 'binary', structure_attention {self.structure_attention!r} and eos_token_id "
+                f"{self.eos_token_id}: binary trees need 'causal', and an end token after the last word."
             )
         check_labels(self.nonterminals)
         self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")

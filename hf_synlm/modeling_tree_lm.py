@@ -34,6 +34,7 @@ from .rnng_actions import SHIFT
 from .rnng_generation import FastTrackGenerationMixin, WordFinalTokens, best_derivations, check_actions
 from .token_batch import attended_tokens, only_token_ids
 from .tree_lm_backbone import check_backbone, make_backbone, run_backbone
+from .tree_lm_binary import BinaryTreeLMStackMachine
 from .tree_lm_layers import TreeLMAttention, TreeLMLayer, position_vectors
 from .tree_lm_linearization import Linearization, check_derivations, linearize
 from .tree_lm_stack_machine import TreeLMStackMachine, action_logits
@@ -54,10 +55,15 @@ class TreeLMPreTrainedModel(WordFinalTokens, NoOffloading, PreTrainedModel):
     _input_embed_layer = "embed_tokens"
     stack_machine_class = TreeLMStackMachine
 
+    def __init__(self, config: TreeLMConfig):
+        super().__init__(config)
+        if config.linearization == "binary":
+            self.stack_machine_class = BinaryTreeLMStackMachine
+
     def _add_heads(self) -> None:
         config = self.config
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
-        self.label_head = nn.Linear(config.hidden_size, 2 * len(config.nonterminals))
+        self.label_head = nn.Linear(config.hidden_size, config.num_label_tokens)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -96,7 +102,7 @@ class TreeLMModel(TreeLMPreTrainedModel):
     def __init__(self, config: TreeLMConfig, add_heads: bool = True):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.embed_labels = nn.Embedding(2 * len(config.nonterminals), config.hidden_size)
+        self.embed_labels = nn.Embedding(config.num_label_tokens, config.hidden_size)
         if config.backbone_config is None:
             self.layers = nn.ModuleList([TreeLMLayer(config, number) for number in range(config.num_hidden_layers)])
             self.dropout = nn.Dropout(config.dropout)
@@ -347,7 +353,7 @@ class TreeLMForCausalLM(FastTrackGenerationMixin, TreeLMPreTrainedModel):
         decided = {"tie_word_embeddings": backbone.tie_word_embeddings, "eos_token_id": end, **special}
         sizes = {"vocab_size": vocab_size, "nonterminals": list(nonterminals), "backbone_config": backbone}
         model = cls(cls.config_class(**{**decided, **fields, **sizes})).to(dtype)
-        source.resize_token_embeddings(vocab_size + 2 * len(nonterminals))
+        source.resize_token_embeddings(vocab_size + model.config.num_label_tokens)
         model._take_over(source)
         return model.eval()
 
@@ -402,7 +408,7 @@ class TreeLMForCausalLM(FastTrackGenerationMixin, TreeLMPreTrainedModel):
         Args:
             input_ids: [B, T] token ids, one sentence per row.
             attention_mask: [B, T], 1 = token; padding left or right. By default everything but padding.
-            actions: [B, A] complete derivations, 0 = padding (see `TransitionSystem`, "top_down").
+            actions: [B, A] complete derivations, 0 = padding (see `TransitionSystem`, "top_down" or "binary").
             word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
             past_key_values: search state to continue from.
             use_cache: return the search state.
@@ -477,7 +483,9 @@ class TreeLMForCausalLM(FastTrackGenerationMixin, TreeLMPreTrainedModel):
         taken, shifts = actions != 0, actions == SHIFT
         before = _rows(hidden, plan.last[:, :-1])[taken]
         words = self.lm_head(before)
-        found = action_logits(words, self.label_head(before), plan.open_label[taken])
+        found = action_logits(words, self.label_head(before), plan.open_label[taken], self.config)
+        if self.config.linearization == "binary":
+            words[:, self.config.eos_token_id] = float("-inf")  # an action of its own
         output.action_logits = found.new_zeros(*actions.shape, found.shape[1])
         output.action_logits[taken] = found
         output.token_logits_given_tree = words.new_zeros(*mask.shape, words.shape[1])

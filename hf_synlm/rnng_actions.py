@@ -19,7 +19,7 @@ LabeledSpan: TypeAlias = tuple[int, int, int]  # (label id, i, j)
 PAD = 0
 SHIFT = 1
 REDUCE = 2
-FINISH = 3  # in-order only; top-down gives this id to its first nonterminal
+FINISH = 3  # in-order and binary only; top-down gives this id to its first nonterminal
 
 
 @dataclass(slots=True)
@@ -34,6 +34,7 @@ class Stack:
         num_tokens: Number of tokens shifted so far.
         open_nodes: Place and first token of every open nonterminal.
         corner: Place and first token of the last complete element, which an in-order NT takes as its left corner.
+        elements: First token of every element (binary only).
     """
 
     action: int = PAD
@@ -43,6 +44,7 @@ class Stack:
     num_tokens: int = 0
     open_nodes: list[tuple[int, int]] = field(default_factory=list)
     corner: tuple[int, int] = (0, 0)
+    elements: list[int] = field(default_factory=list)
     after_nonterminal: bool = False
     inside_word: bool = False
     is_finished: bool = False
@@ -80,22 +82,34 @@ _IN_ORDER: _Rules = {
 }
 
 
+_BINARY: _Rules = {
+    _NT: [(lambda stack: stack.depth < 2, "a binary constituent needs two elements on the stack")],
+    SHIFT: [],
+    REDUCE: [(lambda stack: True, "a binary constituent is closed by its label")],
+    FINISH: [(lambda stack: stack.depth != 1, "FINISH needs exactly one element on the stack")],
+}
+_RULES = {"top_down": _TOP_DOWN, "in_order": _IN_ORDER, "binary": _BINARY}
+
+
 @dataclass(frozen=True)
 class TransitionSystem:
-    """A transition system for labeled trees: top-down or in-order, with its labels.
+    """A transition system for labeled trees: top-down, in-order or binary, with its labels.
 
-    The ids are PAD 0, SHIFT 1, REDUCE 2, for in-order FINISH 3, then one NT per label, in the order of the labels.
-    Trees are n-ary, unary chains included, and their leaves are tokens; words have no part-of-speech tags.
+    The ids are PAD 0, SHIFT 1, REDUCE 2, for in-order and binary FINISH 3, then one per label, in the order of the
+    labels. Trees are n-ary, unary chains included, but for binary; their leaves are tokens; words have no
+    part-of-speech tags.
 
     * top-down, the order of Dyer et al. (2016): NT(label), the children, REDUCE. The sentence ends with the REDUCE
       that closes the root.
     * in-order, left-corner: the first child, NT(label), the other children, REDUCE. FINISH ends the sentence. Where the
       first child is a word of several pieces, all of them are shifted before the NT.
+    * binary, bottom-up: a label takes the two last elements as its children. FINISH ends the sentence. The pieces of a
+      word are one element. (GEN and COMP of GPST, with labels.)
 
     Source: Noji & Oseki (2021), sections 2 and 3; utils.py and action_dict.py of the authors' code.
 
     Attributes:
-        name: "top_down" or "in_order".
+        name: "top_down", "in_order" or "binary".
         num_labels: number Y of labels.
     """
 
@@ -103,15 +117,15 @@ class TransitionSystem:
     num_labels: int
 
     def __post_init__(self) -> None:
-        if self.name not in ("top_down", "in_order"):
-            raise ValueError(f"the transition system is {self.name!r}: choose 'top_down' or 'in_order'")
+        if self.name not in _RULES:
+            raise ValueError(f"the transition system is {self.name!r}: choose one of {list(_RULES)}")
         if self.num_labels < 1:
             raise ValueError(f"num_labels is {self.num_labels}: a tree needs at least one label")
 
     @cached_property
     def first_nonterminal(self) -> int:
         """The id of NT(label 0)."""
-        return FINISH + 1 if self.name == "in_order" else REDUCE + 1
+        return REDUCE + 1 if self.name == "top_down" else FINISH + 1
 
     @cached_property
     def num_actions(self) -> int:
@@ -126,22 +140,29 @@ class TransitionSystem:
         Args:
             labeled_spans: (label id, i, j) of every constituent, the whole sentence included, in any order but for
                 unary chains, which stand from the bottom to the top; width 1 is allowed. In-order also takes a sentence
-                of one token without any constituent.
+                of one token without any constituent. Binary takes a binary tree over the words.
             num_tokens: length n of the sentence in tokens.
             word_ends: per token, True if it is the last piece of its word; default: every token is a word.
 
         Returns:
-            n SHIFT, one NT and one REDUCE per constituent, and FINISH at the end for in-order.
+            n SHIFT, one NT and one REDUCE per constituent, and FINISH at the end for in-order; n SHIFT, one label per
+            constituent, and FINISH for binary.
 
         Raises:
-            ValueError: the spans cross, leave the sentence, cut a word or lack the whole sentence; a label id is out
-                of range; `word_ends` has another length or ends inside a word.
+            ValueError: the spans cross, leave the sentence, cut a word, lack the whole sentence or, for binary, are no
+                binary tree; a label id is out of range; `word_ends` has another length or ends inside a word.
 
         Cost: O(n + s log s) for s spans.
         """
         spans = [(start, end) for _, start, end in labeled_spans]
         validate_spans(spans, num_tokens, min_width=1, allow_duplicates=True)
-        is_bare_token = self.name == "in_order" and num_tokens == 1 and not spans
+        num_words = num_tokens if word_ends is None else sum(word_ends)
+        if self.name == "binary" and (len(set(spans)), len(spans)) != (num_words - 1, num_words - 1):
+            raise ValueError(
+                f"{len(spans)} spans over {num_words} words are not a binary tree, which has {num_words - 1}: see "
+                "binary_constituents"
+            )
+        is_bare_token = not spans and (self.name == "binary" or (self.name == "in_order" and num_tokens == 1))
         if (0, num_tokens) not in spans and not is_bare_token:
             raise ValueError(
                 f"the whole-sentence span (0, {num_tokens}) is missing, so the {len(spans)} spans are a forest: "
@@ -159,7 +180,12 @@ class TransitionSystem:
         ordered = sorted(labeled_spans, key=lambda span: (span[2], -span[1]))
         if self.name == "in_order":
             return self._in_order_actions(ordered, num_tokens, word_ends)
-        return self._top_down_actions(ordered, num_tokens)
+        if self.name == "top_down":
+            return self._top_down_actions(ordered, num_tokens)
+        closing: list[list[int]] = [[] for _ in range(num_tokens + 1)]
+        for label, _, end in ordered:
+            closing[end].append(self.first_nonterminal + label)
+        return [*(action for end in range(1, num_tokens + 1) for action in (SHIFT, *closing[end])), FINISH]
 
     def _top_down_actions(self, ordered: Sequence[LabeledSpan], num_tokens: int) -> list[int]:
         """Write spans in post-order as top-down actions."""
@@ -228,7 +254,9 @@ class TransitionSystem:
         open_labels: list[int] = []
         spans: list[LabeledSpan] = []
         for stack in self.steps(_without_padding(actions), word_ends, forest=forest):
-            if stack.after_nonterminal:
+            if stack.after_nonterminal and self.name == "binary":
+                spans.append((stack.action - self.first_nonterminal, stack.start, stack.num_tokens))
+            elif stack.after_nonterminal:
                 open_labels.append(stack.action - self.first_nonterminal)
             elif stack.action == REDUCE:
                 spans.append((open_labels.pop(), stack.start, stack.num_tokens))
@@ -280,14 +308,16 @@ class TransitionSystem:
             return f"SHIFT, but word_ends has only {stack.num_tokens} tokens"
         if stack.inside_word:
             return "" if action == SHIFT else "it stands between the pieces of a word, where only SHIFT is legal"
-        rules = _IN_ORDER if self.name == "in_order" else _TOP_DOWN
-        for is_violated, message in rules[_NT if action >= self.first_nonterminal else action]:
+        for is_violated, message in _RULES[self.name][_NT if action >= self.first_nonterminal else action]:
             if is_violated(stack):
                 return message
         return ""
 
     def _take(self, action: int, stack: Stack) -> None:
         """Change the stack by a legal action."""
+        if self.name == "binary":
+            self._take_binary(action, stack)
+            return
         stack.action, stack.after_nonterminal = action, action >= self.first_nonterminal
         if action == SHIFT:
             stack.place, stack.start = stack.depth, stack.num_tokens
@@ -306,6 +336,19 @@ class TransitionSystem:
             stack.depth += 1
         else:
             stack.is_finished = True
+
+    def _take_binary(self, action: int, stack: Stack) -> None:
+        """Change the stack by a legal action of the binary system."""
+        stack.action, stack.after_nonterminal = action, action >= self.first_nonterminal
+        if stack.after_nonterminal:
+            stack.elements.pop()
+        elif action == SHIFT:
+            if not stack.inside_word:
+                stack.elements.append(stack.num_tokens)
+            stack.num_tokens += 1
+        else:
+            stack.is_finished = True
+        stack.depth, stack.start, stack.place = len(stack.elements), stack.elements[-1], len(stack.elements) - 1
 
 
 def _without_padding(actions: Sequence[int]) -> Sequence[int]:

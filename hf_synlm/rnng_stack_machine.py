@@ -328,7 +328,7 @@ class RNNGStackMachine:
 
     def end(self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, live: Tensor) -> Tensor:
         """End the sentences of states [B, R], the first of which are `live`; returns the new nodes [B, R]."""
-        if not self.in_order:
+        if self.first <= FINISH:  # top-down: the last REDUCE ends the sentence
             new = self.push(pool, self.look(pool, nodes), torch.full_like(nodes, REDUCE), num_tokens, live)
             return torch.cat([new, nodes[:, new.shape[1] :]], 1)
         # FINISH leaves the stack as it is.
@@ -508,7 +508,7 @@ class RNNGStackMachine:
 
     def end_action(self, seen: Seen) -> tuple[int, Tensor]:
         """The action that ends a sentence, and in which states [B, R] it does."""
-        if self.in_order:
+        if self.first > FINISH:
             return FINISH, torch.ones_like(seen.nodes, dtype=torch.bool)
         return REDUCE, seen.state(0).num_open == 1
 

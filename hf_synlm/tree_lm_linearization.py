@@ -7,6 +7,10 @@ becomes; from then on nobody sees what is inside. The second copy attends to the
 other positions attend to the stack, too: complete constituents and words at the level of each open constituent, and
 the opening labels. The relative position of a pair is the difference of its depths in the tree.
 
+Binary trees are bottom-up, with causal attention: a label stands after the two elements that it takes as children.
+
+    <s> the blue bird @ NP sings S </s>
+
 There is no stack here, and no loop over positions. With n_t = number of open constituents after action t, what action
 i has put on the stack stays there until
 
@@ -27,16 +31,19 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
-from .rnng_actions import PAD, REDUCE, SHIFT, TransitionSystem
+from .rnng_actions import FINISH, PAD, REDUCE, SHIFT, TransitionSystem
 
 BEGIN = -1  # the begin token, where it stands among actions
+ADDED_NODE = "@"  # label of the nodes that binarization adds
+CHAIN = "+"  # between the labels of a unary chain, which are one label of a binary tree
 
 
 class Linearization(NamedTuple):
     """Derivations as input of a Transformer."""
 
     tokens: Tensor
-    """[B, P] ids: words, W + label for an opening, W + Y + label for a closing; the begin token first."""
+    """[B, P] ids: words, W + label for an opening, W + Y + label for a closing; the begin token first. Binary: W +
+    label for a closing, and the end token last."""
     mask: Tensor
     """[B, P, P], True = the row sees the column."""
     relative: Tensor
@@ -47,14 +54,14 @@ class Linearization(NamedTuple):
     targets: Tensor
     """[B, A] id of the token that each action writes; anything at padding."""
     open_label: Tensor
-    """[B, A] label of the innermost constituent that is open before each action; -1 = none."""
+    """[B, A] label of the innermost constituent that is open before each action; -1 = none. Binary: anything."""
 
 
 def linearize(actions: Tensor, words: Tensor, config: PreTrainedConfig) -> Linearization:
     """Lay out derivations.
 
     Args:
-        actions: [B, A] top-down actions (see `TransitionSystem`), 0 = padding at the right end. They may stop anywhere.
+        actions: [B, A] actions (see `TransitionSystem`), 0 = padding at the right end. They may stop anywhere.
         words: [B, T] tokens, which stand side by side from the first column on.
         config: a `TreeLMConfig`.
 
@@ -77,7 +84,10 @@ def linearize(actions: Tensor, words: Tensor, config: PreTrainedConfig) -> Linea
 
     order = (shifts.cumsum(1) - 1).clamp(min=0, max=words.shape[1] - 1)
     targets = torch.where(shifts, words.gather(1, order), config.vocab_size + labels)
-    targets = torch.where(reduces, config.vocab_size + len(config.nonterminals) + open_label, targets)
+    if config.linearization == "binary":
+        targets = torch.where(actions == FINISH, config.eos_token_id, targets)
+    else:
+        targets = torch.where(reduces, config.vocab_size + len(config.nonterminals) + open_label, targets)
     targets = torch.where(actions == BEGIN, config.bos_token_id, targets)
 
     composes = config.structure_attention == "stack_compose"
@@ -130,11 +140,15 @@ def check_derivations(actions: Tensor, num_words: Tensor, word_ends: Tensor | No
         ValueError: names row and position.
     """
     opens, reduces, shifts = actions >= config.first_nonterminal, actions == REDUCE, actions == SHIFT
-    num_open = (opens.long() - reduces.long()).cumsum(1)
     last = (actions != PAD).sum(1, keepdim=True) - 1
     place = torch.arange(actions.shape[1], device=actions.device)
-    wrong = (actions >= config.num_actions) | (opens & F.pad(reduces[:, 1:], (0, 1)))
-    wrong = ((wrong | (num_open < 1)) & (place < last)) | ((num_open != 0) & (place == last))
+    if config.linearization == "binary":
+        wrong = _breaks_binary_trees(actions, shifts, opens, place == last, word_ends)
+    else:
+        num_open = (opens.long() - reduces.long()).cumsum(1)
+        wrong = opens & F.pad(reduces[:, 1:], (0, 1))
+        wrong = ((wrong | (num_open < 1)) & (place < last)) | ((num_open != 0) & (place == last))
+    wrong = wrong | (actions >= config.num_actions)
     if word_ends is not None:
         inside = (
             ~word_ends.gather(1, (shifts.cumsum(1) - 1).clamp(min=0, max=word_ends.shape[1] - 1))
@@ -149,7 +163,20 @@ def check_derivations(actions: Tensor, num_words: Tensor, word_ends: Tensor | No
     ends = [True] * count if word_ends is None else word_ends[row, :count].tolist()
     taken = [action for action in actions[row].tolist() if action]
     try:
-        for _ in TransitionSystem("top_down", len(config.nonterminals)).steps(taken, ends):
+        for _ in TransitionSystem(config.transition_system, len(config.nonterminals)).steps(taken, ends):
             pass
     except ValueError as error:
         raise ValueError(f"actions of row {row}: {error}") from None
+
+
+def _breaks_binary_trees(
+    actions: Tensor, shifts: Tensor, labels: Tensor, is_last: Tensor, word_ends: Tensor | None
+) -> Tensor:
+    """Where binary actions [B, A] are illegal, but for what stands inside a word."""
+    begins = shifts
+    if word_ends is not None:  # the pieces of a word are one element
+        order = (shifts.cumsum(1) - 1).clamp(min=0, max=word_ends.shape[1] - 1)
+        begins = shifts & F.pad(word_ends, (1, 0), value=True)[:, :-1].gather(1, order)
+    depth = (begins.long() - labels.long()).cumsum(1)
+    wrong = (actions == REDUCE) | (labels & (depth < 1)) | ((actions == FINISH) != is_last)
+    return wrong | (is_last & (depth != 1))

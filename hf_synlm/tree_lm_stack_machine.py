@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import PreTrainedConfig
 
 from .rnng_actions import REDUCE
 from .rnng_stack_machine import COUNTS, LINKS, RNNGStackMachine, Seen, in_full_precision
@@ -29,17 +30,25 @@ from .tree_lm_linearization import relative_depths
 _GATHERED_ELEMENTS = 1 << 24
 
 
-def action_logits(word_logits: Tensor, label_logits: Tensor, open_label: Tensor) -> Tensor:
+def action_logits(word_logits: Tensor, label_logits: Tensor, open_label: Tensor, config: PreTrainedConfig) -> Tensor:
     """Logits of actions, whose softmax is that of the tokens they write.
 
     Args:
         word_logits: [M, V].
-        label_logits: [M, 2 Y] of openings, then closings.
+        label_logits: [M, 2 Y] of openings, then closings; [M, Y] of binary trees.
         open_label: [M] label of the innermost open constituent; -1 = none.
+        config: a `TreeLMConfig`.
 
     Returns:
-        [M, A], float32: other closings, any word, the legal closing, openings.
+        [M, A], float32: other closings, any word, the legal closing, openings. Binary: nothing, any word, nothing, the
+        end token, labels.
     """
+    if config.linearization == "binary":
+        words, labels = word_logits.float(), label_logits.float()
+        finish = words[:, config.eos_token_id]
+        shift = words.index_fill(1, torch.tensor([config.eos_token_id], device=words.device), NEG_INF).logsumexp(1)
+        nothing = torch.full_like(shift, NEG_INF)
+        return torch.cat([torch.stack([nothing, shift, nothing, finish], 1), labels], 1)
     opening, closing = label_logits.float().chunk(2, -1)
     own = torch.arange(closing.shape[1], device=closing.device) == open_label[:, None]
     reduce = closing.masked_fill(~own, NEG_INF).logsumexp(1)
@@ -193,7 +202,7 @@ class TreeLMStackMachine(RNNGStackMachine):
         labels = torch.where(seen.state(0).open >= 0, seen.state(1).action - self.first, -1).flatten()
         size = max(1, _GATHERED_ELEMENTS // self.config.vocab_size)
         parts = [
-            action_logits(self.lm_head(part), self.label_head(part), label)
+            action_logits(self.lm_head(part), self.label_head(part), label, self.config)
             for part, label in zip(hidden.split(size), labels.split(size), strict=True)
         ]
         return torch.cat(parts).view(*seen.nodes.shape, -1)

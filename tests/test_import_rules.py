@@ -60,7 +60,7 @@ SHIPPED = {
     "prpn": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4930),
     "palm": (MODULES + RECURRENT + "recurrent_layers", 3990),
     "ordered_memory": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4000),
-    "tree_lm": (MODULES + SEARCH + LABELED_SEARCH + "tree_attention", 9500),
+    "tree_lm": (MODULES + SEARCH + LABELED_SEARCH + "tree_attention", 9700),
     "pushdown": (MODULES + SEARCH + "tree_attention", 6400),
     "lstm": (MODULES + RECURRENT + "recurrent_layers", 3620),
 }

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,12 @@ from safetensors.torch import load_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from hf_synlm import TreeLMConfig, TreeLMForCausalLM, TreeLMForSequenceClassification, TreeLMModel
+from hf_synlm.data.gold_trees import binary_constituents, encode_trees, label_inventory
+from hf_synlm.data.treebank import parse_treebank
+from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.tree_attention import RelativeTerm, tree_attention
+from hf_synlm.tree_lm_binary import BinaryTreeLMStackMachine
 from hf_synlm.tree_lm_linearization import linearize
 from hf_synlm.tree_lm_stack_machine import TreeLMStackMachine
 from tests.reference.rnng_search import Grammar, log_sum_exp
@@ -30,7 +36,8 @@ TINY = {
     "action_beam_size": 12,
     "dropout": 0.0,
 }
-STRUCTURES = ("causal", "stack_compose", "gpt2", "qwen3")  # the last two are decoders of transformers
+# Causal attention over binary trees, too, and two decoders of transformers.
+STRUCTURES = ("causal", "stack_compose", "binary", "gpt2", "qwen3")
 LENGTHS = [7, 1, 4, 10, 2]
 TOLERANCE = {"rtol": 0, "atol": 1e-5}
 
@@ -44,7 +51,10 @@ def decoder_config(kind):
 
 def tiny(cls=TreeLMForCausalLM, **overrides):
     torch.manual_seed(0)
-    if overrides.get("structure_attention") in CONFIG_MAPPING:
+    if overrides.get("structure_attention") == "binary":
+        overrides["linearization"] = overrides.pop("structure_attention")
+        overrides["eos_token_id"] = 1
+    elif overrides.get("structure_attention") in CONFIG_MAPPING:
         config = decoder_config(overrides.pop("structure_attention"))
         for name in ("hidden", "attention", "embd", "resid", "attn"):
             setattr(config, f"{name}_pdrop", 0.0)
@@ -55,8 +65,9 @@ def tiny(cls=TreeLMForCausalLM, **overrides):
     return model.eval()
 
 
-def batch(lengths=LENGTHS, pieces=False, left=False):
-    values = batch_of(draw("top_down", lengths, pieces, seed=1), left)
+def batch(lengths=LENGTHS, pieces=False, left=False, structure="causal"):
+    values = batch_of(draw("binary" if structure == "binary" else "top_down", lengths, pieces, seed=1), left)
+    values["input_ids"] += values["input_ids"] == 1  # the end token of binary trees
     return values if pieces else {name: value for name, value in values.items() if name != "word_ends"}
 
 
@@ -250,7 +261,7 @@ def test_attention_is_the_sum_over_pairs():
 
 def test_the_walk_with_a_stack(structure):
     """Random trees, unary chains and constituents in others of the same label included."""
-    model, values = tiny(structure_attention=structure), batch(left=True)
+    model, values = tiny(structure_attention=structure), batch(left=True, structure=structure)
     plan = model.model.lay_out(values["input_ids"], values["actions"], values["attention_mask"].bool(), None)
     together = model(**values, output_logits=True)
     for row, actions in enumerate(values["actions"]):
@@ -264,8 +275,11 @@ def test_the_walk_with_a_stack(structure):
         gold = slow.gather(1, plan.targets[row, : len(actions), None]).sum()
         torch.testing.assert_close(together.joint_log_prob[row], gold)
         found = together.action_logits[row, : len(actions)].log_softmax(-1)
+        if structure == "binary":
+            torch.testing.assert_close(found[:, 3], slow[:, 1])
+            slow[:, 1] = -math.inf
         torch.testing.assert_close(found[:, 1], slow[:, :19].logsumexp(1))
-        torch.testing.assert_close(found[:, 3:], slow[:, 19:22])
+        torch.testing.assert_close(found[:, model.config.first_nonterminal :], slow[:, 19:22])
 
 
 # -------------------------------------------------------------------------------------------------- exact sums
@@ -273,7 +287,7 @@ def test_the_walk_with_a_stack(structure):
 def test_search_is_the_sum_over_all_derivations(structure, normalization):
     limits = {"max_open_nonterminals": 3, "max_consecutive_nonterminals": 2, "nonterminals": ["A", "B"]}
     model = tiny(structure_attention=structure, vocab_size=6, normalization=normalization, **limits)
-    words = [3, 5]
+    words = [3, 5, 2, 4] if structure == "binary" else [3, 5]
     grammar = Grammar(model, words, normalization=normalization)
     ids = torch.tensor([words])
     wide = {"num_beams": 600, "action_beam_size": 600}
@@ -282,13 +296,13 @@ def test_search_is_the_sum_over_all_derivations(structure, normalization):
     found = output.log_probs[0][output.log_probs[0].isfinite()]
     torch.testing.assert_close(found, torch.tensor([score for score, _ in exact]), rtol=1e-4, atol=1e-4)
     assert tuple(a for a in output.actions[0, 0].tolist() if a) == exact[0][1]
-    prefixes = [grammar.prefixes(count) for count in (1, 2)]
+    prefixes = [grammar.prefixes(count + 1) for count in range(len(words))]
     marginals = [log_sum_exp([score for score, _ in states]) for states in prefixes]
     assert output.token_log_probs[0].cumsum(0).tolist() == pytest.approx(marginals, abs=1e-4)
     assert float(output.text_log_probs) == pytest.approx(log_sum_exp([score for score, _ in exact]), abs=1e-4)
     model.config.scoring_num_beams = model.config.action_beam_size = 600
     logits = model(ids).logits[0]
-    torch.testing.assert_close(logits.logsumexp(1), torch.zeros(2), rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits.logsumexp(1), torch.zeros(len(words)), rtol=0, atol=1e-5)
     for found, states in zip(logits.double(), prefixes, strict=True):
         torch.testing.assert_close(found, grammar.next_word(states), rtol=1e-4, atol=1e-4)
 
@@ -309,7 +323,7 @@ def test_logits_are_causal_and_cached(structure):
 @pytest.mark.parametrize("left", [False, True])
 def test_padding_and_batching_change_nothing(structure, left):
     model = tiny(structure_attention=structure, subwords=True)
-    values = batch(pieces=True, left=left)
+    values = batch(pieces=True, left=left, structure=structure)
     together, states = model(**values, output_logits=True), model.model(**values)
     for row in range(len(LENGTHS)):
         kept, taken = values["attention_mask"][row].bool(), values["actions"][row] != 0
@@ -328,7 +342,7 @@ def test_padding_and_batching_change_nothing(structure, left):
 
 @pytest.mark.parametrize("kind", ["action", "batch", "token", "sum"])
 def test_loss_is_the_joint_probability(structure, kind):
-    model, values = tiny(structure_attention=structure, loss_normalization=kind), batch()
+    model, values = tiny(structure_attention=structure, loss_normalization=kind), batch(structure=structure)
     output = model(**values)
     counts = model.count_loss_items(**values)
     total = -output.joint_log_prob.sum() / (counts["action"] if counts else 1)
@@ -340,7 +354,7 @@ def test_loss_is_the_joint_probability(structure, kind):
 
 
 def test_parse_finds_what_forward_scores(structure):
-    model, values = tiny(structure_attention=structure), batch()
+    model, values = tiny(structure_attention=structure), batch(structure=structure)
     output = model.parse(values["input_ids"], values["attention_mask"], normalization="train")
     scored = model(values["input_ids"], values["attention_mask"], actions=output.actions[:, 0])
     torch.testing.assert_close(scored.joint_log_prob, output.log_probs[:, 0], rtol=1e-4, atol=1e-4)
@@ -350,7 +364,7 @@ def test_parse_finds_what_forward_scores(structure):
 
 
 def test_vocabulary_grows(structure):
-    model, values = tiny(structure_attention=structure, subwords=True), batch()
+    model, values = tiny(structure_attention=structure, subwords=True), batch(structure=structure)
     before = model(**values, output_logits=True).action_logits
     model.resize_token_embeddings(25)
     assert model.lm_head.out_features == len(model.model.word_final) == 25 and model.model.word_final.all()
@@ -372,8 +386,59 @@ def test_bad_derivations_are_named(actions, message):
 
 
 @pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ([1, 1, 4, 1, 3, 4], "row 0.*position 4.*FINISH needs"),
+        ([1, 1, 4, 1, 4], "before the sentence is finished"),
+        ([1, 4, 1, 1, 4, 3], "position 1.*two elements"),
+        ([1, 1, 2, 1, 4, 3], "position 2.*closed by its label"),
+    ],
+)
+def test_bad_binary_trees_are_named(actions, message):
+    with pytest.raises(ValueError, match=message):
+        tiny(structure_attention="binary")(torch.tensor([[5, 6, 7]]), actions=torch.tensor([actions]))
+
+
+def test_pieces_of_a_word_are_one_element():
+    """In the search as in given derivations: all trees over three words, the second of two pieces."""
+    model = tiny(structure_attention="binary", nonterminals=["A", "B"], subwords=True)
+    ids, ends = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[True, False, True, True]])
+    wide = {"num_beams": 50, "action_beam_size": 50, "num_return_sequences": 50}
+    output = model.parse(ids, word_ends=ends, normalization="train", **wide)
+    exact = Grammar(model, ids[0].tolist(), ends[0].tolist(), normalization="train").derivations()
+    found = output.log_probs[0][output.log_probs[0].isfinite()]
+    assert len(exact) == 2 * 4
+    torch.testing.assert_close(found, torch.tensor([score for score, _ in exact]), rtol=1e-4, atol=1e-4)
+    assert set(output.spans[0][0]) <= {(0, 4), (0, 3), (1, 4)}
+    scored = model(ids, actions=output.actions[0][:1], word_ends=ends)
+    torch.testing.assert_close(scored.joint_log_prob, found[:1])
+
+
+def test_trees_of_the_treebank_come_back():
+    """Binarized, encoded, and out of the search: chains and added nodes are gone, but constituents of one word, too."""
+    text = "(S (VP (NP (D the) (J old) (N dog)) (V barks) (A (R loudly)) (X (P at) (N it))))"
+    (tree,) = parse_treebank([text])
+    labels = label_inventory([tree], binary=True)
+    assert labels == ("@", "NP", "S+VP", "X")
+    assert binary_constituents(tree.labeled_spans, 7)[-1] == ("S+VP", 0, 7)
+    system = TransitionSystem("binary", len(labels))
+    (encoded,) = encode_trees([tree], word_tokenizer([tree.words], min_count=1), system, labels)
+    machine = BinaryTreeLMStackMachine(tiny(structure_attention="binary", nonterminals=list(labels)))
+    actions = encoded["actions"]
+    starts = [stack.start for stack in system.steps(actions)]
+    ends = list(itertools.accumulate(action == 1 for action in actions))
+    spans, found = machine._tree(actions, starts, ends)
+    assert list(zip(found, spans, strict=True)) == [
+        (label, (i, j)) for label, i, j in tree.labeled_spans if j - i > 1
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"linearization": "bottom_up"}, "bottom_up"),
+        ({"linearization": "binary", "structure_attention": "stack_compose"}, "binary trees need 'causal'"),
+        ({"linearization": "binary", "eos_token_id": None}, "an end token"),
         ({"structure_attention": "tree"}, "tree"),
         ({"hidden_size": 18, "num_attention_heads": 4}, "hidden_size 18"),
         ({"min_relative_position": 1}, "leave out 0"),
@@ -441,7 +506,7 @@ def test_published_size():
 
 
 def test_it_learns_a_treebank(structure):
-    model, values = tiny(structure_attention=structure).train(), batch()
+    model, values = tiny(structure_attention=structure).train(), batch(structure=structure)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     losses = []
     for _ in range(30):

@@ -2,7 +2,7 @@
 
 import json
 import random
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 
 import pytest
@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from hf_synlm.actions import COMP, GEN, spans_to_actions
 from hf_synlm.data.treebank import parse_treebank
 from hf_synlm.evaluation.baseline_trees import left_branching, random_tree
 from hf_synlm.rnng_actions import FINISH, PAD, REDUCE, SHIFT, TransitionSystem
 from hf_synlm.trees import right_branching
+from tests.reference.rnng import over_pieces, random_binary_tree, random_word_ends
 from tests.reference.trees import (
     all_labeled_trees,
     in_order_actions_of,
@@ -51,7 +53,7 @@ def test_ids_of_the_labeled_systems():
     assert (top_down.first_nonterminal, top_down.num_actions) == (3, 29)
     assert (in_order.first_nonterminal, in_order.num_actions) == (4, 30)
     assert top_down == TransitionSystem("top_down", 26)
-    with pytest.raises(ValueError, match="'bottom_up': choose 'top_down' or 'in_order'"):
+    with pytest.raises(ValueError, match="'bottom_up': choose one of .*'binary'"):
         TransitionSystem("bottom_up", 3)
     with pytest.raises(ValueError, match="num_labels is 0"):
         TransitionSystem("top_down", 0)
@@ -141,6 +143,20 @@ def test_round_trip_of_labeled_trees(name, tree):
             system.actions_to_spans(actions[:length], word_ends)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_binary_trees_are_those_of_gpst_with_labels(seed):
+    generator, system = random.Random(seed), TransitionSystem("binary", 3)
+    tree, ends = random_binary_tree(generator, seed + 1, 3), random_word_ends(generator, seed + 1)
+    actions = system.spans_to_actions(over_pieces(tree, ends), len(ends), ends)
+    assert system.actions_to_spans([*actions, PAD], ends) == over_pieces(tree, ends)
+    assert actions[-1] == FINISH
+    # Of every word the last piece.
+    words = [action for action, before in zip(actions, accumulate(a == SHIFT for a in actions), strict=True)
+             if action != SHIFT or ends[before - 1]]  # fmt: skip
+    gpst = [COMP if action > FINISH else GEN for action in words[:-1]]
+    assert gpst == spans_to_actions([(i, j) for _, i, j in tree], seed + 1)
+
+
 def test_all_pieces_of_a_word_are_shifted_before_in_order_nonterminals():
     system = TransitionSystem("in_order", 2)
     word_ends = [False, True, False, True]
@@ -180,6 +196,8 @@ def test_deep_labeled_trees(name):
         ("in_order", [SHIFT, SHIFT], "position 1 is illegal: SHIFT needs an open nonterminal"),
         ("in_order", [SHIFT, 4, FINISH], "position 2 is illegal: FINISH needs exactly one complete element"),
         ("in_order", [SHIFT, 4, REDUCE], "before the sentence is finished"),
+        ("binary", [SHIFT, 4], "position 1 is illegal: a binary constituent needs two elements"),
+        ("binary", [SHIFT, SHIFT, 4], "before the sentence is finished"),
     ],
 )  # fmt: skip
 def test_wrong_labeled_actions_are_named(name, actions, message):

@@ -16,6 +16,7 @@ from tests.reference.rnng import (
     naive_forest_lstm,
     naive_log_prob,
     over_pieces,
+    random_binary_tree,
     random_labeled_tree,
     random_word_ends,
 )
@@ -55,7 +56,8 @@ def draw(system, lengths, pieces=False, seed=0):
     rows = []
     for length in lengths:
         ends = random_word_ends(generator, length) if pieces else [True] * length
-        spans = over_pieces(random_labeled_tree(generator, length, NUM_LABELS), ends)
+        tree = random_binary_tree if system == "binary" else random_labeled_tree
+        spans = over_pieces(tree(generator, length, NUM_LABELS), ends)
         tokens = [generator.randrange(1, VOCAB_SIZE) for _ in ends]
         rows.append((tokens, transition.spans_to_actions(spans, len(ends), ends), ends))
     return rows

@@ -11,6 +11,7 @@ from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.pushdown_tape import tree_attachments
 from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.syntactic_distance import spans_to_distances
+from hf_synlm.tree_lm_linearization import ADDED_NODE, CHAIN
 from hf_synlm.trees import Span, binarize, check_words, spans_to_tree, tree_to_spans
 
 
@@ -25,13 +26,14 @@ class EncodedTree(TypedDict):
     """Per token, True at the last piece of each word."""
 
 
-def label_inventory(sentences: Iterable[TreebankSentence]) -> tuple[str, ...]:
+def label_inventory(sentences: Iterable[TreebankSentence], binary: bool = False) -> tuple[str, ...]:
     """Collect the labels of constituents in alphabetical order; the position of a label is its id.
 
     The authors collect them from training, validation and test data together, so that every label is known.
 
     Args:
         sentences: sentences of treebanks.
+        binary: of their binary trees (see `binary_constituents`).
 
     Returns:
         The labels, each once.
@@ -39,10 +41,42 @@ def label_inventory(sentences: Iterable[TreebankSentence]) -> tuple[str, ...]:
     Raises:
         ValueError: no constituent has a label.
     """
-    labels = {label for sentence in sentences for label, _, _ in sentence.labeled_spans}
+    labels: set[str] = set()
+    for sentence in sentences:
+        spans = sentence.labeled_spans
+        labels |= {label for label, _, _ in (binary_constituents(spans, len(sentence.words)) if binary else spans)}
     if not labels:
         raise ValueError("the sentences have no labeled constituent: are their trees labeled?")
     return tuple(sorted(labels))
+
+
+def binary_constituents(labeled_spans: Sequence[tuple[str, int, int]], num_words: int) -> list[tuple[str, int, int]]:
+    """Binarize a labeled tree to the right.
+
+    Unary chains become one label, "S+VP" for a VP that is all of an S. Nodes that are added have the label "@".
+    Constituents of one word are left out.
+
+    Args:
+        labeled_spans: (label, i, j) in post-order, over words.
+        num_words: number of words.
+
+    Returns:
+        The constituents of a binary tree, in post-order.
+
+    Raises:
+        ValueError: a label is "@" or has a "+", or the spans are no tree over all words.
+
+    Cost: O(n log n).
+    """
+    labels: dict[Span, str] = {}
+    for label, i, j in labeled_spans:
+        if label == ADDED_NODE or CHAIN in label:
+            raise ValueError(f"the label {label!r} has a meaning in binary trees ({ADDED_NODE}, {CHAIN}): rename it")
+        labels[i, j] = f"{label}{CHAIN}{labels[i, j]}" if (i, j) in labels else label
+    if num_words == 1:
+        return []
+    tree = binarize(spans_to_tree(sorted(span for span in labels if span[1] - span[0] > 1), num_words))
+    return [(labels.get(span, ADDED_NODE), *span) for span in tree_to_spans(tree)]
 
 
 def encode_trees(
@@ -90,15 +124,17 @@ def encode_trees(
             if tokenizer.pad_token_id in input_ids:
                 raise ValueError("a word is the padding token of the tokenizer: change it, or leave the sentence out")
             word_ends = word_ends_from_offsets(offsets, sentence.words)
-            first = _first_tokens(word_ends)
-            unknown = [label for label, _, _ in sentence.labeled_spans if label not in label_ids]
+            first, labeled = _first_tokens(word_ends), sentence.labeled_spans
+            if system.name == "binary":
+                labeled = binary_constituents(labeled, len(sentence.words))
+            unknown = [label for label, _, _ in labeled if label not in label_ids]
             if unknown:
                 raise ValueError(
                     f"the label {unknown[0]!r} is not one of the {len(labels)} labels {', '.join(labels)}: collect the "
                     "labels from all treebanks with label_inventory"
                 )
-            spans = [(label_ids[label], first[i], first[j]) for label, i, j in sentence.labeled_spans]
-            if not spans:
+            spans = [(label_ids[label], first[i], first[j]) for label, i, j in labeled]
+            if not sentence.labeled_spans:
                 raise ValueError("the tree has no constituent: give it one over the whole sentence")
             actions = system.spans_to_actions(spans, len(input_ids), word_ends)
         encoded.append({"input_ids": list(input_ids), "actions": actions, "word_ends": word_ends})

@@ -24,7 +24,7 @@ from hf_synlm.configuration_rnng import RNNGConfig
 from hf_synlm.configuration_tree_lm import TreeLMConfig
 from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import collate_trees
-from hf_synlm.data.gold_trees import encode_trees
+from hf_synlm.data.gold_trees import encode_trees, label_inventory
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import UnknownRule, subword_tokenizer
 from hf_synlm.evaluation.parsing import Punctuation, has_penn_tags
@@ -129,8 +129,10 @@ def row_to_sentence(row: dict[str, Any]) -> TreebankSentence:
     return TreebankSentence(tuple(row["words"]), tuple(row["tags"]), spans, row["source"])
 
 
-def collect_labels(*treebanks: Dataset) -> list[str]:
+def collect_labels(*treebanks: Dataset, binary: bool = False) -> list[str]:
     """Sorted labels of all `treebanks`: of held-out trees, too, so that every tree has a probability."""
+    if binary:
+        return list(label_inventory((row_to_sentence(row) for trees in treebanks for row in trees), binary=True))
     return sorted({label for trees in treebanks for label in pc.list_flatten(_column(trees, "labels")).to_pylist()})
 
 
@@ -223,7 +225,7 @@ def encode_treebank(
     accelerator: Accelerator,
     trees: Dataset,
     tokenizer: PreTrainedTokenizerBase,
-    transition_system: Literal["top_down", "in_order"],
+    transition_system: Literal["top_down", "in_order", "binary"],
     labels: Sequence[str],
     num_workers: int | None = None,
     max_tokens: int | None = None,
@@ -234,7 +236,7 @@ def encode_treebank(
         accelerator: the main process encodes first, the others use its cache.
         trees: of `load_trees`.
         tokenizer: for the words.
-        transition_system: "top_down" or "in_order".
+        transition_system: "top_down", "in_order" or "binary".
         labels: of the nonterminals, in the order of their actions.
         num_workers: processes.
         max_tokens: leave longer sentences out.

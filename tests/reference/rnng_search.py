@@ -48,7 +48,8 @@ class Grammar:
     def __post_init__(self) -> None:
         config = self.model.config
         self.in_order = config.transition_system == "in_order"
-        self.first = 4 if self.in_order else 3
+        self.is_binary = config.transition_system == "binary"
+        self.first = 4 if self.in_order or self.is_binary else 3
         self.labels = range(self.first, self.first + len(config.nonterminals))
         self.max_open, self.max_consecutive = config.max_open_nonterminals, config.max_consecutive_nonterminals
         if self.word_ends is None:
@@ -63,7 +64,13 @@ class Grammar:
         c, below = Counters(), []  # below: depth of the stack under each open constituent
         corner = 0  # depth of the stack under the last complete element
         for action in actions:
-            if action == SHIFT:
+            if self.is_binary:
+                # The pieces of a word are one element; a label takes two.
+                c.depth += (action == SHIFT and not c.inside_word) - (action >= self.first)
+                if action == SHIFT:
+                    c.inside_word = not self.word_ends[c.tokens] if c.tokens < len(self.word_ends) else False
+                    c.tokens += 1
+            elif action == SHIFT:
                 if not c.inside_word:
                     corner = c.depth
                 c.depth += 1
@@ -89,6 +96,9 @@ class Grammar:
         c = self.counters(actions)
         if c.inside_word and phase != END:
             return [SHIFT]
+        if self.is_binary:
+            composes, ends = c.depth > 1, c.depth == 1 and phase != CONTINUE
+            return [SHIFT] * (phase != END) + [FINISH] * ends + [*self.labels] * composes
         return self._legal_in_order(c, len(actions), phase) if self.in_order else self._legal_top_down(c, phase)
 
     def _legal_top_down(self, c: Counters, phase: str) -> list[int]:
@@ -121,14 +131,16 @@ class Grammar:
         over = c.inside_word and c.previous != SHIFT  # the end of the text has ended the word
         shifts = SHIFT in self.legal(actions, EITHER) and not over
         more: Actions = (SHIFT,) * shifts + (REDUCE,) * c.open
-        if c.open == 0 and self.in_order and c.tokens:  # a lone element gets a parent
+        if self.is_binary:
+            more += (self.first,) * (c.depth + shifts - (shifts and c.inside_word) - 1)
+        elif c.open == 0 and self.in_order and c.tokens:  # a lone element gets a parent
             more += (self.first, REDUCE)
         elif c.open == 0 and not self.in_order:
             more, shifts = (self.first, SHIFT, REDUCE), True
         tokens, ends = self.tokens[: c.tokens], self.word_ends[: c.tokens]
         if shifts:
             tokens, ends = [*tokens, self.filler], [*ends, True]
-        return (*actions, *more, *(FINISH,) * self.in_order), tokens, ends
+        return (*actions, *more, *(FINISH,) * (self.in_order or self.is_binary)), tokens, ends
 
     @torch.no_grad()
     def learn(self, prefixes: Iterable[Actions]) -> None:
@@ -181,7 +193,9 @@ class Grammar:
     # ---------------------------------------------------------------------------------------------------- enumeration
     def ends(self, prefix: Actions, action: int) -> bool:
         """Whether an action ends the sentence."""
-        return action == FINISH if self.in_order else action == REDUCE and self.counters(prefix).open == 1
+        if self.in_order or self.is_binary:
+            return action == FINISH
+        return action == REDUCE and self.counters(prefix).open == 1
 
     def weighted(self, starts: list[tuple[float, Actions]], phase: str) -> list[tuple[float, Actions]]:
         """All states before the next word with their log-probabilities."""

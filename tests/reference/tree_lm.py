@@ -23,6 +23,14 @@ class Position(NamedTuple):
 
 def positions(actions: list[int], words: list[int], config: Any) -> list[Position]:
     """Linearize a derivation or a prefix of one."""
+    if config.linearization == "binary":  # one token for each action
+        words, first = list(words), config.first_nonterminal
+        tokens = [
+            words.pop(0) if a == SHIFT else config.eos_token_id if a == 3 else config.vocab_size + a - first
+            for a in actions
+        ]
+        tokens = [config.bos_token_id, *tokens]
+        return [Position(token, place, list(range(place + 1)), place - 1) for place, token in enumerate(tokens)]
     num_labels, composes = len(config.nonterminals), config.structure_attention == "stack_compose"
     rows = [Position(config.bos_token_id, 0, [0], -1)]
     stack, opened, words = [0], [], list(words)  # opened: (place on the stack, depth, label)
