@@ -57,6 +57,7 @@ class TreeLMPreTrainedModel(WordFinalTokens, NoOffloading, PreTrainedModel):
 
     def __init__(self, config: TreeLMConfig):
         super().__init__(config)
+        self.supports_gradient_checkpointing = config.backbone_config is not None
         if config.linearization == "binary":
             self.stack_machine_class = BinaryTreeLMStackMachine
 

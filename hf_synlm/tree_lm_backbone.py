@@ -64,7 +64,15 @@ def run_backbone(backbone: PreTrainedModel, embedded: Tensor, mask: Tensor, inde
 
     Returns:
         Without a cache the embeddings and the states after each layer, else the last states, each [B, P, D].
+
+    Raises:
+        ValueError: for more positions than the decoder has.
     """
+    longest = getattr(backbone.config, "max_position_embeddings", None)
+    if longest is not None and mask.shape[2] > longest:
+        raise ValueError(
+            f"A linearized tree has {mask.shape[2]} positions or more, and the backbone {longest}. Shorten the text."
+        )
     seen = None
     if cache is not None:
         seen = embedded.new_zeros(()).masked_fill(~mask[:, None], float("-inf"))

@@ -99,11 +99,11 @@ def model_and_tokenizer(architecture: str) -> tuple[Any, Any]:
         model = RNNGForCausalLM(RNNGConfig(**common, **sizes, scoring_num_beams=4, action_beam_size=12))
         if pieces:
             model.model.word_final.copy_(torch.tensor(word_final_ids(tokenizer)))
-    elif architecture == "tree_lm":
+    elif architecture.startswith("tree_lm"):
         sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
         search = {"nonterminals": ["NP", "S", "VP"], "scoring_num_beams": 4, "action_beam_size": 12}
-        config = TreeLMConfig(**common, **sizes, **search, structure_attention="stack_compose")
-        model = TreeLMForCausalLM(config)
+        kind = {"tree_lm": {"structure_attention": "stack_compose"}, "tree_lm_binary": {"linearization": "binary"}}
+        model = TreeLMForCausalLM(TreeLMConfig(**common, **sizes, **search, **kind[architecture]))
     elif architecture == "urnng":
         model = URNNGForCausalLM(URNNGConfig(**common, hidden_size=8, scoring_num_beams=4))
     elif architecture == "pushdown":

@@ -418,7 +418,7 @@ def test_trees_of_the_treebank_come_back():
     """Binarized, encoded, and out of the search: chains and added nodes are gone, but constituents of one word, too."""
     text = "(S (VP (NP (D the) (J old) (N dog)) (V barks) (A (R loudly)) (X (P at) (N it))))"
     (tree,) = parse_treebank([text])
-    labels = label_inventory([tree], binary=True)
+    labels = label_inventory([tree], "binary")
     assert labels == ("@", "NP", "S+VP", "X")
     assert binary_constituents(tree.labeled_spans, 7)[-1] == ("S+VP", 0, 7)
     system = TransitionSystem("binary", len(labels))
@@ -496,6 +496,14 @@ def test_decoders_that_do_not_fit_are_refused(kind, more, message, tmp_path):
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=message):
         TreeLMForCausalLM.from_backbone(tmp_path, ["NP", "S"])
+
+
+def test_a_backbone_has_only_so_many_positions():
+    config = decoder_config("gpt2")
+    config.n_positions = 12
+    model = TreeLMForCausalLM(TreeLMConfig(backbone_config=config, **TINY))
+    with pytest.raises(ValueError, match="13 positions or more, and the backbone 12"):
+        model.parse(torch.arange(2, 15)[None])
 
 
 def test_published_size():

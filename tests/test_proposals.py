@@ -41,7 +41,9 @@ def test_sum_over_all_trees_is_the_probability(trees: Path) -> None:
     assert (score.num_tokens, score.num_trees) == (4, 5)
 
 
-@pytest.mark.parametrize("architecture", ["gpst", "rnng", "rnng_pieces", "tree_lm", "urnng", "pushdown"])
+@pytest.mark.parametrize(
+    "architecture", ["gpst", "rnng", "rnng_pieces", "tree_lm", "tree_lm_binary", "urnng", "pushdown"]
+)
 def test_sums_grow_with_the_trees(architecture: str, trees: Path) -> None:
     """Order and copies change nothing; the best tree has a share of the sum."""
     scorer, given = scorer_of(architecture), read_proposals([trees])[WORDS]
@@ -51,6 +53,15 @@ def test_sums_grow_with_the_trees(architecture: str, trees: Path) -> None:
     assert sums[0].log_prob < sums[1].log_prob < sums[2].log_prob
     assert sums[0].best_share == pytest.approx(1.0) and 0.2 <= sums[2].best_share < 1
     assert score_proposals(scorer, WORDS, given[::-1]).log_prob == pytest.approx(sums[2].log_prob, abs=1e-5)
+
+
+def test_labels_of_binary_trees(tmp_path: Path) -> None:
+    """Unary chains have one label there, which the model must know; "@" stands for the nodes of binarization."""
+    file = tmp_path / "trees.txt"
+    file.write_text("(NP (X the) (X people) (X of))\n(S (NP (X the) (X people) (X of)))\n")
+    scorer, given = scorer_of("tree_lm_binary"), read_proposals([file])
+    with pytest.raises(ValueError, match="the model does not know .@, S.NP; it knows NP, S, VP"):
+        score_proposals(scorer, WORDS[:3], given[WORDS[:3]])
 
 
 def test_result_states_its_protocol(trees: Path) -> None:

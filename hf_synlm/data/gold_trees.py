@@ -26,14 +26,20 @@ class EncodedTree(TypedDict):
     """Per token, True at the last piece of each word."""
 
 
-def label_inventory(sentences: Iterable[TreebankSentence], binary: bool = False) -> tuple[str, ...]:
+def system_constituents(sentence: TreebankSentence, system: str) -> Sequence[tuple[str, int, int]]:
+    """The constituents of a sentence that the transition system `system` writes: (label, i, j) in post-order."""
+    spans = sentence.labeled_spans
+    return binary_constituents(spans, len(sentence.words)) if system == "binary" else spans
+
+
+def label_inventory(sentences: Iterable[TreebankSentence], system: str = "top_down") -> tuple[str, ...]:
     """Collect the labels of constituents in alphabetical order; the position of a label is its id.
 
     The authors collect them from training, validation and test data together, so that every label is known.
 
     Args:
         sentences: sentences of treebanks.
-        binary: of their binary trees (see `binary_constituents`).
+        system: name of the transition system; "binary" has labels of its own (see `binary_constituents`).
 
     Returns:
         The labels, each once.
@@ -41,10 +47,7 @@ def label_inventory(sentences: Iterable[TreebankSentence], binary: bool = False)
     Raises:
         ValueError: no constituent has a label.
     """
-    labels: set[str] = set()
-    for sentence in sentences:
-        spans = sentence.labeled_spans
-        labels |= {label for label, _, _ in (binary_constituents(spans, len(sentence.words)) if binary else spans)}
+    labels = {label for sentence in sentences for label, _, _ in system_constituents(sentence, system)}
     if not labels:
         raise ValueError("the sentences have no labeled constituent: are their trees labeled?")
     return tuple(sorted(labels))
@@ -124,9 +127,7 @@ def encode_trees(
             if tokenizer.pad_token_id in input_ids:
                 raise ValueError("a word is the padding token of the tokenizer: change it, or leave the sentence out")
             word_ends = word_ends_from_offsets(offsets, sentence.words)
-            first, labeled = _first_tokens(word_ends), sentence.labeled_spans
-            if system.name == "binary":
-                labeled = binary_constituents(labeled, len(sentence.words))
+            first, labeled = _first_tokens(word_ends), system_constituents(sentence, system.name)
             unknown = [label for label, _, _ in labeled if label not in label_ids]
             if unknown:
                 raise ValueError(

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hf_synlm.actions import PAD_ACTION, spans_to_actions
 from hf_synlm.data.collate import LABEL_PADDING, collate_trees, encode_words
-from hf_synlm.data.gold_trees import binary_token_spans, encode_trees
+from hf_synlm.data.gold_trees import binary_token_spans, encode_trees, system_constituents
 from hf_synlm.data.text import PathLike
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.evaluation.perplexity import averages
@@ -85,9 +85,10 @@ def _labeled(scorer: TextScorer, trees: list[TreebankSentence]) -> list[dict[str
     config = scorer.model.config
     system = TransitionSystem(config.transition_system, len(config.nonterminals))
     # The model gives trees with other labels the probability 0.
-    known = [tree for tree in trees if {label for label, _, _ in tree.labeled_spans} <= set(config.nonterminals)]
+    labels_of = [{label for label, _, _ in system_constituents(tree, system.name)} for tree in trees]
+    known = [tree for tree, labels in zip(trees, labels_of, strict=True) if labels <= set(config.nonterminals)]
     if not known:
-        labels = {label for tree in trees for label, _, _ in tree.labeled_spans} - set(config.nonterminals)
+        labels = set().union(*labels_of) - set(config.nonterminals)
         raise ValueError(
             f"every tree of {' '.join(trees[0].words)!r} has a label that the model does not know "
             f"({', '.join(sorted(labels))}; it knows {', '.join(config.nonterminals)}): rename or remove these labels"

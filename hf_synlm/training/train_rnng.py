@@ -190,7 +190,7 @@ def load_data(
     source = data.tokenizer_name or model_arguments.model_name_or_path or getattr(model_arguments, "backbone", None)
     tokenizer = make_tree_tokenizer(accelerator, data, trees[0], source, output_dir)
     fields: Any = model_arguments.config_overrides or {}
-    labels = collect_labels(*trees, binary=fields.get("linearization") == "binary")
+    labels = collect_labels(*trees, system=fields.get("linearization", "top_down"))
     model = make_model(model_arguments, tokenizer, labels)
     labels = getattr(model.config, "nonterminals", labels)
     system: Any = getattr(model.config, "transition_system", "top_down")

@@ -129,10 +129,10 @@ def row_to_sentence(row: dict[str, Any]) -> TreebankSentence:
     return TreebankSentence(tuple(row["words"]), tuple(row["tags"]), spans, row["source"])
 
 
-def collect_labels(*treebanks: Dataset, binary: bool = False) -> list[str]:
+def collect_labels(*treebanks: Dataset, system: str = "top_down") -> list[str]:
     """Sorted labels of all `treebanks`: of held-out trees, too, so that every tree has a probability."""
-    if binary:
-        return list(label_inventory((row_to_sentence(row) for trees in treebanks for row in trees), binary=True))
+    if system == "binary":
+        return list(label_inventory((row_to_sentence(row) for trees in treebanks for row in trees), system))
     return sorted({label for trees in treebanks for label in pc.list_flatten(_column(trees, "labels")).to_pylist()})
 
 
