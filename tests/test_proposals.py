@@ -7,7 +7,8 @@ import pytest
 
 from hf_synlm.cli import main
 from hf_synlm.data.treebank import read_treebank
-from hf_synlm.evaluation.proposals import evaluate_proposals, read_proposals, score_proposals
+from hf_synlm.evaluation.blimp import evaluate_pairs, read_pairs
+from hf_synlm.evaluation.proposals import Proposals, evaluate_proposals, read_proposals, score_proposals
 from hf_synlm.evaluation.surprisal import score_words
 from hf_synlm.evaluation.text_items import TextItem
 from tests.scoring_models import scorer_of
@@ -68,15 +69,36 @@ def test_result_states_its_protocol(trees: Path) -> None:
     items = [TextItem("1", " ".join(WORDS)), TextItem("2", " "), TextItem("3", "We ask")]
     scorer = scorer_of("rnng")
     with pytest.raises(ValueError, match="every tree of 'a b' has a label that the model .* .ODD; it knows NP"):
-        evaluate_proposals(scorer, [TextItem("1", "a b")], [_file(trees, "(ODD (X a) (X b))")])
-    some = [_file(trees, "(ODD (X a) (X b))\n(NP (X a) (X b))")]
+        evaluate_proposals(scorer, [TextItem("1", "a b")], Proposals([_file(trees, "(ODD (X a) (X b))")]))
+    some = Proposals([_file(trees, "(ODD (X a) (X b))\n(NP (X a) (X b))")])
     assert evaluate_proposals(scorer, [TextItem("1", "a b")], some).scores["mean_trees"] == 1
-    result = evaluate_proposals(scorer, items, [trees], max_trees=3)
+    result = evaluate_proposals(scorer, items, Proposals([trees], 3))
     scores = result.scores
     assert (result.options["estimator"], result.options["max_trees"]) == ("proposals", 3)
     assert result.options["num_beams"] is None and len(result.data["proposals"]) == 1
     assert (scores["sentences"], scores["words"], scores["mean_trees"]) == (2, 6, 2)
     assert "word_perplexity" not in scores and scores["word_perplexity_with_end"] > 1
+
+
+def test_minimal_pairs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Sums over the trees of both sentences; the trees may split punctuation off."""
+    table, trees = tmp_path / "pairs.tsv", tmp_path / "trees.txt"
+    table.write_text("sentence_good\tsentence_bad\nWe ask.\tWe asks.\nWe ask.\tAsk we.\n")
+    sentences = [("We", "ask", "."), ("We", "asks", "."), ("Ask", "we", ".")]
+    trees.write_text("\n".join(tree for words in sentences for tree in binary_trees(words)))
+    scorer, proposals = scorer_of("rnng"), Proposals([trees])
+    result = evaluate_pairs(scorer, read_pairs(table), proposals=proposals)
+    sums = [score_proposals(scorer, words, read_proposals([trees])[words]).log_prob for words in sentences]
+    found = [(item["logprob_good_nats"], item["logprob_bad_nats"]) for item in result.items]
+    assert found == [(sums[0], sums[1]), (sums[0], sums[2])]
+    assert result.options["estimator"] == "proposals" and len(result.data["proposals"]) == 1
+    assert result.scores["accuracy"] == sum(sums[0] > bad for bad in sums[1:]) / 2
+    assert [item["oov"] for item in result.items] == [True, True]
+    trees.write_text(trees.read_text() + "(NP (X We) (X ask.))\n")
+    with pytest.raises(ValueError, match=r"'We ask.' split its words in 2 ways, of which two are We ask . | We ask."):
+        evaluate_pairs(scorer, read_pairs(table), proposals=Proposals([trees]))
+    command = ["evaluate", "pairs", str(table), "--model", "model_cards/rnng-tiny", "--proposals", str(trees)]
+    assert main(command) == 2 and "split its words" in capsys.readouterr().err
 
 
 def _file(trees: Path, text: str) -> Path:
@@ -94,9 +116,9 @@ def _file(trees: Path, text: str) -> Path:
 )
 def test_what_proposals_cannot_do(architecture: str, options: dict, message: str, trees: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        evaluate_proposals(scorer_of(architecture, **options), [TextItem("1", " ".join(WORDS))], [trees])
+        evaluate_proposals(scorer_of(architecture, **options), [TextItem("1", " ".join(WORDS))], Proposals([trees]))
     with pytest.raises(ValueError, match=r"sentence 1 has no tree in .*trees.txt: 'nobody asks'"):
-        evaluate_proposals(scorer_of("rnng"), [TextItem("1", "nobody asks")], [trees])
+        evaluate_proposals(scorer_of("rnng"), [TextItem("1", "nobody asks")], Proposals([trees]))
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -21,6 +21,7 @@ from hf_synlm.evaluation.text_items import read_items, read_treebank_items
 from hf_synlm.viz import plot_bars
 
 if TYPE_CHECKING:
+    from hf_synlm.evaluation.proposals import Proposals
     from hf_synlm.evaluation.treebank_parsing import Treebank
 
 Results = Annotated[list[Path], typer.Argument(**options.INPUT_FILE)]
@@ -230,7 +231,7 @@ def perplexity(
     file_format: Annotated[Literal["txt", "tsv", "csv", "jsonl", "treebank"] | None, typer.Option("--format")] = None,
     punctuation: Literal["remove", "keep"] | None = None,
     text_column: str | None = None,
-    proposals: Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False)] = None,
+    proposals: options.ProposalFiles = None,
     max_trees: options.OptionalPositive = None,
 ) -> None:
     """Perplexity over tokens and over words, without and with the ends of sentences.
@@ -259,16 +260,14 @@ def perplexity(
     else:
         items = read_items(texts, kind=file_format, text_column=text_column)
     data = {"files": describe_files([texts])}
-    if proposals:
+    trees = _read_proposals(proposals, max_trees)
+    if trees is not None:
         from hf_synlm.evaluation.proposals import evaluate_proposals
 
         if context != "sentence":
             raise ValueError(f"--context {context}: with --proposals every sentence stands by itself. Leave it out")
-        scorer = scoring.scorer(model)
-        result = evaluate_proposals(scorer, items, proposals, max_trees=max_trees, data=data, options=settings)
+        result = evaluate_proposals(scoring.scorer(model), items, trees, data=data, options=settings)
         return options.report(result, out)
-    if max_trees is not None:
-        raise ValueError("--max-trees belongs to --proposals: leave it out, or give files of trees")
     from hf_synlm.evaluation.perplexity import evaluate_perplexity
 
     result = evaluate_perplexity(scoring.scorer(model), items, context=context, data=data, options=settings)
@@ -311,6 +310,17 @@ def syntaxgym(
     options.report(result, out, items_out)
 
 
+def _read_proposals(paths: list[Path] | None, max_trees: int | None) -> "Proposals | None":
+    """The trees of --proposals; None = there are none."""
+    if paths:
+        from hf_synlm.evaluation.proposals import Proposals
+
+        return Proposals(paths, max_trees)
+    if max_trees is not None:
+        raise ValueError("--max-trees belongs to --proposals: leave it out, or give files of trees")
+    return None
+
+
 def blimp(
     paradigms: Folder,
     model: str,
@@ -321,6 +331,8 @@ def blimp(
     paradigm: list[str] | None = None,
     limit: options.OptionalPositive = None,
     end_of_sentence: bool = False,
+    proposals: options.ProposalFiles = None,
+    max_trees: options.OptionalPositive = None,
 ) -> None:
     """Accuracy on BLiMP's minimal pairs: per paradigm, per phenomenon, and mean over the paradigms.
 
@@ -331,6 +343,9 @@ def blimp(
         paradigm: Take only this paradigm; repeat for several.
         limit: Take only the first pairs of each paradigm, at most this many.
         end_of_sentence: Count the end of the sentences in their probability.
+        proposals: File of bracketed trees of the sentences, such as n-best lists of a parser; repeat for several. A
+            sentence's probability is then the sum over its trees there, its end included.
+        max_trees: With --proposals: take the first distinct trees of a sentence, at most this many.
 
     Example: synlm evaluate blimp blimp/data --model model_cards/gpst-tiny --limit 100 --out blimp.json
     """
@@ -338,7 +353,10 @@ def blimp(
 
     paths = find_blimp(paradigms, paradigm or [])
     scorer = scoring.scorer(model)
-    result = evaluate_blimp(scorer, paths, limit=limit, end=end_of_sentence, options={"seed": scoring.seed})
+    result = evaluate_blimp(
+        scorer, paths, limit=limit, end=end_of_sentence, options={"seed": scoring.seed},
+        proposals=_read_proposals(proposals, max_trees),
+    )  # fmt: skip
     options.report(result, out, items_out)
 
 
@@ -354,6 +372,8 @@ def pairs(
     group_column: str | None = None,
     limit: options.OptionalPositive = None,
     end_of_sentence: bool = False,
+    proposals: options.ProposalFiles = None,
+    max_trees: options.OptionalPositive = None,
 ) -> None:
     """Share of minimal pairs of which a model finds the better sentence more probable.
 
@@ -366,6 +386,9 @@ def pairs(
         group_column: Column that groups the pairs; one score per group.
         limit: Take only the first pairs of each group, at most this many.
         end_of_sentence: Count the end of the sentences in their probability.
+        proposals: File of bracketed trees of the sentences, such as n-best lists of a parser; repeat for several. A
+            sentence's probability is then the sum over its trees there, its end included.
+        max_trees: With --proposals: take the first distinct trees of a sentence, at most this many.
 
     Example: synlm evaluate pairs agreement.tsv --model model_cards/rnng-tiny --group-column construction --items-out
     items.tsv
@@ -376,7 +399,10 @@ def pairs(
     scorer = scoring.scorer(model)
     data = {"files": describe_files([pairs])}
     settings = {"pairs_per_group": limit or "all", "seed": scoring.seed}
-    result = evaluate_pairs(scorer, first_pairs(read, limit), end=end_of_sentence, data=data, options=settings)
+    result = evaluate_pairs(
+        scorer, first_pairs(read, limit), end=end_of_sentence, data=data, options=settings,
+        proposals=_read_proposals(proposals, max_trees),
+    )  # fmt: skip
     options.report(result, out, items_out)
 
 

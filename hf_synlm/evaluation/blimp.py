@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from hf_synlm.data.text import PathLike
+from hf_synlm.evaluation.proposals import Proposals
 from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files
 from hf_synlm.evaluation.scoring import TextScorer
 from hf_synlm.evaluation.surprisal import NATS
@@ -192,6 +193,7 @@ def evaluate_pairs(
     end: bool = False,
     data: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
+    proposals: Proposals | None = None,
 ) -> EvaluationResult:
     """Share of the pairs whose good sentence is more probable.
 
@@ -202,6 +204,7 @@ def evaluate_pairs(
         end: count the end of the sentences.
         data: what results say about the data.
         options: further options for the result, such as the seed.
+        proposals: trees of all sentences; their probability is then the sum over these, ends included.
 
     Returns:
         The result. Scores: "accuracy" (over all pairs), "mean_over_groups"; where pairs have phenomena,
@@ -210,7 +213,7 @@ def evaluate_pairs(
         a word outside the vocabulary. Items: one row per pair with both log-probabilities.
 
     Raises:
-        ValueError: there are no pairs, or a sentence has no tokens.
+        ValueError: there are no pairs, a sentence has no tokens, or (with proposals) no tree.
 
     Cost: one pass over every different sentence.
     """
@@ -218,7 +221,14 @@ def evaluate_pairs(
         raise ValueError("there are no pairs to score")
     start = time.perf_counter()
     both = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
-    scored = _score_sentences(scorer, both, end, f"{task}: {scorer.name}")
+    settings = {"end_of_text": scorer.end_of_text if end else "not counted"}
+    if proposals is None:
+        scored = _score_sentences(scorer, both, end, f"{task}: {scorer.name}")
+    else:
+        settings = proposals.settings(scorer)
+        data = {**(data or {}), "proposals": describe_files(proposals.paths)}
+        sums = proposals.score(scorer, both, f"{task}: {scorer.name}")
+        scored = [(score.log_prob, score.has_unknown_words) for score in sums]
     seconds = time.perf_counter() - start
     differences = [good - bad for (good, _), (bad, _) in zip(scored[::2], scored[1::2], strict=True)]
     unknown = [good or bad for (_, good), (_, bad) in zip(scored[::2], scored[1::2], strict=True)]
@@ -255,12 +265,11 @@ def evaluate_pairs(
     }
     if by_phenomenon:
         scores["mean_over_phenomena"] = statistics.fmean(by_phenomenon.values())
-    settings = {"end_of_text": scorer.end_of_text if end else "not counted", **(options or {})}
     return EvaluationResult.of(
         scorer,
         task,
         scores | by_phenomenon,
-        settings,
+        {**settings, **(options or {})},
         data={"pairs": len(pairs), **(data or {})},
         tables={"Groups": rows},
         items=items,
@@ -275,6 +284,7 @@ def evaluate_blimp(
     limit: int | None = None,
     end: bool = False,
     options: Mapping[str, Any] | None = None,
+    proposals: Proposals | None = None,
 ) -> EvaluationResult:
     """Accuracy on BLiMP: per paradigm ("group"), per phenomenon, and the mean over the paradigms.
 
@@ -284,6 +294,7 @@ def evaluate_blimp(
         limit: number of pairs taken from each paradigm; None = all.
         end: count the end of the sentences.
         options: further options for the result, such as the seed.
+        proposals: see `evaluate_pairs`.
 
     Returns:
         The result of `evaluate_pairs`; the published mean is "mean_over_groups", and only if all 67 paradigms with all
@@ -292,4 +303,4 @@ def evaluate_blimp(
     pairs = [pair for path in paths for pair in read_blimp(path)[:limit]]
     settings = {"paradigms": len(paths), "pairs_per_paradigm": limit or "all", **(options or {})}
     data = {"files": describe_files(paths)}
-    return evaluate_pairs(scorer, pairs, task="blimp", end=end, data=data, options=settings)
+    return evaluate_pairs(scorer, pairs, task="blimp", end=end, data=data, options=settings, proposals=proposals)

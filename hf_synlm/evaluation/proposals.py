@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
 
 from hf_synlm.actions import PAD_ACTION, spans_to_actions
 from hf_synlm.data.collate import LABEL_PADDING, collate_trees, encode_words
@@ -30,6 +31,7 @@ from hf_synlm.evaluation.perplexity import averages
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
 from hf_synlm.evaluation.scoring import TextScorer
 from hf_synlm.evaluation.text_items import TextItem
+from hf_synlm.evaluation.words import encode_sentences
 from hf_synlm.pushdown_tape import tree_attachments
 from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.trees import Span
@@ -44,14 +46,18 @@ class ProposalScore(NamedTuple):
     Fields:
         log_prob: log of the sum over the trees, in nats; the end of the sentence is part of it.
         num_tokens: tokens of the sentence.
+        num_words: words of the sentence, as its trees split them.
         num_trees: distinct trees.
         best_share: share of the best tree in the sum.
+        has_unknown_words: whether a word is outside the vocabulary.
     """
 
     log_prob: float
     num_tokens: int
+    num_words: int
     num_trees: int
     best_share: float
+    has_unknown_words: bool
 
 
 def read_proposals(paths: Iterable[PathLike]) -> dict[tuple[str, ...], list[TreebankSentence]]:
@@ -182,15 +188,91 @@ def score_proposals(
     total = log_probs.logsumexp(0)
     share = (log_probs.max() - total).exp()
     num_tokens = length - 2 if "attachments" in rows[0] else length
-    return ProposalScore(float(total), num_tokens, len(rows), float(share))
+    unknown = bool(encode_sentences(scorer.tokenizer, [words])[0].unknown)
+    return ProposalScore(float(total), num_tokens, len(words), len(rows), float(share), unknown)
+
+
+class Proposals:
+    """Trees from files, for sentences whose words may be split otherwise: only the characters have to be the same.
+
+    Args:
+        paths: files of bracketed trees.
+        max_trees: see `score_proposals`.
+
+    Raises:
+        ValueError: see `read_proposals`.
+    """
+
+    def __init__(self, paths: Sequence[PathLike], max_trees: int | None = None) -> None:
+        self.paths, self.max_trees = paths, max_trees
+        self._trees: dict[str, list[TreebankSentence]] = {}
+        for words, trees in read_proposals(paths).items():
+            self._trees.setdefault("".join(words), []).extend(trees)
+
+    def settings(self, scorer: TextScorer) -> dict[str, Any]:
+        """What results say of the estimator; options of the search do not apply.
+
+        Args:
+            scorer: the model.
+
+        Returns:
+            Options by name.
+
+        Raises:
+            ValueError: the scorer has options of a search.
+        """
+        if scorer.num_beams is not None or scorer.search_options:
+            raise ValueError(
+                "with proposals nothing is searched: leave num_beams and the other options of the search out"
+            )
+        searching = ("num_beams", "action_beam_size", "fast_track_size", "normalization")
+        return {
+            **dict.fromkeys((name for name in searching if name in scorer.options()), None),
+            "estimator": "proposals",
+            "max_trees": self.max_trees,
+            "end_of_text": scorer.end_of_text,
+        }
+
+    def score(self, scorer: TextScorer, sentences: Sequence[str], progress: str | None = None) -> list[ProposalScore]:
+        """Sum the probabilities of sentences over their trees; equal sentences are scored once.
+
+        Args:
+            scorer: the model.
+            sentences: texts.
+            progress: name of a progress bar; None = no bar.
+
+        Returns:
+            The sums, in the order of the sentences.
+
+        Raises:
+            ValueError: a sentence has no tree; trees of a sentence split its words in two ways; see also
+                `score_proposals`.
+        """
+        given = {sentence: self._trees.get("".join(sentence.split()), []) for sentence in sentences}
+        for number, sentence in enumerate(given, 1):
+            if not given[sentence]:
+                raise ValueError(
+                    f"sentence {number} has no tree in {', '.join(map(str, self.paths))}: {sentence!r}. Add its trees, "
+                    "or write it as they do (--format treebank reads a treebank)."
+                )
+            words = {tree.words for tree in given[sentence]}
+            if len(words) > 1:
+                raise ValueError(
+                    f"trees of {sentence!r} split its words in {len(words)} ways, of which two are "
+                    f"{' | '.join(map(' '.join, sorted(words)[:2]))}: take one"
+                )
+        found = {}
+        for sentence in tqdm(given, desc=progress, unit="sentence", disable=progress is None):
+            trees = given[sentence]
+            found[sentence] = score_proposals(scorer, trees[0].words, trees, self.max_trees)
+        return [found[sentence] for sentence in sentences]
 
 
 def evaluate_proposals(
     scorer: TextScorer,
     items: Sequence[TextItem],
-    paths: Sequence[PathLike],
+    proposals: Proposals,
     *,
-    max_trees: int | None = None,
     data: dict | None = None,
     options: dict | None = None,
 ) -> EvaluationResult:
@@ -198,9 +280,8 @@ def evaluate_proposals(
 
     Args:
         scorer: the model.
-        items: the sentences, their words separated by white space.
-        paths: files of bracketed trees.
-        max_trees: see `score_proposals`.
+        items: the sentences; words count as the trees split them.
+        proposals: their trees.
         data: what results say about the data.
         options: further options for the result, such as the seed.
 
@@ -209,22 +290,13 @@ def evaluate_proposals(
         `mean_best_share`, how much of the sum the best tree of a sentence has.
 
     Raises:
-        ValueError: a sentence has no tree, or the scorer has options of a search; see also `read_proposals` and
-            `score_proposals`.
+        ValueError: the scorer has options of a search; see also `Proposals`.
     """
-    if scorer.num_beams is not None or scorer.search_options:
-        raise ValueError("with proposals nothing is searched: leave num_beams and the other options of the search out")
-    start, proposals = time.perf_counter(), read_proposals(paths)
-    texts = [tuple(item.text.split()) for item in items if item.text.strip()]
-    for number, words in enumerate(texts, 1):
-        if words not in proposals:
-            raise ValueError(
-                f"sentence {number} has no tree in {', '.join(map(str, paths))}: {' '.join(words)!r}. Write it with "
-                "the words of the trees (--format treebank reads a treebank), or add trees."
-            )
-    scores = [score_proposals(scorer, words, proposals[words], max_trees) for words in texts]
+    start, settings = time.perf_counter(), proposals.settings(scorer)
+    texts = [item.text for item in items if item.text.strip()]
+    scores = proposals.score(scorer, texts, f"perplexity: {scorer.name}")
     nats = -math.fsum(score.log_prob for score in scores)
-    tokens, words_in_all = sum(score.num_tokens for score in scores), sum(map(len, texts))
+    tokens, words_in_all = (sum(getattr(score, f"num_{unit}") for score in scores) for unit in ("tokens", "words"))
     results = {
         **averages(nats, tokens + len(texts), words_in_all + len(texts), "_with_end"),
         "sentences": len(texts),
@@ -233,15 +305,7 @@ def evaluate_proposals(
         "mean_trees": mean(score.num_trees for score in scores),
         "mean_best_share": mean(score.best_share for score in scores),
     }
-    searching = ("num_beams", "action_beam_size", "fast_track_size", "normalization")
-    settings = {
-        **dict.fromkeys((name for name in searching if name in scorer.options()), None),
-        "estimator": "proposals",
-        "max_trees": max_trees,
-        "end_of_text": scorer.end_of_text,
-        "unit": "nats inside, bits where the name says so",
-        **(options or {}),
-    }
-    described = {**(data or {"texts": len(texts)}), "proposals": describe_files(paths)}
+    settings |= {"unit": "nats inside, bits where the name says so", **(options or {})}
+    described = {**(data or {"texts": len(texts)}), "proposals": describe_files(proposals.paths)}
     seconds = time.perf_counter() - start
     return EvaluationResult.of(scorer, "perplexity", results, settings, data=described, seconds=seconds)
