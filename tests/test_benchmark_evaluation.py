@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from benchmarks import beams as benchmark_beams
 from benchmarks import evaluation as benchmark_evaluation
 from benchmarks import lengths as benchmark_lengths
 
@@ -36,6 +37,14 @@ def test_speeds_by_batch_and_beam(monkeypatch, name, rows):
     cells = [re.split(r" *\| *", line.strip("| ")) for line in lines]
     assert {row: int(number) for row, number, *_ in cells} == rows
     assert all(float(speed) > 0 for _, _, _, *speeds in cells for speed in speeds)
+
+
+def test_time_by_beam(monkeypatch, tmp_path):
+    timed = functools.partial(benchmark_beams.time_by_beam, beams=(2, 4), lengths=(3, 5))
+    monkeypatch.setattr(benchmark_beams, "time_by_beam", timed)
+    head, _, *lines = benchmark_beams.compare_beams(str(tmp_path / "out"), 1, lambda build: 5.0).splitlines()
+    assert head == "| tokens | beam 2 | beam 4 |" and [line.split()[1] for line in lines] == ["3", "5"]
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"beams.json", "beams.md", "beams.svg"}
 
 
 def test_time_by_length(monkeypatch, tmp_path):

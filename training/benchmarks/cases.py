@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from benchmarks.beams import compare_beams
 from benchmarks.evaluation import evaluation_speed
 from benchmarks.gpst import BEAM, PARSE_TOKENS, QUARTER, gpst_parse, gpst_train
 from benchmarks.lengths import compare_lengths
@@ -275,6 +276,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--lengths", metavar="FOLDER", help="time training against the length of sentences, write it there, and stop"
     )
+    parser.add_argument("--beams", metavar="FOLDER", help="time GPST's search by its beam, write it there, and stop")
     parser.add_argument("--json", action="store_true", help="print one JSON object per case")
     parser.add_argument("--device", default="cpu", help="where both sides run, as torch names it: cpu, cuda")
     parser.add_argument("--base", metavar="REF", help="compare with the code of another commit instead, case by case")
@@ -300,6 +302,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(evaluation_speed(options.evaluation, options.runs))
     elif options.lengths:
         print(compare_lengths(options.lengths, options.runs))
+    elif options.beams:
+        print(compare_beams(options.beams, options.runs, peak_memory))
     elif options.list:
         for name in options.case or CASES:
             print(f"{name}: {CASES[name].what}; baseline: {CASES[name].baseline}")

@@ -55,7 +55,8 @@ LAUNCH = (
     "--num_cpu_threads_per_process 1"
 )
 # What the validation loss of each script is called.
-_LOSSES = {"pretrain_gpst.py": "loss", "train_rnng.py": "nats_per_sentence", "train_recurrent.py": "perplexity"}
+_LOSSES = {"pretrain_gpst.py": "loss", "train_recurrent.py": "perplexity"}
+_LOSSES |= dict.fromkeys(("train_rnng.py", "train_tree_lm.py", "train_urnng.py"), "nats_per_sentence")
 
 
 def read_specifications() -> dict[str, dict[str, Any]]:
@@ -234,7 +235,7 @@ def _training_paragraph(name: str, checkpoint: dict[str, Any]) -> str:
         f"{loss['before']:.2f} -> {loss['after']:.2f}. {training['cpu_seconds']:.0f} s of CPU time, evaluations and "
         f"report included, on one thread of {hardware['device_name']}; Python {versions['python']}, torch "
         f"{versions['torch']}, transformers {versions['transformers']}. `make checkpoints` trains, measures and packs "
-        "all five."
+        "all of them."
     )
 
 
