@@ -17,6 +17,7 @@ from hf_synlm.data.text import read_lines
 from hf_synlm.data.treebank import (
     TreebankSentence,
     binarize_sentence,
+    list_bad_lines,
     read_treebank,
     sentence_to_brackets,
     to_ptb_concat,
@@ -108,6 +109,18 @@ def parse(
     _write_drawings(parsed, style, out, title=f"{texts}, parsed by {scorer.name}")
 
 
+def _read_trees_of(path: Path, left_out: Counter[str]) -> list[TreebankSentence]:
+    """All trees of a file; an error lists all lines that have none."""
+    try:
+        return list(read_treebank(path, left_out=left_out))
+    except ValueError as error:
+        problems = list_bad_lines(path)
+        if len(problems) < 2:
+            raise
+        listed = "\n  ".join([*problems[:20], *(["..."] if len(problems) > 20 else [])])
+        raise ValueError(f"{path}: {len(problems)} lines are no trees:\n  {listed}") from error
+
+
 def treebank(
     trees: Annotated[list[Path], typer.Argument(**options.INPUT_FILE)],
     out: Annotated[Path, options.Writes(_check_with_meta, beside=_meta)],
@@ -122,7 +135,7 @@ def treebank(
 
     Reads bracketed trees with a tag for each word, as benepar, stanza and supar write them and treebanks have them. The
     output has a tree per line, without traces, function tags and root wrappers. OUT.meta.json holds counts, and the
-    checksums of inputs and output. A tree that cannot be read is an error that names file and line.
+    checksums of inputs and output. Trees that cannot be read are an error that names file and lines.
 
     Options:
         trees: Files of bracketed trees.
@@ -138,7 +151,7 @@ def treebank(
     from hf_synlm.evaluation.parsing import keep_words
 
     left_out, lines, num_words = Counter[str](), list[str](), 0
-    for sentence in (sentence for path in trees for sentence in read_treebank(path, left_out=left_out)):
+    for sentence in (sentence for path in trees for sentence in _read_trees_of(path, left_out)):
         kept: TreebankSentence | None = sentence
         if words == "ptb-concat":
             kept = to_ptb_concat(sentence)

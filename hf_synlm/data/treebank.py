@@ -182,6 +182,27 @@ def parse_treebank(
         )
 
 
+def list_bad_lines(path: PathLike) -> list[str]:
+    """What is wrong with the lines of a file that has a tree on each line.
+
+    Args:
+        path: file of bracketed trees.
+
+    Returns:
+        A message for each line that cannot be read, with its number; nothing if most lines cannot: then trees stand on
+        several lines.
+    """
+    problems, num_lines = [], 0
+    for number, line in enumerate(read_lines(path), 1):
+        if line.strip():
+            num_lines += 1
+            try:
+                list(parse_treebank([line], source=f"line {number}"))
+            except ValueError as error:
+                problems.append(str(error).replace(f"line {number}:1: ", f"line {number}: "))
+    return problems if 2 * len(problems) <= num_lines else []
+
+
 def count_tags(paths: Iterable[PathLike], *, split_leaves: bool = False) -> Counter[str]:
     """Count the tags in files of bracketed trees.
 

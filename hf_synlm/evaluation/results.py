@@ -142,7 +142,12 @@ class EvaluationResult:
         shown = {**self.options, **{key: value for key, value in self.data.items() if isinstance(value, int)}}
         parts = [
             f"# {self.task}: {self.model.get('name', '')}",
-            ", ".join(f"{key} {value}" for key, value in shown.items() if value is not None),
+            # Punctuation begins with its name.
+            ", ".join(
+                str(value) if str(value).startswith(key) else f"{key} {value}"
+                for key, value in shown.items()
+                if value is not None
+            ),
             markdown_table([{"score": name, "value": value} for name, value in self.scores.items()]),
             *(f"## {title}\n\n{_cut_table(rows, max_rows)}" for title, rows in self.tables.items() if rows),
             ", ".join(f"{key} {value}" for key, value in self.versions.items()),

@@ -1,0 +1,1 @@
+../../hf_synlm/rnng_composition.py

@@ -1,0 +1,1 @@
+../../hf_synlm/rnng_fast_track.py

@@ -1,0 +1,1 @@
+../../hf_synlm/rnng_plan.py

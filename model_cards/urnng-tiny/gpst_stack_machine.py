@@ -1,0 +1,1 @@
+../../hf_synlm/gpst_stack_machine.py
