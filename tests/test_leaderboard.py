@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 from release import leaderboard
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, TrainingArguments
 
 from hf_synlm.data.files import write_json
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.training.arguments import parse_arguments
+from hf_synlm.training.train_pushdown import PushdownArguments
+from hf_synlm.training.train_treereg import ModelAndDataArguments
+from hf_synlm.training.treereg import TreeRegArguments
 from tests.documentation import check_options
 from tests.test_training_configs import RECIPES
 
@@ -43,8 +46,14 @@ def test_commands_of_a_row(name: str, corpus: Path) -> None:
         words = shlex.split(command.replace(str(BOARD.corpus), str(corpus)))
         if task.startswith("train"):
             program = next(word for word in words if word.endswith(".py"))
-            recipe = RECIPES[Path(program).stem]
-            parse_arguments(recipe.argument_types(), words[words.index(program) + 1 :], recipe.mappings)
+            own = words[words.index(program) + 1 :]
+            if program.endswith(leaderboard.OF_TRAINER):
+                first = PushdownArguments if "pushdown" in program else ModelAndDataArguments
+                more = [] if "pushdown" in program else [TreeRegArguments]
+                parse_arguments([first, *more, TrainingArguments], [*own, "--use_cpu"], ["config_overrides"])
+            else:
+                recipe = RECIPES[Path(program).stem]
+                parse_arguments(recipe.argument_types(), own, recipe.mappings)
         else:
             check_options(words[1:])
 

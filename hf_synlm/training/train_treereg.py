@@ -31,6 +31,7 @@ from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import subword_tokenizer
 from hf_synlm.evaluation.parsing import unlabeled_f1
+from hf_synlm.hub.checkpoint import check_tokenizer_source
 from hf_synlm.training.arguments import check_minimum, check_overrides, parse_arguments
 from hf_synlm.training.sentence_files import check_files
 from hf_synlm.training.treereg import TreeRegArguments, TreeRegCollator, TreeRegTrainer, encode_sentence, greedy_parse
@@ -44,6 +45,9 @@ class ModelAndDataArguments:
     config_name: str | None = option(None, "Train a new model of this architecture (a model type, such as gpt2).")
     config_overrides: str | None = option(
         None, "Fields of the configuration of a new model: key=value,key=value or a JSON object."
+    )
+    tokenizer_name: str | None = option(
+        None, "Tokenizer of a new model, with an end token; default: one for pieces of words, made from the trees."
     )
     tokenizer_vocab_size: int = option(2000, "Size of the vocabulary of pieces that a new model gets.")
     train_files: list[str] = option([EMBEDDED], "Files of bracketed trees; default: the embedded treebank.")
@@ -64,11 +68,21 @@ class ModelAndDataArguments:
         return [tree for path in files for tree in read_treebank(path) if len(tree.words) <= self.max_words]
 
     def load(self, sentences: Sequence[TreebankSentence]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """The model, and its tokenizer, which is made from the words of the sentences where the model is new."""
+        """The model, and its tokenizer, which is made from the words of the sentences where it is not named."""
         if self.model_name_or_path is not None:
             name = self.model_name_or_path
             return AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
-        tokenizer = subword_tokenizer((tree.words for tree in sentences), self.tokenizer_vocab_size)
+        if self.tokenizer_name is None:
+            tokenizer = subword_tokenizer((tree.words for tree in sentences), self.tokenizer_vocab_size)
+        else:
+            check_tokenizer_source(self.tokenizer_name)
+            tokenizer = AutoTokenizer.from_pretrained(self.tokenizer_name)
+            if tokenizer.eos_token is None:
+                raise ValueError(
+                    f"The tokenizer {self.tokenizer_name!r} has no eos_token. Set it and save the tokenizer."
+                )
+        if tokenizer.bos_token is None:
+            tokenizer.bos_token = tokenizer.eos_token
         ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         config = AutoConfig.for_model(self.config_name, vocab_size=len(tokenizer), **ids)
         for name, value in check_overrides(type(config), self.config_overrides, ["vocab_size", *ids]).items():

@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -39,12 +40,15 @@ EPOCHS = 12
 SHARED = f"--tokenizer_name {{corpus}}/tokenizer --num_train_epochs {EPOCHS} --final_report false"
 _TREES = "--train_files {corpus}/train.txt --validation_files {corpus}/valid.txt"
 _SEARCHED = f"{_TREES} --final_search_sentences 0 {SHARED}"
+# Programs that use `Trainer`: they write the model alone, and refuse a folder that holds anything.
+OF_TRAINER = ("train_pushdown.py", "train_treereg.py")
 DATA = {
     "pretrain_gpst.py": "--train_trees {corpus}/train.txt --validation_words {corpus}/valid.txt --drop_punctuation "
     f"false --max_sentence_tokens 127 --max_train_steps 100000 {SHARED}",
     "train_rnng.py": _SEARCHED,
     "train_tree_lm.py": _SEARCHED,
     "train_recurrent.py": f"{_TREES} --preprocessing none --parse_sentences 0 {SHARED}",
+    **dict.fromkeys(OF_TRAINER, f"{_TREES} --tokenizer_name {{corpus}}/tokenizer --num_train_epochs {EPOCHS}"),
     "train_urnng.py": f"{_TREES} --test_files {{corpus}}/test.txt --tokenizer_name {{corpus}}/tokenizer "
     f"--num_train_epochs {EPOCHS}",
 }
@@ -104,6 +108,7 @@ def commands(board: Board, name: str, row: dict[str, Any], seed: int) -> dict[st
     programs = row["train"] if isinstance(row["train"], list) else [row["train"]]
     for number, words in enumerate(programs):
         folder = output if number == len(programs) - 1 else Path(f"{output}.first")
+        folder = folder / "model" if words.split()[0] in OF_TRAINER else folder
         data = DATA[words.split()[0]].format(corpus=board.corpus)
         before = f" --model_name_or_path {output}.first/model" if number else ""
         task = "train again" if number else "train"
@@ -148,7 +153,11 @@ def make_row(board: Board, name: str, row: dict[str, Any], seed: int) -> None:
     listed, scores, cpu_seconds = commands(board, name, row, seed), {}, 0.0
     for task, command in listed.items():
         if task.startswith("train"):
-            cpu_seconds += run(command, "--overwrite_output_dir")
+            if any(program in command for program in OF_TRAINER):
+                shutil.rmtree(output, ignore_errors=True)
+                cpu_seconds += run(command)
+            else:
+                cpu_seconds += run(command, "--overwrite_output_dir")
             continue
         file = output / f"{task.replace(' ', '_')}.json"
         run(command, "--out", str(file), "--overwrite")
