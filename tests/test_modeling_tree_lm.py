@@ -498,6 +498,19 @@ def test_decoders_that_do_not_fit_are_refused(kind, more, message, tmp_path):
         TreeLMForCausalLM.from_backbone(tmp_path, ["NP", "S"])
 
 
+def test_activations_of_a_backbone_are_checkpointed():
+    model, values = tiny(structure_attention="qwen3").train(), batch()
+    gradients = []
+    for enable in (lambda: None, model.gradient_checkpointing_enable):
+        enable()
+        model.zero_grad()
+        model(**values).loss.backward()
+        gradients.append(model.model.embed_tokens.weight.grad)
+    torch.testing.assert_close(*gradients)
+    with pytest.raises(ValueError, match="does not support"):
+        tiny().gradient_checkpointing_enable()
+
+
 def test_a_backbone_has_only_so_many_positions():
     config = decoder_config("gpt2")
     config.n_positions = 12
