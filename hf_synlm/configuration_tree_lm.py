@@ -103,9 +103,16 @@ class TreeLMConfig(SyntacticConfig):
         self.nonterminals = list(PTB_NONTERMINALS if self.nonterminals is None else self.nonterminals)
         if isinstance(self.backbone_config, dict):
             fields = dict(self.backbone_config)
-            self.backbone_config = CONFIG_MAPPING[fields.pop("model_type")](**fields)
+            kind = fields.pop("model_type", None)
+            if kind not in CONFIG_MAPPING:
+                raise ValueError(f"backbone_config has the model_type {kind!r}, which transformers does not know.")
+            self.backbone_config = CONFIG_MAPPING[kind](**fields)
         if self.backbone_config is not None:
             for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
+                if not hasattr(self.backbone_config, name):
+                    raise ValueError(
+                        f"The backbone {self.backbone_config.model_type!r} has no {name}: choose a decoder."
+                    )
                 setattr(self, name, getattr(self.backbone_config, name))
         super().__post_init__(**kwargs)
 

@@ -444,6 +444,8 @@ def test_trees_of_the_treebank_come_back():
         ({"min_relative_position": 1}, "leave out 0"),
         ({"nonterminals": ["S", "S"]}, "distinct"),
         ({"dropout": 1.0}, "dropout"),
+        ({"backbone_config": {"model_type": "clip"}}, "'clip' has no"),
+        ({"backbone_config": {}}, "model_type None"),
         ({"backbone_config": {"model_type": "gpt2"}, "structure_attention": "stack_compose"}, "leave backbone_config"),
     ],
 )

@@ -145,8 +145,6 @@ def load_or_make_tokenizer(
             )
     check_tokenizer_source(source)
     tokenizer = AutoTokenizer.from_pretrained(source)
-    if "pad_token" in special_tokens and tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token  # GPT-2 and Llama have none
     for kind in special_tokens:
         if getattr(tokenizer, kind) is None:
             raise ValueError(f"The tokenizer {source!r} has no {kind}. Set it and save the tokenizer.")

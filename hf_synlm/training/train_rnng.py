@@ -187,8 +187,12 @@ def load_data(
     """
     parts = (data.train_files, data.validation_files, data.test_files)
     trees = [load_trees(accelerator, files, data.split_leaves) for files in parts if files]
-    source = data.tokenizer_name or model_arguments.model_name_or_path or getattr(model_arguments, "backbone", None)
-    tokenizer = make_tree_tokenizer(accelerator, data, trees[0], source, output_dir)
+    backbone = getattr(model_arguments, "backbone", None)
+    source = data.tokenizer_name or model_arguments.model_name_or_path or backbone
+    needed = "pad_token" if backbone is None else "eos_token"
+    tokenizer = make_tree_tokenizer(accelerator, data, trees[0], source, output_dir, needed)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token  # GPT-2 and Llama have none
     fields: Any = model_arguments.config_overrides or {}
     labels = collect_labels(*trees, system=fields.get("linearization", "top_down"))
     model = make_model(model_arguments, tokenizer, labels)

@@ -143,7 +143,12 @@ def _column(table: Dataset, name: str) -> Any:
 
 # ---------------------------------------------------------------------------------------------- tokenizer
 def make_tree_tokenizer(
-    accelerator: Accelerator, data: TreeDataArguments, trees: Dataset, name: str | None, output_dir: Path
+    accelerator: Accelerator,
+    data: TreeDataArguments,
+    trees: Dataset,
+    name: str | None,
+    output_dir: Path,
+    needed: str = "pad_token",
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer, or make one from the words of the trees.
 
@@ -153,9 +158,10 @@ def make_tree_tokenizer(
         trees: of `load_trees`.
         name: folder or Hub name, or `None` to make one.
         output_dir: of the run.
+        needed: special token that the model needs.
 
     Returns:
-        A stock fast tokenizer with a padding token.
+        A stock fast tokenizer with this token.
 
     Raises:
         ValueError: see `load_or_make_tokenizer`.
@@ -170,7 +176,7 @@ def make_tree_tokenizer(
     def words() -> Sentences:
         return (row["words"] for row in trees.select_columns("words"))
 
-    return load_or_make_tokenizer(accelerator, data, name, output_dir, words, make, "pad_token")
+    return load_or_make_tokenizer(accelerator, data, name, output_dir, words, make, needed)
 
 
 # ---------------------------------------------------------------------------------------------- encoded trees
