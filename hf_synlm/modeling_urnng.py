@@ -225,7 +225,8 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
         plan = make_plan(actions, mask)
         states = self.model.dropout(self.model.run(input_ids, mask, plan))[plan.place[:, :-1]]
         log_probs = self.action_log_probs(states)
-        certain = log_probs.new_tensor([0.0, float("-inf")])
+        certain = torch.zeros_like(log_probs)
+        certain[..., 1] = float("-inf")
         log_probs = torch.where(plan.forced[..., None], certain, log_probs)
         taken = log_probs.gather(2, actions.clamp(min=0)[..., None]).squeeze(2)
         taken = torch.where((actions == PAD_ACTION) | plan.forced, 0.0, taken).sum(1)

@@ -36,6 +36,7 @@ from torch.nn import functional as F
 from .matrix_products import linear_map, weight_gradient, without_autocast
 from .module_tools import weight_of
 from .recurrent_layers import locked_mask, weight_dropout
+from .recurrent_running_sum import running_sum
 
 
 class LayerRun(NamedTuple):
@@ -250,7 +251,7 @@ class _ONLSTM(torch.autograd.Function):
                 grid = (*gates.shape[:2], num_chunks, -1)
                 scores = gates[..., : 2 * num_chunks].view(*gates.shape[:2], 2, num_chunks)
                 # cumax; the first one is 1 - cumax (the master gates I and F)
-                master = _running_sum(torch.softmax(scores, -1, out=probs[s, on]), out=masters[s, on])
+                master = running_sum(torch.softmax(scores, -1, out=probs[s, on]), out=masters[s, on])
                 torch.sub(1, master[..., 0, :], out=master[..., 0, :])
                 overlap = (master[..., 0, :] * master[..., 1, :])[..., None, :]
                 units = gates[..., 2 * num_chunks :].unflatten(2, (4, num_chunks, -1))
@@ -295,7 +296,7 @@ class _ONLSTM(torch.autograd.Function):
                 units[:, :, 1:].mul_(through[:, :, None])
                 # Backward of cumax: of cumsum, then of softmax. A softmax ignores a constant, here the sum of all.
                 master = (master_slopes[s, on] * through[:, :, None]).sum(-1)
-                master -= _running_sum(master)
+                master -= running_sum(master)
                 master = torch._softmax_backward_data(master, probs[s, on], -1, master.dtype)
                 grad[..., : 2 * num_chunks] = master.flatten(2)
                 if grad_forget is not None:
@@ -341,15 +342,6 @@ def _first_gradients(ctx, grad_RG: Tensor, inputs: Tensor, weight: Tensor) -> tu
     if ctx.needs_input_grad[0]:
         grad_inputs = linear_map(weight.to(ctx.low).t(), len(grad_RG))(grad_RG).view(inputs.shape)
     return grad_inputs, weight_gradient(grad_RG, inputs_RD)
-
-
-def _running_sum(values: Tensor, out: Tensor | None = None) -> Tensor:
-    """Cumulative sum over the last dimension; CUDA's kernel is not deterministic, a product with a triangle is."""
-    if values.device.type == "cpu" or not torch.are_deterministic_algorithms_enabled():
-        return torch.cumsum(values, -1, out=out)
-    size = values.shape[-1]
-    sums = values @ values.new_ones(size, size).triu()
-    return sums if out is None else out.copy_(sums)
 
 
 def _slopes(acts: Tensor, masters: Tensor, cells: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -23,6 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .recurrent_running_sum import running_sum
+
 # Smaller factors count as 0, as in the authors' code.
 _LEAST_FACTOR = 1e-5
 
@@ -95,8 +97,8 @@ class OrderedMemoryLayer(nn.Module):
         """The state after one more token."""
         begun = old.probs[:, :1] >= 0
         probs = torch.where(begun, self.attend(query_BD, old.candidate, old.probs), 0.0)
-        up_to = probs.cumsum(1)
-        from_on = torch.where(begun, probs.flip(1).cumsum(1).flip(1), 1.0)[..., None]
+        up_to = running_sum(probs)
+        from_on = torch.where(begun, running_sum(probs.flip(1)).flip(1), 1.0)[..., None]
         memory = (1 - from_on) * old.memory + from_on * old.candidate
         # Where every sentence has 0 the cell changes nothing. On a GPU, to find out would cost more than the cell.
         idle = int((up_to.amax(0) == 0).sum()) if x_BD.device.type == "cpu" else 0
@@ -111,7 +113,7 @@ class OrderedMemoryLayer(nn.Module):
         """Probabilities [B, N] of the slots, from those of the last step."""
         key = self.key_norm(self.key(self.attention_dropout(candidate_BND)))
         score = self.slot_score(self.attention_dropout(torch.relu(query_BD[:, None] + key))).squeeze(-1)
-        factor = torch.cat([old_probs_BN.cumsum(1)[:, 1:], torch.ones_like(old_probs_BN[:, :1])], 1)
+        factor = torch.cat([running_sum(old_probs_BN)[:, 1:], torch.ones_like(old_probs_BN[:, :1])], 1)
         factor = factor.masked_fill(factor < _LEAST_FACTOR, 0.0)
         score = score / query_BD.shape[1] ** 0.5
         weight = (score - score.amax(1, keepdim=True)).exp() * factor

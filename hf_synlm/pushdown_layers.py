@@ -174,7 +174,8 @@ class AttachmentHead(nn.Module):
         """
         query = self.query_mlp(torch.cat([self.query_proj(hidden), embedded], -1))
         own = (query * self.shift_mlp(torch.cat([query, embedded], -1))).sum(-1, keepdim=True)
-        scores = F.pad(self._key_scores(query, keys, tape), (0, 1)).scatter(2, before[..., None] + 1, own)
+        scores = F.pad(self._key_scores(query, keys, tape), (0, 1))
+        scores = scores.scatter(2, before[..., None] + 1, own.to(scores.dtype))  # autocast may differ in types
         place = torch.arange(scores.shape[2], device=scores.device)
         distance = before[..., None] + 1 - place
         positions = self.relative_proj(distance_vectors(len(place), hidden.shape[2], hidden))

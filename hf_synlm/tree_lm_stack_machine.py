@@ -44,11 +44,11 @@ def action_logits(word_logits: Tensor, label_logits: Tensor, open_label: Tensor,
         end token, labels.
     """
     if config.linearization == "binary":
-        words, labels = word_logits.float(), label_logits.float()
-        finish = words[:, config.eos_token_id]
-        shift = words.index_fill(1, torch.tensor([config.eos_token_id], device=words.device), NEG_INF).logsumexp(1)
-        nothing = torch.full_like(shift, NEG_INF)
-        return torch.cat([torch.stack([nothing, shift, nothing, finish], 1), labels], 1)
+        words = word_logits.float().clone()
+        finish = words[:, config.eos_token_id].clone()
+        words[:, config.eos_token_id] = NEG_INF
+        shift, nothing = words.logsumexp(1), torch.full_like(finish, NEG_INF)
+        return torch.cat([torch.stack([nothing, shift, nothing, finish], 1), label_logits.float()], 1)
     opening, closing = label_logits.float().chunk(2, -1)
     own = torch.arange(closing.shape[1], device=closing.device) == open_label[:, None]
     reduce = closing.masked_fill(~own, NEG_INF).logsumexp(1)

@@ -102,7 +102,13 @@ def model_and_tokenizer(architecture: str) -> tuple[Any, Any]:
     elif architecture.startswith("tree_lm"):
         sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
         search = {"nonterminals": ["NP", "S", "VP"], "scoring_num_beams": 4, "action_beam_size": 12}
-        kind = {"tree_lm": {"structure_attention": "stack_compose"}, "tree_lm_binary": {"linearization": "binary"}}
+        gpt2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2}
+        gpt2 |= dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0)
+        kind = {
+            "tree_lm": {"structure_attention": "stack_compose"},
+            "tree_lm_binary": {"linearization": "binary"},
+            "tree_lm_gpt2": {"backbone_config": gpt2},
+        }
         model = TreeLMForCausalLM(TreeLMConfig(**common, **sizes, **search, **kind[architecture]))
     elif architecture == "urnng":
         model = URNNGForCausalLM(URNNGConfig(**common, hidden_size=8, scoring_num_beams=4))

@@ -20,7 +20,9 @@ from tests.scoring_models import model_and_tokenizer, scorer_of
 pytestmark = pytest.mark.gpu
 
 TEXTS = ["We ask for peace", "America is back, standing tall"]
-ARCHITECTURES = ("gpst", "rnng", "on_lstm", "prpn", "prpn_syd", "palm", "lstm")
+LABELED = ("rnng", "tree_lm", "tree_lm_binary", "tree_lm_gpt2")
+RECURRENT = ("on_lstm", "prpn", "prpn_syd", "palm", "ordered_memory", "lstm")
+ARCHITECTURES = ("gpst", *LABELED, "urnng", "pushdown", *RECURRENT)
 WITH_TREES = ARCHITECTURES[:-1]
 every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
@@ -39,8 +41,11 @@ def make(architecture: str) -> tuple[Any, dict[str, Tensor]]:
             weight += 0.1 * torch.randn_like(weight)
     batch = dict(tokenizer(TEXTS, return_tensors="pt", padding=True))
     batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    if architecture == "rnng":
+    if architecture in (*LABELED, "urnng"):
         return copy, {**batch, "actions": copy.eval().parse(**batch).actions[:, 0]}
+    if architecture == "pushdown":
+        own = batch["attention_mask"].cumsum(1).masked_fill(batch["attention_mask"] == 0, -100)
+        return copy, {**batch, "attachments": own}
     return copy, {**batch, "labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
 
 

@@ -56,10 +56,16 @@ SHIPPED = {
     "gpst": (MODULES + SEARCH, 8240),
     "rnng": (MODULES + SEARCH, 9130),  # the search names all fields of a state, and prepares its weights
     "urnng": (MODULES + SEARCH + "gpst_stack_machine rnng_forest_lstm", 6350),
-    "on_lstm": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4330),
+    "on_lstm": (
+        MODULES + RECURRENT + "recurrent_distances recurrent_layers recurrent_running_sum syntactic_distance",
+        4350,
+    ),
     "prpn": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4930),
     "palm": (MODULES + RECURRENT + "recurrent_layers", 3990),
-    "ordered_memory": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4000),
+    "ordered_memory": (
+        MODULES + RECURRENT + "recurrent_distances recurrent_layers recurrent_running_sum syntactic_distance",
+        4030,
+    ),
     "tree_lm": (MODULES + SEARCH + LABELED_SEARCH + "tree_attention", 9700),
     "pushdown": (MODULES + SEARCH + "tree_attention", 6400),
     "lstm": (MODULES + RECURRENT + "recurrent_layers", 3620),

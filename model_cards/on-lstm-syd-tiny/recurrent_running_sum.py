@@ -1,0 +1,1 @@
+../../hf_synlm/recurrent_running_sum.py
