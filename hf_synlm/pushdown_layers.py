@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
+from .module_tools import unwrapped, weight_of
 from .tree_attention import RelativeTerm, tree_attention
 
 
@@ -80,7 +81,7 @@ class PushdownAttention(nn.Module):
         positions = self.relative_proj(distance_vectors(mask.shape[2], hidden.shape[2], hidden))
         terms = [RelativeTerm(query, self._heads(positions), distance)]
         if hasattr(self, "depth_embedding"):
-            terms.append(RelativeTerm(query, self.depth_embedding.weight[None], tape))
+            terms.append(RelativeTerm(query, weight_of(self.depth_embedding)[None], tape))
         attended = tree_attention(query, key, value, mask, terms, self.dropout if self.training else 0.0)
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
@@ -157,7 +158,7 @@ class AttachmentHead(nn.Module):
         if self.kind != "mlp":
             return keys
         first = self.key_mlp.up_proj
-        return F.linear(keys, first.weight[:, : keys.shape[-1]], first.bias)
+        return F.linear(keys, weight_of(first)[:, : keys.shape[-1]], unwrapped(first).bias)
 
     def forward(self, hidden: Tensor, embedded: Tensor, keys: Tensor, tape: Tensor, before: Tensor) -> Tensor:
         """Scores of attachments.
@@ -187,12 +188,12 @@ class AttachmentHead(nn.Module):
         if self.kind == "none":
             return query @ keys.mT
         if self.kind == "sum":
-            return query @ keys.mT + (query @ self.depth_embedding.weight.T).gather(2, tape)
+            return query @ keys.mT + (query @ weight_of(self.depth_embedding).T).gather(2, tape)
         first, second, dropout = self.key_mlp.up_proj, self.key_mlp.down_proj, self.key_mlp.dropout
-        of_depth = F.linear(self.depth_embedding.weight, first.weight[:, query.shape[2] :])
+        of_depth = F.linear(weight_of(self.depth_embedding), weight_of(first)[:, query.shape[2] :])
         # Dropout has one mask for each query; that of the authors has one for each pair, and the same mean.
-        moved, scores = dropout(query @ second.weight), torch.zeros_like(tape, dtype=query.dtype)
+        moved, scores = dropout(query @ weight_of(second)), torch.zeros_like(tape, dtype=query.dtype)
         for depth in range(int(tape.max()) + 1):
             products = moved @ F.relu(keys + of_depth[depth]).mT
             scores = torch.where(tape == depth, products, scores)
-        return scores + (query @ second.bias)[..., None]
+        return scores + (query @ unwrapped(second).bias)[..., None]

@@ -17,6 +17,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from hf_synlm.module_tools import weight_of
+from tests.test_gpu import make, texts
 from tests.test_hidden_states import batch, build
 
 # What docs/ecosystem.md recommends: names of layers, and of parameters of recurrent layers that are no `nn.Linear`.
@@ -38,6 +39,7 @@ TARGETS: dict[str, dict[str, Any]] = {
         "target_parameters": ["lstm.weight_ih_l0", "lstm.weight_hh_l0", "lstm.weight_ih_l1", "lstm.weight_hh_l1"],
     },
 }
+NEWER = ("tree_lm", "tree_lm_binary", "tree_lm_gpt2", "urnng", "pushdown", "ordered_memory")
 MORE = ("rnng, attention", "on_lstm, split head", "on_lstm, hidden", "prpn, syd", "awd_lstm")
 every_architecture = pytest.mark.parametrize("name", TARGETS)
 
@@ -155,6 +157,29 @@ def test_no_adapter_is_without_effect(name: str) -> None:
         first, second = (each.parse(ids) for each in (model.base_model, merged))
         assert first.spans == second.spans
         torch.testing.assert_close(first.token_log_probs, second.token_log_probs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_no_adapter_of_the_newer_architectures_is_without_effect(name: str) -> None:
+    """The same; heads are tied to embeddings, whose adapters cannot be merged."""
+    base, inputs = make(name)
+    tied = ["lm_head", "label_head", "model.embed_tokens", "model.embed_labels"]
+    model = adapted(base, **every_target(base, tied)).eval()
+    torch.manual_seed(1)
+    for key, value in model.named_parameters():
+        if "lora_" in key:
+            value.data.normal_(0, 0.1)
+    output = model(**inputs)
+    output.loss.backward()
+    found = {key: value.grad for key, value in model.named_parameters() if "lora_B" in key}
+    assert found and not [key for key, grad in found.items() if grad is None or not grad.any()]
+    merged = copy.deepcopy(model).merge_and_unload()
+    torch.testing.assert_close(merged(**inputs).loss, output.loss, atol=1e-4, rtol=1e-4)
+    plain = texts(inputs)
+    torch.testing.assert_close(merged(**plain).logits, model(**plain).logits, atol=1e-4, rtol=1e-4)
+    first, second = (each.parse(**plain) for each in (model.base_model, merged))
+    assert first.spans == second.spans
+    torch.testing.assert_close(first.token_log_probs, second.token_log_probs, atol=1e-4, rtol=1e-4)
 
 
 def test_adapter_of_the_tied_head_is_seen_by_loss_and_logits() -> None:
