@@ -7,6 +7,7 @@ the cards with the results. `make checkpoints` makes everything anew.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tarfile
 from pathlib import Path
@@ -20,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_synlm.cli import main
 from hf_synlm.evaluation.results import EvaluationResult, card_rows, load_result
+from hf_synlm.hub import export
 from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.info import shipped_files
 from hf_synlm.hub.verify import verify_export
@@ -196,3 +198,18 @@ def test_unknown_checkpoint_is_refused(capsys):
     with pytest.raises(SystemExit):
         make_checkpoints.main(["gpt-tiny"])
     assert "unknown checkpoint gpt-tiny" in capsys.readouterr().err
+
+
+def test_nothing_from_outside_and_no_pickle_is_pushed(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(CARDS / "prpn-syd-tiny", folder)
+    assert "model.safetensors" in export.files_to_push(folder)
+    (folder / "sub").mkdir()
+    (folder / "sub" / "opt.bin").write_bytes(b"x")
+    with pytest.raises(ValueError, match="pickled files, .*opt.bin"):
+        export.files_to_push(folder)
+    (folder / "sub" / "opt.bin").unlink()
+    (tmp_path / "private.txt").write_text("x")
+    (folder / "notes.txt").symlink_to(tmp_path / "private.txt")
+    with pytest.raises(ValueError, match="files outside of it, .'notes.txt'"):
+        export.files_to_push(folder)

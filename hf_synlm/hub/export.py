@@ -21,7 +21,7 @@ import hf_synlm
 from hf_synlm.configuration_base import OLDEST_TRANSFORMERS
 from hf_synlm.data.files import folder_writer, read_json
 from hf_synlm.hub.card import fill_card
-from hf_synlm.hub.checkpoint import pickled_files, stored_tensors
+from hf_synlm.hub.checkpoint import PICKLES, stored_tensors
 
 PACKAGE = Path(hf_synlm.__file__).parent
 # "file.Class" in an auto_map; what lies in another repository or folder is written otherwise.
@@ -138,19 +138,23 @@ def files_to_push(folder: str | os.PathLike) -> dict[str, int]:
         Size in bytes by name, sorted by name.
 
     Raises:
-        ValueError: when the folder is not complete, or holds pickled files.
+        ValueError: when the folder is not complete, holds pickled files, or links to files outside of it.
     """
     check_complete(folder)
-    pickled = pickled_files(folder)
+    root = Path(folder)
+    sizes = {str(path.relative_to(root)): path.stat().st_size for path in sorted(root.rglob("*")) if path.is_file()}
+    names = list(filter_repo_objects(sizes, ignore_patterns=_LEFT_OUT))
+    # Links to code are those of folders that share it with the package.
+    outside = [n for n in names if not (root / n).resolve().is_relative_to(root.resolve()) and not n.endswith(".py")]
+    if outside:
+        raise ValueError(f"{os.fspath(folder)!r} links to files outside of it, {outside}. Remove or copy them.")
+    pickled = [name for name in names if any(Path(name).match(pattern) for pattern in PICKLES)]
     if pickled:
         raise ValueError(
             f"{os.fspath(folder)!r} holds pickled files, {pickled}, which can run code when they are loaded. Remove "
             "them, or export the model again: weights belong in safetensors."
         )
-    sizes = {
-        str(path.relative_to(folder)): path.stat().st_size for path in sorted(Path(folder).rglob("*")) if path.is_file()
-    }
-    return {name: sizes[name] for name in filter_repo_objects(sizes, ignore_patterns=_LEFT_OUT)}
+    return {name: sizes[name] for name in names}
 
 
 def check_login() -> None:
