@@ -25,6 +25,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from hf_synlm.data.samples import sample_path
 from hf_synlm.training.checkpoints import list_checkpoints
+from hf_synlm.training.loop import TrainingLoop
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINING = ROOT / "training"
@@ -49,7 +50,19 @@ def environment(cache: str) -> dict[str, str]:
 
 
 # ---------------------------------------------------------------------------------------------- one process
-def _target(script: str, argv: Sequence[str], log: str, changes: dict[str, str]) -> None:
+def _signal_after_step_two(number: signal.Signals) -> None:
+    """Let this process get a signal in its second step: one from outside may come when a short run has ended."""
+    after_step = TrainingLoop._after_step
+
+    def after_step_and_signal(loop: TrainingLoop) -> bool:
+        if loop.run.state.step == 2:
+            os.kill(os.getpid(), number)
+        return after_step(loop)
+
+    TrainingLoop._after_step = after_step_and_signal  # type: ignore[method-assign]
+
+
+def _target(script: str, argv: Sequence[str], log: str, changes: dict[str, str], number: signal.Signals | None) -> None:
     os.environ.update(changes)
     with open(log, "ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
@@ -57,6 +70,8 @@ def _target(script: str, argv: Sequence[str], log: str, changes: dict[str, str])
     # The cache has been read from the environment of the server.
     datasets.config.HF_DATASETS_CACHE = Path(os.environ["HF_DATASETS_CACHE"])
     sys.argv = [script, *argv]
+    if number is not None:
+        _signal_after_step_two(number)
     importlib.import_module(f"hf_synlm.training.{script}").main(list(argv))
     sys.stdout.flush()
 
@@ -83,17 +98,20 @@ class ScriptRun:
         script: name of the module in training/.
         argv: its flags, with `--output_dir`.
         cache: folder for the cache of `datasets`.
+        number: signal that the process gets in its second step.
         changes: changes of the environment.
     """
 
-    def __init__(self, script: str, argv: Sequence[str], cache: str, **changes: str):
+    def __init__(
+        self, script: str, argv: Sequence[str], cache: str, number: signal.Signals | None = None, **changes: str
+    ):
         self.output_dir = Path(argv[list(argv).index("--output_dir") + 1])
         self.output_dir.parent.mkdir(parents=True, exist_ok=True)
         self.log = self.output_dir.with_name(f"{self.output_dir.name}.log")
         self.log.unlink(missing_ok=True)
         start_server()
         context = multiprocessing.get_context("forkserver")
-        arguments = (script, argv, str(self.log), {"HF_DATASETS_CACHE": cache, **changes})
+        arguments = (script, argv, str(self.log), {"HF_DATASETS_CACHE": cache, **changes}, number)
         self.process = context.Process(target=_target, args=arguments)
         self.process.start()
 
@@ -113,10 +131,6 @@ class ScriptRun:
         """Kill -9."""
         self.process.kill()
         self.process.join()
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal."""
-        os.kill(self.process.pid, number)
 
     def finish(self, status: int = 0) -> str:
         """Wait for the end; what it has printed."""
