@@ -10,8 +10,8 @@ from transformers import AutoTokenizer, TrainingArguments
 from hf_synlm.data.files import write_json
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.training.arguments import parse_arguments
-from hf_synlm.training.train_pushdown import PushdownArguments
 from hf_synlm.training.train_treereg import ModelAndDataArguments
+from hf_synlm.training.tree_planting import TreePlantingArguments
 from hf_synlm.training.treereg import TreeRegArguments
 from tests.documentation import check_options
 from tests.test_training_configs import RECIPES
@@ -37,6 +37,12 @@ def test_corpus_is_what_the_page_says(corpus: Path) -> None:
     assert f"{size:,} entries" in page
 
 
+OF_TRAINER = {
+    "train_treereg": (ModelAndDataArguments, TreeRegArguments),
+    "train_tree_planting": (ModelAndDataArguments, TreePlantingArguments),
+}
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_commands_of_a_row(name: str, corpus: Path) -> None:
     listed = leaderboard.commands(BOARD, name, ROWS[name], SEEDS[0])
@@ -48,9 +54,8 @@ def test_commands_of_a_row(name: str, corpus: Path) -> None:
             program = next(word for word in words if word.endswith(".py"))
             own = words[words.index(program) + 1 :]
             if program.endswith(leaderboard.OF_TRAINER):
-                first = PushdownArguments if "pushdown" in program else ModelAndDataArguments
-                more = [] if "pushdown" in program else [TreeRegArguments]
-                parse_arguments([first, *more, TrainingArguments], [*own, "--use_cpu"], ["config_overrides"])
+                types = OF_TRAINER[Path(program).stem]
+                parse_arguments([*types, TrainingArguments], [*own, "--use_cpu"], ["config_overrides"])
             else:
                 recipe = RECIPES[Path(program).stem]
                 parse_arguments(recipe.argument_types(), own, recipe.mappings)

@@ -17,7 +17,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -41,12 +42,13 @@ SHARED = f"--tokenizer_name {{corpus}}/tokenizer --num_train_epochs {EPOCHS} --f
 _TREES = "--train_files {corpus}/train.txt --validation_files {corpus}/valid.txt"
 _SEARCHED = f"{_TREES} --final_search_sentences 0 {SHARED}"
 # Programs that use `Trainer`: they write the model alone, and refuse a folder that holds anything.
-OF_TRAINER = ("train_pushdown.py", "train_treereg.py")
+OF_TRAINER = ("train_treereg.py", "train_tree_planting.py")
 DATA = {
     "pretrain_gpst.py": "--train_trees {corpus}/train.txt --validation_words {corpus}/valid.txt --drop_punctuation "
     f"false --max_sentence_tokens 127 --max_train_steps 100000 {SHARED}",
     "train_rnng.py": _SEARCHED,
     "train_tree_lm.py": _SEARCHED,
+    "train_pushdown.py": _SEARCHED,
     "train_recurrent.py": f"{_TREES} --preprocessing none --parse_sentences 0 {SHARED}",
     **dict.fromkeys(OF_TRAINER, f"{_TREES} --tokenizer_name {{corpus}}/tokenizer --num_train_epochs {EPOCHS}"),
     "train_urnng.py": f"{_TREES} --test_files {{corpus}}/test.txt --tokenizer_name {{corpus}}/tokenizer "
@@ -264,13 +266,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         board = Board(files, folder, folder / "results", folder / "table.md")
     os.chdir(ROOT)
     if not arguments.table:
-        make_corpus(board)
-        for seed in seeds:
-            for name in names:
-                if not (board.results / f"{name}.{seed}.json").exists():
-                    make_row(board, name, rows[name], seed)
-                    write_table(board, paper)
+        try:
+            _make_rows(board, [(name, rows[name], seed) for seed in seeds for name in names], paper)
+        except KeyboardInterrupt:
+            sys.exit("stopped: the same command continues")
     write_table(board, paper)
+
+
+def _make_rows(
+    board: Board, runs: Sequence[tuple[str, dict[str, Any], int]], paper: Mapping[str, float] | None
+) -> None:
+    """Train and measure what has no results yet."""
+    make_corpus(board)
+    for name, row, seed in runs:
+        if not (board.results / f"{name}.{seed}.json").exists():
+            make_row(board, name, row, seed)
+            write_table(board, paper)
 
 
 if __name__ == "__main__":
