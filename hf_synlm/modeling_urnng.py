@@ -88,12 +88,10 @@ class URNNGModel(URNNGPreTrainedModel):
         """
         words = self.embed_tokens(input_ids.masked_fill(~mask, 0))
         begin = self.embed_tokens(input_ids.new_full((1,), self.config.bos_token_id))
-        elements = F.pad(self.dropout(torch.cat([begin, words.flatten(0, 1)])), (0, self.config.hidden_size))
-        for right, left in plan.compositions:
-            composed = self.composition(elements.index_select(0, right), elements.index_select(0, left))
-            elements = torch.cat([elements, composed])
-        hidden = elements[:, : self.config.hidden_size].index_select(0, plan.source)
-        return self.stack_lstm(hidden, plan.sizes, plan.parents)
+        elements = self.composition.compose_all(
+            self.dropout(torch.cat([begin, words.flatten(0, 1)])), plan.compositions
+        )
+        return self.stack_lstm(elements.index_select(0, plan.source), plan.sizes, plan.parents)
 
     @can_return_tuple
     def forward(

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from hf_synlm import URNNGConfig, URNNGForCausalLM
 from hf_synlm.actions import COMP, GEN
+from hf_synlm.urnng_layers import BinaryTreeLSTM
 from tests.test_inference_network import CASES, GOLDENS, load_network
 
 BOS = 2
@@ -128,3 +129,23 @@ def test_search_finds_the_sum_over_all_trees() -> None:
 def test_other_actions_are_refused(actions: list[list[int]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tiny()(torch.tensor([[3, 4]]), actions=torch.tensor(actions))
+
+
+def test_constituents_in_one_buffer_equal_those_one_by_one() -> None:
+    """Two trees, ((a b) c) and (d e), with all gradients."""
+    torch.manual_seed(0)
+    layer, words = BinaryTreeLSTM(3).double(), torch.randn(5, 3, dtype=torch.double, requires_grad=True)
+    levels = [(torch.tensor([1, 4]), torch.tensor([0, 3])), (torch.tensor([2]), torch.tensor([5]))]
+
+    def one_by_one() -> Tensor:
+        states = F.pad(words, (0, 3))
+        for right, left in levels:
+            states = torch.cat([states, layer(states[right], states[left])])
+        return states[:, :3]
+
+    weights, found = torch.randn(8, 3, dtype=torch.double), []
+    for states in (layer.compose_all(words, levels), one_by_one()):
+        gradients = torch.autograd.grad((states * weights).sum(), [words, *layer.parameters()])
+        found.append((states, *gradients))
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected)
