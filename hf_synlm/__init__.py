@@ -12,7 +12,7 @@ __version__ = "0.2.0.dev0"
 if "synlm" not in sys.modules:
     from hf_synlm.evaluation.treebank_parsing import parse_sentences
     from hf_synlm.hub import architectures
-    from hf_synlm.hub.architectures import *  # noqa: F403
+    from hf_synlm.hub.architectures import *  # noqa: F403  # the names of its __all__
 
     __all__ = [*architectures.__all__, "parse_sentences"]
 else:

@@ -27,17 +27,21 @@ class SyntacticConfig(transformers.PreTrainedConfig):
     the `presets` by which `from_preset` makes it and checks its fields in `validate_architecture`.
     """
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     # Published models: name -> the fields that differ from the defaults.
-    model_classes: ClassVar[Sequence[str]] = ("Model", "ForCausalLM", "ForSequenceClassification")
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     # X + each of these is a class.
-
+    model_classes: ClassVar[Sequence[str]] = ("Model", "ForCausalLM", "ForSequenceClassification")
     # Trainer leaves these fields of an output out of its predictions.
     keys_to_ignore_at_inference = (
         "past_key_values losses joint_log_prob spans chart action_logits distances syd_distances span_scores"
     ).split()
 
     auto_map: dict | None = None
+
+    @property
+    def gives_trees(self) -> bool:
+        """Whether the language model has trees, which its `parse` returns."""
+        return True
 
     def __post_init__(self, **kwargs: Any):
         if self.auto_map is None:

@@ -56,6 +56,11 @@ class LSTMConfig(SyntacticConfig):
     eos_token_id: int | None = 0
     pad_token_id: int | None = 0
 
+    @property
+    def gives_trees(self) -> bool:
+        """False."""
+        return False
+
     def validate_architecture(self) -> None:
         """Check that the fields are in range (called at construction and before saving)."""
         self.check_least(1, "vocab_size", "embedding_size", "hidden_size", "num_layers")

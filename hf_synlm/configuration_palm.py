@@ -75,6 +75,11 @@ class PaLMConfig(AWDConfig):
     hidden_dropout: float | int = 0.2
     output_dropout: float | int = 0.4
 
+    @property
+    def gives_trees(self) -> bool:
+        """False for an AWD-LSTM: trees are read from the attention."""
+        return self.span_attention
+
     def validate_architecture(self) -> None:
         """Check that the fields are in range and fit together (called at construction and before saving)."""
         self.check_sizes("num_spans", "rrnn_size", "attention_size")

@@ -12,7 +12,7 @@ from .configuration_base import SyntacticConfig
 from .configuration_rnng import LOSS_NORMALIZATIONS, NORMALIZATIONS, PTB_NONTERMINALS, check_labels
 
 STRUCTURES = ("causal", "stack_compose")
-LINEARIZATIONS = ("top_down", "binary")
+LINEARIZATIONS = ("top_down", "binary", "no_opening")
 
 # The sizes of the paper: 252 M parameters.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -36,8 +36,9 @@ class TreeLMConfig(SyntacticConfig):
         backbone_config: of a decoder of transformers whose layers take the place of our own, and whose sizes and
             dropout count (see `TreeLMForCausalLM.from_backbone`); None = our own. "causal" only.
     Structure:
-        linearization: "top_down" (opening labels, words, closing labels) or "binary" (a label takes the two last
-            elements: GEN and COMP of GPST, with labels). Binary trees need "causal" and an end token.
+        linearization: "top_down" (opening labels, words, closing labels), "binary" (a label takes the two last
+            elements: GEN and COMP of GPST, with labels) or "no_opening" (words and closing labels, from which no tree
+            can be read). The last two need "causal" and an end token.
         structure_attention: "causal" (a position sees all before it, and its distance to them) or "stack_compose"
             (Transformer Grammars: it sees the stack, and differences of depth; a closing label composes).
         min_relative_position, max_relative_position: differences of depth are clipped to these ("stack_compose").
@@ -53,7 +54,8 @@ class TreeLMConfig(SyntacticConfig):
         normalization: "search" spreads the probability of illegal labels and of the padding word over the others;
             "train" leaves it where it is, as the papers do, so that scores are those of the training loss.
         output_marginal_logits: in evaluation mode, return `logits` also with actions; they cost a search per batch.
-        max_open_nonterminals: maximum number of constituents that are open at once.
+        max_open_nonterminals: maximum number of constituents that are open at once; without openings, that end
+            after the same word.
         max_consecutive_nonterminals: nonterminals opened in a row without a word between.
     Special tokens: bos_token_id is what every sequence begins with; pad_token_id is never a word. A sentence ends when
         its tree is closed, which eos_token_id stands for.
@@ -124,12 +126,12 @@ class TreeLMConfig(SyntacticConfig):
     @property
     def first_nonterminal(self) -> int:
         """Action id of the first label."""
-        return 3 if self.linearization == "top_down" else 4
+        return 4 if self.is_bottom_up else 3
 
     @property
     def num_label_tokens(self) -> int:
-        """Number of tokens that are labels: openings and closings, or (binary) closings alone."""
-        return len(self.nonterminals) * (2 if self.linearization == "top_down" else 1)
+        """Number of tokens that are labels: openings and closings, or (bottom-up) closings alone."""
+        return len(self.nonterminals) * (1 if self.is_bottom_up else 2)
 
     @property
     def num_actions(self) -> int:
@@ -138,8 +140,18 @@ class TreeLMConfig(SyntacticConfig):
 
     @property
     def consecutive_limit(self) -> int:
-        """`max_consecutive_nonterminals`, by the name that the search knows."""
-        return self.max_consecutive_nonterminals
+        """Maximum number of labels in a row that are no REDUCE, by the name that the search knows."""
+        return self.max_open_nonterminals if not self.gives_trees else self.max_consecutive_nonterminals
+
+    @property
+    def is_bottom_up(self) -> bool:
+        """Whether labels stand after their words only."""
+        return self.linearization != "top_down"
+
+    @property
+    def gives_trees(self) -> bool:
+        """False for labels without openings: they do not say where constituents begin."""
+        return self.linearization != "no_opening"
 
     def validate_architecture(self) -> None:
         """Check that the fields are in range and fit together (called at construction and before saving)."""
@@ -169,10 +181,10 @@ class TreeLMConfig(SyntacticConfig):
                 f"Relative positions from {self.min_relative_position} to {self.max_relative_position} leave out 0. "
                 "Set min_relative_position <= 0 <= max_relative_position."
             )
-        if self.linearization == "binary" and (self.structure_attention != "causal" or self.eos_token_id is None):
+        if self.is_bottom_up and (self.structure_attention != "causal" or self.eos_token_id is None):
             raise ValueError(
-                f"linearization is 'binary', structure_attention {self.structure_attention!r} and eos_token_id "
-                f"{self.eos_token_id}: binary trees need 'causal', and an end token after the last word."
+                f"linearization is {self.linearization!r}, structure_attention {self.structure_attention!r} and "
+                f"eos_token_id {self.eos_token_id}: labels after words need 'causal', and an end token."
             )
         check_labels(self.nonterminals)
         self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")

@@ -172,7 +172,6 @@ class ONLSTMForCausalLM(DistanceLanguageModel, ONLSTMPreTrainedModel, Generation
     """ON-LSTM language model: next-token log-probabilities, training loss, stock generation, trees."""
 
     network_class = ONLSTMModel
-    penalizes_activation = True
     supervision_remedy = "set config.supervised_layers"
 
     @property

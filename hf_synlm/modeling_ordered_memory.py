@@ -144,7 +144,6 @@ class OrderedMemoryForCausalLM(DistanceLanguageModel, OrderedMemoryPreTrainedMod
     """Ordered Memory language model: next-token log-probabilities, training loss, stock generation, trees."""
 
     network_class = OrderedMemoryModel
-    learns_from_trees = False
     language_model_weight = 1.0
     supervision_remedy = "train ON-LSTM-SYD or PRPN-SYD"
 

@@ -277,7 +277,6 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
     """PaLM with its output layer: next-token log-probabilities, training objective, trees, stock generation."""
 
     network_class = PaLMModel
-    penalizes_activation = True
 
     def penalties(self, output: RecurrentModelOutput, features: Tensor) -> dict[str, WeightedLoss]:
         """AR of the last layer after its dropout, TAR before it; see `RecurrentLanguageModel`."""
@@ -432,10 +431,6 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
         if self.model.span_context is None:
             raise ValueError("span_attention=False: an AWD-LSTM has no trees. Use a PaLM.")
         return self.parse_text(input_ids, attention_mask, word_ends, self._read_trees)
-
-    @property
-    def _has_trees(self) -> bool:  # type: ignore[override]
-        return self.model.span_context is not None
 
     def _read_trees(self, output: PaLMModelOutput, starts: list[list[int]]) -> list[list[Span]]:
         """Spans over the words of each row, which begin at the columns `starts`."""

@@ -11,6 +11,7 @@ and losses in nats.
 Source: Murty et al. 2023 and the authors' program, whose numbers this gives; see docs/models/pushdown.md.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from .hidden_states import (
     refuse_layer_outputs,
     wanted_states,
 )
-from .losses import linear_cross_entropy
+from .losses import check_shares, linear_cross_entropy, share_of
 from .module_tools import NoOffloading, evaluation_mode, unwrapped, weight_of
 from .outputs import ParseOutput, SyntacticLMOutput, SyntacticModelOutput
 from .pushdown_layers import AttachmentHead, PushdownLayer
@@ -276,6 +277,7 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
         output_logits: bool = False,
         output_hidden_states: HiddenStateChoice = None,
         output_attentions: bool | None = None,
+        loss_shares: Mapping[str, float] | None = None,
         **kwargs: Any,
     ) -> SyntacticLMOutput:
         """Training objective and probability of given trees with `attachments`, next-token log-probabilities without.
@@ -297,6 +299,8 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
                 `token_logits_given_tree` [B, P, V] (row t predicts position t + 1) of the given trees.
             output_hidden_states: also return `hidden_states` of the given trees (see `PushdownModel.forward`).
             output_attentions: refused.
+            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
+                (see `count_loss_items`).
             **kwargs: only None values, which wrappers pass for arguments of other models.
 
         Returns:
@@ -336,6 +340,9 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
         attached = decisions[:, 1:] >= 0
         decided = F.cross_entropy(scores[attached].float(), decisions[:, 1:][attached], reduction="none")
         attachment = decided.sum() / max(1, len(decided))
+        check_shares(loss_shares, ("language_model", "attachment"))
+        word = word * share_of(loss_shares, "language_model")
+        attachment = attachment * share_of(loss_shares, "attachment")
         joint = losses.new_zeros(len(ids)).index_add(0, counted.nonzero()[:, 0], -losses)
         joint = joint.index_add(0, attached.nonzero()[:, 0], -decided.detach().to(joint.dtype))
         output = SyntacticLMOutput(
@@ -347,6 +354,21 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
         if output_logits:
             output.action_logits, output.token_logits_given_tree = scores, self.lm_head(hidden)
         return output
+
+    def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
+        """Count the items over which each part of the loss is a mean; see `losses.to_shares`.
+
+        Args:
+            input_ids: [B, T], as for `forward`.
+            **others: its other arguments.
+
+        Returns:
+            Numbers of labels ("language_model") and of attachments ("attachment").
+        """
+        mask = attended_tokens(self.config, input_ids, others.get("attention_mask"))
+        labels = input_ids if others.get("labels") is None else others["labels"]
+        counted = {"language_model": labels != IGNORED, "attachment": others["attachments"] >= 0}
+        return {name: int((items & mask).sum()) for name, items in counted.items()}
 
     def _attachment_scores(self, hidden: Tensor, ids: Tensor, tape: Tensor) -> Tensor:
         """Scores [B, P - 1, P] of attaching the positions from 1 on."""

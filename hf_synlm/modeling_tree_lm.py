@@ -34,7 +34,7 @@ from .rnng_actions import SHIFT
 from .rnng_generation import FastTrackGenerationMixin, WordFinalTokens, best_derivations, check_actions
 from .token_batch import attended_tokens, only_token_ids
 from .tree_lm_backbone import check_backbone, make_backbone, run_backbone
-from .tree_lm_binary import BinaryTreeLMStackMachine
+from .tree_lm_bottom_up import BinaryTreeLMStackMachine, NoOpeningTreeLMStackMachine
 from .tree_lm_layers import TreeLMAttention, TreeLMLayer, position_vectors
 from .tree_lm_linearization import Linearization, check_derivations, linearize
 from .tree_lm_stack_machine import TreeLMStackMachine, action_logits
@@ -58,8 +58,8 @@ class TreeLMPreTrainedModel(WordFinalTokens, NoOffloading, PreTrainedModel):
     def __init__(self, config: TreeLMConfig):
         super().__init__(config)
         self.supports_gradient_checkpointing = config.backbone_config is not None
-        if config.linearization == "binary":
-            self.stack_machine_class = BinaryTreeLMStackMachine
+        machines = {"binary": BinaryTreeLMStackMachine, "no_opening": NoOpeningTreeLMStackMachine}
+        self.stack_machine_class = machines.get(config.linearization, TreeLMStackMachine)
 
     def _add_heads(self) -> None:
         config = self.config
@@ -409,7 +409,8 @@ class TreeLMForCausalLM(FastTrackGenerationMixin, TreeLMPreTrainedModel):
         Args:
             input_ids: [B, T] token ids, one sentence per row.
             attention_mask: [B, T], 1 = token; padding left or right. By default everything but padding.
-            actions: [B, A] complete derivations, 0 = padding (see `TransitionSystem`, "top_down" or "binary").
+            actions: [B, A] complete derivations, 0 = padding (see `TransitionSystem`; the system is
+                `config.linearization`).
             word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
             past_key_values: search state to continue from.
             use_cache: return the search state.
@@ -485,7 +486,7 @@ class TreeLMForCausalLM(FastTrackGenerationMixin, TreeLMPreTrainedModel):
         before = _rows(hidden, plan.last[:, :-1])[taken]
         words = self.lm_head(before)
         found = action_logits(words, self.label_head(before), plan.open_label[taken], self.config)
-        if self.config.linearization == "binary":
+        if self.config.is_bottom_up:
             words[:, self.config.eos_token_id] = float("-inf")  # an action of its own
         output.action_logits = found.new_zeros(*actions.shape, found.shape[1])
         output.action_logits[taken] = found

@@ -24,8 +24,8 @@ class DistanceLanguageModel(RecurrentLanguageModel):
 
     @property
     def learns_from_trees(self) -> bool:
-        """Hook: whether the model has supervised distances."""
-        raise NotImplementedError
+        """Whether some layers have supervised distances."""
+        return False
 
     @property
     def language_model_weight(self) -> float:

@@ -60,9 +60,6 @@ class RecurrentGenerateBeamOutput(GeneratedTrees, GenerateBeamDecoderOnlyOutput)
 class RecurrentGenerationMixin(WordGenerationMixin):
     """Next-token scores and stock generation over the state of a recurrent network; unsupported options are refused."""
 
-    _has_trees = False
-    """Whether the network computes something that `parse` reads trees from."""
-
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
@@ -120,11 +117,11 @@ class RecurrentGenerationMixin(WordGenerationMixin):
         tokenizer = kwargs.pop("tokenizer", None)  # the criterion of stop strings has it already
         if not config.return_dict_in_generate:
             return loop(prompts, *args, **kwargs)
-        if self._has_trees and kwargs.get("inputs_embeds") is not None:
+        if self.config.gives_trees and kwargs.get("inputs_embeds") is not None:
             raise ValueError(
                 "return_dict_in_generate with inputs_embeds: the trees of a text need its ids. Leave one of them out."
             )
-        if self._has_trees and mask is not None:
+        if self.config.gives_trees and mask is not None:
             # A word will follow each prompt: with one, holes and padding on the right are found here.
             text = torch.cat([prompts, prompts[:, -1:]], 1), torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
             frame_sentences(self.config, *text)
@@ -133,7 +130,7 @@ class RecurrentGenerationMixin(WordGenerationMixin):
         with_scores.output_scores = config.output_scores or config.num_beams > 1
         result = loop(prompts, *args, **kwargs)
         fields = {name: value for name, value in result.items() if config.output_scores or name != "scores"}
-        if self._has_trees:
+        if self.config.gives_trees:
             fields.update(self._trees(result.sequences, prompts, mask, config, tokenizer))
         return kind(**fields)
 

@@ -184,10 +184,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
 
     network_class: type[RecurrentPreTrainedModel]
     """The bare network."""
-    penalizes_activation = False
-    """Whether `penalties` are `activation_losses`."""
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    _has_trees = True
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -329,7 +326,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         shifted = shift_labels is not None
         targets = _targets(shift_labels if shifted else others["labels"], shifted, mask)
         counts = {"language_model": int((targets != -100).sum())}
-        if self.penalizes_activation:
+        if hasattr(self.config, "activation_regularization"):
             tokens_B = torch.ones_like(input_ids).sum(1) if mask is None else mask.sum(1)
             counts["activation"] = int(tokens_B.sum())
             counts["temporal_activation"] = int((tokens_B - 1).clamp_min(0).sum())

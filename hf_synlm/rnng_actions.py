@@ -19,7 +19,7 @@ LabeledSpan: TypeAlias = tuple[int, int, int]  # (label id, i, j)
 PAD = 0
 SHIFT = 1
 REDUCE = 2
-FINISH = 3  # in-order and binary only; top-down gives this id to its first nonterminal
+FINISH = 3  # top-down alone gives this id to its first nonterminal
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Stack:
         num_tokens: Number of tokens shifted so far.
         open_nodes: Place and first token of every open nonterminal.
         corner: Place and first token of the last complete element, which an in-order NT takes as its left corner.
-        elements: First token of every element (binary only).
+        elements: First token of every element (binary), of every word (no opening).
     """
 
     action: int = PAD
@@ -88,15 +88,21 @@ _BINARY: _Rules = {
     REDUCE: [(lambda stack: True, "a binary constituent is closed by its label")],
     FINISH: [(lambda stack: stack.depth != 1, "FINISH needs exactly one element on the stack")],
 }
-_RULES = {"top_down": _TOP_DOWN, "in_order": _IN_ORDER, "binary": _BINARY}
+_NO_OPENING: _Rules = {
+    _NT: [(lambda stack: stack.num_tokens == 0, "a label closes words, and there is none yet")],
+    SHIFT: [],
+    REDUCE: [(lambda stack: True, "a constituent is closed by its label")],
+    FINISH: [(lambda stack: not stack.after_nonterminal, "FINISH needs the label of the whole sentence before it")],
+}
+_RULES = {"top_down": _TOP_DOWN, "in_order": _IN_ORDER, "binary": _BINARY, "no_opening": _NO_OPENING}
 
 
 @dataclass(frozen=True)
 class TransitionSystem:
-    """A transition system for labeled trees: top-down, in-order or binary, with its labels.
+    """A transition system for labeled trees: top-down, in-order, binary or no opening, with its labels.
 
-    The ids are PAD 0, SHIFT 1, REDUCE 2, for in-order and binary FINISH 3, then one per label, in the order of the
-    labels. Trees are n-ary, unary chains included, but for binary; their leaves are tokens; words have no
+    The ids are PAD 0, SHIFT 1, REDUCE 2, FINISH 3 but for top-down, then one per label, in the order of the labels.
+    Trees are n-ary, unary chains included, but for binary; their leaves are tokens; words have no
     part-of-speech tags.
 
     * top-down, the order of Dyer et al. (2016): NT(label), the children, REDUCE. The sentence ends with the REDUCE
@@ -105,11 +111,13 @@ class TransitionSystem:
       first child is a word of several pieces, all of them are shifted before the NT.
     * binary, bottom-up: a label takes the two last elements as its children. FINISH ends the sentence. The pieces of a
       word are one element. (GEN and COMP of GPST, with labels.)
+    * no opening, bottom-up: a label closes a constituent, and nothing says where it began: trees that differ in this
+      have the same actions, and no tree can be read off. FINISH ends the sentence.
 
     Source: Noji & Oseki (2021), sections 2 and 3; utils.py and action_dict.py of the authors' code.
 
     Attributes:
-        name: "top_down", "in_order" or "binary".
+        name: "top_down", "in_order", "binary" or "no_opening".
         num_labels: number Y of labels.
     """
 
@@ -146,7 +154,7 @@ class TransitionSystem:
 
         Returns:
             n SHIFT, one NT and one REDUCE per constituent, and FINISH at the end for in-order; n SHIFT, one label per
-            constituent, and FINISH for binary.
+            constituent, and FINISH for binary and no opening.
 
         Raises:
             ValueError: the spans cross, leave the sentence, cut a word, lack the whole sentence or, for binary, are no
@@ -247,10 +255,12 @@ class TransitionSystem:
 
         Raises:
             ValueError: an action is unknown or illegal where it stands, or the sequence is not finished and `forest` is
-                False; it names the position.
+                False; it names the position. Without openings: no tree can be read off.
 
         Cost: O(A).
         """
+        if self.name == "no_opening":
+            raise ValueError("labels without openings do not say where constituents begin: there is no tree to read")
         open_labels: list[int] = []
         spans: list[LabeledSpan] = []
         for stack in self.steps(_without_padding(actions), word_ends, forest=forest):
@@ -315,8 +325,8 @@ class TransitionSystem:
 
     def _take(self, action: int, stack: Stack) -> None:
         """Change the stack by a legal action."""
-        if self.name == "binary":
-            self._take_binary(action, stack)
+        if self.name in ("binary", "no_opening"):
+            self._take_bottom_up(action, stack)
             return
         stack.action, stack.after_nonterminal = action, action >= self.first_nonterminal
         if action == SHIFT:
@@ -337,11 +347,12 @@ class TransitionSystem:
         else:
             stack.is_finished = True
 
-    def _take_binary(self, action: int, stack: Stack) -> None:
-        """Change the stack by a legal action of the binary system."""
+    def _take_bottom_up(self, action: int, stack: Stack) -> None:
+        """Change the stack by a legal action of a system whose labels stand after words."""
         stack.action, stack.after_nonterminal = action, action >= self.first_nonterminal
         if stack.after_nonterminal:
-            stack.elements.pop()
+            if self.name == "binary":
+                stack.elements.pop()
         elif action == SHIFT:
             if not stack.inside_word:
                 stack.elements.append(stack.num_tokens)

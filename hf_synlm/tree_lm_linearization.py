@@ -11,6 +11,11 @@ Binary trees are bottom-up, with causal attention: a label stands after the two 
 
     <s> the blue bird @ NP sings S </s>
 
+Without openings, closing labels stand after words of trees as they are, and say what ends there, but not how long it
+is. Derivations are strings, of which several trees may share one.
+
+    <s> the blue bird NP sings VP S </s>
+
 There is no stack here, and no loop over positions. With n_t = number of open constituents after action t, what action
 i has put on the stack stays there until
 
@@ -42,7 +47,7 @@ class Linearization(NamedTuple):
     """Derivations as input of a Transformer."""
 
     tokens: Tensor
-    """[B, P] ids: words, W + label for an opening, W + Y + label for a closing; the begin token first. Binary: W +
+    """[B, P] ids: words, W + label for an opening, W + Y + label for a closing; the begin token first. Bottom-up: W +
     label for a closing, and the end token last."""
     mask: Tensor
     """[B, P, P], True = the row sees the column."""
@@ -54,7 +59,7 @@ class Linearization(NamedTuple):
     targets: Tensor
     """[B, A] id of the token that each action writes; anything at padding."""
     open_label: Tensor
-    """[B, A] label of the innermost constituent that is open before each action; -1 = none. Binary: anything."""
+    """[B, A] label of the innermost constituent that is open before each action; -1 = none. Bottom-up: anything."""
 
 
 def linearize(actions: Tensor, words: Tensor, config: PreTrainedConfig) -> Linearization:
@@ -84,7 +89,7 @@ def linearize(actions: Tensor, words: Tensor, config: PreTrainedConfig) -> Linea
 
     order = (shifts.cumsum(1) - 1).clamp(min=0, max=words.shape[1] - 1)
     targets = torch.where(shifts, words.gather(1, order), config.vocab_size + labels)
-    if config.linearization == "binary":
+    if config.is_bottom_up:
         targets = torch.where(actions == FINISH, config.eos_token_id, targets)
     else:
         targets = torch.where(reduces, config.vocab_size + len(config.nonterminals) + open_label, targets)
@@ -142,8 +147,10 @@ def check_derivations(actions: Tensor, num_words: Tensor, word_ends: Tensor | No
     opens, reduces, shifts = actions >= config.first_nonterminal, actions == REDUCE, actions == SHIFT
     last = (actions != PAD).sum(1, keepdim=True) - 1
     place = torch.arange(actions.shape[1], device=actions.device)
-    if config.linearization == "binary":
-        wrong = _breaks_binary_trees(actions, shifts, opens, place == last, word_ends)
+    if config.is_bottom_up:
+        wrong = (actions == REDUCE) | ((actions == FINISH) != (place == last))
+        rule = _breaks_binary_trees if config.gives_trees else _breaks_strings_of_labels
+        wrong = wrong | rule(shifts, opens, place == last, word_ends)
     else:
         num_open = (opens.long() - reduces.long()).cumsum(1)
         wrong = opens & F.pad(reduces[:, 1:], (0, 1))
@@ -169,14 +176,16 @@ def check_derivations(actions: Tensor, num_words: Tensor, word_ends: Tensor | No
         raise ValueError(f"actions of row {row}: {error}") from None
 
 
-def _breaks_binary_trees(
-    actions: Tensor, shifts: Tensor, labels: Tensor, is_last: Tensor, word_ends: Tensor | None
-) -> Tensor:
-    """Where binary actions [B, A] are illegal, but for what stands inside a word."""
+def _breaks_strings_of_labels(shifts: Tensor, labels: Tensor, is_last: Tensor, word_ends: Tensor | None) -> Tensor:
+    """Where labels [B, A] stand before the first word, or the end does not stand after a label."""
+    return (labels & (shifts.cumsum(1) == 0)) | (is_last & ~F.pad(labels[:, :-1], (1, 0)))
+
+
+def _breaks_binary_trees(shifts: Tensor, labels: Tensor, is_last: Tensor, word_ends: Tensor | None) -> Tensor:
+    """Where labels [B, A] do not find two elements, or the end not one."""
     begins = shifts
     if word_ends is not None:  # the pieces of a word are one element
         order = (shifts.cumsum(1) - 1).clamp(min=0, max=word_ends.shape[1] - 1)
         begins = shifts & F.pad(word_ends, (1, 0), value=True)[:, :-1].gather(1, order)
     depth = (begins.long() - labels.long()).cumsum(1)
-    wrong = (actions == REDUCE) | (labels & (depth < 1)) | ((actions == FINISH) != is_last)
-    return wrong | (is_last & (depth != 1))
+    return (labels & (depth < 1)) | (is_last & (depth != 1))

@@ -35,15 +35,15 @@ def action_logits(word_logits: Tensor, label_logits: Tensor, open_label: Tensor,
 
     Args:
         word_logits: [M, V].
-        label_logits: [M, 2 Y] of openings, then closings; [M, Y] of binary trees.
+        label_logits: [M, 2 Y] of openings, then closings; bottom-up [M, Y].
         open_label: [M] label of the innermost open constituent; -1 = none.
         config: a `TreeLMConfig`.
 
     Returns:
-        [M, A], float32: other closings, any word, the legal closing, openings. Binary: nothing, any word, nothing, the
-        end token, labels.
+        [M, A], float32: other closings, any word, the legal closing, openings. Bottom-up: nothing, any word, nothing,
+        the end token, labels.
     """
-    if config.linearization == "binary":
+    if config.is_bottom_up:
         words = word_logits.float().clone()
         finish = words[:, config.eos_token_id].clone()
         words[:, config.eos_token_id] = NEG_INF

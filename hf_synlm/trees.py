@@ -11,19 +11,16 @@ forms, with functions from each form to the others:
 A labeled tree is a list of (label, i, j), or brackets with labels: `(S (NP the cat) (VP sleeps))`. It may have
 constituents over a single word and unary chains.
 
-Everything here is pure Python without recursion: trees may be thousands of tokens deep. Labeled trees are
-read by `hf_synlm.data.treebank`; baseline trees other than right branching are in `hf_synlm.evaluation.baseline_trees`.
+Everything here is pure Python without recursion: trees may be thousands of tokens deep. `hf_synlm.data.brackets` and
+`hf_synlm.data.treebank` read brackets; `hf_synlm.evaluation.baseline_trees` has further trees that need no model.
 """
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Literal, TypeAlias
 
 Span: TypeAlias = tuple[int, int]
 Tree: TypeAlias = "int | tuple[Tree, ...]"
-
-_BRACKET_OR_WORD = re.compile(r"[()]|[^\s()]+")
 
 
 def validate_spans(
@@ -159,7 +156,9 @@ def tree_to_spans(tree: Tree) -> list[Span]:
 
 
 def escape_word(word: str) -> str:
-    """Write parentheses inside a word as -LRB- and -RRB-, as the Penn Treebank does; inverse of `unescape_word`.
+    """Write parentheses inside a word as -LRB- and -RRB-, as the Penn Treebank does.
+
+    Inverse of `hf_synlm.data.brackets.unescape_word`.
 
     Args:
         word: any word.
@@ -170,23 +169,11 @@ def escape_word(word: str) -> str:
     return word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
-def unescape_word(word: str) -> str:
-    """Turn -LRB- and -RRB- back into parentheses; inverse of `escape_word`.
-
-    Args:
-        word: as it stands in a file of trees.
-
-    Returns:
-        The word.
-    """
-    return word.replace("-LRB-", "(").replace("-RRB-", ")")
-
-
 def tree_to_brackets(tree: Tree, words: Sequence[str]) -> str:
     """Write a tree as unlabeled brackets, e.g. `((fruit flies) (like (a banana)))`; a single word has no brackets.
 
-    Inverse of `brackets_to_tree`. Parentheses inside words become -LRB- and -RRB-; so a word that contains one of these
-    strings literally comes back with a parenthesis.
+    Inverse of `hf_synlm.data.brackets.brackets_to_tree`. Parentheses inside words become -LRB- and -RRB-; so a word
+    that contains one of these names is not read back as it was.
 
     Args:
         tree: nested tuples over the positions of `words`.
@@ -267,93 +254,6 @@ def labeled_spans_to_brackets(labeled_spans: Sequence[tuple[str, int, int]], wor
             )
     ordered = sorted(labeled_spans, key=lambda span: (span[2], -span[1]))
     return _write_brackets([(f"({label} ", start, end) for label, start, end in ordered], words)
-
-
-def _at_character(symbol: str, place: tuple[int, int]) -> str:
-    """Name a symbol of a text of one line."""
-    return f"{symbol!r} at character {place[1]}"
-
-
-def read_brackets(
-    lines: Iterable[str], describe: Callable[[str, tuple[int, int]], str] = _at_character
-) -> Iterator[tuple[str, tuple[int, int], bool]]:
-    """Split bracketed trees into brackets and words, and check that the brackets match.
-
-    All readers of trees use this: `brackets_to_tree`, `hf_synlm.data.treebank`, `hf_synlm.evaluation.evalb_input`.
-
-    Args:
-        lines: lines of text.
-        describe: names a symbol and its place in error messages; default: its character, for a text of one line.
-
-    Yields:
-        "(", ")" or a word; its line (from 1) and its character in the line (from 0); whether it directly follows a "(",
-        as a label does.
-
-    Raises:
-        ValueError: a bracket has no partner.
-    """
-    open_places: list[tuple[int, int]] = []
-    is_first = False
-    for number, line in enumerate(lines, start=1):
-        for match in _BRACKET_OR_WORD.finditer(line):
-            symbol, place = match.group(), (number, match.start())
-            if symbol == "(":
-                open_places.append(place)
-            elif symbol == ")":
-                if not open_places:
-                    raise ValueError(f"{describe(symbol, place)} closes nothing: remove it or add its '('")
-                open_places.pop()
-            yield symbol, place, is_first
-            is_first = symbol == "("
-    if open_places:
-        raise ValueError(f"{describe('(', open_places[-1])} is never closed: add its ')'")
-
-
-def brackets_to_tree(text: str) -> tuple[Tree, list[str]]:
-    """Read unlabeled brackets such as `((fruit flies) (like (a banana)))`.
-
-    Inverse of `tree_to_brackets`.
-
-    Args:
-        text: one tree; white space between words and brackets is free.
-
-    Returns:
-        The tree as nested tuples, and its words with -LRB- and -RRB- turned back into parentheses.
-
-    Raises:
-        ValueError: the text is empty, brackets do not match, a bracket has fewer than two children, or text follows
-            after the tree; the message names the character position.
-
-    Cost: O(length of the text).
-    """
-    words: list[str] = []
-    tree: Tree | None = None
-    open_nodes: list[tuple[int, list[Tree]]] = []
-    for symbol, place, _ in read_brackets([text]):
-        if tree is not None:
-            raise ValueError(f"{_at_character(symbol, place)} stands after the end of the tree: give one tree")
-        if symbol == "(":
-            open_nodes.append((place[1], []))
-            continue
-        node: Tree
-        if symbol == ")":
-            opened_at, children = open_nodes.pop()
-            if len(children) < 2:
-                raise ValueError(
-                    f"the bracket opened at character {opened_at} has {len(children)} child(ren): "
-                    "a constituent needs at least two, a single word stands without brackets"
-                )
-            node = tuple(children)
-        else:
-            node = len(words)
-            words.append(unescape_word(symbol))
-        if open_nodes:
-            open_nodes[-1][1].append(node)
-        else:
-            tree = node
-    if tree is None:
-        raise ValueError(f"no tree in {text!r}: leave empty lines out")
-    return tree, words
 
 
 def check_length(num_tokens: int) -> None:

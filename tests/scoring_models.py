@@ -107,6 +107,7 @@ def model_and_tokenizer(architecture: str) -> tuple[Any, Any]:
         kind = {
             "tree_lm": {"structure_attention": "stack_compose"},
             "tree_lm_binary": {"linearization": "binary"},
+            "tree_lm_no_opening": {"linearization": "no_opening"},
             "tree_lm_gpt2": {"backbone_config": gpt2},
         }
         model = TreeLMForCausalLM(TreeLMConfig(**common, **sizes, **search, **kind[architecture]))

@@ -45,7 +45,7 @@ def load(name: str):
 def test_every_folder_is_specified():
     assert {folder.name for folder in CARDS.iterdir() if folder.is_dir()} == set(SPECIFICATIONS)
     types = {json.loads((CARDS / name / "config.json").read_text())["model_type"] for name in SPECIFICATIONS}
-    assert types == {"gpst", "rnng", "tree_lm", "urnng", "on_lstm", "prpn", "palm"}
+    assert types == {"gpst", "rnng", "tree_lm", "pushdown", "urnng", "on_lstm", "prpn", "palm"}
 
 
 @each
@@ -116,7 +116,7 @@ def test_punctuation_is_told_by_tags(tmp_path: Path, capsys):
     assert "belongs to --format treebank" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["gpst-tiny", "rnng-tiny"])
+@pytest.mark.parametrize("name", ["gpst-tiny", "rnng-tiny", "tree-lm-tiny"])
 def test_trees_of_searched_models(name: str, tmp_path: Path, monkeypatch):
     """Better than random trees on the first sentences, as the results on all of them say."""
     monkeypatch.chdir(ROOT)
@@ -125,6 +125,13 @@ def test_trees_of_searched_models(name: str, tmp_path: Path, monkeypatch):
     rows = load_result(tmp_path / f"{result}.json").tables["unlabeled F1 (%)"]
     random = next(row["F1 by the convention"] for row in rows if row["trees"] == "random")
     assert now["f1"] > random
+
+
+def test_parsers_of_one_method(tmp_path: Path, monkeypatch):
+    """URNNG's trees are not better than random ones after so little text; its `parse` takes no `method`."""
+    monkeypatch.chdir(ROOT)
+    evaluate("urnng-tiny", "parsing", tmp_path, "--limit", "8")
+    assert load_result(tmp_path / "parsing.json").options["parse"]["method"] == "search"
 
 
 @each
@@ -192,6 +199,74 @@ def test_export_states_results(tmp_path: Path):
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert [result.metric_type for result in card.data.eval_results] == ["f1", "word_perplexity"]
     assert "| trees.test.txt | all |" in card.content
+
+
+@pytest.mark.parametrize(("name", "example"), [("gpst-tiny", "fruit flies like a banana"), ("palm-s-tiny", SENTENCE)])
+def test_the_example_of_a_card_has_known_words(name: str, example: str, tmp_path: Path):
+    card = (export.export_model(*load(name), tmp_path / "out") / "README.md").read_text(encoding="utf-8")
+    assert f'tokenizer(["{example}"]' in card
+
+
+def test_a_copy_keeps_its_card(tmp_path: Path, capsys):
+    """Facts go along by card.yaml; a card without them stays as it is, unless facts are given."""
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    assert main(["export", str(CARDS / "palm-s-tiny"), "--out", str(first)]) == 0
+    assert main(["export", str(first), "--out", str(second)]) == 0
+    facts = yaml.safe_load((CARDS / "palm-s-tiny" / "card.yaml").read_text())
+    assert yaml.safe_load((second / "card.yaml").read_text()) == facts | {"repo_id": "second"}
+    card = (second / "README.md").read_text()
+    assert f"license: {facts['license']}" in card and card.count('from_pretrained("second"') == 2
+
+    (second / "card.yaml").unlink()
+    (second / "README.md").write_text("# My own words\n")
+    result = str(CARDS / "palm-s-tiny" / "results" / "parsing.json")
+    assert main(["export", str(second), "--results", result, "--out", str(third)]) == 2
+    assert "without card.yaml" in capsys.readouterr().err and not third.exists()
+    assert main(["export", str(second), "--out", str(third)]) == 0
+    assert (third / "README.md").read_text() == "# My own words\n" and not (third / "card.yaml").exists()
+
+
+def test_results_of_another_model_are_refused(tmp_path: Path, capsys):
+    command = ["export", str(CARDS / "palm-s-tiny"), "--out", str(tmp_path / "out"), "--results"]
+    other = CARDS / "prpn-syd-tiny" / "results" / "parsing.json"
+    assert main([*command, str(other)]) == 2
+    assert "PRPNForCausalLM with 258,098 parameters" in capsys.readouterr().err
+    result = json.loads((CARDS / "palm-s-tiny" / "results" / "parsing.json").read_text())
+    result["model"]["weights"] = [{"path": "elsewhere/model.safetensors", "bytes": 1, "sha256": "0" * 64}]
+    (tmp_path / "parsing.json").write_text(json.dumps(result))
+    assert main([*command, str(tmp_path / "parsing.json")]) == 2
+    assert "weights are other files" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "public"),
+    [
+        ("synlm evaluate pairs /home/ann/x.tsv --out=/tmp/a/b.json", "synlm evaluate pairs x.tsv --out=b.json"),
+        ("synlm parse '/data/my texts/a.txt' ~/m", "synlm parse a.txt m"),
+        ("synlm parse model_cards/gpst-tiny ../x -", "synlm parse model_cards/gpst-tiny ../x -"),
+    ],
+)
+def test_commands_on_cards_have_no_folders_of_a_machine(command: str, public: str):
+    scores, hardware = {"accuracy": 0.5}, {"device_name": "x", "device": "cpu", "num_threads": 1}
+    result = EvaluationResult("pairs", scores, {"name": "m"}, {}, {}, hardware=hardware, command=command)
+    assert [row["command"] for row in card_rows(result)] == [public]
+
+
+def test_push_names_what_is_wrong(tmp_path: Path, capsys):
+    folder = tmp_path / "model"
+    assert main(["export", str(CARDS / "palm-s-tiny"), "--out", str(folder)]) == 0
+    for name in ("model", "a b/model", "https://huggingface.co/ann/model"):
+        assert main(["push", str(folder), name, "--dry-run", "--no-verify"]) == 2
+    facts = yaml.safe_load((folder / "card.yaml").read_text())
+    (tmp_path / "facts.yaml").write_text(yaml.safe_dump(facts | {"license": None}))
+    copy = tmp_path / "copy"
+    assert main(["export", str(folder), "--facts", str(tmp_path / "facts.yaml"), "--out", str(copy)]) == 0
+    capsys.readouterr()
+    assert main(["push", str(copy), "ann/model", "--dry-run", "--no-verify"]) == 0
+    assert "names no licence" in capsys.readouterr().err
+    (copy / "README.md").unlink()
+    assert main(["push", str(copy), "ann/model", "--dry-run", "--no-verify"]) == 0
+    assert "no README.md" in capsys.readouterr().err
 
 
 def test_unknown_checkpoint_is_refused(capsys):

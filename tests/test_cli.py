@@ -38,7 +38,7 @@ from tests.test_syntaxgym import suite_data
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def models(saved_models: Path) -> dict[str, str]:
     """Folders of saved models by name."""
     return {path.name: str(path) for path in saved_models.iterdir()}
@@ -203,35 +203,33 @@ def test_evaluate_perplexity(models, texts, capsys):
     assert "word_perplexity" in capsys.readouterr().out
 
 
-def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
+def test_evaluate_syntaxgym_with_items(models, tmp_path, capsys):
     suites = tmp_path / "suites"
     suites.mkdir()
     (suites / "own_agreement.json").write_text(json.dumps(suite_data()), encoding="utf-8")
-    common = ["--model", models["gpt2"], "--device", "cpu"]
-    out = tmp_path / "sg.json"
-    items = tmp_path / "items.tsv"
-    syntaxgym = ["evaluate", "syntaxgym", str(suites), *common, "--suite", "own_agreement", "--items-out", str(items)]
-    assert main([*syntaxgym, "--out", str(out)]) == 0
-    suite = load_suite(suites / "own_agreement.json")
-    (expected,) = region_surprisals(scorer_of("gpt2"), [suite])
+    out, items = tmp_path / "sg.json", tmp_path / "items.tsv"
+    command = ["evaluate", "syntaxgym", str(suites), "--model", models["gpt2"], "--device", "cpu"]
+    command += ["--suite", "own_agreement", "--items-out", str(items)]
+    assert main([*command, "--out", str(out)]) == 0
+    (expected,) = region_surprisals(scorer_of("gpt2"), [load_suite(suites / "own_agreement.json")])
     rows = read_tsv(items)
     assert list(rows[0]) == "suite item condition region region_name content surprisal_bits oov".split()
     assert len(rows) == 3 * 2 * 4 and (rows[6]["region_name"], rows[6]["content"]) == ("verb", "is")
     for row in rows:
         value = expected[int(row["item"]) - 1][row["condition"], int(row["region"])]
         assert float(row["surprisal_bits"]) == pytest.approx(value, abs=1e-4)
-    assert main(syntaxgym) == 2 and "items.tsv exists" in capsys.readouterr().err
+    assert main(command) == 2 and "items.tsv exists" in capsys.readouterr().err
     assert "suite own_agreement" in json.loads(out.read_text())["scores"]
-    write_blimp(tmp_path / "blimp")
-    blimp = ["evaluate", "blimp", str(tmp_path / "blimp"), *common, "--limit", "2", "--paradigm", "agreement_1"]
-    assert main([*blimp, "--out", str(tmp_path / "blimp.json")]) == 0
-    assert json.loads((tmp_path / "blimp.json").read_text())["data"]["pairs"] == 2
-    pairs = tmp_path / "pairs.tsv"
+
+
+def test_evaluate_pairs_with_items(models, tmp_path):
+    pairs, items, out = (tmp_path / name for name in ("pairs.tsv", "items.tsv", "pairs.json"))
     pairs.write_text(
         "sentence_good\tsentence_bad\tkind\tlist\nWe ask\tWe asks\ta\tx\nShe is\tShe are\tb\ty\n", encoding="utf-8"
     )
-    options = ["--group-column", "kind", "--end-of-sentence", "--out", str(tmp_path / "pairs.json")]
-    assert main(["evaluate", "pairs", str(pairs), *common, *options, "--items-out", str(items), "--overwrite"]) == 0
+    command = ["evaluate", "pairs", str(pairs), "--model", models["gpt2"], "--device", "cpu", "--end-of-sentence"]
+    command += ["--out", str(out)]
+    assert main([*command, "--group-column", "kind", "--items-out", str(items)]) == 0
     rows = read_tsv(items)
     assert [(row["pair"], row["group"], row["sentence_bad"], row["list"]) for row in rows] == [
         ("1", "a", "We asks", "x"), ("2", "b", "She are", "y"),
@@ -240,28 +238,45 @@ def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
     assert [float(row["logprob_good_nats"]) for row in rows] == pytest.approx(good, abs=1e-4)
     better = [float(row["logprob_good_nats"]) > float(row["logprob_bad_nats"]) for row in rows]
     assert [row["correct"] == "1" for row in rows] == better
-    found = json.loads((tmp_path / "pairs.json").read_text())
+    found = json.loads(out.read_text())
     expected = evaluate_pairs(scorer_of("gpt2"), read_pairs(pairs, group_column="kind"), end=True)
     assert found["scores"] == pytest.approx(expected.scores)
     assert found["options"]["end_of_text"] == "end token" and found["options"]["pairs_per_group"] == "all"
-    assert main(["evaluate", "pairs", str(pairs), *common, *options[2:], "--limit", "1", "--overwrite"]) == 0
-    found = json.loads((tmp_path / "pairs.json").read_text())
+    assert main([*command, "--limit", "1", "--overwrite"]) == 0
+    found = json.loads(out.read_text())
     assert found["data"]["pairs"] == found["options"]["pairs_per_group"] == 1
-    file = str(tmp_path / "blimp" / "agreement_1.jsonl")
-    assert main(["evaluate", "blimp", file, *common, "--out", str(tmp_path / "one.json")]) == 0
-    assert json.loads((tmp_path / "one.json").read_text())["options"]["paradigms"] == 1
-    capsys.readouterr()
-    runs = []
-    for seed in (0, 1):
-        runs.append(str(tmp_path / f"run{seed}.json"))
-        assert main([*blimp, "--seed", str(seed), "--out", runs[-1]]) == 0
+
+
+@pytest.fixture(scope="module")
+def blimp_runs(models, tmp_path_factory):
+    """Results of two seeds of BLiMP, and one of a single file."""
+    folder = tmp_path_factory.mktemp("blimp_runs")
+    write_blimp(folder / "data")
+    command = ["evaluate", "blimp", "--model", models["gpt2"], "--device", "cpu"]
+    runs = [str(folder / f"run{seed}.json") for seed in (0, 1)]
+    for seed, out in enumerate(runs):
+        two = [str(folder / "data"), "--limit", "2", "--paradigm", "agreement_1", "--seed", str(seed)]
+        assert main([*command, *two, "--out", out]) == 0
+        assert json.loads(Path(out).read_text())["data"]["pairs"] == 2
+    other = str(folder / "other.json")
+    assert main([*command, str(folder / "data" / "agreement_1.jsonl"), "--out", other]) == 0
+    assert json.loads(Path(other).read_text())["options"]["paradigms"] == 1
+    return runs, other
+
+
+def test_summary_of_seeds(blimp_runs, tmp_path):
+    runs, other = blimp_runs
     assert main(["evaluate", "summary", *runs, "--out", str(tmp_path / "summary.json")]) == 0
     summary = (tmp_path / "summary.md").read_text(encoding="utf-8")
     assert "| accuracy |" in summary and "standard_deviation" in summary and "| 2 |" in summary
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     assert [run["seed"] for run in summary["runs"]] == [0, 1] and summary["scores"][0]["runs"] == 2
     assert summary["options"]["pairs_per_paradigm"] == 2 and "seed" not in summary["options"]
-    assert main(["evaluate", "summary", runs[0], str(tmp_path / "sg.json")]) == 2
+    assert main(["evaluate", "summary", runs[0], other]) == 2
+
+
+def test_plot_of_seeds(blimp_runs, tmp_path, capsys):
+    runs, other = blimp_runs
     picture = tmp_path / "blimp.svg"
     assert main(["evaluate", "plot", *runs, "--label", "GPT-2", "--label", "GPT-2", "--out", str(picture)]) == 0
     drawn = "".join(ElementTree.parse(picture).getroot().itertext())
@@ -270,19 +285,23 @@ def test_evaluate_syntaxgym_blimp_and_pairs(models, tmp_path, capsys):
     assert main([*plot, *runs, "--label", "GPT-2"]) == 2
     assert main(["evaluate", "plot", *runs, "--out", str(picture.with_suffix(".gif"))]) == 2
     assert "choose a name in .svg, .png or .pdf" in capsys.readouterr().err
-    assert main([*plot, runs[0], str(tmp_path / "sg.json")]) == 2
-    # A file counts once, by whatever name; and only labels make runs of one model.
+    assert main([*plot, runs[0], other]) == 2
+
+
+def test_a_run_counts_once(blimp_runs, tmp_path, capsys):
+    """A file counts once, by whatever name; and only labels make runs of one model."""
+    run, picture = blimp_runs[0][0], tmp_path / "blimp.svg"
+    plot = ["evaluate", "plot", "--out", str(picture), "--overwrite"]
     again = tmp_path / "again.json"
-    again.symlink_to(runs[0])
-    capsys.readouterr()
-    for twice in ([runs[0], runs[0]], [runs[0], str(again)]):
+    again.symlink_to(run)
+    for twice in ([run, run], [run, str(again)]):
         for command in (["evaluate", "summary"], plot):
             assert main([*command, *twice]) == 2
             assert "given more than once" in capsys.readouterr().err
-    for place in ("one/a.json", "two/a.json", "two/b.json"):
-        (tmp_path / place).parent.mkdir(exist_ok=True)
-        shutil.copy(runs[0], tmp_path / place)
     copies = [str(tmp_path / place) for place in ("one/a.json", "two/a.json", "two/b.json")]
+    for copy in copies:
+        Path(copy).parent.mkdir(exist_ok=True)
+        shutil.copy(run, copy)
     for chosen, names in ((copies[:2], "blimp: one, two"), (copies[::2], "blimp: a, b")):
         assert main([*plot, *chosen]) == 0
         assert names in "".join(ElementTree.parse(picture).getroot().itertext())

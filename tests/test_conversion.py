@@ -152,6 +152,7 @@ def test_every_tensor_of_rnng_arrives(rnng_checkpoint):
         (lambda s, c: c.update(strategy="left_corner"), "left_corner"),
         (lambda s, c: c.update(h_dim=7), "h_dim is 7"),
         (lambda s, c: c.update(subword=True, vocabulary=["<pad>"] * 5), "vocabulary holds 5 tokens"),
+        (lambda s, c: c.update(subword=False, vocabulary=["<pad>"] * 5), "vocabulary holds 5 tokens"),
     ],
 )
 def test_rnng_checkpoints_that_do_not_fit(rnng_checkpoint, change, message):

@@ -311,10 +311,11 @@ class TestCard:
             "training_procedure": "Two minutes on a laptop.",
             "limits": "- Knows presidents only.",
         }
-        facts = {"repo_id": "org/gpst-tiny", "datasets": ["org/sotu"], "license": "cc0-1.0", "results": [self.RESULT]}
+        facts = {"repo_id": "org/gpst-tiny", "datasets": ["org/sotu"], "license": "cc0-1.0", "language": "zh"}
+        facts["results"] = [self.RESULT]
         text = fill_card(tiny_gpst_config, {**facts, **stated})
         data = ModelCard(text).data
-        assert (data.license, data.language, data.library_name) == ("cc0-1.0", "en", "transformers")
+        assert (data.license, data.language, data.library_name) == ("cc0-1.0", "zh", "transformers")
         assert data.pipeline_tag == "text-generation" and data.datasets == ["org/sotu"]
         assert {"custom_code", "hf_synlm", "gpst", "syntactic-language-model"} <= set(data.tags)
         assert data.metrics == ["perplexity"]
@@ -324,8 +325,9 @@ class TestCard:
             assert part in text
         assert text.count('from_pretrained("org/gpst-tiny", trust_remote_code=True)') == 2
 
-    def test_no_licence_and_base_model_unless_stated(self, tiny_gpst_config: GPSTConfig):
-        assert ModelCard(fill_card(tiny_gpst_config, {"repo_id": "a"})).data.license is None
+    def test_no_licence_language_and_base_model_unless_stated(self, tiny_gpst_config: GPSTConfig):
+        data = ModelCard(fill_card(tiny_gpst_config, {"repo_id": "a"})).data
+        assert data.license is None and data.language is None
         facts = {"repo_id": "a", "base_model": "org/b", "datasets": ["org/c"], "license": "mit"}
         data = ModelCard(fill_card(tiny_gpst_config, facts)).data
         assert (data.base_model, data.datasets, data.license) == ("org/b", ["org/c"], "mit")

@@ -163,6 +163,16 @@ print(json.dumps({
 """
 
 
+def pushed_files(folder: Path) -> dict[str, bytes]:
+    """Files of a folder, whose card names the repository."""
+    files = public_files(folder)
+    renamed = {
+        "README.md": (f'from_pretrained("{folder.name}"', f'from_pretrained("{NAME}"'),
+        "card.yaml": (f"repo_id: {folder.name}\n", f"repo_id: {NAME}\n"),
+    }
+    return files | {name: files[name].replace(*map(str.encode, names)) for name, names in renamed.items()}
+
+
 def test_push_pull_tune_push_pull(hub: HubServer, folder: Path, tmp_path: Path):
     author = Client(hub, tmp_path / "author", hub.token)
     push = ("login", "push", str(folder), NAME, "--no-verify", "--message", "First")
@@ -170,8 +180,9 @@ def test_push_pull_tune_push_pull(hub: HubServer, folder: Path, tmp_path: Path):
     assert status == 0, err
     first = out.strip()
     repository = hub.repositories[NAME]
-    assert repository.branches["main"] == first and repository.files() == public_files(folder)
-    assert "custom_code" in repository.files()["README.md"].decode()
+    assert repository.branches["main"] == first and repository.files() == pushed_files(folder)
+    card = repository.files()["README.md"].decode()
+    assert "custom_code" in card and card.count(f'from_pretrained("{NAME}"') == 2
 
     # Another commit on main: who pins the first one does not see it.
     newer = {**repository.files(), "modeling_gpst.py": b"raise RuntimeError('newer code')\n"}
@@ -182,7 +193,7 @@ def test_push_pull_tune_push_pull(hub: HubServer, folder: Path, tmp_path: Path):
         batch = AutoTokenizer.from_pretrained(folder)(["fruit flies like a banana"], return_tensors="pt")
         expected = own(**batch).logits.double().sum().item()
     assert found["commit"] == first and found["logits"] == expected != found["tuned"]
-    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in public_files(folder).items()}
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in pushed_files(folder).items()}
     assert found["files"] == hashes
 
     # The fine-tuned copy brings the code of the revision that it was loaded from.
@@ -246,7 +257,7 @@ def test_interruption_refusals_and_private_repositories(hub: HubServer, folder: 
     assert "training_args.bin" in unsafe[2] and "org/pickled" not in hub.repositories
     repository = hub.repositories[NAME]
     assert pushed[0] == 0 and repository.private and repository.files("main") == {}
-    assert repository.files("draft") == public_files(folder) and repository.branches["draft"] == pushed[1].strip()
+    assert repository.files("draft") == pushed_files(folder) and repository.branches["draft"] == pushed[1].strip()
     assert "nowhere" in missing[2] and "--trust-remote-code" in untrusted[2]
     found = json.loads(described[1])
     assert described[0] == 0 and found["self_contained"] and found["revision"] == pushed[1].strip()

@@ -53,22 +53,22 @@ BUILDS_ON = {"tree_lm": {"rnng"}, "urnng": {"gpst", "rnng"}}
 LABELED_SEARCH = "configuration_rnng rnng_actions rnng_composition rnng_fast_track rnng_fast_track_generation "
 LABELED_SEARCH += "rnng_forest_lstm rnng_generation rnng_particles rnng_plan rnng_stack_machine "
 SHIPPED = {
-    "gpst": (MODULES + SEARCH, 8240),
-    "rnng": (MODULES + SEARCH, 9130),  # the search names all fields of a state, and prepares its weights
-    "urnng": (MODULES + SEARCH + "gpst_stack_machine rnng_forest_lstm", 6350),
+    "gpst": (MODULES + SEARCH, 8140),
+    "rnng": (MODULES + SEARCH, 9010),  # the search names all fields of a state, and prepares its weights
+    "urnng": (MODULES + SEARCH + "gpst_stack_machine rnng_forest_lstm", 6320),
     "on_lstm": (
         MODULES + RECURRENT + "recurrent_distances recurrent_layers recurrent_running_sum syntactic_distance",
-        4350,
+        4250,
     ),
-    "prpn": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4930),
-    "palm": (MODULES + RECURRENT + "recurrent_layers", 3990),
+    "prpn": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4820),
+    "palm": (MODULES + RECURRENT + "recurrent_layers", 3888),
     "ordered_memory": (
         MODULES + RECURRENT + "recurrent_distances recurrent_layers recurrent_running_sum syntactic_distance",
-        4030,
+        3920,
     ),
-    "tree_lm": (MODULES + SEARCH + LABELED_SEARCH + "tree_attention", 9700),
-    "pushdown": (MODULES + SEARCH + "tree_attention", 6400),
-    "lstm": (MODULES + RECURRENT + "recurrent_layers", 3620),
+    "tree_lm": (MODULES + SEARCH + LABELED_SEARCH + "tree_attention", 9640),
+    "pushdown": (MODULES + SEARCH + "tree_attention", 6280),
+    "lstm": (MODULES + RECURRENT + "recurrent_layers", 3520),
 }
 
 

@@ -15,6 +15,8 @@ from hf_synlm import (
     PaLMForCausalLM,
     PRPNConfig,
     PRPNForCausalLM,
+    PushdownConfig,
+    PushdownForCausalLM,
     losses,
 )
 from hf_synlm.losses import linear_cross_entropy, to_shares
@@ -55,6 +57,15 @@ def grammar(**config: Any) -> tuple:
     return rnng.tiny(dropout=0.0, **config).train(), batch
 
 
+def pushdown() -> tuple:
+    """Trees that branch to the right."""
+    torch.manual_seed(0)
+    batch, sizes = text(), {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    places = torch.arange(batch["input_ids"].shape[1]) + 1
+    batch["attachments"] = torch.where(batch["attention_mask"] > 0, places, -100)
+    return PushdownForCausalLM(PushdownConfig(vocab_size=40, dropout=0.0, **sizes)).train(), batch
+
+
 def recurrent(model_class: type, config: Any, gold: str | None = None) -> tuple:
     torch.manual_seed(0)
     batch = text()
@@ -73,6 +84,7 @@ MODELS = {
     "gpst-classifier": gpst_classifier,
     **{f"rnng-{kind}": lambda kind=kind: grammar(loss_normalization=kind) for kind in ("batch", "token", "action")},
     "rnng-sum": lambda: grammar(loss_normalization="sum"),
+    "pushdown": pushdown,
     "lstm": lambda: recurrent(LSTMForCausalLM, LSTMConfig(**SIZES, dropout=0.0)),
     "on_lstm": lambda: recurrent(
         ONLSTMForCausalLM,

@@ -1,6 +1,7 @@
 """Pushdown Layers: values, gradients and beams of the authors' program; tape, search, caches and padding."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from training_runs import sample_files
+from training_runs import cut_off, run_here, sample_files
+from transformers import AutoTokenizer
 
 from hf_synlm.configuration_pushdown import PushdownConfig
 from hf_synlm.conversion.pushdown import convert_weights
+from hf_synlm.data.collate import encode_words
 from hf_synlm.data.gold_trees import gold_attachments
+from hf_synlm.data.treebank import read_treebank
 from hf_synlm.modeling_pushdown import PushdownForCausalLM, PushdownModel
 from hf_synlm.pushdown_tape import stack_tape, tree_attachments
-from hf_synlm.training import train_pushdown
 
 GOLDENS = Path(__file__).parent / "goldens" / "pushdown"
 CASES = ("01_random", "02_trained", "03_additive", "04_binary_tape", "05_trained_long")
@@ -232,12 +235,52 @@ def test_gold_trees_over_pieces() -> None:
     assert gold_attachments([(0, 3), (1, 3), (0, 4)], [True, True, False, True, True]) == [1, 2, 3, 1, 4]
 
 
-def test_program_trains_a_model_and_searches(tmp_path: Path) -> None:
-    files = sample_files(tmp_path, "trees", train=6, valid=2)
-    sizes = "hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=24"
-    command = ["--config", "pushdown_tiny", "--train_file", files["train"], "--validation_file", files["valid"]]
-    command += ["--config_overrides", sizes, "--max_steps", "3", "--use_cpu", "--disable_tqdm", "True"]
-    train_pushdown.main([*command, "--num_beams", "2", "--output_dir", str(tmp_path / "run")])
-    results = json.loads((tmp_path / "run" / "eval_results.json").read_text())
-    assert 0 <= results["eval_f1"] < 100 and results["eval_word_perplexity"] > 1
-    assert PushdownForCausalLM.from_pretrained(tmp_path / "run").config.num_hidden_layers == 1
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict]:
+    """Runs the program in this process on a few trees; its results and what it printed."""
+    files = sample_files(tmp_path, "trees", train=24, valid=6, test=3)
+    argv = [
+        "--config",
+        "pushdown_tiny",
+        "--overwrite_output_dir",
+        "False",
+        "--num_beams",
+        "2",
+        "--batch_group_size",
+        "8",
+    ]
+    argv += ["--train_files", files["train"], "--validation_files", files["valid"], "--test_files", files["test"]]
+    argv += ["--per_device_train_batch_size", "4", "--num_train_epochs", "2", "--checkpointing_steps", "1"]
+    argv += ["--config_overrides", "hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=24"]
+
+    def start(output_dir: Path, *flags: str) -> dict:
+        return run_here("train_pushdown", [*argv, "--output_dir", str(output_dir), *flags], files["cache"], capsys)
+
+    return start
+
+
+def test_program_trains_searches_and_resumes(run: Callable[..., dict], tmp_path: Path) -> None:
+    flags = ("--gradient_accumulation_steps", "2", "--checkpoints_total_limit", "9", "--tokenizer_type", "bpe")
+    flags = (*flags, "--tokenizer_min_frequency", "1", "--tokenizer_vocab_size", "300")
+    straight = run(tmp_path / "straight", *flags)
+    cut_off(tmp_path / "straight", tmp_path / "killed", 2)
+    resumed = run(tmp_path / "killed", *flags)
+    assert "resumed from" in resumed["stdout"]
+    assert all(resumed[key] == straight[key] for key in ("step", "best_step", "train", "evaluations", "test"))
+    weights = [tmp_path / name / "model" / "model.safetensors" for name in ("straight", "killed")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    search, losses = straight["test"]["search"], straight["test"]["losses"]
+    assert 0 <= search["unlabeled_f1"] <= 100 and "labeled_f1" not in search and search["word_perplexity"] > 1
+    # The likelihood of the test trees is that of the saved model.
+    model = PushdownForCausalLM.from_pretrained(tmp_path / "straight" / "model").eval()
+    tokenizer, nats = AutoTokenizer.from_pretrained(tmp_path / "straight" / "model"), 0.0
+    for sentence in read_treebank(tmp_path / "trees.test.txt"):
+        ids, is_end = encode_words(tokenizer, sentence.words)
+        gold = torch.tensor([[*gold_attachments(sentence.spans, is_end), -100]])
+        nats -= model(torch.tensor([[*ids, tokenizer.eos_token_id]]), attachments=gold).joint_log_prob.item()
+    assert losses["nats"] == pytest.approx(nats, rel=1e-5)
+
+
+def test_beams_of_actions_are_refused(run: Callable[..., dict], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="action_beam_size is a beam of RNNG"):
+        run(tmp_path / "run", "--action_beam_size", "5")

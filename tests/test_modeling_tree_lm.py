@@ -15,9 +15,12 @@ from hf_synlm import TreeLMConfig, TreeLMForCausalLM, TreeLMForSequenceClassific
 from hf_synlm.data.gold_trees import binary_constituents, encode_trees, label_inventory
 from hf_synlm.data.treebank import parse_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.evaluation.generation import generate_texts
+from hf_synlm.evaluation.treebank_parsing import parse_sentences
+from hf_synlm.hub.card import fill_card
 from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.tree_attention import RelativeTerm, tree_attention
-from hf_synlm.tree_lm_binary import BinaryTreeLMStackMachine
+from hf_synlm.tree_lm_bottom_up import BinaryTreeLMStackMachine
 from hf_synlm.tree_lm_linearization import linearize
 from hf_synlm.tree_lm_stack_machine import TreeLMStackMachine
 from tests.reference.rnng_search import Grammar, log_sum_exp
@@ -36,8 +39,9 @@ TINY = {
     "action_beam_size": 12,
     "dropout": 0.0,
 }
-# Causal attention over binary trees, too, and two decoders of transformers.
-STRUCTURES = ("causal", "stack_compose", "binary", "gpt2", "qwen3")
+# Causal attention over labels after words, too, and two decoders of transformers.
+BOTTOM_UP = ("binary", "no_opening")
+STRUCTURES = ("causal", "stack_compose", *BOTTOM_UP, "gpt2", "qwen3")
 LENGTHS = [7, 1, 4, 10, 2]
 TOLERANCE = {"rtol": 0, "atol": 1e-5}
 
@@ -51,7 +55,7 @@ def decoder_config(kind):
 
 def tiny(cls=TreeLMForCausalLM, **overrides):
     torch.manual_seed(0)
-    if overrides.get("structure_attention") == "binary":
+    if overrides.get("structure_attention") in BOTTOM_UP:
         overrides["linearization"] = overrides.pop("structure_attention")
         overrides["eos_token_id"] = 1
     elif overrides.get("structure_attention") in CONFIG_MAPPING:
@@ -66,8 +70,8 @@ def tiny(cls=TreeLMForCausalLM, **overrides):
 
 
 def batch(lengths=LENGTHS, pieces=False, left=False, structure="causal"):
-    values = batch_of(draw("binary" if structure == "binary" else "top_down", lengths, pieces, seed=1), left)
-    values["input_ids"] += values["input_ids"] == 1  # the end token of binary trees
+    values = batch_of(draw(structure if structure in BOTTOM_UP else "top_down", lengths, pieces, seed=1), left)
+    values["input_ids"] += values["input_ids"] == 1  # the end token
     return values if pieces else {name: value for name, value in values.items() if name != "word_ends"}
 
 
@@ -275,7 +279,7 @@ def test_the_walk_with_a_stack(structure):
         gold = slow.gather(1, plan.targets[row, : len(actions), None]).sum()
         torch.testing.assert_close(together.joint_log_prob[row], gold)
         found = together.action_logits[row, : len(actions)].log_softmax(-1)
-        if structure == "binary":
+        if structure in BOTTOM_UP:
             torch.testing.assert_close(found[:, 3], slow[:, 1])
             slow[:, 1] = -math.inf
         torch.testing.assert_close(found[:, 1], slow[:, :19].logsumexp(1))
@@ -287,7 +291,9 @@ def test_the_walk_with_a_stack(structure):
 def test_search_is_the_sum_over_all_derivations(structure, normalization):
     limits = {"max_open_nonterminals": 3, "max_consecutive_nonterminals": 2, "nonterminals": ["A", "B"]}
     model = tiny(structure_attention=structure, vocab_size=6, normalization=normalization, **limits)
-    words = [3, 5, 2, 4] if structure == "binary" else [3, 5]
+    words = {"binary": [3, 5, 2, 4], "no_opening": [3, 5, 2]}.get(structure, [3, 5])
+    if structure == "no_opening":
+        model.config.max_open_nonterminals = 2
     grammar = Grammar(model, words, normalization=normalization)
     ids = torch.tensor([words])
     wide = {"num_beams": 600, "action_beam_size": 600}
@@ -399,6 +405,35 @@ def test_bad_binary_trees_are_named(actions, message):
         tiny(structure_attention="binary")(torch.tensor([[5, 6, 7]]), actions=torch.tensor([actions]))
 
 
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ([4, 1, 1, 1, 4, 3], "position 0.*there is none yet"),
+        ([1, 1, 1, 4, 1, 3], "SHIFT, but word_ends has only 3"),
+        ([1, 1, 4, 1, 3], "position 4.*FINISH needs the label"),
+        ([1, 1, 1, 4], "before the sentence is finished"),
+        ([1, 1, 2, 1, 4, 3], "position 2.*closed by its label"),
+    ],
+)
+def test_bad_strings_of_labels_are_named(actions, message):
+    with pytest.raises(ValueError, match=message):
+        tiny(structure_attention="no_opening")(torch.tensor([[5, 6, 7]]), actions=torch.tensor([actions]))
+
+
+def test_strings_of_labels_have_no_trees():
+    model = tiny(structure_attention="no_opening", nonterminals=["A", "B"])
+    output = model.parse(torch.tensor([[5, 6, 7]]), num_return_sequences=2)
+    assert output.spans == [[[], []]] and output.labels == [[[], []]]
+    taken = [action for action in output.actions[0, 0].tolist() if action]
+    assert taken.count(1) == 3 and taken[-1] == 3 and taken[-2] >= 4
+    tokenizer = word_tokenizer([("a", "b")], min_count=1)
+    with pytest.raises(ValueError, match="there are no trees"):
+        parse_sentences(model, tokenizer, ["a b"])
+    (text,) = generate_texts(model, tokenizer, ["a b"], max_new_tokens=2)
+    assert text.tree.hypotheses == () and text.num_new_tokens <= 2
+    assert "parse(" not in fill_card(model.config, {"repo_id": "x"})
+
+
 def test_pieces_of_a_word_are_one_element():
     """In the search as in given derivations: all trees over three words, the second of two pieces."""
     model = tiny(structure_attention="binary", nonterminals=["A", "B"], subwords=True)
@@ -437,7 +472,7 @@ def test_trees_of_the_treebank_come_back():
     ("fields", "message"),
     [
         ({"linearization": "bottom_up"}, "bottom_up"),
-        ({"linearization": "binary", "structure_attention": "stack_compose"}, "binary trees need 'causal'"),
+        ({"linearization": "binary", "structure_attention": "stack_compose"}, "after words need 'causal'"),
         ({"linearization": "binary", "eos_token_id": None}, "an end token"),
         ({"structure_attention": "tree"}, "tree"),
         ({"hidden_size": 18, "num_attention_heads": 4}, "hidden_size 18"),

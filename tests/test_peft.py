@@ -129,6 +129,27 @@ def test_lora_trains_saves_loads_and_merges(name: str, tmp_path: Any) -> None:
         torch.testing.assert_close(scores(model, name), plain, atol=1e-5, rtol=1e-5)
 
 
+def merged_after_gradients(model, inputs):
+    """The model with random adapters merged: every adapter has a gradient, and the loss stays."""
+    torch.manual_seed(1)
+    for key, value in model.named_parameters():
+        if "lora_" in key:
+            value.data.normal_(0, 0.1)
+    output = model(**inputs)
+    output.loss.backward()
+    found = {key: value.grad for key, value in model.named_parameters() if "lora_B" in key}
+    assert found and not [key for key, grad in found.items() if grad is None or not grad.any()]
+    merged = copy.deepcopy(model).merge_and_unload()
+    torch.testing.assert_close(merged(**inputs).loss, output.loss, atol=1e-4, rtol=1e-4)
+    return merged
+
+
+def check_equal_parses(first, second, **inputs) -> None:
+    parses = [each.parse(**inputs) for each in (first, second)]
+    assert parses[0].spans == parses[1].spans
+    torch.testing.assert_close(parses[0].token_log_probs, parses[1].token_log_probs, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", [*TARGETS, *MORE])
 def test_no_adapter_is_without_effect(name: str) -> None:
     """Every layer with random adapters: the same as with merged weights, and every adapter gets a gradient."""
@@ -138,25 +159,13 @@ def test_no_adapter_is_without_effect(name: str) -> None:
     refused += ["lm_head", "model.embed_tokens"] if is_rnng else []
     refused += ["model.parser.score"] if name == "prpn" else []
     model = adapted(base, **every_target(base, refused)).eval()
-    torch.manual_seed(1)
-    for key, value in model.named_parameters():
-        if "lora_" in key:
-            value.data.normal_(0, 0.1)
     inputs = labeled(name)
     if name in ("on_lstm, split head", "on_lstm, hidden", "prpn, syd"):
         inputs["distances"] = torch.rand(inputs["input_ids"].shape)
-    output = model(**inputs)
-    output.loss.backward()
-    found = {key: value.grad for key, value in model.named_parameters() if "lora_B" in key}
-    assert found and not [key for key, grad in found.items() if grad is None or not grad.any()]
-    merged = copy.deepcopy(model).merge_and_unload()
-    torch.testing.assert_close(merged(**inputs).loss, output.loss, atol=1e-4, rtol=1e-4)
+    merged = merged_after_gradients(model, inputs)
     torch.testing.assert_close(scores(merged, name), scores(model, name), atol=1e-4, rtol=1e-4)
     if name not in ("awd_lstm", "lstm"):
-        ids = inputs["input_ids"][:1, :4]
-        first, second = (each.parse(ids) for each in (model.base_model, merged))
-        assert first.spans == second.spans
-        torch.testing.assert_close(first.token_log_probs, second.token_log_probs, atol=1e-4, rtol=1e-4)
+        check_equal_parses(model.base_model, merged, input_ids=inputs["input_ids"][:1, :4])
 
 
 @pytest.mark.parametrize("name", NEWER)
@@ -165,21 +174,10 @@ def test_no_adapter_of_the_newer_architectures_is_without_effect(name: str) -> N
     base, inputs = make(name)
     tied = ["lm_head", "label_head", "model.embed_tokens", "model.embed_labels"]
     model = adapted(base, **every_target(base, tied)).eval()
-    torch.manual_seed(1)
-    for key, value in model.named_parameters():
-        if "lora_" in key:
-            value.data.normal_(0, 0.1)
-    output = model(**inputs)
-    output.loss.backward()
-    found = {key: value.grad for key, value in model.named_parameters() if "lora_B" in key}
-    assert found and not [key for key, grad in found.items() if grad is None or not grad.any()]
-    merged = copy.deepcopy(model).merge_and_unload()
-    torch.testing.assert_close(merged(**inputs).loss, output.loss, atol=1e-4, rtol=1e-4)
+    merged = merged_after_gradients(model, inputs)
     plain = texts(inputs)
     torch.testing.assert_close(merged(**plain).logits, model(**plain).logits, atol=1e-4, rtol=1e-4)
-    first, second = (each.parse(**plain) for each in (model.base_model, merged))
-    assert first.spans == second.spans
-    torch.testing.assert_close(first.token_log_probs, second.token_log_probs, atol=1e-4, rtol=1e-4)
+    check_equal_parses(model.base_model, merged, **plain)
 
 
 def test_adapter_of_the_tied_head_is_seen_by_loss_and_logits() -> None:

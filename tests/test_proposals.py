@@ -56,6 +56,20 @@ def test_sums_grow_with_the_trees(architecture: str, trees: Path) -> None:
     assert score_proposals(scorer, WORDS, given[::-1]).log_prob == pytest.approx(sums[2].log_prob, abs=1e-5)
 
 
+def test_trees_of_one_string_count_once(tmp_path: Path) -> None:
+    """Without opening labels; the search sums over more strings."""
+    file = tmp_path / "trees.txt"
+    strings = [f"(S {'(NP ' * before}(X the) (X dog){')' * before})" for before in (0, 1)]
+    file.write_text("\n".join([*strings, "(S (X the) (NP (X dog)))"]) + "\n")
+    scorer, given = scorer_of("tree_lm_no_opening"), read_proposals([file])[("the", "dog")]
+    score = score_proposals(scorer, ("the", "dog"), given)
+    assert (len(given), score.num_trees) == (3, 2)
+    wide = scorer_of("tree_lm_no_opening", num_beams=2000)
+    wide.model.config.max_open_nonterminals, wide.model.config.action_beam_size = 2, 2000
+    [found] = score_words(wide, [TextItem("1", "the dog")], end=True)
+    assert score.log_prob < sum(log_prob for _, log_prob in found.tokens) + found.end < 0
+
+
 def test_labels_of_binary_trees(tmp_path: Path) -> None:
     """Unary chains have one label there, which the model must know; "@" stands for the nodes of binarization."""
     file = tmp_path / "trees.txt"

@@ -243,7 +243,7 @@ def small_batch(accelerator: Accelerator, corpus: dict[str, str], tmp_path: Path
     """A small untrained RNNG with encoded trees."""
     data = tree_batches.TreeDataArguments(train_files=[corpus["train"]], validation_files=[corpus["valid"]])
     arguments = train_rnng.RNNGModelArguments(config_overrides={"embedding_size": 8, "hidden_size": 8, **config})
-    trees, tokenizer, model = train_rnng.load_data(accelerator, arguments, data, tmp_path)
+    trees, _, tokenizer, model = train_rnng.load_data(accelerator, arguments, data, tmp_path)
     return trees, tree_batches.TreeCollator(tokenizer.pad_token_id, model.config), model
 
 

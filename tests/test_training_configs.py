@@ -13,7 +13,7 @@ from training_runs import TRAINING, sample_files
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.data.treebank import read_treebank
-from hf_synlm.training import train_recurrent, train_rnng, train_tree_lm, train_urnng
+from hf_synlm.training import train_pushdown, train_recurrent, train_rnng, train_tree_lm, train_urnng
 from hf_synlm.training.arguments import check_overrides, parse_arguments
 from hf_synlm.training.finetune_glue import GlueRecipe
 from hf_synlm.training.finetune_grammar_induction import InductionRecipe
@@ -21,10 +21,17 @@ from hf_synlm.training.finetune_summarization import SummarizationRecipe
 from hf_synlm.training.pretrain_gpst import GPSTRecipe
 
 RECIPES = (GPSTRecipe, train_rnng.RNNGRecipe, train_tree_lm.TreeLMRecipe, train_urnng.URNNGRecipe)
-RECIPES = (*RECIPES, train_recurrent.RecurrentRecipe, GlueRecipe, SummarizationRecipe, InductionRecipe)
+RECIPES = (
+    *RECIPES,
+    train_pushdown.PushdownRecipe,
+    train_recurrent.RecurrentRecipe,
+    GlueRecipe,
+    SummarizationRecipe,
+    InductionRecipe,
+)
 RECIPES = {recipe.program: recipe for recipe in RECIPES}
-# Those of programs that use `Trainer` are in test_treereg.py and test_modeling_pushdown.py.
-OF_TRAINER = ("treereg_tiny", "pushdown_tiny")
+# Those of programs that use `Trainer` are in test_treereg.py and test_tree_planting.py.
+OF_TRAINER = ("treereg_tiny", "tree_planting_tiny")
 CONFIGS = sorted(path for path in (TRAINING / "configs").glob("*.yaml") if path.stem not in OF_TRAINER)
 
 
@@ -79,7 +86,7 @@ def check_recurrent(name: str, values: dict[str, Any]) -> None:
         assert values["schedule"] == schedules[values["architecture"]]
         rates = {"sgd-asgd": 30, "adam-asgd": 1e-3, "adam-plateau": 1e-3 if name == "prpn_wsj10" else 3e-3}
         assert values["learning_rate"] == rates[values["schedule"]]
-    if train_recurrent.has_trees(config):  # what parse would refuse is refused here, not after an epoch
+    if config.gives_trees:  # what parse would refuse is refused here, not after an epoch
         assert set(values["parse_options"]) <= set(inspect.signature(model_class.parse).parameters)
 
 

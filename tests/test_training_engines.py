@@ -95,7 +95,7 @@ def test_synlm_train_needs_only_the_package(tmp_path: Path) -> None:
 
 def test_synlm_train_shows_help_and_refuses_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--help"]) == 0
-    programs = {"gpst", "rnng", "tree-lm", "urnng", "pushdown", "recurrent", "treereg"}
+    programs = {"gpst", "rnng", "tree-lm", "urnng", "pushdown", "recurrent", "treereg", "tree-planting"}
     assert programs | {"glue", "summarization", "induction"} <= set(capsys.readouterr().out.split())
     assert main(["train", "rnng", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())

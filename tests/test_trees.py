@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hf_synlm.data.brackets import brackets_to_tree
 from hf_synlm.data.treebank import brackets_to_labeled_spans
 from hf_synlm.evaluation.baseline_trees import balanced, left_branching, random_tree
 from hf_synlm.trees import (
     binarize,
-    brackets_to_tree,
     fold_tokens,
     labeled_spans_to_brackets,
     right_branching,

@@ -89,7 +89,7 @@ def _add(group: typer.Typer, *commands: Callable[..., None]) -> None:
         add(options.as_typer_command(command))
 
 
-_add(app, trees.parse, trees.surprisal, trees.generate, trees.draw, trees.treebank)
+_add(app, trees.parse, trees.surprisal, trees.generate, trees.draw, trees.silver, trees.treebank)
 _add(app, hub.convert, hub.info, hub.export, hub.verify, hub.push)
 _add(
     evaluations,

@@ -1,6 +1,7 @@
 """`synlm evaluate`: scores of models on treebanks, texts and test suites; means and pictures of the results."""
 
 import dataclasses
+import inspect
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -157,7 +158,9 @@ def parsing(
             write_text(save_trees, "".join(f"{lines.get(number, '')}\n" for number in range(count)))
             typer.echo(f"wrote {save_trees}", err=True)
         scores, tables = _score(bank, {scorer.name: parsed}, rule)
-        unused = ["estimator", "begin_token", *([] if chosen.get("method", "search") == "search" else ["num_beams"])]
+        method = inspect.signature(scorer.model.parse).parameters.get("method")
+        chosen = {"method": "search" if method is None else method.default, **chosen}
+        unused = ["estimator", "begin_token", *([] if chosen["method"] == "search" else ["num_beams"])]
         settings |= {**dict.fromkeys(unused), "parse": chosen, "seed": parsing.seed}
         result = EvaluationResult.of(scorer, "parsing", scores, settings, data=data, tables=tables, seconds=seconds)
     options.report(result, out)

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-import yaml
 
 from hf_synlm.cli import options
-from hf_synlm.evaluation.results import card_rows, load_result
+from hf_synlm.evaluation.results import card_rows, check_results_of, load_result
 
 
 def _check_target(out: Path, overwrite: bool) -> None:
@@ -52,6 +51,8 @@ def convert(
 
     loaded = None if tokenizer is None else load_tokenizer(tokenizer)
     convert_files(architecture, weights, config, out, loaded, overwrite=overwrite)
+    if not (out / "tokenizer_config.json").is_file():
+        typer.echo(f"{out} has no tokenizer, so it cannot read text: convert again with --tokenizer", err=True)
     typer.echo(f"wrote {out}; check it by `synlm verify {out}`", err=True)
 
 
@@ -110,41 +111,51 @@ def export(
     Options:
         out: Folder to write.
         facts: YAML or JSON file of what the card states: repo_id, license, language, datasets, training_data,
-            training_procedure, limits, results, task, ...
-        results: Result file of `synlm evaluate --out` to report on the card; repeat for several.
+            training_procedure, limits, results, task, ... Default: what card.yaml beside the model states; single facts
+            replace those. A card without card.yaml stays as it is.
+        results: Result file of `synlm evaluate --out` to report on the card; repeat for several. They replace the
+            numbers of card.yaml beside the model.
 
     Examples:
         synlm export model_cards/gpst-tiny --out gpst-tiny --facts model_cards/gpst-tiny/card.yaml
         synlm export model_cards/gpst-tiny --out my-gpst --results f1.json --results ppl.json
         synlm export your-name/gpst-tiny --revision v1.0 --out gpst-tiny-v1 --dtype bfloat16
     """
-    from hf_synlm.hub.card import fill_card
+    from hf_synlm.hub.card import read_facts
     from hf_synlm.hub.checkpoint import load_pretrained, saved_auto_class
     from hf_synlm.hub.export import export_model
 
-    stated = {"repo_id": out.resolve().name, **_read_facts(facts)}
-    measured = [row for path in results or () for row in card_rows(load_result(path))]
-    stated["results"] = [*stated.get("results", ()), *measured]
+    given = {} if facts is None else read_facts(facts)
+    found = {path: load_result(path) for path in results or ()}
+    measured = [row for result in found.values() for row in card_rows(result)]
     auto_class = saved_auto_class(model, revision, trust_remote_code)
-    if auto_class.__name__ == "AutoModelForSequenceClassification":
-        stated.setdefault("task", "text-classification")
     loaded, tokenizer = load_pretrained(
         model, auto_class, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
     )
-    export_model(loaded, tokenizer, out, card=fill_card(loaded.config, stated), overwrite=overwrite)
+    check_results_of(found, model, type(loaded).__name__, loaded.num_parameters())
+    stated, text = _stated_facts(model, revision, out.resolve().name, given, measured)
+    if auto_class.__name__ == "AutoModelForSequenceClassification":
+        stated.setdefault("task", "text-classification")
+    export_model(loaded, tokenizer, out, card=text, overwrite=overwrite, facts=stated)
     typer.echo(f"wrote {out}; check it by `synlm verify {out}`", err=True)
 
 
-def _read_facts(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is neither YAML nor JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} must map facts to values, such as `license: cc0-1.0`")
-    return found
+def _stated_facts(
+    model: str, revision: str | None, name: str, given: dict[str, Any], measured: list[dict[str, Any]]
+) -> tuple[dict[str, Any], str | None]:
+    """Facts for the card of a copy, and the text of a card that has no facts and stays as it is."""
+    from hf_synlm.hub.card import saved_card
+
+    known, text = saved_card(model, revision)
+    if known is None and text is not None and measured and not given:
+        raise ValueError(
+            f"{model!r} has a README.md without card.yaml, which --results would replace. Give what the new card shall "
+            "state by --facts."
+        )
+    stated = {**(known or {}), "repo_id": name, **given}
+    if measured:
+        stated["results"] = [*given.get("results", ()), *measured]
+    return stated, text if known is None and not given else None
 
 
 def verify(
@@ -176,7 +187,7 @@ def verify(
     """
     from huggingface_hub import snapshot_download
 
-    from hf_synlm.hub.checkpoint import check_model_source
+    from hf_synlm.hub.checkpoint import check_model_source, one_line_errors
     from hf_synlm.hub.verify import encode_texts
 
     check_model_source(model, revision)
@@ -187,7 +198,8 @@ def verify(
             "--trust-remote-code"
         )
     if not folder.is_dir():
-        folder = Path(snapshot_download(model, revision=revision))
+        with one_line_errors(model, "model"):
+            folder = Path(snapshot_download(model, revision=revision))
     typer.echo(f"loading {model} with and without hf_synlm ...", err=True)
     inputs = encode_texts(folder, text) if text else {}
     chosen = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "tolerance": tolerance}
@@ -220,9 +232,9 @@ def push(
     """Upload a folder as one commit: all of it arrives, or nothing.
 
     The command first checks the login and verifies the folder, and does not push it if something differs (exit code 1).
-    Hidden files are left out, pickles are refused. The token is that of `hf auth login` or of the environment variable
-    HF_TOKEN; there is no option for it, because other users of the machine can see it. Prints the hash of the
-    commit, for `revision=`.
+    Hidden files are left out, pickles are refused. The example on the card gets the name of the repository. The token
+    is that of `hf auth login` or of the environment variable HF_TOKEN; there is no option for it, because other users
+    of the machine can see it. Prints the hash of the commit, for `revision=`.
 
     Options:
         folder: What `synlm export` or a training script wrote.
@@ -238,9 +250,13 @@ def push(
         synlm push gpst-tiny your-name/gpst-tiny --private
         synlm push gpst-tiny your-name/gpst-tiny --revision v2 --message "Trained twice as long" --no-verify
     """
-    from hf_synlm.hub.export import check_login, files_to_push, push_to_hub
+    from hf_synlm.hub.card import missing_on_card
+    from hf_synlm.hub.export import check_login, check_repo_id, files_to_push, push_to_hub
 
+    check_repo_id(repo_id)
     sizes = files_to_push(folder)
+    for remark in missing_on_card(str(folder)):
+        typer.echo(remark, err=True)
     if check and not dry_run:
         check_login()
     if check and not _print_report(folder):

@@ -17,6 +17,10 @@ PROGRAMS = {
     "recurrent": ("train_recurrent", "Train ON-LSTM, PRPN, PaLM, Ordered Memory or AWD-LSTM on treebanks or text."),
     "pushdown": ("train_pushdown", "Train Pushdown Layers on a treebank."),
     "treereg": ("train_treereg", "Train any causal language model of transformers on a treebank with TreeReg."),
+    "tree-planting": (
+        "train_tree_planting",
+        "Train any causal language model of transformers on a treebank with tree-planting.",
+    ),
     "glue": ("finetune_glue", "Fine-tune a classifier on GLUE or on a table of labeled texts."),
     "summarization": ("finetune_summarization", "Fine-tune a model to summarize."),
     "induction": ("finetune_grammar_induction", "Fine-tune GPST on the words of a treebank and score its trees."),

@@ -4,7 +4,8 @@ import dataclasses
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -23,11 +24,13 @@ from hf_synlm.data.treebank import (
     to_ptb_concat,
 )
 from hf_synlm.evaluation.results import EvaluationResult, describe_files, markdown_table
-from hf_synlm.evaluation.text_items import read_items, table_text
+from hf_synlm.evaluation.text_items import TextItem, read_items, table_text
 from hf_synlm.viz import SentenceView, sentences_to_page
 
 if TYPE_CHECKING:
     from hf_synlm.evaluation.generation import GeneratedText
+    from hf_synlm.evaluation.scoring import TextScorer
+    from hf_synlm.evaluation.surprisal import WordScores
 
 Format: TypeAlias = Literal["brackets", "json", "text", "upright", "latex", "svg", "html"]
 FormatOption = Annotated[Format, typer.Option("--format")]
@@ -173,6 +176,52 @@ def treebank(
     write_json(_meta(out), {**facts, **files, "command": options.command_line.get()})
     dropped = "".join(f", {count:,} left out ({why})" for why, count in left_out.items())
     typer.echo(f"wrote {len(lines):,} trees of {num_words:,} words to {out}{dropped}", err=True)
+
+
+def silver(
+    texts: options.PathArgument,
+    out: Annotated[Path, options.Writes(_check_with_meta, beside=_meta)],
+    overwrite: bool = False,
+    language: str = "en",
+    package: str | None = None,
+    models: Annotated[Path | None, typer.Option(exists=True, file_okay=False)] = None,
+    words: Literal["split", "keep"] = "split",
+    device: str | None = None,
+    batch_size: options.Positive = 50,
+) -> None:
+    """Parse text by Stanza, a neural parser, to get trees to train on where no treebank is.
+
+    Needs: pip install 'hf_synlm[silver]'. Writes a tree per sentence as the parser gives it; `synlm treebank` makes
+    training data of it. Models of Stanza that are missing are downloaded. OUT.meta.json names parser and checksums.
+
+    Options:
+        texts: Text, one sentence per line; blank lines are left out; - reads standard input.
+        out: File to write.
+        language: Language of Stanza, such as en, de, zh-hans.
+        package: Parser of the language; default: Stanza's own choice.
+        models: Folder of Stanza's models; default: ~/stanza_resources.
+        words: split words and punctuation as treebanks do, or keep those that white space separates.
+        batch_size: Number of sentences that are parsed together.
+
+    Examples:
+        synlm silver novel.txt --out silver.mrg
+        synlm treebank silver.mrg --max-words 40 --out train.txt
+    """
+    lines = [line for line in read_lines(texts) if line.strip()]
+    if not lines:
+        raise ValueError(f"{texts} holds no sentence: give one per line")
+    from tqdm import tqdm
+
+    from hf_synlm.data.silver import load_parser, silver_trees
+
+    parser = load_parser(language, package, models, split_words=words == "split", device=device)
+    trees = list(tqdm(silver_trees(parser, lines, batch_size), total=len(lines), desc="silver trees", unit="sentence"))
+    write_text(out, "\n".join(trees) + "\n")
+    used = {name: [model.package for model in found] for name, found in parser.load_list}
+    files = {"inputs": describe_files([texts]), "output": describe_files([out])}
+    parser_facts = {"stanza": version("stanza"), "language": language, "packages": used}
+    write_json(_meta(out), {"trees": len(trees), **parser_facts, **files, "command": options.command_line.get()})
+    typer.echo(f"wrote {len(trees):,} trees to {out}", err=True)
 
 
 def draw(
@@ -351,7 +400,8 @@ def generate(
     from hf_synlm.evaluation.generation import generate_texts
 
     scorer = loading.scorer(model, gguf_file=gguf_file)
-    has_trees = hasattr(scorer.model, "parse") and chosen.get("structure_mode") != "marginal"
+    has_trees = getattr(scorer.model.config, "gives_trees", hasattr(scorer.model, "parse"))
+    has_trees = has_trees and chosen.get("structure_mode") != "marginal"
     if style in ("tree", "brackets") and not has_trees:
         raise ValueError(f"--format {style}: the model gives no trees here. Choose text, table or json.")
     found = generate_texts(
@@ -437,12 +487,8 @@ def surprisal(
     if lmzoo and unit != "bits":
         raise ValueError(f"--unit {unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
     items = read_items(texts, kind=file_format, text_column=text_column, item_column=item_column)
-    repeated = sum(count > 1 for count in Counter(item.item for item in items).values())
-    if repeated and not lmzoo:
-        _say(
-            f"items with several texts: {repeated}. Join other tables by sentence_id, which counts the rows of the "
-            "input, and word_id, not by item"
-        )
+    if not lmzoo:
+        _say_repeated_items(items)
     scorer = scoring.scorer(model, begin=first_word, details=not lmzoo)
     from hf_synlm.evaluation import surprisal as words
 
@@ -462,12 +508,7 @@ def surprisal(
     seconds = time.perf_counter() - start
     rows = words.token_table(scores) if lmzoo else words.word_table(items, scores, unit)
     names = words.LMZOO_COLUMNS if lmzoo else words.columns(unit, items)
-    counts = {
-        "texts": len(scores),
-        "words": sum(len(found.words) for found in scores),
-        "tokens": sum(len(found.tokens) for found in scores),
-        "unknown_words": sum(sum(found.unknown) for found in scores),
-    }
+    counts = _counts(scores)
     settings = {
         "unit": unit, "context": context, "word_correction": word_correction, "tokenize": tokenize,
         "first_word": first_word, "seed": scoring.seed,
@@ -479,6 +520,29 @@ def surprisal(
     if out is not None:
         write_text(_meta(out), result.to_json())
         _say(f"wrote {_meta(out)}, which says how the table was made")
+    _say_what_was_cut(scorer, counts, tokenize)
+
+
+def _say_repeated_items(items: Sequence[TextItem]) -> None:
+    repeated = sum(count > 1 for count in Counter(item.item for item in items).values())
+    if repeated:
+        _say(
+            f"items with several texts: {repeated}. Join other tables by sentence_id, which counts the rows of the "
+            "input, and word_id, not by item"
+        )
+
+
+def _counts(scores: "Sequence[WordScores]") -> dict[str, int]:
+    return {
+        "texts": len(scores),
+        "words": sum(len(found.words) for found in scores),
+        "tokens": sum(len(found.tokens) for found in scores),
+        "unknown_words": sum(sum(found.unknown) for found in scores),
+    }
+
+
+def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize: str | None) -> None:
+    """Remarks on words that the model does not know, and texts that it cannot read in one piece."""
     if counts["unknown_words"]:
         remedy = "each is read as a class of unknown words; a model with word pieces knows all words"
         if tokenize is None:
@@ -489,8 +553,8 @@ def surprisal(
         )
     if scorer.cuts["texts_in_windows"]:
         _say(
-            f"{scorer.cuts['texts_in_windows']} of {len(items)} texts are longer than the model's {scorer.max_tokens} "
-            "positions: they were scored in windows that overlap by half"
+            f"{scorer.cuts['texts_in_windows']} of {counts['texts']} texts are longer than the model's "
+            f"{scorer.max_tokens} positions: they were scored in windows that overlap by half"
         )
 
 

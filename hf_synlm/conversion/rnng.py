@@ -152,8 +152,6 @@ def _word_final(vocabulary: Sequence[str] | None, vocab_size: int) -> Tensor:
             stacklevel=3,
         )
         return torch.ones(vocab_size, dtype=torch.bool)
-    if len(vocabulary) != vocab_size:
-        raise ValueError(f"The vocabulary holds {len(vocabulary)} tokens, the checkpoint {vocab_size}.")
     # Padding, unknown characters, beginning and end: of these, only the unknown one is part of a word.
     flags = [WORD_END in token or token in (PAD_TOKEN, BEGIN_TOKEN, END_TOKEN) for token in vocabulary]
     return torch.tensor(flags)
@@ -187,6 +185,9 @@ def rnng_config(tensors: Mapping[str, Tensor], original_config: Mapping[str, Any
         "num_layers": count_parts(tensors, "model.stack_lstm.cells."),
     }
     check_sizes(sizes, original_config)
+    vocabulary = original_config.get("vocabulary")
+    if vocabulary is not None and len(vocabulary) != vocab_size:
+        raise ValueError(f"The vocabulary holds {len(vocabulary)} tokens, the checkpoint {vocab_size}.")
     return RNNGConfig(
         vocab_size=vocab_size,
         embedding_size=width,

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
+from hf_synlm.data.brackets import brackets_to_tree, unescape_word
 from hf_synlm.data.text import PathLike, errors_at, read_lines
 from hf_synlm.data.treebank import (
     PUNCTUATION_TAGS,
@@ -21,13 +22,11 @@ from hf_synlm.data.treebank import (
 )
 from hf_synlm.trees import (
     Span,
-    brackets_to_tree,
     fold_tokens,
     labeled_spans_to_brackets,
     spans_to_tree,
     tree_to_brackets,
     tree_to_spans,
-    unescape_word,
     validate_spans,
 )
 

@@ -16,16 +16,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate, compress
 from typing import Any, Literal
 
+from hf_synlm.data.brackets import read_brackets, unescape_word
 from hf_synlm.data.text import PathLike, read_lines
-from hf_synlm.trees import (
-    Span,
-    binarize,
-    labeled_spans_to_brackets,
-    read_brackets,
-    spans_to_tree,
-    tree_to_spans,
-    unescape_word,
-)
+from hf_synlm.trees import Span, binarize, labeled_spans_to_brackets, spans_to_tree, tree_to_spans
 
 # The 36 part-of-speech tags of the Penn Treebank that words have: everything but punctuation, $, # and empty elements.
 WORD_TAGS = frozenset(

@@ -6,9 +6,10 @@ The scores are in `hf_synlm.evaluation.evalb`. Source: evalb.c of EVALB 20080701
 import dataclasses
 from collections.abc import Sequence
 
+from hf_synlm.data.brackets import read_brackets
 from hf_synlm.data.text import PathLike, read_lines
 from hf_synlm.data.treebank import TreebankSentence
-from hf_synlm.trees import Span, read_brackets
+from hf_synlm.trees import Span
 
 Bracket = tuple[str, int, int]
 

@@ -139,7 +139,8 @@ def _continue(
         **options,
     )
     scores: Tensor | None = getattr(output, "sequences_scores", None)
-    trees, labels = getattr(output, "spans", None), getattr(output, "labels", None)
+    gives_trees = getattr(model.config, "gives_trees", True)
+    trees, labels = (getattr(output, name, None) if gives_trees else None for name in ("spans", "labels"))
     ends = {*_end_ids(model, options), pad}
     sequences = output.sequences.tolist()
     per_prompt = len(sequences) // len(rows)

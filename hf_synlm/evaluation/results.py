@@ -29,6 +29,7 @@ import io
 import json
 import math
 import platform
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -387,6 +388,38 @@ def _finite(value: Any) -> Any:
 
 
 # -------------------------------------------------------------------------------------------- rows of model cards
+def check_results_of(
+    results: Mapping[Path, EvaluationResult], model: str, architecture: str, num_parameters: int
+) -> None:
+    """Refuse results of another model, before they are stated on a card.
+
+    Args:
+        results: by the names of their files.
+        model: folder of the model, or its name on the Hub.
+        architecture: name of its class.
+        num_parameters: of the model.
+
+    Raises:
+        ValueError: a result is of another class, size, or file of weights.
+    """
+    weights = {file["sha256"] for file in describe_files(sorted(Path(model).glob("*.safetensors")))}
+    for path, result in results.items():
+        measured = result.model
+        size = measured.get("architecture"), measured.get("num_parameters")
+        checksums = {file["sha256"] for file in measured.get("weights", ())}
+        if size != (architecture, num_parameters):
+            of = "{} with {:,} parameters".format(*size) if all(size) else "no model"
+            raise ValueError(
+                f"{path} was measured on {measured['name']!r}, {of}; {model!r} is {architecture} with "
+                f"{num_parameters:,} parameters. Give results of this model."
+            )
+        if weights and checksums and weights != checksums:
+            raise ValueError(
+                f"{path} was measured on {measured['name']!r}, whose weights are other files than those of {model!r} "
+                "(SHA-256). Evaluate this model."
+            )
+
+
 def card_rows(
     result: EvaluationResult, *, dataset: str | None = None, split: str = "all", command: str | None = None
 ) -> list[dict[str, Any]]:
@@ -426,10 +459,21 @@ def card_rows(
             "seed": result.options.get("seed"),
             "hardware": "{} ({}, {} thread(s))".format(*hardware),
             "baselines": baselines,
-            "command": command or result.command,
+            "command": command or _public(result.command),
         }
         rows.append({key: item for key, item in row.items() if item or key in ("num_beams", "estimator", "seed")})
     return rows
+
+
+def _public(command: str | None) -> str | None:
+    """A command line without the folders of the machine that ran it."""
+    if command is None:
+        return None
+    words = [
+        [Path(part).name if part.startswith(("/", "~")) else part for part in word.split("=")]
+        for word in shlex.split(command)
+    ]
+    return shlex.join("=".join(parts) for parts in words)
 
 
 def _estimate(result: EvaluationResult) -> dict[str, Any]:
@@ -437,7 +481,8 @@ def _estimate(result: EvaluationResult) -> dict[str, Any]:
     options = result.options
     estimator = options.get("estimator")
     if result.task == "parsing":
-        estimator = (options.get("parse") or {}).get("method", "search")
+        searched = "search" if options.get("num_beams") else None
+        estimator = (options.get("parse") or {}).get("method", searched)
     if estimator not in ("search", "beam_marginal", "stepwise"):
         return {"num_beams": None, "estimator": estimator}
     widths = [f"{words} {options[name]}" for name, words in _OTHER_WIDTHS.items() if name in options]

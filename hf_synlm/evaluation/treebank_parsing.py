@@ -237,6 +237,11 @@ def parse_sentences(
     name = type(model).__name__
     if not hasattr(model, "parse"):
         raise ValueError(f"{name} has no parse(): use a syntactic language model of hf_synlm")
+    if not getattr(model.config, "gives_trees", True):
+        raise ValueError(
+            "linearization='no_opening': labels do not say where constituents begin, so there are no trees. Train a "
+            "Tree LM with another linearization."
+        )
     own = {"input_ids", "attention_mask", "word_ends"}
     unknown = sorted(set(options) - (set(inspect.signature(model.parse).parameters) - own))
     if unknown:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from transformers import PreTrainedConfig
 
 TEMPLATE_FILE = Path(__file__).with_name("card_template.md")
@@ -25,12 +26,15 @@ REQUIRED_RESULT_KEYS = ("task", "dataset", "split", "metric", "value")
 RESULT_COLUMNS = ("task", "dataset", "split", "metric", "value", "num_beams", "estimator", "convention", "seed")
 RESULT_KEYS = {*RESULT_COLUMNS, "hardware", "baselines", "command"}
 _HEADERS = {"dataset": "data", "num_beams": "beam"}
+FACTS_FILE = "card.yaml"
+"""Beside a card: the facts that it was made from, for the next export."""
 DEFAULT_FACTS: dict[str, Any] = {
     "task": "text-generation",
     "license": None,
-    "language": "en",
+    "language": None,
     "datasets": [],
     "base_model": None,
+    "example": "fruit flies like a banana",
     "availability": "",
     "intended_use": (
         "Research on syntax in language models: parsing without or with a treebank, surprisal of words, generation of "
@@ -54,10 +58,11 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
     Args:
         config: configuration of the model.
         facts: what to state. `repo_id` (required): name on the Hub. `license`, `language`: of the weights and the
-            text; no license is stated by default. `base_model`: Hub name of the model that was fine-tuned.
+            text; none is stated by default. `base_model`: Hub name of the model that was fine-tuned.
             `task`: "text-generation", or "text-classification" for a model with a classifier. `datasets`: Hub
-            names of training data. Paragraphs: `availability` (where the files are), `intended_use`, `training_data`,
-            `training_procedure`, `not_for` (what the numbers may not be used for), `limits`.
+            names of training data. `example`: text that the code on the card reads. Paragraphs: `availability` (where
+            the files are), `intended_use`, `training_data`, `training_procedure`, `not_for` (what the numbers may not
+            be used for), `limits`.
             `results`: list of dicts with `task`, `dataset`, `split`, `metric`, `value` and, for numbers that depend
             on the beam, `num_beams` and `estimator` ("stepwise" or "beam marginal" for probabilities, "search" or
             "inside" for trees); optionally `convention` ("name: what is counted"), `seed`, `hardware`, `baselines`
@@ -96,6 +101,87 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
+def facts_text(facts: Mapping[str, Any]) -> str:
+    """Facts of a card as YAML.
+
+    Args:
+        facts: see `fill_card`.
+
+    Returns:
+        The document.
+    """
+    return yaml.safe_dump(dict(facts), sort_keys=False, allow_unicode=True, width=120)
+
+
+def saved_card(model: str, revision: str | None = None) -> tuple[dict[str, Any] | None, str | None]:
+    """The card of a saved model.
+
+    Args:
+        model: a folder, or a name on the Hub.
+        revision: branch, tag or commit on the Hub.
+
+    Returns:
+        The facts of card.yaml, and the text of README.md; None for a file that does not exist.
+
+    Raises:
+        ValueError: card.yaml does not hold facts.
+        OSError: the Hub cannot be reached.
+    """
+    facts, text = (_saved_file(model, name, revision) for name in (FACTS_FILE, "README.md"))
+    return None if facts is None else read_facts(facts), None if text is None else text.read_text(encoding="utf-8")
+
+
+def missing_on_card(model: str) -> list[str]:
+    """What a reader of the Hub will look for in vain.
+
+    Args:
+        model: a folder.
+
+    Returns:
+        Remarks, one per line.
+    """
+    text = saved_card(model)[1]
+    if text is None:
+        return ["there is no README.md: the model has no card"]
+    if ModelCard(text, ignore_metadata_errors=True).data.license is None:
+        return [
+            f"the card names no licence, so nobody may use the model: add `license: ...` to {FACTS_FILE} and export"
+        ]
+    return []
+
+
+def _saved_file(model: str, name: str, revision: str | None) -> Path | None:
+    if Path(model).is_dir():
+        return path if (path := Path(model) / name).is_file() else None
+    try:
+        return Path(hf_hub_download(model, name, revision=revision))
+    except LocalEntryNotFoundError:  # not in the cache, and the Hub cannot be asked
+        raise
+    except EntryNotFoundError:
+        return None
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """Read the facts of a card.
+
+    Args:
+        path: YAML or JSON.
+
+    Returns:
+        The facts.
+
+    Raises:
+        ValueError: the file is something else.
+    """
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is neither YAML nor JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must map facts to values, such as `license: cc0-1.0`")
+    return found
+
+
 def _sections(config: PreTrainedConfig, task: str) -> set[str]:
     """Parts of the template that a model's card has."""
     if task not in TASKS:
@@ -105,8 +191,7 @@ def _sections(config: PreTrainedConfig, task: str) -> set[str]:
     return {
         "language model",
         "search" if hasattr(config, "scoring_num_beams") else "no search",
-        # A PaLM without its attention is an AWD-LSTM.
-        "no trees" if config.model_type == "lstm_lm" or not getattr(config, "span_attention", True) else "trees",
+        "trees" if config.gives_trees else "no trees",
     }
 
 
@@ -192,4 +277,4 @@ def _short(convention: str) -> str:
     return convention.partition(":")[0]
 
 
-__all__ = ["fill_card"]
+__all__ = ["facts_text", "fill_card", "missing_on_card", "read_facts", "saved_card"]

@@ -231,7 +231,7 @@ def load_pretrained(
         check_tokenizer_source(name, subfolder)
     if (Path(name) / CONFIG_FILE).is_file():
         check_checkpoint(name)
-    with _one_line_errors(name, "model"):
+    with one_line_errors(name, "model"):
         tokenizer = AutoTokenizer.from_pretrained(name, **given)
         return auto_class.from_pretrained(name, dtype=dtype, **given), tokenizer
 
@@ -249,7 +249,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         ValueError: there is no such tokenizer, or its files are damaged.
     """
     check_tokenizer_source(name)
-    with _one_line_errors(name, "tokenizer"):
+    with one_line_errors(name, "tokenizer"):
         return AutoTokenizer.from_pretrained(name)
 
 
@@ -268,7 +268,7 @@ def saved_auto_class(name: str, revision: str | None = None, trust_remote_code: 
         ValueError: there is no such model, or a revision of a folder is asked for.
     """
     check_model_source(name, revision)
-    with _one_line_errors(name, "model"):
+    with one_line_errors(name, "model"):
         config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
     saved = next(iter(config.architectures or ()), None)
     auto_map = getattr(config, "auto_map", None) or {}
@@ -278,17 +278,23 @@ def saved_auto_class(name: str, revision: str | None = None, trust_remote_code: 
 
 
 @contextmanager
-def _one_line_errors(name: str, kind: str) -> Iterator[None]:
-    """Turn what `from_pretrained` raises into a ValueError of one line that names the model."""
+def one_line_errors(name: str, kind: str) -> Iterator[None]:
+    """Turn what `from_pretrained` and the Hub raise into a ValueError of one line that names the model.
+
+    Args:
+        name: a folder, or a name on the Hub.
+        kind: what is loaded, for the message.
+    """
+    source = "" if os.path.isdir(name) else "is no folder, and "
     try:
         yield
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{name!r} cannot be loaded as a {kind}: its weights are pickled and hold more than tensors, so loading "
-            "them could run foreign code. Ask its author for safetensors."
+            f"{name!r} {source}cannot be loaded as a {kind}: its weights are pickled and hold more than tensors, so "
+            "loading them could run foreign code. Ask its author for safetensors."
         ) from error
     except _UNUSABLE as error:
-        raise ValueError(f"{name!r} cannot be loaded as a {kind}: {_one_line(error)}") from error
+        raise ValueError(f"{name!r} {source}cannot be loaded as a {kind}: {_one_line(error)}") from error
 
 
 def _one_line(error: Exception) -> str:
@@ -304,6 +310,7 @@ __all__ = [
     "is_folder",
     "load_pretrained",
     "load_tokenizer",
+    "one_line_errors",
     "pickled_files",
     "saved_auto_class",
     "stored_tensors",

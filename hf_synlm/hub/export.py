@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi
+from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import filter_repo_objects
+from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import get_relative_imports
@@ -20,7 +20,7 @@ from transformers.dynamic_module_utils import get_relative_imports
 import hf_synlm
 from hf_synlm.configuration_base import OLDEST_TRANSFORMERS
 from hf_synlm.data.files import folder_writer, read_json
-from hf_synlm.hub.card import fill_card
+from hf_synlm.hub.card import DEFAULT_FACTS, FACTS_FILE, facts_text, fill_card, saved_card
 from hf_synlm.hub.checkpoint import PICKLES, stored_tensors
 
 PACKAGE = Path(hf_synlm.__file__).parent
@@ -40,6 +40,7 @@ def export_model(
     card: str | None = None,
     overwrite: bool = False,
     state_dict: Mapping[str, Tensor] | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a self-contained Hub repository into a folder.
 
@@ -52,9 +53,11 @@ def export_model(
         tokenizer: its tokenizer; `None` leaves the folder without one (a converted checkpoint, say). Its
             `model_max_length` is lowered to the number of the model's positions, if that is limited.
         output_dir: folder to make; its parent folders are made as needed.
-        card: text of README.md; by default a card that states what the configuration tells (see `fill_card`).
+        card: text of README.md; by default it is made from the facts.
         overwrite: replace an existing folder. The old one stays until the new one is complete.
         state_dict: weights to save instead of `model.state_dict()`.
+        facts: what the card states, see `fill_card`; `repo_id` is by default the name of the folder. The file card.yaml
+            holds them, so that `synlm export` can make the card of a copy.
 
     Returns:
         The folder.
@@ -68,7 +71,8 @@ def export_model(
     _check_code(model)
     if tokenizer is not None:
         _check_tokenizer(model, tokenizer)
-    text = fill_card(model.config, {"repo_id": output_dir.name}) if card is None else card
+    stated = {"repo_id": output_dir.name, **_example(tokenizer), **(facts or {})}
+    text = fill_card(model.config, stated) if card is None else card
 
     with folder_writer(output_dir, mark=f".{secrets.token_hex(4)}") as folder:
         model.save_pretrained(folder, **({} if state_dict is None else {"state_dict": dict(state_dict)}))
@@ -77,9 +81,22 @@ def export_model(
             tokenizer.model_max_length = min(tokenizer.model_max_length, positions or tokenizer.model_max_length)
             tokenizer.save_pretrained(folder)
         (folder / "README.md").write_text(text, encoding="utf-8")
+        if card is None:
+            (folder / FACTS_FILE).write_text(facts_text(stated), encoding="utf-8")
         (folder / "requirements.txt").write_text(f"torch\ntransformers>={OLDEST_TRANSFORMERS}\n", encoding="utf-8")
         check_complete(folder)
     return output_dir
+
+
+def _example(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, str]:
+    """The fact `example`: a text whose words the tokenizer knows, if one of two is."""
+    for text in (DEFAULT_FACTS["example"], "the people of this country agree"):
+        if (
+            tokenizer is None
+            or tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True).strip() == text
+        ):
+            return {"example": text}
+    return {}
 
 
 def push_to_hub(
@@ -96,7 +113,7 @@ def push_to_hub(
     All files arrive or none: the commit is made on the Hub once the last of them is there.
 
     Args:
-        folder: what `export_model` wrote.
+        folder: what `export_model` wrote. The example on its card gets the name of the repository.
         repo_id: name on the Hub, as in "organization/name"; the repository is made if it does not exist.
         private: visibility of a new repository.
         revision: branch, made if it does not exist; by default the main one.
@@ -107,25 +124,45 @@ def push_to_hub(
         The hash of the commit, for `from_pretrained(..., revision=...)`.
 
     Raises:
-        ValueError: when the folder is not complete, or holds pickled files. Nothing is uploaded then.
+        ValueError: when the name is none, or the folder is not complete or holds pickled files. Nothing is uploaded
+            then.
         OSError: when the Hub refuses the upload or cannot be reached.
     """
-    files_to_push(folder)
+    check_repo_id(repo_id)
+    files: dict[str, Any] = {name: Path(folder) / name for name in files_to_push(folder)} | _named_card(folder, repo_id)
     api = HfApi(token=token)
     try:
         api.create_repo(repo_id, private=private, exist_ok=True)
         if revision is not None:
             api.create_branch(repo_id, branch=revision, exist_ok=True)
-        commit = api.upload_folder(
-            repo_id=repo_id,
-            folder_path=os.fspath(folder),
-            revision=revision,
-            commit_message=commit_message,
-            ignore_patterns=_LEFT_OUT,
-        )
+        operations = [CommitOperationAdd(name, content) for name, content in files.items()]
+        commit = api.create_commit(repo_id, operations, commit_message=commit_message, revision=revision)
     except _HUB_ERRORS as error:
         raise ConnectionError(f"{repo_id!r} was not pushed: {error}") from error
     return str(commit.oid)
+
+
+def _named_card(folder: str | os.PathLike, repo_id: str) -> dict[str, bytes]:
+    """Files of a card that names another repository, with this one."""
+    facts, text = saved_card(os.fspath(folder))
+    if facts is None or text is None or facts["repo_id"] == repo_id:
+        return {}
+    text = text.replace(f'from_pretrained("{facts["repo_id"]}"', f'from_pretrained("{repo_id}"')
+    return {"README.md": text.encode(), FACTS_FILE: facts_text({**facts, "repo_id": repo_id}).encode()}
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Check that a name can be one of a repository on the Hub.
+
+    Args:
+        repo_id: the name.
+
+    Raises:
+        ValueError: it is not OWNER/NAME.
+    """
+    validate_repo_id(repo_id)
+    if "/" not in repo_id:
+        raise ValueError(f"{repo_id!r} has no owner. Name the repository OWNER/NAME.")
 
 
 def files_to_push(folder: str | os.PathLike) -> dict[str, int]:
@@ -166,7 +203,8 @@ def check_login() -> None:
     try:
         HfApi().whoami()
     except _HUB_ERRORS as error:
-        raise ConnectionError(f"no login on the Hub: {error}") from error
+        reason = str(error).partition("\n")[0]
+        raise ConnectionError(f"no login on the Hub: {reason} Log in by `hf auth login`, or set HF_TOKEN.") from error
 
 
 def check_complete(folder: str | os.PathLike) -> dict[str, str]:

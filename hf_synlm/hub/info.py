@@ -8,9 +8,10 @@ from typing import Any
 
 from huggingface_hub import ModelCard, get_safetensors_metadata, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, NotASafetensorsRepoError
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from hf_synlm.data.files import read_json
-from hf_synlm.hub.checkpoint import CONFIG_FILE, check_model_source, pickled_files, stored_tensors
+from hf_synlm.hub.checkpoint import CONFIG_FILE, check_model_source, one_line_errors, pickled_files, stored_tensors
 from hf_synlm.hub.export import PACKAGE, SPECIAL_IDS, check_code, code_files
 
 ARCHITECTURES = ("gpst", "rnng", "tree_lm", "urnng", "pushdown", "on_lstm", "prpn", "palm", "ordered_memory", "lstm")
@@ -40,15 +41,17 @@ def describe_model(name: str | os.PathLike, revision: str | None = None) -> dict
     if folder.is_dir():
         weights = {tensor: (part.shape, part.dtype) for tensor, part in stored_tensors(folder).items()}
     else:
-        folder = Path(
-            snapshot_download(str(name), revision=revision, allow_patterns=["*.json", "*.py", "*.md", "*.txt"])
-        )
+        patterns = ["*.json", "*.py", "*.md", "*.txt"]
+        with one_line_errors(str(name), "model"):
+            folder = Path(snapshot_download(str(name), revision=revision, allow_patterns=patterns))
         weights = _remote_weights(str(name), folder.name)
     config = read_json(folder / CONFIG_FILE)
     counts: dict[str, int] = {}
     for shape, dtype in weights.values():
         counts[dtype] = counts.get(dtype, 0) + math.prod(shape)
-    problems = _problems(folder, bool(weights))
+    # Without an auto_map, an architecture of transformers brings no code.
+    is_stock = config.get("model_type") in CONFIG_MAPPING_NAMES and not config.get("auto_map")
+    problems = _problems(folder, bool(weights), is_stock)
     return {
         "model": str(name),
         "revision": None if Path(name).is_dir() else folder.name,
@@ -77,11 +80,12 @@ def _remote_weights(name: str, revision: str) -> dict[str, tuple[tuple[int, ...]
     return {key: (tuple(part.shape), part.dtype) for file in files for key, part in file.tensors.items()}
 
 
-def _problems(folder: Path, has_weights: bool) -> list[str]:
+def _problems(folder: Path, has_weights: bool, is_stock: bool) -> list[str]:
     """Why a folder cannot be loaded without this package, or not safely."""
     problems = []
     try:
-        check_code(folder)
+        if not is_stock:
+            check_code(folder)
     except ValueError as error:
         problems.append(str(error))
     if not has_weights:
@@ -123,7 +127,7 @@ def info_table(description: dict[str, Any]) -> str:
         "weights": weights or "none in safetensors",
         **description["config"],
         "nonterminals": description["nonterminals"],
-        "tokenizer": description["tokenizer"],
+        "tokenizer": description["tokenizer"] or "none, so it cannot read text",
         "Auto classes": ", ".join(description["auto_classes"]) or "none",
         "code": f"{len(description['code'])} files",
         "self-contained": "yes" if description["self_contained"] else f"no: {' '.join(description['problems'])}",

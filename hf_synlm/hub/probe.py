@@ -170,8 +170,7 @@ def _given_structure(folder: str, model: Any, request: dict[str, Any]) -> dict[s
 
 def _probe_parse(folder: str, request: dict[str, Any]) -> dict[str, Any]:
     model = _load(folder, "AutoModelForCausalLM", request)
-    # An LSTM has no trees, nor has an AWD-LSTM, which is a PaLM without its attention.
-    if not hasattr(model, "parse") or not getattr(model.config, "span_attention", True):
+    if not getattr(model.config, "gives_trees", hasattr(model, "parse")):
         return {}
     output = _parse(model, request)
     names = ("spans", "labels", "actions", "log_probs", "token_log_probs")

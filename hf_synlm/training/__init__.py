@@ -13,7 +13,8 @@
     export.py          final model, pushes to the Hub
     final_report.py    trees of the saved model
     flops.py, speed.py operations of a model, and how many a second
-    tree_*.py          data and evaluation of RNNG
+    tree_batches.py    data of RNNG and Tree LM; tree_evaluation.py: their evaluation
+    tree_loss.py       losses on trees in `Trainer`: treereg.py, tree_planting.py
     stream_*.py        data, schedule and evaluation of the recurrent models
     finetuning.py      shared by the fine-tuning programs; their tables are in example_tables.py
     configs/           shipped configurations, which `--config NAME` finds

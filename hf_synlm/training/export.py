@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.files import PARTIAL_SUFFIX, folder_writer
-from hf_synlm.hub.card import PAPERS, fill_card
+from hf_synlm.hub.card import PAPERS
 from hf_synlm.hub.export import export_model, push_to_hub
 from hf_synlm.training.arguments import TrainingArguments
 from hf_synlm.training.checkpoints import clear_errors, link_or_copy
@@ -77,10 +77,8 @@ def _write_model(
         # Gathered weights are copies: the ones that are tied would be saved twice.
         weights = {name: value for name, value in weights.items() if name not in plain.all_tied_weights_keys}
     if plain.config.model_type in PAPERS:
-        card = fill_card(
-            plain.config, {"repo_id": run.arguments.hub_model_id or run.output_dir.resolve().name, **facts}
-        )
-        export_model(plain, tokenizer, folder, card=card, overwrite=True, state_dict=weights)
+        stated = {"repo_id": run.arguments.hub_model_id or run.output_dir.resolve().name, **facts}
+        export_model(plain, tokenizer, folder, overwrite=True, state_dict=weights, facts=stated)
     else:
         with folder_writer(folder) as partial:
             plain.save_pretrained(partial, state_dict=weights)

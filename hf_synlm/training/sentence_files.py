@@ -86,6 +86,16 @@ class SentenceFileArguments:
         """Names of the files of a `split`."""
         return ", ".join(Path(path).name for path in getattr(self, f"{split}_files"))
 
+    def describe(self, kind: str = "trees") -> str:
+        """Sentences for the model card: the files, and how their words become tokens."""
+        rules = ["lower case"] * self.lowercase + ["numbers as one token"] * self.replace_numbers
+        if self.tokenizer_min_frequency > 1:
+            rules.append(f"unknown if they occur less than {self.tokenizer_min_frequency} times")
+        words = f"Words: {', '.join(rules) or 'as they are'}."
+        if self.tokenizer_name:
+            words = f"Tokenizer: {self.tokenizer_name}."
+        return f"The {kind} of {self.names()}. {words}"
+
     def word_tokenizer(self, sentences: Sentences, end_token: bool = False) -> PreTrainedTokenizerBase:
         """Make a tokenizer of words from `sentences`, with an end token or without."""
         return word_tokenizer(

@@ -91,9 +91,10 @@ class StreamDataArguments(SentenceFileArguments):
             if value != type(self).__dataclass_fields__[name].default:
                 raise ValueError(f"{name} is {value!r}, which {reason}. Leave it out.")
 
-    def describe(self) -> str:
-        """One sentence for the model card."""
-        return f"{'The trees' if self.tree_supervision else 'The text'} of {self.names()}."
+    def describe(self, kind: str = "trees") -> str:
+        """Sentences for the model card."""
+        prepared = "" if self.preprocessing == "none" else f" Preprocessing: {self.preprocessing}."
+        return super().describe(kind if self.tree_supervision else "text") + prepared
 
 
 def check_text(*paths: str) -> None:

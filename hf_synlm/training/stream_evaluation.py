@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast, gather_object
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.arguments import option
 from hf_synlm.data.streams import StreamRows, TokenStream, collate_framed
@@ -114,11 +114,6 @@ class ParsingArguments:
         is_word = keep_words(sentence.words, sentence.tags, "tag")
         count = len(is_word) if self.punctuation == "keep" else sum(is_word)
         return self.parsing_max_words is None or count <= self.parsing_max_words
-
-
-def has_trees(config: PreTrainedConfig) -> bool:
-    """Whether the model of `config` induces trees: all but AWD-LSTM do."""
-    return getattr(config, "span_attention", True)
 
 
 def text_losses(nats: float, num_tokens: int, of_characters: bool) -> dict[str, float]:

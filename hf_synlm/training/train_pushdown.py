@@ -1,112 +1,116 @@
-"""Train Pushdown Layers on a treebank, by `Trainer`.
+"""Train Pushdown Layers on a treebank.
 
-    python training/train_pushdown.py --config training/configs/pushdown_tiny.yaml --output_dir runs/pushdown_tiny
+    accelerate launch training/train_pushdown.py --config training/configs/pushdown_tiny.yaml --output_dir runs/pushdown
 
-All options of `transformers.TrainingArguments` hold. At the end validation sentences are searched: perplexity of their
-words, trees summed out, and the F1 of their trees. Paper: Murty et al., "Pushdown Layers: Encoding Recursive Structure
+Trees, batches, evaluation and options are those of `train_rnng`: the same sentences in the same order, so that runs can
+be compared. The trees are binarized to the right. Paper: Murty et al., "Pushdown Layers: Encoding Recursive Structure
 in Transformer Language Models" (EMNLP 2023).
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
+from transformers import PreTrainedModel
 
-import hf_synlm.hub.architectures  # noqa: F401  # registers them
 from hf_synlm.data.arguments import option
-from hf_synlm.data.collate import LABEL_PADDING, encode_words
+from hf_synlm.data.collate import LABEL_PADDING
 from hf_synlm.data.gold_trees import gold_attachments
-from hf_synlm.data.treebank import TreebankSentence
-from hf_synlm.evaluation.parsing import unlabeled_f1
-from hf_synlm.evaluation.treebank_parsing import best_trees, parse_sentences
-from hf_synlm.training.arguments import check_minimum, parse_arguments
-from hf_synlm.training.train_treereg import ModelAndDataArguments, check_output_folder
+from hf_synlm.losses import share_of
+from hf_synlm.rnng_actions import TransitionSystem
+from hf_synlm.training.recipe import run_recipe
+from hf_synlm.training.train_rnng import RNNGModelArguments, RNNGRecipe
+from hf_synlm.trees import fold_tokens
 
 
 @dataclass
-class PushdownArguments(ModelAndDataArguments):
-    """The model and the treebanks."""
+class PushdownModelArguments(RNNGModelArguments):
+    """Pushdown Layers."""
 
-    config_name: str | None = option("pushdown", "'pushdown': a new model.")
-    search_sentences: int = option(100, "Validation sentences to search at the end.")
-    num_beams: int = option(10, "Derivations kept after each word of that search.")
+    presets = {"pushdown": "pushdown-bllip"}
 
-    def __post_init__(self):
-        """Check the values."""
-        check_minimum(self, 1, "search_sentences num_beams")
-        super().__post_init__()
+    architecture: str = option("pushdown", "'pushdown'.")
 
 
-def encode_sentence(tokenizer: PreTrainedTokenizerBase, sentence: TreebankSentence) -> dict[str, list[int]]:
-    """Encode a sentence and its tree.
+@dataclass
+class AttachmentCollator:
+    """Encoded sentences -> a right-padded batch with attachments, each sentence with the end token.
 
-    Args:
-        tokenizer: fast, with a begin and an end token.
-        sentence: of a treebank.
-
-    Returns:
-        `input_ids` and `attachments`, for `collate`.
+    Fields:
+        pad_token_id: fills `input_ids`.
+        eos_token_id: ends every sentence.
+        system: of the rows' actions.
     """
-    ids, is_end = encode_words(tokenizer, sentence.words)
-    attachments = gold_attachments(sentence.spans, is_end)
-    return {
-        "input_ids": [tokenizer.bos_token_id, *ids, tokenizer.eos_token_id],
-        "attachments": [LABEL_PADDING, *attachments, LABEL_PADDING],
-    }
+
+    pad_token_id: int
+    eos_token_id: int
+    system: TransitionSystem
+
+    def __call__(self, rows: Sequence[dict[str, list]]) -> dict[str, Any]:
+        """Collate rows: the arguments of `forward`, and the number of words, `num_words`."""
+        ids = [torch.tensor([*row["input_ids"], self.eos_token_id]) for row in rows]
+        attachments = [torch.tensor([*self._attachments(row), LABEL_PADDING]) for row in rows]
+        return {
+            "input_ids": pad_sequence(ids, True, self.pad_token_id),
+            "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], True),
+            "attachments": pad_sequence(attachments, True, LABEL_PADDING),
+            "num_words": torch.tensor(sum(sum(row["word_ends"]) for row in rows)),
+        }
+
+    def _attachments(self, row: dict[str, list]) -> list[int]:
+        spans = [(i, j) for _, i, j in self.system.actions_to_spans(row["actions"])]
+        return gold_attachments(fold_tokens(spans, row["word_ends"]), row["word_ends"])
 
 
-def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """Right-padded batch of encoded sentences: the arguments of `forward`."""
-    ids, attachments = ([torch.tensor(row[name]) for row in rows] for name in ("input_ids", "attachments"))
-    return {
-        "input_ids": pad_sequence(ids, True),
-        "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], True),
-        "attachments": pad_sequence(attachments, True, LABEL_PADDING),
-        "labels": pad_sequence(ids, True, LABEL_PADDING),
-    }
+def attachment_objective(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss of a micro batch, and detached: its parts in nats over the batch with what they count; as `Objective`."""
+    batch = dict(batch)
+    words = batch.pop("num_words").float()
+    output = model(**batch)
+    tokens, actions = batch["attention_mask"].sum().float(), (batch["attachments"] >= 0).sum().float()
+    shares, parts = batch.get("loss_shares"), {"word": ("language_model", tokens), "action": ("attachment", actions)}
+    nats = {f"{key}_nats": output.losses[n] * (count / share_of(shares, n)) for key, (n, count) in parts.items()}
+    return output.loss, {"words": words, "tokens": tokens, "actions": actions, **nats}
 
 
-def search_scores(trainer: Trainer, sentences: Sequence[TreebankSentence], num_beams: int) -> dict[str, float]:
-    """Perplexity of words and F1 of trees, by a search.
+class PushdownRecipe(RNNGRecipe):
+    """Train Pushdown Layers on gold trees by teacher forcing; keep the best validation likelihood."""
 
-    Args:
-        trainer: with model and tokenizer.
-        sentences: with their gold trees.
-        num_beams: of the search.
+    program = "train_pushdown"
+    model_arguments: PushdownModelArguments
+    _is_grammar = True
 
-    Returns:
-        Numbers by name; F1 in percent.
-    """
-    words = [sentence.words for sentence in sentences]
-    found = parse_sentences(trainer.model, trainer.processing_class, words, num_beams=num_beams)
-    total, lengths = sum(sum(sentence.word_log_probs or ()) for sentence in found), [len(row) for row in words]
-    scores = unlabeled_f1(best_trees(found), [sentence.spans for sentence in sentences], lengths)
-    return {"eval_word_perplexity": math.exp(-total / sum(lengths)), "eval_f1": 100 * scores.f1}
+    def check(self) -> None:
+        """Refuse beams of actions, too."""
+        super().check()
+        for name in ("action_beam_size", "fast_track_size"):
+            if getattr(self.evaluation, name) is not None:
+                raise ValueError(f"{name} is a beam of RNNG; Pushdown Layers have num_beams alone. Leave it out.")
+
+    def load(self) -> PreTrainedModel:
+        """Read and encode the trees, make or load tokenizer and model."""
+        model = super().load()
+        self.objective = attachment_objective
+        return model
+
+    def collator(self) -> AttachmentCollator:
+        """Batches with the attachments of the trees."""
+        system = TransitionSystem("top_down", len(self.labels))
+        return AttachmentCollator(self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, system)
+
+    def flops_per_token(self, model: PreTrainedModel) -> float:
+        """Six for each parameter and position, and the products of attention (Kaplan et al. 2020)."""
+        positions = self.examples.lengths("input_ids") + 1
+        attention = 12 * self.config.num_hidden_layers * self.config.hidden_size * (positions**2).sum()
+        return float(6 * model.num_parameters() * positions.sum() + attention) / float((positions - 1).sum())
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the program with a command line (default: the process's)."""
-    description = "Train Pushdown Layers on a treebank."
-    types = (PushdownArguments, TrainingArguments)
-    data, arguments = parse_arguments(types, argv, ["config_overrides"], description)
-    check_output_folder(arguments)
-    set_seed(arguments.seed)
-    train, validation = data.read(data.train_files), data.read(data.validation_files)
-    model, tokenizer = data.load(train)
-    examples = [[encode_sentence(tokenizer, tree) for tree in trees] for trees in (train, validation)]
-    trainer = Trainer(
-        model, arguments, collate, train_dataset=examples[0], eval_dataset=examples[1], processing_class=tokenizer
-    )
-    trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
-    trainer.save_model()
-    metrics = trainer.evaluate() | search_scores(trainer, validation[: data.search_sentences], data.num_beams)
-    trainer.log_metrics("eval", metrics)
-    trainer.save_metrics("eval", metrics)
+main = partial(run_recipe, PushdownRecipe)
+"""Run the program with a command line (default: the process's)."""
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from hf_synlm.training.stream_batches import (
     make_stream_tokenizer,
     stream_fingerprint,
 )
-from hf_synlm.training.stream_evaluation import ParsingArguments, TextEvaluator, TreeScorer, has_trees
+from hf_synlm.training.stream_evaluation import ParsingArguments, TextEvaluator, TreeScorer
 from hf_synlm.training.stream_schedule import (
     EpochControl,
     PhasedOptimizer,
@@ -123,7 +123,7 @@ def make_model(arguments: RecurrentModelArguments, tokenizer: PreTrainedTokenize
         model = model_class(make_config(arguments, tokenizer))
     else:
         model = load_pretrained(model_class, name, arguments.config_overrides, tokenizer)
-    if has_trees(model.config) != (arguments.architecture != "awd_lstm"):
+    if model.config.gives_trees != (arguments.architecture != "awd_lstm"):
         raise ValueError(
             f"architecture is {arguments.architecture!r}, but the model has "
             f"span_attention={model.config.span_attention}. Choose 'palm' with it, 'awd_lstm' without."
@@ -256,7 +256,7 @@ class RecurrentRecipe(Recipe):
     def _scorer(self, model: PreTrainedModel, paths: list[str], limit: int | None = None) -> TreeScorer | None:
         """The scorer of a treebank, tried on one sentence."""
         parsing = self.parsing
-        if not has_trees(model.config) or not paths or limit == 0:
+        if not model.config.gives_trees or not paths or limit == 0:
             return None
         bank, size = parsing.treebank(paths, self.data.split_leaves), parsing.parse_batch_size
         options: Any = parsing.parse_options  # a mapping, once the command line is parsed

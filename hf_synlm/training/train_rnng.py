@@ -8,6 +8,7 @@ numbers of actions under a budget of padded actions. The model that is kept is t
 likelihood. Paper: Noji and Oseki, "Effective Batching for Recurrent Neural Network Grammars" (Findings of ACL 2021).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -20,7 +21,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_synlm import LSTMForCausalLM, RNNGForCausalLM, TreeLMForCausalLM
+from hf_synlm import LSTMForCausalLM, PushdownForCausalLM, RNNGForCausalLM, TreeLMForCausalLM
 from hf_synlm.data.arguments import option
 from hf_synlm.data.vocabulary import word_final_ids
 from hf_synlm.evaluation.treebank_parsing import PUNCTUATION
@@ -43,7 +44,12 @@ from hf_synlm.training.tree_batches import (
 )
 from hf_synlm.training.tree_evaluation import Objective, add_perplexities, evaluate_given_trees, search_trees, spread
 
-MODELS: dict[str, Any] = {"rnng": RNNGForCausalLM, "lstm": LSTMForCausalLM, "tree_lm": TreeLMForCausalLM}
+MODELS: dict[str, Any] = {
+    "rnng": RNNGForCausalLM,
+    "lstm": LSTMForCausalLM,
+    "tree_lm": TreeLMForCausalLM,
+    "pushdown": PushdownForCausalLM,
+}
 REPORT_SENTENCES = 20
 
 
@@ -105,7 +111,7 @@ class EvaluationArguments:
         """Widths of the search; default: those of the model."""
         widths = {"num_beams": "scoring_num_beams", "action_beam_size": "action_beam_size"}
         widths["fast_track_size"] = "fast_track_size"
-        given = {name: getattr(self, name) for name in widths}
+        given = {name: getattr(self, name) for name, field in widths.items() if hasattr(config, field)}
         return {name: getattr(config, widths[name]) if width is None else width for name, width in given.items()}
 
 
@@ -130,7 +136,7 @@ def make_config(
     config_class = MODELS[arguments.architecture].config_class
     pad = tokenizer.pad_token_id
     decided: dict[str, Any] = {"vocab_size": len(tokenizer), "pad_token_id": pad}
-    if arguments.architecture != "lstm":
+    if hasattr(config_class, "nonterminals"):
         decided.update(nonterminals=labels, subwords=subwords)
     overrides = check_overrides(config_class, arguments.config_overrides, decided)
     begin = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id")}
@@ -170,7 +176,7 @@ def make_model(arguments: RNNGModelArguments, tokenizer: PreTrainedTokenizerBase
 # ---------------------------------------------------------------------------------------------- the run
 def load_data(
     accelerator: Accelerator, model_arguments: RNNGModelArguments, data: TreeDataArguments, output_dir: Path
-) -> tuple[Splits, PreTrainedTokenizerBase, PreTrainedModel]:
+) -> tuple[Splits, list[str], PreTrainedTokenizerBase, PreTrainedModel]:
     """Read the trees, make or load tokenizer and model, and encode the trees for them.
 
     Args:
@@ -180,7 +186,7 @@ def load_data(
         output_dir: of the run; its tokenizer is saved there.
 
     Returns:
-        Encoded trees, tokenizer and model.
+        Encoded trees, their labels, tokenizer and model.
 
     Raises:
         ValueError: a file, the tokenizer or the model cannot be used.
@@ -189,7 +195,8 @@ def load_data(
     trees = [load_trees(accelerator, files, data.split_leaves) for files in parts if files]
     backbone = getattr(model_arguments, "backbone", None)
     source = data.tokenizer_name or model_arguments.model_name_or_path or backbone
-    needed = "pad_token" if backbone is None else "eos_token"
+    ends = backbone is not None or model_arguments.architecture == "pushdown"
+    needed = "eos_token" if ends else "pad_token"
     tokenizer = make_tree_tokenizer(accelerator, data, trees[0], source, output_dir, needed)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # GPT-2 and Llama have none
@@ -205,7 +212,7 @@ def load_data(
         )
         for part in trees
     ]  # fmt: skip
-    return Splits(*encoded), tokenizer, model
+    return Splits(*encoded), list(labels), tokenizer, model
 
 
 class RNNGRecipe(Recipe):
@@ -217,9 +224,9 @@ class RNNGRecipe(Recipe):
     data: TreeDataArguments
     evaluation: EvaluationArguments
     trees: Splits
+    labels: list[str]
     examples: TreeDataset
-    collate: TreeCollator
-    objective: Objective
+    objective: Callable[[nn.Module, dict[str, Any]], tuple[Tensor, dict[str, Tensor]]]
 
     def check(self) -> None:
         """Refuse trees of an LSTM, and shards of FSDP."""
@@ -234,13 +241,17 @@ class RNNGRecipe(Recipe):
         self.report_treebanks = load_report_treebanks(
             next(iter(files), None), self.evaluation.report_punctuation, REPORT_SENTENCES, self.data.split_leaves
         )
-        self.trees, self.tokenizer, model = load_data(self.accelerator, self.model_arguments, self.data, output_dir)
+        loaded = load_data(self.accelerator, self.model_arguments, self.data, output_dir)
+        self.trees, self.labels, self.tokenizer, model = loaded
         self.examples = self.trees.train
         self.config = model.config
-        self.collate = TreeCollator(self.tokenizer.pad_token_id, self.config if self._is_grammar else None)
-        self.objective = Objective(self.config)
+        self.collate, self.objective = self.collator(), Objective(self.config)
         self.accelerator.print(self.data.describe_splits(self.trees, TreeDataset.describe))
         return model
+
+    def collator(self) -> Any:
+        """What makes a batch of encoded sentences."""
+        return TreeCollator(self.tokenizer.pad_token_id, self.config if self._is_grammar else None)
 
     @property
     def _is_grammar(self) -> bool:
@@ -302,7 +313,8 @@ class RNNGRecipe(Recipe):
         flat = {f"{name}/{key}": value for key, value in losses.items()}
         if rows:
             size, beam = self.evaluation.search_batch_size, self.evaluation.beam(self.config)
-            scores = search_trees(self.accelerator, model, dataset, rows, self.collate, batch_size=size, beam=beam)
+            pad = self.tokenizer.pad_token_id
+            scores = search_trees(self.accelerator, model, dataset, rows, pad, batch_size=size, beam=beam)
             self.accelerator.print(f"step {step}: {name}: {scores}")
             result["search"] = scores.numbers()
             flat.update({f"{name}/{k}": v for k, v in result["search"].items() if not isinstance(v, dict)})
@@ -325,7 +337,7 @@ class RNNGRecipe(Recipe):
         return {
             **hub_facts(self.model_arguments.model_name_or_path),
             "training_data": self.data.describe(),
-            "training_procedure": f"The best of {run.state.step} steps of `training/train_rnng.py` by validation "
+            "training_procedure": f"The best of {run.state.step} steps of `training/{self.program}.py` by validation "
             f"likelihood, that of step {run.state.notes['best']['step']}; {self._num_sentences(run)} sentences read, "
             f"seed {self.arguments.seed}.",
         }
@@ -347,7 +359,8 @@ class RNNGRecipe(Recipe):
         """Parse the first test sentences with the saved model, as its users will, and generate one."""
         if self.report_treebanks:
             beam = self.evaluation.beam(self.config)
-            methods = {f"search (beams {beam['num_beams']} and {beam['action_beam_size']})": beam}
+            widths = [str(beam[name]) for name in ("num_beams", "action_beam_size") if name in beam]
+            methods = {f"search (beams {' and '.join(widths)})": beam}
             report = report_saved_model(folder, self.tokenizer, self.report_treebanks, methods, self.arguments.seed)
             results["test"]["saved_model"] = report
         before, after = results["evaluations"][0]["losses"], kept_evaluation(results)["losses"]
@@ -361,7 +374,8 @@ class RNNGRecipe(Recipe):
         line += f"; test nats per sentence {test['losses']['nats_per_sentence']:.2f}"
         if "search" in test:
             search = test["search"]
-            line += f", labeled F1 {search['labeled_f1']:.2f}, word perplexity {search['word_perplexity']:.2f}"
+            kind = "labeled" if "labeled_f1" in search else "unlabeled"
+            line += f", {kind} F1 {search[f'{kind}_f1']:.2f}, word perplexity {search['word_perplexity']:.2f}"
         elif "word_perplexity" in test["losses"]:
             line += f", word perplexity {test['losses']['word_perplexity']:.2f}"
         return line

@@ -9,13 +9,11 @@ Inductive Biases at Scale" (TACL 2022).
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from transformers import PreTrainedModel
 
 from hf_synlm.data.arguments import option
 from hf_synlm.training.recipe import run_recipe
-from hf_synlm.training.run import Run
 from hf_synlm.training.train_rnng import RNNGModelArguments, RNNGRecipe
 
 
@@ -52,12 +50,6 @@ class TreeLMRecipe(RNNGRecipe):
         positions = actions + (actions - tokens) / 2 * composes
         attention = 12 * config.num_hidden_layers * config.hidden_size * (positions**2).sum()
         return float(6 * model.num_parameters() * positions.sum() + attention) / float(tokens.sum())
-
-    def card_facts(self, run: Run) -> dict[str, Any]:
-        """Files, steps and sentences."""
-        facts = super().card_facts(run)
-        facts["training_procedure"] = facts["training_procedure"].replace("train_rnng", "train_tree_lm")
-        return facts
 
 
 main = partial(run_recipe, TreeLMRecipe)

@@ -77,10 +77,6 @@ class TreeDataArguments(SentenceFileArguments):
         check_minimum(self, 1, "max_sentence_tokens max_batch_actions")
         super().__post_init__()
 
-    def describe(self) -> str:
-        """One sentence for the model card."""
-        return f"The trees of {self.names()}."
-
 
 # ---------------------------------------------------------------------------------------------- trees
 def load_trees(accelerator: Accelerator, paths: Sequence[str], split_leaves: bool = False) -> Dataset:
@@ -169,7 +165,7 @@ def make_tree_tokenizer(
 
     def make(sentences: Sentences) -> PreTrainedTokenizerBase:
         if data.tokenizer_type == "words":
-            return data.word_tokenizer(sentences)
+            return data.word_tokenizer(sentences, end_token=needed == "eos_token")
         size, count = data.tokenizer_vocab_size, data.tokenizer_min_frequency
         return subword_tokenizer(sentences, size, model=data.tokenizer_type, min_frequency=count)
 
@@ -231,7 +227,7 @@ def encode_treebank(
     accelerator: Accelerator,
     trees: Dataset,
     tokenizer: PreTrainedTokenizerBase,
-    transition_system: Literal["top_down", "in_order", "binary"],
+    transition_system: Literal["top_down", "in_order", "binary", "no_opening"],
     labels: Sequence[str],
     num_workers: int | None = None,
     max_tokens: int | None = None,
@@ -242,7 +238,7 @@ def encode_treebank(
         accelerator: the main process encodes first, the others use its cache.
         trees: of `load_trees`.
         tokenizer: for the words.
-        transition_system: "top_down", "in_order" or "binary".
+        transition_system: "top_down", "in_order", "binary" or "no_opening".
         labels: of the nonterminals, in the order of their actions.
         num_workers: processes.
         max_tokens: leave longer sentences out.

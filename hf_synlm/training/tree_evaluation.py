@@ -6,8 +6,8 @@ word perplexity with that of a model without trees.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
+from hf_synlm.data.collate import collate_trees
 from hf_synlm.data.parsed import word_brackets
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.evalb import EvalbParameters, EvalbScores, labeled_f1
@@ -24,8 +25,8 @@ from hf_synlm.losses import share_of
 from hf_synlm.module_tools import evaluation_mode
 from hf_synlm.training.samplers import padded_batches
 from hf_synlm.training.steps import map_rows, to_device
-from hf_synlm.training.tree_batches import TreeCollator, TreeDataset
-from hf_synlm.trees import Span
+from hf_synlm.training.tree_batches import TreeDataset
+from hf_synlm.trees import Span, fold_tokens
 
 
 # ---------------------------------------------------------------------------------------------- given trees
@@ -86,8 +87,8 @@ def evaluate_given_trees(
     accelerator: Accelerator,
     model: nn.Module,
     dataset: TreeDataset,
-    collate: TreeCollator,
-    objective: Objective,
+    collate: Callable[[list[Any]], dict[str, Any]],
+    objective: Callable[[nn.Module, dict[str, Any]], tuple[Tensor, dict[str, Tensor]]],
     max_batch_size: int,
     max_batch_actions: int,
 ) -> dict[str, float]:
@@ -126,7 +127,7 @@ class SearchScores:
     """Beam search over held-out sentences.
 
     Fields:
-        labeled: EVALB's scores (COLLINS.prm).
+        labeled: EVALB's scores (COLLINS.prm); `None` for a model whose trees have no labels.
         unlabeled: the same brackets without their labels.
         induction: unlabeled F1 as for models that induce their trees (convention "gpst", punctuation not counted;
             see `TreeDataset.punctuation_by`).
@@ -134,11 +135,12 @@ class SearchScores:
         punctuation_by: how punctuation was recognized for these two, "tag" or "form".
         word_perplexity: exp(- sum of the words' log prefix-probability ratios / number of words).
         num_sentences: sentences parsed.
-        num_failures: sentences for which the beam had no complete tree; their gold brackets count as missed.
+        num_failures: sentences for which the beam had no complete tree, or all, if the model gives none; their gold
+            brackets count as missed.
         beam: widths of the search.
     """
 
-    labeled: EvalbScores
+    labeled: EvalbScores | None
     unlabeled: EvalbScores
     induction: ParsingScores
     right_branching: ParsingScores
@@ -150,10 +152,9 @@ class SearchScores:
 
     def numbers(self) -> dict[str, Any]:
         """For JSON; F1, precision and recall in percent."""
+        labeled = ("f1", "precision", "recall") if self.labeled else ()
         fractions = {
-            "labeled_f1": self.labeled.f1,
-            "labeled_precision": self.labeled.precision,
-            "labeled_recall": self.labeled.recall,
+            **{f"labeled_{name}": getattr(self.labeled, name) for name in labeled},
             "unlabeled_f1": self.unlabeled.f1,
             "induction_sentence_f1": self.induction.sentence_f1,
             "right_branching_sentence_f1": self.right_branching.sentence_f1,
@@ -165,10 +166,13 @@ class SearchScores:
     def __str__(self) -> str:
         n = self.numbers()
         beam = ", ".join(f"{name} {value}" for name, value in self.beam.items())
+        labeled = ""
+        if self.labeled:
+            precision, recall = n["labeled_precision"], n["labeled_recall"]
+            labeled = f"labeled F1 {n['labeled_f1']:.2f} (precision {precision:.2f}, recall {recall:.2f}), "
         return (
             f"search over {n['num_sentences']} sentences, {n['num_failures']} without a tree ({beam}): "
-            f"labeled F1 {n['labeled_f1']:.2f} (precision {n['labeled_precision']:.2f}, recall "
-            f"{n['labeled_recall']:.2f}), unlabeled F1 {n['unlabeled_f1']:.2f} (EVALB, COLLINS.prm); sentence F1 "
+            f"{labeled}unlabeled F1 {n['unlabeled_f1']:.2f} (EVALB, COLLINS.prm); sentence F1 "
             f"{n['induction_sentence_f1']:.2f}, right branching {n['right_branching_sentence_f1']:.2f} (convention "
             f"{self.induction.convention}; punctuation, recognized by {self.punctuation_by}, not counted); word "
             f"perplexity {n['word_perplexity']:.2f}"
@@ -188,7 +192,7 @@ def search_trees(
     model: nn.Module,
     dataset: TreeDataset,
     rows: Sequence[int],
-    collate: TreeCollator,
+    pad_token_id: int,
     batch_size: int,
     beam: dict[str, Any],
 ) -> SearchScores:
@@ -199,7 +203,7 @@ def search_trees(
         model: with or without the wrapper of the run.
         dataset: held-out trees.
         rows: sentences to parse.
-        collate: makes the batches.
+        pad_token_id: fills the batches.
         batch_size: sentences per process and batch.
         beam: for `model.parse`: `num_beams`, `action_beam_size`, `fast_track_size`.
 
@@ -211,18 +215,31 @@ def search_trees(
     def parse(numbers: list[int]) -> list[tuple[Any, float]]:
         """Per sentence (labels, word spans) of the best tree or None, and the log-probability of its words."""
         items = dataset.__getitems__([rows[number] for number in numbers])
-        batch = to_device(collate(items), accelerator.device)
+        batch = to_device(collate_trees(items, pad_token_id), accelerator.device)
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "word_ends")}
         output = plain.parse(**inputs, **beam)
-        trees: list[Any] = []
-        for item, labels, spans in zip(items, output.labels, output.spans, strict=True):
-            ends = [token + 1 for token, is_end in enumerate(item["word_ends"]) if is_end]
-            trees.append((list(labels[0]), word_brackets(spans[0], labels[0], ends)) if spans else None)
+        trees = [
+            _over_words(item["word_ends"], spans[0], None if output.labels is None else output.labels[row][0])
+            if spans and plain.config.gives_trees
+            else None
+            for row, (item, spans) in enumerate(zip(items, output.spans, strict=True))
+        ]
         return list(zip(trees, output.token_log_probs.cpu().double().sum(1).tolist(), strict=True))
 
     with evaluation_mode(plain):
         found = map_rows(accelerator, [int(lengths[row]) for row in rows], batch_size, parse, "search")
-    return _score([dataset.sentence(row) for row in rows], dataset.punctuation_by, found, beam)
+    gold = [dataset.sentence(row) for row in rows]
+    scores = _score(gold, dataset.punctuation_by, found, beam)
+    return scores if hasattr(plain.config, "nonterminals") else replace(scores, labeled=None)
+
+
+def _over_words(word_ends: Sequence[bool], spans: list[Span], labels: list[str] | None) -> tuple[list[str], list[Span]]:
+    """Labels and word spans of a tree over tokens; one without labels has the label X, and no span of one word."""
+    if labels is None:
+        folded = fold_tokens(spans, word_ends)
+        return ["X"] * len(folded), folded
+    ends = [token + 1 for token, is_end in enumerate(word_ends) if is_end]
+    return list(labels), word_brackets(spans, labels, ends)
 
 
 def _score(

@@ -29,11 +29,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedTokenizerBase, Trainer
+from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.arguments import option
-from hf_synlm.data.collate import LABEL_PADDING, encode_words
 from hf_synlm.training.arguments import check_minimum
+from hf_synlm.training.tree_loss import TreeLossTrainer, collate_framed, encode_framed
 from hf_synlm.trees import Span, binarize, spans_to_tree, tree_to_spans
 
 
@@ -208,14 +208,7 @@ def encode_sentence(
     Raises:
         ValueError: the words cannot be encoded, or the spans are not a tree.
     """
-    ids, is_end = encode_words(tokenizer, words)
-    ends = [token + 2 for token, end in enumerate(is_end) if end]
-    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
-    return {
-        "input_ids": [end if begin is None else begin, *ids, end],
-        "word_spans": list(zip([1, *ends[:-1]], ends, strict=True)),
-        "splits": gold_splits(spans, len(words)),
-    }
+    return {**encode_framed(tokenizer, words), "splits": gold_splits(spans, len(words))}
 
 
 @dataclass
@@ -230,23 +223,12 @@ class TreeRegCollator:
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Collate sentences: `input_ids`, `attention_mask`, `labels`, `word_spans` and `splits`."""
-        ids = [torch.tensor(row["input_ids"]) for row in rows]
-        words = [torch.tensor(row["word_spans"]).view(-1, 2) for row in rows]
         splits = [torch.tensor(row["splits"], dtype=torch.long).view(-1, 3) for row in rows]
-        return {
-            "input_ids": pad_sequence(ids, True, self.pad_token_id),
-            "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], True),
-            # Nobody predicts the first token; `Trainer` counts the labels that are left.
-            "labels": pad_sequence(
-                [torch.tensor([LABEL_PADDING, *row["input_ids"][1:]]) for row in rows], True, LABEL_PADDING
-            ),
-            "word_spans": pad_sequence(words, True),
-            "splits": pad_sequence(splits, True),
-        }
+        return {**collate_framed(rows, self.pad_token_id), "splits": pad_sequence(splits, True)}
 
 
 # ---------------------------------------------------------------------------------------------- training
-class TreeRegTrainer(Trainer):
+class TreeRegTrainer(TreeLossTrainer):
     """`Trainer` of a causal language model that adds the loss of TreeReg to the model's own in training.
 
     Evaluation gives the loss of the language model alone. The log has the mean of the added loss, `treereg_loss`.
@@ -257,38 +239,12 @@ class TreeRegTrainer(Trainer):
         **options: of `Trainer`; `data_collator` is a `TreeRegCollator`.
     """
 
+    loss_name, tree_inputs, asks_for = "treereg_loss", ("word_spans", "splits"), "output_hidden_states"
+
     def __init__(self, *args: Any, treereg: TreeRegArguments, **options: Any):
-        super().__init__(*args, **options)
-        self.args.remove_unused_columns = False  # the model's `forward` does not know the trees
+        super().__init__(*args, weight=treereg.treereg_weight, every=treereg.treereg_every, **options)
         self.treereg = treereg
-        self._tree_losses: list[Tensor] = []
 
-    def compute_loss(
-        self,
-        model: torch.nn.Module,
-        inputs: dict[str, Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        """Add the loss of TreeReg in training; see `Trainer.compute_loss`."""
-        trees = {name: inputs.pop(name) for name in ("word_spans", "splits")}
-        options = self.treereg
-        is_due = options.treereg_weight and self.state.global_step % options.treereg_every == 0
-        if not (model.training and is_due):
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        inputs = {**inputs, "output_hidden_states": True}
-        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        tree_loss = tree_regularization_loss(options.vectors(outputs.hidden_states), **trees)
-        self._tree_losses.append(tree_loss.detach())
-        if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
-            # The loss of the model is already a part of a mean over all micro batches.
-            tree_loss = tree_loss / self.current_gradient_accumulation_steps
-        loss = loss + options.treereg_weight * tree_loss
-        return (loss, outputs) if return_outputs else loss
-
-    def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
-        """Log with the mean of the added loss since the last time."""
-        if "loss" in logs and self._tree_losses:
-            logs["treereg_loss"] = float(torch.stack(self._tree_losses).mean())
-            self._tree_losses = []
-        super().log(logs, *args, **options)
+    def tree_loss(self, outputs: Any, trees: dict[str, Tensor]) -> Tensor:
+        """See `tree_regularization_loss`."""
+        return tree_regularization_loss(self.treereg.vectors(outputs.hidden_states), **trees)

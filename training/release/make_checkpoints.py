@@ -38,7 +38,7 @@ import hf_synlm  # noqa: F401  # registers the architectures
 from hf_synlm.cli import main as synlm
 from hf_synlm.data.files import folder_writer, write_bytes, write_json, write_text
 from hf_synlm.evaluation.results import card_rows, describe_hardware, library_versions, load_result
-from hf_synlm.hub.card import fill_card
+from hf_synlm.hub.card import facts_text, fill_card
 from hf_synlm.hub.checkpoint import stored_tensors
 from hf_synlm.hub.info import shipped_files
 from hf_synlm.training.output_folder import RESULTS_FILE
@@ -56,7 +56,9 @@ LAUNCH = (
 )
 # What the validation loss of each script is called.
 _LOSSES = {"pretrain_gpst.py": "loss", "train_recurrent.py": "perplexity"}
-_LOSSES |= dict.fromkeys(("train_rnng.py", "train_tree_lm.py", "train_urnng.py"), "nats_per_sentence")
+_LOSSES |= dict.fromkeys(
+    ("train_rnng.py", "train_tree_lm.py", "train_pushdown.py", "train_urnng.py"), "nats_per_sentence"
+)
 
 
 def read_specifications() -> dict[str, dict[str, Any]]:
@@ -211,6 +213,7 @@ def card_facts(name: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
         "repo_id": name,
         "license": common["license"],
         "language": common["language"],
+        "example": common["example"],
         "availability": f"It is the release asset `{name}.tar.gz` of hf_synlm: unpack it where your code runs. The "
         f"repository of hf_synlm holds the same model in `model_cards/{name}`, with links to its code; after `import "
         "hf_synlm`, `trust_remote_code` is not needed.",
@@ -247,11 +250,6 @@ def write_card(name: str, checkpoint: dict[str, Any]) -> None:
     write_text(folder / "README.md", fill_card(AutoConfig.from_pretrained(folder), facts))
 
 
-def facts_text(facts: dict[str, Any]) -> str:
-    """Facts as YAML, for `synlm export --facts`."""
-    return yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=120)
-
-
 def pack(name: str) -> Path:
     """Write the self-contained folder of a checkpoint as an archive whose bytes depend only on its files.
 
@@ -265,7 +263,7 @@ def pack(name: str) -> Path:
     with tempfile.TemporaryDirectory(prefix="hf_synlm_checkpoints_") as temporary:
         folder = Path(temporary) / name
         card = ROOT / CARDS / name
-        if synlm(["export", str(card), "--facts", str(card / "card.yaml"), "--out", str(folder)]):
+        if synlm(["export", str(card), "--out", str(folder)]):
             raise ValueError(f"{card} could not be exported: see the message above")
         data = io.BytesIO()
         with tarfile.open(fileobj=data, mode="w") as tar:

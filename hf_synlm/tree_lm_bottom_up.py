@@ -1,8 +1,12 @@
-"""Binary trees in the search of Tree LM: a label takes the two last elements of the stack as its children.
+"""Labels after words in the search of Tree LM: binary trees, and strings of labels without openings.
 
-Unary chains are one label, "S+VP"; nodes that binarization has added have the label "@". In the trees that come out the
-chains are taken apart and the added nodes are left out, so that labels and brackets are those of the treebank, but for
-constituents of one word. The pieces of a word are one element of the stack.
+A label of a binary tree takes the two last elements of the stack as its children. Unary chains are one label, "S+VP";
+nodes that binarization has added have the label "@". In the trees that come out the chains are taken apart and the
+added nodes are left out, so that labels and brackets are those of the treebank, but for constituents of one word. The
+pieces of a word are one element of the stack.
+
+Without openings a label may follow every word and label, and what it closes is unknown: the search sums over strings of
+labels, of which several trees may share one, and finds no trees.
 
 Shapes: B sentences, R rows, F fields, V vocabulary, A action ids.
 """
@@ -17,7 +21,42 @@ from .tree_lm_linearization import ADDED_NODE, CHAIN
 from .tree_lm_stack_machine import TreeLMStackMachine
 
 
-class BinaryTreeLMStackMachine(TreeLMStackMachine):
+class _BottomUpStackMachine(TreeLMStackMachine):
+    """The end token is FINISH, and never a word."""
+
+    def _without_specials(self, logits: Tensor) -> Tensor:
+        logits = super()._without_specials(logits)
+        logits[..., self.config.eos_token_id] = NEG_INF
+        return logits
+
+
+class NoOpeningTreeLMStackMachine(_BottomUpStackMachine):
+    """Runs a Tree LM with `linearization="no_opening"` on node pools; see `TreeLMStackMachine`."""
+
+    def _structural(self, seen: Seen, own: Tensor, actions: Tensor, num_tokens: Tensor) -> Tensor:
+        """Integer fields [B, R, F] of the new nodes."""
+        before = seen.state(0)
+        after = before._replace(
+            predecessor=seen.nodes, action=actions, token=torch.full_like(own, -1), length=before.length + 1,
+            consecutive=before.consecutive + 1,
+        )  # fmt: skip
+        return torch.stack(after, -1)
+
+    def legal_actions(self, seen: Seen, num_tokens: Tensor, phase: Phase) -> Tensor:
+        """Which actions states may take [B, R, A]: labels after words and labels, FINISH after labels."""
+        now, ending = seen.state(0), phase is Phase.END
+        free = (now.inside_word == 0) | ending  # the end of the text ends a word
+        never = torch.zeros_like(free)
+        shift = never if ending else ~never
+        finish = never if phase is Phase.CONTINUE else free & (now.action >= self.first)
+        labels = free & (num_tokens > 0)[:, None] & (now.consecutive < self.config.consecutive_limit)
+        return torch.stack([never, shift, never, finish, labels], -1).index_select(2, self._kind)
+
+    def _tree(self, actions: list[int], starts: list[int], ends: list[int]) -> tuple[list[tuple[int, int]], list[str]]:
+        return [], []
+
+
+class BinaryTreeLMStackMachine(_BottomUpStackMachine):
     """Runs a Tree LM with `linearization="binary"` on node pools; see `TreeLMStackMachine`."""
 
     def look(self, pool: NodePool, nodes: Tensor) -> Seen:
@@ -69,9 +108,3 @@ class BinaryTreeLMStackMachine(TreeLMStackMachine):
                 labels += chain
                 spans += [(start, end)] * len(chain)
         return spans, labels
-
-    def _without_specials(self, logits: Tensor) -> Tensor:
-        """The end token is FINISH, and never a word."""
-        logits = super()._without_specials(logits)
-        logits[..., self.config.eos_token_id] = NEG_INF
-        return logits

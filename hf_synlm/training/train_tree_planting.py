@@ -1,0 +1,77 @@
+"""Train any causal language model of transformers on a treebank with tree-planting, by `Trainer`.
+
+    python training/train_tree_planting.py --config training/configs/tree_planting_tiny.yaml --output_dir runs/planted
+
+Models and options are those of `train_treereg.py`, with `--planting_layer`, `--planting_head` and `--planting_weight`;
+`--planting_weight 0` trains the same model on the same sentences without the trees. At the end, perplexity and the loss
+of tree-planting are measured on the validation sentences. Paper: Yoshida, Someya and Oseki, "Tree-Planted Transformers:
+Unidirectional Transformer Language Models with Implicit Syntactic Supervision" (Findings of ACL 2024).
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import mean
+from typing import Any
+
+import torch
+from transformers import TrainingArguments, set_seed
+
+from hf_synlm.training.arguments import parse_arguments
+from hf_synlm.training.train_treereg import ModelAndDataArguments, check_output_folder
+from hf_synlm.training.tree_planting import (
+    TreePlantingArguments,
+    TreePlantingCollator,
+    TreePlantingTrainer,
+    encode_sentence,
+)
+
+
+@torch.no_grad()
+def measure_planting(trainer: TreePlantingTrainer, examples: list[dict[str, Any]]) -> float:
+    """Loss of tree-planting on sentences: the mean over batches.
+
+    Args:
+        trainer: with model and collator.
+        examples: of `encode_sentence`.
+
+    Returns:
+        Nats per word.
+    """
+    model, losses = trainer.model.eval(), []
+    for batch in trainer.get_eval_dataloader(examples):
+        batch = {name: values.to(model.device) for name, values in batch.items()}
+        trees = {name: batch.pop(name) for name in trainer.tree_inputs}
+        losses.append(float(trainer.tree_loss(model(**batch, output_attentions=True), trees)))
+    return mean(losses)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the program with a command line (default: the process's)."""
+    types = (ModelAndDataArguments, TreePlantingArguments, TrainingArguments)
+    data, planting, arguments = parse_arguments(
+        types, argv, ["config_overrides"], "Train a language model with tree-planting."
+    )
+    check_output_folder(arguments)
+    set_seed(arguments.seed)
+    sentences = {"train": data.read(data.train_files), "validation": data.read(data.validation_files)}
+    model, tokenizer = data.load(sentences["train"])
+    examples = {
+        name: [encode_sentence(tokenizer, tree.words, tree.labeled_spans) for tree in trees]
+        for name, trees in sentences.items()
+    }
+    pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    trainer = TreePlantingTrainer(
+        model, arguments, planting=planting, train_dataset=examples["train"], eval_dataset=examples["validation"],
+        data_collator=TreePlantingCollator(pad), processing_class=tokenizer,
+    )  # fmt: skip
+    trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
+    trainer.save_model()
+    metrics = trainer.evaluate()
+    metrics["eval_perplexity_per_token"] = math.exp(metrics["eval_loss"])
+    metrics["eval_planting_loss"] = measure_planting(trainer, examples["validation"])
+    trainer.log_metrics("eval", metrics)
+    trainer.save_metrics("eval", metrics)
+
+
+if __name__ == "__main__":
+    main()

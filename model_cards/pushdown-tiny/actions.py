@@ -1,0 +1,1 @@
+../../hf_synlm/actions.py

@@ -1,0 +1,1 @@
+../../hf_synlm/generation_joint.py

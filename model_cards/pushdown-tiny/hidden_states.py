@@ -1,0 +1,1 @@
+../../hf_synlm/hidden_states.py

@@ -1,0 +1,1 @@
+../../hf_synlm/modeling_pushdown.py

@@ -1,0 +1,1 @@
+../../hf_synlm/pushdown_search.py

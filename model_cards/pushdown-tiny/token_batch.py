@@ -1,0 +1,1 @@
+../../hf_synlm/token_batch.py

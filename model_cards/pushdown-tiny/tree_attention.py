@@ -1,0 +1,1 @@
+../../hf_synlm/tree_attention.py

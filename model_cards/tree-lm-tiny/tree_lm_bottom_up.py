@@ -1,0 +1,1 @@
+../../hf_synlm/tree_lm_bottom_up.py
