@@ -52,7 +52,7 @@ checkpoints: $(VENV)/.train
 	$(BIN)/python training/make_checkpoints.py
 
 test: $(VENV)/.test $(VENV)/.transformers_tests
-	$(BIN)/python -m pytest -q -n $(NUM_WORKERS) --dist loadfile -m 'not slow' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -n $(NUM_WORKERS) --dist loadfile --no-loadscope-reorder -m 'not slow' $(PYTEST_ARGS)
 
 gpu: $(VENV)/.test
 	$(BIN)/python training/benchmarks/gpu.py
