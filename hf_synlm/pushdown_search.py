@@ -29,31 +29,10 @@ from torch.nn import functional as F
 from .search_proposals import Process, add_words, draw_index
 from .search_stack import NodePool, Nodes, grown
 from .search_state import NEG_INF, Block, BlockTable, Candidates, SearchState, keep_frozen
+from .tree_attention import PathCache
 
 WORD = 0
 _TO_BEGIN = 1  # the action that attaches to position 0
-
-
-class _PathCache:
-    """Keys and values of the positions before new ones, for one call of the layers.
-
-    Args:
-        pool: its features `layer_0`, .. hold keys and values.
-        path: [M, S] flat places of the positions before each row.
-        own: [M] flat places of the new positions.
-    """
-
-    def __init__(self, pool: NodePool, path: Tensor, own: Tensor) -> None:
-        self.pool, self.path, self.own = pool, path, own
-
-    def update(self, key: Tensor, value: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        """Write keys and values [M, H, 1, d]; return those of all columns [M, H, S + 1, d]."""
-        store = self.pool.features[f"layer_{number}"].flatten(0, 1)
-        new = torch.stack([key, value], 1).transpose(2, 3)  # [M, 2, 1, H, d]
-        store[self.own] = new.flatten(1).to(store.dtype)
-        before = store[self.path].unflatten(2, (2, *new.shape[3:])).transpose(1, 2)
-        keys, values = torch.cat([before.to(new.dtype), new], 2).transpose(2, 3).unbind(1)
-        return keys, values
 
 
 class PushdownMachine:
@@ -106,7 +85,7 @@ class PushdownMachine:
         tape = pool.features["tape"].flatten(0, 1)[places].long().gather(1, columns)[:, None]
         tokens = pool.field("word", own).flatten()
         embedded = self.model.embed(tokens)[:, None]
-        hidden = self.model.decode(embedded, mask, distance, tape, _PathCache(pool, before, places))[-1][:, 0]
+        hidden = self.model.decode(embedded, mask, distance, tape, PathCache(pool, before, places))[-1][:, 0]
         pool.features["hidden"].flatten(0, 1)[places] = hidden.to(self.dtype)
         pool.features["key"].flatten(0, 1)[places] = self.head.keys(hidden).to(self.dtype)
 

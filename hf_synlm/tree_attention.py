@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .search_stack import NodePool
+
 
 class RelativeTerm(NamedTuple):
     """One term of the score that depends on an integer of each pair."""
@@ -57,3 +59,32 @@ def tree_attention(
         index = term.relative[:, None].expand(-1, query.shape[1], -1, -1)
         bias = bias + products.gather(3, index) * scale
     return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout, scale=scale)
+
+
+class PathCache:
+    """Keys and values of the nodes before new ones, for one call of the layers in a search.
+
+    Args:
+        pool: of which the features `layer_0`, `layer_1`, .. hold keys and values.
+        before: [M, L] flat places of the nodes before each row.
+        own: [M] flat places of the new nodes.
+    """
+
+    def __init__(self, pool: NodePool, before: Tensor, own: Tensor) -> None:
+        self.pool, self.before, self.own = pool, before, own
+
+    def update(self, key: Tensor, value: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """Write keys and values [M, H, C, d] of the first position of every row; return those of all columns."""
+        store = self.pool.features[f"layer_{number}"].flatten(0, 1)
+        new = torch.stack([key, value], 1).transpose(2, 3)  # [M, 2, C, H, d]
+        store[self.own] = new[:, :, 0].flatten(1).to(store.dtype)
+        columns = torch.cat([self.before, self.own[:, None]], 1)
+        kept = store[columns].unflatten(2, (2, *new.shape[3:])).to(new.dtype).permute(2, 0, 3, 1, 4)
+        if new.shape[2] > 1:  # of the second position, which nobody sees later, nothing is kept
+            kept = torch.cat([kept, new[:, :, 1:].permute(1, 0, 3, 2, 4)], 3)
+        keys, values = kept.unbind(0)
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        """Columns before each row, by the name that decoders of transformers ask for."""
+        return self.before.shape[1]

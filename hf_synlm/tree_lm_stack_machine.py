@@ -23,6 +23,7 @@ from .rnng_actions import REDUCE
 from .rnng_stack_machine import COUNTS, LINKS, RNNGStackMachine, Seen, in_full_precision
 from .search_stack import NodePool, Nodes
 from .search_state import NEG_INF, WordEdges
+from .tree_attention import PathCache
 from .tree_lm_backbone import cache_width
 from .tree_lm_linearization import relative_depths
 
@@ -55,32 +56,6 @@ def action_logits(word_logits: Tensor, label_logits: Tensor, open_label: Tensor,
     others = closing.masked_fill(own, NEG_INF).logsumexp(1)
     shift = word_logits.float().logsumexp(1)
     return torch.cat([torch.stack([others, shift, reduce], 1), opening], 1)
-
-
-class _PoolCache:
-    """Keys and values of nodes, for one call of the layers.
-
-    Args:
-        pool: of which the features `layer_0`, `layer_1`, .. hold keys and values.
-        before: [M, L] flat places of the nodes before each row.
-        own: [M] flat places of the new nodes.
-    """
-
-    def __init__(self, pool: NodePool, before: Tensor, own: Tensor) -> None:
-        self.pool, self.before, self.own = pool, before, own
-
-    def update(self, key: Tensor, value: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        """Write keys and values [M, H, C, d] of the first position of every row; return those of all columns."""
-        store = self.pool.features[f"layer_{number}"].flatten(0, 1)
-        new = torch.stack([key, value], 1).transpose(2, 3)  # [M, 2, C, H, d]
-        store[self.own] = new[:, :, 0].flatten(1).to(store.dtype)
-        before = store[self.before].unflatten(2, (2, *new.shape[3:])).transpose(1, 2)
-        keys, values = torch.cat([before.to(new.dtype), new], 2).transpose(2, 3).unbind(1)
-        return keys, values
-
-    def get_seq_length(self) -> int:
-        """Columns before each row, by the name that decoders of transformers ask for."""
-        return self.before.shape[1]
 
 
 class TreeLMStackMachine(RNNGStackMachine):
@@ -168,11 +143,9 @@ class TreeLMStackMachine(RNNGStackMachine):
     def _paths(self, pool: NodePool, parents: Tensor, live: Tensor) -> Tensor:
         """Flat places [B, R, L] of the nodes that the states `parents` [B, R] may see; -1 = none."""
         length = pool.field("depth" if self.composes else "length", parents).masked_fill(~live, 0)
-        link, ids, path = pool.field("below" if self.composes else "predecessor"), parents, []
-        for _ in range(int(length.amax()) + 1):
-            path.append(torch.where(ids >= 0, pool.places(ids), -1))
-            ids = torch.where(ids >= 0, link.gather(1, ids.clamp(min=0)), -1)
-        return torch.stack(path, 2)
+        path = pool.follow("below" if self.composes else "predecessor", parents, int(length.amax()) + 1)
+        exists = torch.arange(path.shape[2], device=path.device) <= length[..., None]
+        return torch.where(exists, pool.places(path), -1)
 
     def _read(self, pool: NodePool, own: Tensor, path: Tensor, tokens: Tensor, composes: bool) -> None:
         """Run the layers on new nodes at the flat places `own` [M], which write `tokens` [M] after `path` [M, L]."""
@@ -192,7 +165,7 @@ class TreeLMStackMachine(RNNGStackMachine):
             index = names["length"][own][:, None] - names["length"][columns]
         index = index[:, None].expand(-1, count, -1)
         embedded = self.model.embed(tokens)[:, None].expand(-1, count, -1)
-        hidden = self.model.decode(embedded, mask, index, _PoolCache(pool, before, own))[-1][:, -1]
+        hidden = self.model.decode(embedded, mask, index, PathCache(pool, before, own))[-1][:, -1]
         pool.features["predictor"].flatten(0, 1)[own] = hidden.to(self.dtype)
 
     # --------------------------------------------------------------------------------------------- probabilities

@@ -66,8 +66,8 @@ SHIPPED = {
         MODULES + RECURRENT + "recurrent_distances recurrent_layers recurrent_running_sum syntactic_distance",
         3920,
     ),
-    "tree_lm": (MODULES + SEARCH + LABELED_SEARCH + "tree_attention", 9640),
-    "pushdown": (MODULES + SEARCH + "tree_attention", 6280),
+    "tree_lm": (MODULES + SEARCH + LABELED_SEARCH + "tree_attention", 9650),
+    "pushdown": (MODULES + SEARCH + "tree_attention", 6290),
     "lstm": (MODULES + RECURRENT + "recurrent_layers", 3520),
 }
 
