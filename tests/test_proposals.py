@@ -1,11 +1,13 @@
 """Sums over given trees: exact where all trees are given, a bound elsewhere."""
 
+import json
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 from hf_synlm.cli import main
+from hf_synlm.data.parsed import Hypothesis, ParsedSentence
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.evaluation.blimp import evaluate_pairs, read_pairs
 from hf_synlm.evaluation.proposals import Proposals, evaluate_proposals, read_proposals, score_proposals
@@ -54,6 +56,26 @@ def test_sums_grow_with_the_trees(architecture: str, trees: Path) -> None:
     assert sums[0].log_prob < sums[1].log_prob < sums[2].log_prob
     assert sums[0].best_share == pytest.approx(1.0) and 0.2 <= sums[2].best_share < 1
     assert score_proposals(scorer, WORDS, given[::-1]).log_prob == pytest.approx(sums[2].log_prob, abs=1e-5)
+
+
+def test_trees_of_another_model(trees: Path, tmp_path: Path) -> None:
+    """The JSON lines of `synlm parse`, with and without labels, are as good as brackets."""
+    given = read_proposals([trees])[WORDS]
+    for architecture, labels in (("rnng", True), ("pushdown", False)):
+        parses = [
+            Hypothesis(
+                tuple((i, j) for _, i, j in tree.labeled_spans),
+                tuple(label for label, _, _ in tree.labeled_spans) if labels else None,
+                -1.0,
+            )
+            for tree in given
+        ]
+        file = tmp_path / "nbest.json"
+        file.write_text("\n" + json.dumps(ParsedSentence(WORDS, tuple(parses)).to_dict()) + "\n")
+        found = read_proposals([file])
+        assert list(found) == [WORDS] and found[WORDS][0].source == f"{file}:2"
+        scores = [score_proposals(scorer_of(architecture), WORDS, of) for of in (given, found[WORDS])]
+        assert scores[0] == scores[1]
 
 
 def test_trees_of_one_string_count_once(tmp_path: Path) -> None:

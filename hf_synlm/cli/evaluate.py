@@ -245,8 +245,9 @@ def perplexity(
     Options:
         file_format: Format of the input; default: by its name. treebank: the words of bracketed trees.
         punctuation: Of a treebank: keep it (default), or remove it by its tags before scoring.
-        proposals: File of bracketed trees, such as n-best lists of a parser; repeat for several. A sentence's
-            probability is then the sum over its trees there, as papers on Transformer Grammars report it.
+        proposals: File of bracketed trees, such as n-best lists of a parser, or of JSON lines of `synlm parse`; repeat
+            for several. A sentence's probability is then the sum over its trees there, as papers on Transformer
+            Grammars report it.
         max_trees: With --proposals: take the first distinct trees of a sentence, at most this many.
 
     Examples:

@@ -12,7 +12,7 @@ Dyer et al. (2016), which divides by the probabilities of a proposal distributio
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -25,7 +25,8 @@ from tqdm import tqdm
 from hf_synlm.actions import PAD_ACTION, spans_to_actions
 from hf_synlm.data.collate import LABEL_PADDING, collate_trees, encode_words
 from hf_synlm.data.gold_trees import binary_token_spans, encode_trees, system_constituents
-from hf_synlm.data.text import PathLike
+from hf_synlm.data.parsed import read_parses
+from hf_synlm.data.text import PathLike, read_lines
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.evaluation.perplexity import averages
 from hf_synlm.evaluation.results import EvaluationResult, describe_files
@@ -38,6 +39,8 @@ from hf_synlm.trees import Span
 
 # Most tokens of a call of the model.
 _MAX_TOKENS = 4096
+NO_LABEL = "X"
+"""Label of the constituents of unlabeled trees, and tag of words without one."""
 
 
 class ProposalScore(NamedTuple):
@@ -64,7 +67,7 @@ def read_proposals(paths: Iterable[PathLike]) -> dict[tuple[str, ...], list[Tree
     """Read trees and group them by their words, in whatever order they stand.
 
     Args:
-        paths: files of bracketed trees.
+        paths: files of bracketed trees, or of the JSON lines of `synlm parse --format json`.
 
     Returns:
         By the words of a sentence its trees.
@@ -74,11 +77,23 @@ def read_proposals(paths: Iterable[PathLike]) -> dict[tuple[str, ...], list[Tree
     """
     found: dict[tuple[str, ...], list[TreebankSentence]] = {}
     for path in paths:
-        for sentence in read_treebank(Path(path)):
+        for sentence in _read_trees(Path(path)):
             found.setdefault(sentence.words, []).append(sentence)
     if not found:
         raise ValueError(f"{', '.join(map(str, paths))}: no tree to sum over")
     return found
+
+
+def _read_trees(path: Path) -> Iterator[TreebankSentence]:
+    if not next((line for line in read_lines(path) if line.strip()), "").startswith('{"'):
+        yield from read_treebank(path)
+        return
+    for number, sentence in enumerate(read_parses(path), start=1):
+        words = sentence.words
+        for tree in sentence.hypotheses:
+            labels = tree.labels or [NO_LABEL] * len(tree.spans)
+            spans = tuple((label, *span) for label, span in zip(labels, tree.spans, strict=True))
+            yield TreebankSentence(words, (NO_LABEL,) * len(words), spans, f"{path}:{number}")
 
 
 def _binary(scorer: TextScorer, tree: TreebankSentence) -> tuple[list[int], list[Span]]:
