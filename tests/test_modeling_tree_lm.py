@@ -456,6 +456,9 @@ def test_trees_of_the_treebank_come_back():
     labels = label_inventory([tree], "binary")
     assert labels == ("@", "NP", "S+VP", "X")
     assert binary_constituents(tree.labeled_spans, 7)[-1] == ("S+VP", 0, 7)
+    assert binary_constituents([("NP", 0, 2), ("@", 0, 3)], 3) == [("NP", 0, 2), ("@", 0, 3)]
+    with pytest.raises(ValueError, match="'@' has a meaning in binary trees"):
+        binary_constituents([("@", 0, 2), ("S", 0, 3)], 3)
     system = TransitionSystem("binary", len(labels))
     (encoded,) = encode_trees([tree], word_tokenizer([tree.words], min_count=1), system, labels)
     machine = BinaryTreeLMStackMachine(tiny(structure_attention="binary", nonterminals=list(labels)))

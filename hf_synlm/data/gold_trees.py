@@ -67,13 +67,14 @@ def binary_constituents(labeled_spans: Sequence[tuple[str, int, int]], num_words
         The constituents of a binary tree, in post-order.
 
     Raises:
-        ValueError: a label is "@" or has a "+", or the spans are no tree over all words.
+        ValueError: a label of a part of the sentence is "@", one has a "+", or the spans are no tree over all words.
 
     Cost: O(n log n).
     """
     labels: dict[Span, str] = {}
     for label, i, j in labeled_spans:
-        if label == ADDED_NODE or CHAIN in label:
+        # `parse` gives "@" to a sentence that has no label of its own.
+        if (label == ADDED_NODE and (i, j) != (0, num_words)) or CHAIN in label:
             raise ValueError(f"the label {label!r} has a meaning in binary trees ({ADDED_NODE}, {CHAIN}): rename it")
         labels[i, j] = f"{label}{CHAIN}{labels[i, j]}" if (i, j) in labels else label
     if num_words == 1:
