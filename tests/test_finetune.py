@@ -27,7 +27,15 @@ from transformers import (
     pipeline,
 )
 
-from hf_synlm import GPSTConfig, GPSTForCausalLM, ONLSTMConfig, ONLSTMForCausalLM, RNNGConfig, RNNGForCausalLM
+from hf_synlm import (
+    GPSTConfig,
+    GPSTForCausalLM,
+    ONLSTMConfig,
+    ONLSTMForCausalLM,
+    PushdownConfig,
+    RNNGConfig,
+    RNNGForCausalLM,
+)
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.tokenizers import (
     add_classification_template,
@@ -46,6 +54,7 @@ from hf_synlm.training.arguments import TrainingArguments
 from hf_synlm.training.example_tables import load_table
 from hf_synlm.training.export import hub_facts
 from hf_synlm.training.finetune_summarization import ContextCollator, ContextLayout
+from hf_synlm.training.finetuning import load_model
 from hf_synlm.training.samplers import seed_micro_step
 from hf_synlm.training.steps import map_rows
 
@@ -623,6 +632,12 @@ def test_bad_input_is_refused_before_training(
     with pytest.raises(ValueError, match=match):
         run(script, models / name if name else "", files, tmp_path / "out", *flags)
     assert not list((tmp_path / "out").glob("best_*")) and not (tmp_path / "out" / "all_results.json").exists()
+
+
+def test_an_architecture_without_classifier_is_named() -> None:
+    arguments = SimpleNamespace(model_name_or_path="mine")
+    with pytest.raises(ValueError, match=r"mine: there is no PushdownForSequenceClassification\. Choose"):
+        load_model(AutoModelForSequenceClassification, arguments, PushdownConfig(), None)
 
 
 def test_incomplete_data_of_glue_are_refused() -> None:

@@ -146,7 +146,16 @@ def load_model(
 
     Returns:
         The model.
+
+    Raises:
+        ValueError: the architecture has no such model.
     """
+    kind = auto_class.__name__.removeprefix("AutoModel")
+    if kind not in getattr(config, "model_classes", (kind,)):
+        raise ValueError(
+            f"{arguments.model_name_or_path}: there is no {type(config).__name__.removesuffix('Config')}{kind}. "
+            "Choose an architecture that has one; see docs/support.md."
+        )
     model = auto_class.from_pretrained(
         arguments.model_name_or_path,
         config=config,

@@ -209,7 +209,10 @@ def set_up_layers(model: PreTrainedModel, arguments: TrainingArguments) -> None:
     kind = model.config.model_type
     if arguments.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
-            raise ValueError(f"gradient_checkpointing is set, but {kind} has no layers to recompute. Leave it out.")
+            raise ValueError(
+                f"gradient_checkpointing is set, but {kind} has no layers to recompute. "
+                "Give --gradient_checkpointing False."
+            )
         model.activation_checkpointing_enable()
     if arguments.torch_compile:
         if kind != "gpst":
