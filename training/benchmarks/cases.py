@@ -31,6 +31,7 @@ from benchmarks.prepare import prepare_corpus
 from benchmarks.recurrent import on_lstm_train, palm_train, prpn_train
 from benchmarks.rnng import rnng_search, rnng_search_batched, rnng_search_growth, rnng_train
 from benchmarks.sides import Sides, measure, origin, seconds, use_device
+from benchmarks.trees import pushdown_train, transformer_grammar_train, treereg_train
 
 Build = Callable[[], Sides]
 
@@ -104,6 +105,21 @@ CASES = {
         "PaLM forward + backward, 3 layers, E 400, H 1020, 20 spans, V 10000, 20 x 70 tokens",
         "AWD-LSTM: the same model without span attention",
         palm_train,
+    ),
+    "pushdown-train": Case(
+        "Pushdown Layers forward + backward, 4 layers, D 256, V 5400, 32 sentences with their trees, no dropout",
+        "GPT2LMHeadModel of the same size on the same tokens",
+        pushdown_train,
+    ),
+    "transformer-grammar-train": Case(
+        "Transformer Grammar forward + backward, the same sizes and sentences",
+        "GPT2LMHeadModel of the same size on as many tokens, labels included",
+        transformer_grammar_train,
+    ),
+    "treereg-train": Case(
+        "GPT2LMHeadModel with the loss of TreeReg, forward + backward, the same sizes and sentences",
+        "the same without the loss",
+        treereg_train,
     ),
     "prepare": Case(
         "text file (2.8 MB) to shards: sentences, tokens, boundaries, checksums, on disk; one process",

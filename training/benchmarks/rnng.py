@@ -34,6 +34,15 @@ def _treebank() -> tuple[list[TreebankSentence], tuple[str, ...], list[dict]]:
     return sentences, labels, encode_trees(sentences, tokenizer, TransitionSystem("top_down", len(labels)), labels)
 
 
+def read_embedded_trees(
+    lengths: range, num_sentences: int
+) -> tuple[list[TreebankSentence], tuple[str, ...], list[dict]]:
+    """The first sentences of the embedded treebank with so many words: sentences, labels, and encoded trees."""
+    sentences, labels, trees = _treebank()
+    chosen = [k for k, sentence in enumerate(sentences) if len(sentence.words) in lengths][:num_sentences]
+    return [sentences[k] for k in chosen], labels, [trees[k] for k in chosen]
+
+
 def rnng_train(num_sentences: int) -> Sides:
     """Forward and backward of the training objective against an LSTM over as many steps as there are pushes.
 
@@ -46,8 +55,7 @@ def rnng_train(num_sentences: int) -> Sides:
     Returns:
         Both sides.
     """
-    sentences, labels, trees = _treebank()
-    chosen = [tree for x, tree in zip(sentences, trees, strict=True) if len(x.words) in TRAIN_LENGTHS][:num_sentences]
+    _, labels, chosen = read_embedded_trees(TRAIN_LENGTHS, num_sentences)
     batch = place(collate_trees(chosen, 0))
     torch.manual_seed(0)
     model = place(RNNGForCausalLM(RNNGConfig(nonterminals=labels, **SIZES)).train())
