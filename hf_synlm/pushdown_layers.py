@@ -12,7 +12,7 @@ the token itself:
     logit(itself) = q . MLP_i(q, E x) + q . W_R R(0)
 
 The first matrix of MLP_k is split, so that states and depths are multiplied once each; its second one is moved to the
-query. A product then costs M numbers per pair and depth instead of a matrix per pair.
+query. A key is made once for a position and each depth that it has, not for every pair of positions.
 
 Source: Murty et al. 2023 and the authors' program, whose numbers this gives.
 
@@ -35,6 +35,23 @@ def distance_vectors(count: int, size: int, like: Tensor) -> Tensor:
     frequency = 10000.0 ** (-torch.arange(0, size, 2, device=like.device, dtype=torch.float32) / size)
     angle = -torch.arange(count, device=like.device, dtype=torch.float32)[:, None] * frequency
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(1).to(like.dtype)
+
+
+def depth_pairs(tape: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Number the pairs of a column and a depth that occur; columns of a tape never decrease from row to row.
+
+    Args:
+        tape: [B, T, S].
+
+    Returns:
+        Column and depth [B, L] of each pair, and the pair [B, T, S] of every entry.
+    """
+    by_column = tape.mT.flatten(1)
+    changes = F.pad(tape[:, 1:] != tape[:, :-1], (0, 0, 1, 0), value=True)
+    pair = changes.mT.flatten(1).cumsum(1) - 1
+    numbers = torch.arange(int(pair.max()) + 1, device=tape.device).expand(len(tape), -1).contiguous()
+    first = torch.searchsorted(pair, numbers).clamp(max=pair.shape[1] - 1)
+    return first // tape.shape[1], by_column.gather(1, first), pair.view(-1, *tape.mT.shape[1:]).mT
 
 
 class PushdownAttention(nn.Module):
@@ -192,8 +209,8 @@ class AttachmentHead(nn.Module):
         first, second, dropout = self.key_mlp.up_proj, self.key_mlp.down_proj, self.key_mlp.dropout
         of_depth = F.linear(weight_of(self.depth_embedding), weight_of(first)[:, query.shape[2] :])
         # Dropout has one mask for each query; that of the authors has one for each pair, and the same mean.
-        moved, scores = dropout(query @ weight_of(second)), torch.zeros_like(tape, dtype=query.dtype)
-        for depth in range(int(tape.max()) + 1):
-            products = moved @ F.relu(keys + of_depth[depth]).mT
-            scores = torch.where(tape == depth, products, scores)
-        return scores + (query @ unwrapped(second).bias)[..., None]
+        moved = dropout(query @ weight_of(second))
+        columns, depths, pair = depth_pairs(tape)
+        offset = keys.shape[1] * torch.arange(len(keys), device=keys.device)[:, None]
+        inner = F.relu(F.embedding(columns + offset, keys.flatten(0, 1)) + F.embedding(depths, of_depth))
+        return (moved @ inner.mT).gather(2, pair) + (query @ unwrapped(second).bias)[..., None]
