@@ -41,7 +41,7 @@ def spans_to_actions(spans: Sequence[Span], num_tokens: int) -> list[int]:
     if len(spans) != num_tokens - 1:
         raise ValueError(
             f"{len(spans)} spans over {num_tokens} tokens are not a binary tree, which has {num_tokens - 1}: "
-            "complete the tree with spans_to_tree, binarize and tree_to_spans"
+            "complete the tree with binarize_spans"
         )
     num_ending = [0] * (num_tokens + 1)
     for _, end in spans:

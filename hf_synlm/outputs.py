@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from transformers.utils import ModelOutput
 
-from .trees import fold_tokens, labeled_spans_to_brackets, spans_to_tree, tree_to_brackets
+from .trees import fold_tokens, labeled_spans_to_brackets, spans_to_brackets
 
 
 class InFieldOrder:
@@ -265,5 +265,5 @@ class GeneratedTrees:
 def _write_tree(spans: list[tuple[int, int]], labels: Sequence[str] | None, words: list[str]) -> str:
     """Brackets over `words`, with labels if there are any."""
     if labels is None:
-        return tree_to_brackets(spans_to_tree(spans, len(words)), words)
+        return spans_to_brackets(spans, words)
     return labeled_spans_to_brackets([(label, i, j) for label, (i, j) in zip(labels, spans, strict=True)], words)

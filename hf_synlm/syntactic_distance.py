@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .actions import COMP, spans_to_actions
 from .configuration_base import SYNTACTIC_DISTANCE_REDUCTIONS, SYNTACTIC_DISTANCE_SCOPES
-from .trees import Span, binarize, spans_to_tree, tree_to_spans
+from .trees import Span, binarize_spans
 
 Decoder: TypeAlias = Literal["unbiased", "biased"]
 DECODERS = ("unbiased", "biased")
@@ -95,11 +95,10 @@ def spans_to_distances(spans: Sequence[Span], num_words: int) -> list[int]:
     Cost: O(m log m).
     Source: `helpers.py` of the SDLM code; Du et al. 2020 count node heights, which have the same order.
     """
-    tree = binarize(spans_to_tree(spans, num_words))
     distances = [0] * num_words
     stack: list[tuple[int, int]] = []  # first word and height of every finished part
     next_word = 0
-    for action in spans_to_actions(tree_to_spans(tree), num_words):
+    for action in spans_to_actions(binarize_spans(spans, num_words), num_words):
         if action == COMP:
             middle, right_height = stack.pop()
             start, left_height = stack.pop()

@@ -1,26 +1,21 @@
-"""Constituency trees as plain data: half-open spans, nested tuples, bracket strings.
+"""Constituency trees as plain data: half-open spans and bracket strings.
 
-A **span** is a pair of boundaries `(i, j)`, 0 <= i < j <= n: the tokens i, ..., j - 1. A tree over n tokens has three
-forms, with functions from each form to the others:
-
-* spans: its constituents of width >= 2, including the whole sentence, in post-order (children before parents, left
-  before right), without leaves. A binary tree has n - 1 of them, a one-token tree has none.
-* nested tuples: a leaf is the int of its position, an inner node is the tuple of its two or more children.
-* brackets: `((fruit flies) (like (a banana)))`.
+A **span** is a pair of boundaries `(i, j)`, 0 <= i < j <= n: the tokens i, ..., j - 1. A tree over n tokens is the list
+of its constituents of width >= 2, including the whole sentence, in post-order (children before parents, left before
+right), without leaves. A binary tree has n - 1 of them, a one-token tree has none. In brackets:
+`((fruit flies) (like (a banana)))`.
 
 A labeled tree is a list of (label, i, j), or brackets with labels: `(S (NP the cat) (VP sleeps))`. It may have
 constituents over a single word and unary chains.
 
-Everything here is pure Python without recursion: trees may be thousands of tokens deep. `hf_synlm.data.brackets` and
-`hf_synlm.data.treebank` read brackets; `hf_synlm.evaluation.baseline_trees` has further trees that need no model.
+Everything here is pure Python without recursion: trees may be thousands of tokens deep. `hf_synlm.data.brackets` reads
+brackets and has trees as nested tuples; `hf_synlm.evaluation.baseline_trees` has further trees that need no model.
 """
 
-from collections.abc import Callable, Sequence
-from functools import reduce
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 Span: TypeAlias = tuple[int, int]
-Tree: TypeAlias = "int | tuple[Tree, ...]"
 
 
 def validate_spans(
@@ -64,95 +59,68 @@ def validate_spans(
         open_spans.append((start, end))
 
 
-def spans_to_tree(spans: Sequence[Span], num_tokens: int) -> Tree:
-    """Build the nested tuples of a list of spans; tokens and spans without a closer parent attach to the node above.
-
-    Inverse of `tree_to_spans`. Example: `[(0, 2), (0, 5)]` over 5 tokens gives `((0, 1), 2, 3, 4)`.
+def in_post_order(spans: Sequence[Span], num_tokens: int) -> list[Span]:
+    """Check the spans of a tree and sort them.
 
     Args:
         spans: half-open spans of width >= 2 in any order, the whole sentence included.
         num_tokens: length n of the sentence in tokens.
 
     Returns:
-        The tree: an int for one token, else nested tuples.
+        The spans in post-order: by end, the shorter first.
 
     Raises:
-        ValueError: the spans cross, repeat, leave the sentence, or `(0, num_tokens)` is missing.
-
-    Cost: O(n + s log s) for s spans.
+        ValueError: the spans cross, repeat, leave the sentence, or the whole sentence is missing.
     """
     validate_spans(spans, num_tokens)
-    if num_tokens > 1:
-        _check_whole_sentence(spans, num_tokens)
-    # Post-order is the order by end, then by descending start.
-    return _build_tree(sorted(spans, key=lambda span: (span[1], -span[0])), tuple)
+    _check_whole_sentence(spans, num_tokens)
+    return sorted(spans, key=lambda span: (span[1], -span[0]))
 
 
 def _check_whole_sentence(spans: Sequence[Span], num_tokens: int) -> None:
-    """Raise ValueError unless one of the spans is the whole sentence."""
-    if all(end - start < num_tokens for start, end in spans):
+    """Raise ValueError unless one of the spans is the whole sentence, which a single token need not have."""
+    if num_tokens > 1 and all(end - start < num_tokens for start, end in spans):
         raise ValueError(
             f"the whole-sentence span (0, {num_tokens}) is missing, so the {len(spans)} spans are a forest: add it"
         )
 
 
-def _build_tree(spans: Sequence[Span], join: Callable[[list[Tree]], Tree]) -> Tree:
-    """Build a tree from spans in post-order; `join` makes a node of its children. Without spans it is one leaf."""
-    if not spans:
-        return 0
-    stack: list[tuple[int, Tree]] = []
-    next_token = 0
-    for start, end in spans:
-        while next_token < end:
-            stack.append((next_token, next_token))
-            next_token += 1
-        first = len(stack)
-        while first > 0 and stack[first - 1][0] >= start:
-            first -= 1
-        stack[first:] = [(start, join([node for _, node in stack[first:]]))]
-    return stack[0][1]
+def binarize_spans(spans: Sequence[Span], num_tokens: int, direction: Literal["right", "left"] = "right") -> list[Span]:
+    """Add the spans that make a tree binary.
 
-
-def tree_to_spans(tree: Tree) -> list[Span]:
-    """List the spans of a tree in post-order, leaves left out.
-
-    Inverse of `spans_to_tree`.
+    "right" makes (a (b (c d))) of (a b c d), "left" makes (((a b) c) d).
 
     Args:
-        tree: nested tuples whose leaves read 0, 1, ..., n - 1 from left to right.
+        spans: half-open spans of width >= 2 in any order, the whole sentence included.
+        num_tokens: length n of the sentence in tokens.
+        direction: the side of the added nodes.
 
     Returns:
-        Half-open spans of width >= 2; empty for a single leaf.
+        The n - 1 spans of the binary tree in post-order.
 
     Raises:
-        ValueError: the leaves are not 0, 1, ..., n - 1 in order, a node has fewer than two children, or something else
-            than an int or a tuple stands in the tree.
+        ValueError: `direction` is unknown; the spans cross, repeat, leave the sentence, or the whole sentence is
+            missing.
 
-    Cost: O(n).
+    Cost: O(n log n).
     """
-    spans: list[Span] = []
+    if direction not in ("right", "left"):
+        raise ValueError(f"direction is {direction!r}: choose 'right' or 'left'")
+    binary: list[Span] = []
+    starts: list[int] = []  # of the parts that have no parent yet
     next_token = 0
-    # An entry is a subtree still to visit, or the start of a node whose children are all done.
-    agenda: list[tuple[Tree, int | None]] = [(tree, None)]
-    while agenda:
-        node, start = agenda.pop()
-        if start is not None:
-            spans.append((start, next_token))
-        elif isinstance(node, tuple):
-            if len(node) < 2:
-                raise ValueError(
-                    f"a node above token {next_token} has {len(node)} child(ren): inner nodes need at least two, "
-                    "replace a node with a single child by that child"
-                )
-            agenda.append((node, next_token))
-            agenda.extend((child, None) for child in reversed(node))
-        elif isinstance(node, int) and not isinstance(node, bool):
-            if node != next_token:
-                raise ValueError(f"leaf {node} stands where {next_token} should: leaves must read 0, 1, ..., n - 1")
-            next_token += 1
+    for start, end in in_post_order(spans, num_tokens):
+        starts.extend(range(next_token, end))
+        next_token = max(next_token, end)
+        children = []
+        while starts and starts[-1] >= start:
+            children.append(starts.pop())
+        if direction == "right":
+            binary += [(child, end) for child in children[1:]]
         else:
-            raise ValueError(f"{node!r} is not part of a tree: leaves are ints and inner nodes are tuples")
-    return spans
+            binary += [(start, child) for child in children[-3::-1]] + [(start, end)]
+        starts.append(start)
+    return sorted(binary, key=lambda span: (span[1], -span[0]))
 
 
 def escape_word(word: str) -> str:
@@ -169,30 +137,26 @@ def escape_word(word: str) -> str:
     return word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
-def tree_to_brackets(tree: Tree, words: Sequence[str]) -> str:
+def spans_to_brackets(spans: Sequence[Span], words: Sequence[str]) -> str:
     """Write a tree as unlabeled brackets, e.g. `((fruit flies) (like (a banana)))`; a single word has no brackets.
 
-    Inverse of `hf_synlm.data.brackets.brackets_to_tree`. Parentheses inside words become -LRB- and -RRB-; so a word
-    that contains one of these names is not read back as it was.
+    Parentheses inside words become -LRB- and -RRB-; so a word that contains one of these names is not read back as it
+    was.
 
     Args:
-        tree: nested tuples over the positions of `words`.
-        words: one string per leaf, without white space.
+        spans: half-open spans of width >= 2 in any order, the whole sentence included.
+        words: the n words, without white space.
 
     Returns:
         One line of text.
 
     Raises:
-        ValueError: the number of words differs from the number of leaves, a word is empty or contains white space, or
-            the leaves are out of order.
+        ValueError: the spans cross, repeat, leave the sentence or lack the whole sentence; a word is empty or contains
+            white space.
 
-    Cost: O(n).
+    Cost: O(n + s log s) for s spans.
     """
-    spans = tree_to_spans(tree)
-    num_leaves = spans[-1][1] if spans else 1
-    if len(words) != num_leaves:
-        raise ValueError(f"{len(words)} words for a tree of {num_leaves} leaves: give exactly one word per leaf")
-    return _write_brackets([("(", start, end) for start, end in spans], words)
+    return _write_brackets([("(", start, end) for start, end in in_post_order(spans, len(words))], words)
 
 
 def _write_brackets(openings: Sequence[tuple[str, int, int]], words: Sequence[str]) -> str:
@@ -226,7 +190,7 @@ def check_words(words: Sequence[str]) -> None:
 def labeled_spans_to_brackets(labeled_spans: Sequence[tuple[str, int, int]], words: Sequence[str]) -> str:
     """Write a labeled tree as brackets without part-of-speech tags, e.g. `(S (NP the cat) (VP sleeps))`.
 
-    Inverse of `hf_synlm.data.treebank.brackets_to_labeled_spans`. Words are escaped as in `tree_to_brackets`.
+    Inverse of `hf_synlm.data.treebank.brackets_to_labeled_spans`. Words are escaped as in `spans_to_brackets`.
 
     Args:
         labeled_spans: (label, i, j) of every constituent, including the whole sentence, in any order, but unary chains
@@ -244,8 +208,7 @@ def labeled_spans_to_brackets(labeled_spans: Sequence[tuple[str, int, int]], wor
     """
     spans = [(start, end) for _, start, end in labeled_spans]
     validate_spans(spans, len(words), min_width=1, allow_duplicates=True)
-    if len(words) > 1:
-        _check_whole_sentence(spans, len(words))
+    _check_whole_sentence(spans, len(words))
     for label, start, end in labeled_spans:
         if not label or any(character.isspace() or character in "()" for character in label):
             raise ValueError(
@@ -283,34 +246,6 @@ def right_branching(num_tokens: int) -> list[Span]:
     """
     check_length(num_tokens)
     return [(start, num_tokens) for start in range(num_tokens - 2, -1, -1)]
-
-
-def binarize(tree: Tree, direction: Literal["right", "left"] = "right") -> Tree:
-    """Split nodes with more than two children into binary ones; the spans of the tree stay, and others are added.
-
-    "right" gives (a, (b, (c, d))) for (a, b, c, d), "left" gives (((a, b), c), d).
-
-    Args:
-        tree: nested tuples, two or more children per node.
-        direction: the side of the added nodes.
-
-    Returns:
-        The binary tree over the same leaves.
-
-    Raises:
-        ValueError: `direction` is unknown, or the tree is malformed.
-
-    Cost: O(n).
-    """
-    if direction not in ("right", "left"):
-        raise ValueError(f"direction is {direction!r}: choose 'right' or 'left'")
-
-    def join(children: list[Tree]) -> Tree:
-        if direction == "left":
-            return reduce(lambda left, right: (left, right), children)
-        return reduce(lambda right, left: (left, right), reversed(children))
-
-    return _build_tree(tree_to_spans(tree), join)
 
 
 def fold_tokens(spans: Sequence[Span], word_ends: Sequence[bool]) -> list[Span]:

@@ -9,6 +9,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hf_synlm.cli import main
+from hf_synlm.data.brackets import spans_to_tree, tree_to_spans
 from hf_synlm.data.collate import (
     collate_contexts,
     collate_trees,
@@ -22,7 +23,7 @@ from hf_synlm.data.tokenizers import train_bpe_tokenizer
 from hf_synlm.data.treebank import PUNCTUATION_TAGS, WORD_TAGS, clean_label, parse_treebank, read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.rnng_actions import FINISH, REDUCE, SHIFT, TransitionSystem
-from hf_synlm.trees import spans_to_tree, tree_to_spans, validate_spans
+from hf_synlm.trees import validate_spans
 
 # Treebank
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_synlm.data.brackets import brackets_to_tree
-from hf_synlm.trees import tree_to_spans
+from hf_synlm.data.brackets import brackets_to_tree, tree_to_spans
 from hf_synlm.viz import tree_to_text
 from tests.documentation import ROOT, blocks, check_command, commands, make_inputs, run_page
 

@@ -9,6 +9,7 @@ import evaluate
 import pytest
 import yaml
 
+from hf_synlm.data.brackets import spans_to_tree, tree_to_brackets
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.evaluation.evalb import EvalbParameters, evaluate_files
@@ -20,7 +21,7 @@ from hf_synlm.evaluation.surprisal import score_words
 from hf_synlm.evaluation.syntaxgym import evaluate_syntaxgym
 from hf_synlm.evaluation.text_items import TextItem
 from hf_synlm.evaluation.treebank_parsing import make_treebank, score_baselines
-from hf_synlm.trees import right_branching, spans_to_tree, tree_to_brackets
+from hf_synlm.trees import right_branching
 from tests.scoring_models import SENTENCES, scorer_of
 from tests.test_syntaxgym import suite_data
 

@@ -13,10 +13,10 @@ from hf_synlm.configuration_on_lstm import ONLSTMConfig
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.conversion.on_lstm import RULES
 from hf_synlm.conversion.rename import rename_state_dict
+from hf_synlm.data.brackets import tree_to_spans
 from hf_synlm.modeling_on_lstm import ONLSTMForCausalLM
 from hf_synlm.recurrent_cache import RecurrentCache
 from hf_synlm.syntactic_distance import ranking_loss
-from hf_synlm.trees import tree_to_spans
 
 GOLDENS = Path(__file__).parent / "goldens" / "onlstm"
 LANGUAGE_MODELS = ["lm_2layer_nowdrop_untied", "lm_3layer_wdrop_tied", "lm_chunk1_1layer"]

@@ -12,6 +12,7 @@ import torch
 
 import hf_synlm
 from hf_synlm.cli import main
+from hf_synlm.data.brackets import spans_to_tree, tree_to_brackets
 from hf_synlm.data.parsed import ParsedSentence, guess_style, read_parses
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank
@@ -26,7 +27,7 @@ from hf_synlm.evaluation.treebank_parsing import (
     report_parsing,
     score_baselines,
 )
-from hf_synlm.trees import right_branching, spans_to_tree, tree_to_brackets
+from hf_synlm.trees import right_branching
 from hf_synlm.viz import posteriors
 from tests.commands import fail, run
 from tests.scoring_models import model_and_tokenizer

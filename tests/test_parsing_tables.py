@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hf_synlm.data.brackets import spans_to_tree
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import parse_treebank, read_treebank
@@ -35,7 +36,7 @@ from hf_synlm.evaluation.treebank_parsing import (
     score_table,
     score_trees,
 )
-from hf_synlm.trees import right_branching, spans_to_tree
+from hf_synlm.trees import right_branching
 
 
 def test_paired_permutations_are_those_of_a_full_count():

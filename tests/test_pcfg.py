@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from hf_synlm.trees import spans_to_tree, tree_to_spans
+from hf_synlm.data.brackets import spans_to_tree, tree_to_spans
 from tests.reference.pcfg import DEFAULT_GRAMMAR, PCFG, generate_corpus
 
 

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import hf_synlm
 from hf_synlm.actions import actions_to_spans, spans_to_actions
 from hf_synlm.cli import main
-from hf_synlm.data.brackets import brackets_to_tree
+from hf_synlm.data.brackets import brackets_to_tree, spans_to_tree, tree_to_spans
 from hf_synlm.data.parsed import read_parse
 from hf_synlm.data.treebank import brackets_to_labeled_spans, parse_treebank
 from hf_synlm.evaluation.formulas import Formula
@@ -36,7 +36,6 @@ from hf_synlm.hub.checkpoint import (
 from hf_synlm.hub.export import check_complete, export_model, push_to_hub
 from hf_synlm.hub.info import describe_model
 from hf_synlm.rnng_actions import TransitionSystem
-from hf_synlm.trees import spans_to_tree, tree_to_spans
 from tests.reference.trees import stack_depths
 from tests.test_syntaxgym import suite_data
 

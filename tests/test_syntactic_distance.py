@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from hf_synlm.data.brackets import tree_to_spans
 from hf_synlm.evaluation.baseline_trees import random_tree
 from hf_synlm.syntactic_distance import distances_to_spans, ranking_loss, spans_to_distances
-from hf_synlm.trees import binarize, spans_to_tree, tree_to_spans, validate_spans
+from hf_synlm.trees import binarize_spans, validate_spans
 from tests.reference import on_lstm as reference
 
 CASES = json.loads((Path(__file__).parent / "goldens" / "onlstm" / "trees" / "meta.json").read_text())
@@ -105,8 +106,7 @@ def test_gold_distances_of_the_authors(case):
 
 def test_wide_nodes_are_split_to_the_right():
     spans = [(0, 4), (4, 6), (0, 7)]
-    binary = tree_to_spans(binarize(spans_to_tree(spans, 7)))
-    assert distances_to_spans(spans_to_distances(spans, 7)) == binary
+    assert distances_to_spans(spans_to_distances(spans, 7)) == binarize_spans(spans, 7)
 
 
 @pytest.mark.parametrize(

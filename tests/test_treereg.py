@@ -18,7 +18,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from hf_synlm.data.brackets import brackets_to_tree
+from hf_synlm.data.brackets import brackets_to_tree, spans_to_tree, tree_to_brackets, tree_to_spans
 from hf_synlm.training import train_treereg
 from hf_synlm.training.treereg import (
     TreeRegArguments,
@@ -29,7 +29,6 @@ from hf_synlm.training.treereg import (
     orthogonal_norms,
     tree_regularization_loss,
 )
-from hf_synlm.trees import spans_to_tree, tree_to_brackets, tree_to_spans
 
 GOLDENS = Path(__file__).parent / "goldens" / "treereg"
 CASES = ("01_words", "02_pieces", "03_edges", "04_llama")

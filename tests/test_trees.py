@@ -6,19 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_synlm.data.brackets import brackets_to_tree
+from hf_synlm.data.brackets import brackets_to_tree, spans_to_tree, tree_to_brackets, tree_to_spans
 from hf_synlm.data.treebank import brackets_to_labeled_spans
 from hf_synlm.evaluation.baseline_trees import balanced, left_branching, random_tree
-from hf_synlm.trees import (
-    binarize,
-    fold_tokens,
-    labeled_spans_to_brackets,
-    right_branching,
-    spans_to_tree,
-    tree_to_brackets,
-    tree_to_spans,
-    validate_spans,
-)
+from hf_synlm.trees import binarize_spans, fold_tokens, labeled_spans_to_brackets, right_branching, validate_spans
 from tests.reference.trees import all_binary_trees, all_trees, keeps_words_together, spans_of
 
 DEEP = 3000
@@ -69,21 +60,21 @@ def test_round_trip_of_random_trees(tree, data):
 @given(trees())
 def test_binarize_keeps_the_spans(tree):
     spans, num_tokens = tree
-    nested = spans_to_tree(spans, num_tokens)
     for direction in ("right", "left"):
-        binary = tree_to_spans(binarize(nested, direction))
+        binary = binarize_spans(spans, num_tokens, direction)
         assert len(binary) == num_tokens - 1
         assert set(spans) <= set(binary)
 
 
 def test_binarize_directions():
-    assert binarize((0, 1, (2, 3, 4), 5)) == (0, (1, ((2, (3, 4)), 5)))
-    assert binarize((0, 1, (2, 3, 4), 5), "left") == (((0, 1), ((2, 3), 4)), 5)
-    assert binarize(0) == 0
+    spans = tree_to_spans((0, 1, (2, 3, 4), 5))
+    assert binarize_spans(spans, 6) == tree_to_spans((0, (1, ((2, (3, 4)), 5))))
+    assert binarize_spans(spans, 6, "left") == tree_to_spans((((0, 1), ((2, 3), 4)), 5))
+    assert binarize_spans([], 1) == []
     with pytest.raises(ValueError, match="'up'"):
-        binarize((0, 1), "up")
-    with pytest.raises(ValueError, match=r"1 child"):
-        binarize(((0,), 1))
+        binarize_spans([(0, 2)], 2, "up")
+    with pytest.raises(ValueError, match="whole-sentence span"):
+        binarize_spans([(0, 2)], 3)
 
 
 def test_brackets_of_the_example():
@@ -137,12 +128,11 @@ def test_deep_trees_do_not_reach_the_recursion_limit():
         again, read = brackets_to_tree(tree_to_brackets(tree, words))
         assert read == words
         assert tree_to_spans(again) == spans
-        assert tree_to_spans(binarize(tree, "left")) == spans
+        assert binarize_spans(spans, DEEP, "left") == spans
         labeled = [("X", i, j) for i, j in spans]
         assert brackets_to_labeled_spans(labeled_spans_to_brackets(labeled, words)) == (labeled, words)
-    flat = spans_to_tree([(0, DEEP)], DEEP)
-    assert tree_to_spans(binarize(flat)) == right_branching(DEEP)
-    assert tree_to_spans(binarize(flat, "left")) == left_branching(DEEP)
+    assert binarize_spans([(0, DEEP)], DEEP) == right_branching(DEEP)
+    assert binarize_spans([(0, DEEP)], DEEP, "left") == left_branching(DEEP)
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=6, unique=True))

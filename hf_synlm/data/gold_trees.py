@@ -12,7 +12,7 @@ from hf_synlm.pushdown_tape import tree_attachments
 from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.syntactic_distance import spans_to_distances
 from hf_synlm.tree_lm_linearization import ADDED_NODE, CHAIN
-from hf_synlm.trees import Span, binarize, check_words, spans_to_tree, tree_to_spans
+from hf_synlm.trees import Span, binarize_spans, check_words, in_post_order
 
 
 class EncodedTree(TypedDict):
@@ -79,8 +79,8 @@ def binary_constituents(labeled_spans: Sequence[tuple[str, int, int]], num_words
         labels[i, j] = f"{label}{CHAIN}{labels[i, j]}" if (i, j) in labels else label
     if num_words == 1:
         return []
-    tree = binarize(spans_to_tree(sorted(span for span in labels if span[1] - span[0] > 1), num_words))
-    return [(labels.get(span, ADDED_NODE), *span) for span in tree_to_spans(tree)]
+    inner = [span for span in labels if span[1] - span[0] > 1]
+    return [(labels.get(span, ADDED_NODE), *span) for span in binarize_spans(inner, num_words)]
 
 
 def encode_trees(
@@ -199,8 +199,7 @@ def gold_spans(spans: Sequence[Span], word_ends: Sequence[bool], *, binarized: b
     if num_words == 1:
         return []
     inner = {(i, j) for i, j in spans if j - i > 1} | {(0, num_words)}
-    tree = spans_to_tree(sorted(inner), num_words)
-    kept = tree_to_spans(binarize(tree) if binarized else tree)[:-1]
+    kept = (binarize_spans if binarized else in_post_order)(sorted(inner), num_words)[:-1]
     first = _first_tokens(word_ends)
     return [(first[i], first[j]) for i, j in kept]
 
@@ -243,7 +242,7 @@ def binary_token_spans(spans: Sequence[Span], word_ends: Sequence[bool]) -> list
     num_words, num_tokens, first = _count_words(word_ends), len(word_ends), _first_tokens(word_ends)
     words = [*spans, *((word, word + 1) for word in range(num_words)), (0, num_words)]
     inner = {(first[i], first[j]) for i, j in words if first[j] - first[i] > 1}
-    return tree_to_spans(binarize(spans_to_tree(sorted(inner), num_tokens)))
+    return binarize_spans(sorted(inner), num_tokens)
 
 
 def _count_words(word_ends: Sequence[bool]) -> int:

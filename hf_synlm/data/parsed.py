@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
-from hf_synlm.data.brackets import brackets_to_tree, unescape_word
+from hf_synlm.data.brackets import brackets_to_tree, tree_to_spans, unescape_word
 from hf_synlm.data.text import PathLike, errors_at, read_lines
 from hf_synlm.data.treebank import (
     PUNCTUATION_TAGS,
@@ -24,9 +24,7 @@ from hf_synlm.trees import (
     Span,
     fold_tokens,
     labeled_spans_to_brackets,
-    spans_to_tree,
-    tree_to_brackets,
-    tree_to_spans,
+    spans_to_brackets,
     validate_spans,
 )
 
@@ -135,7 +133,7 @@ class ParsedSentence:
         """
         tree = self.tree(hypothesis)
         if tree.labels is None:
-            return tree_to_brackets(spans_to_tree(tree.spans, len(self.words)), self.words)
+            return spans_to_brackets(tree.spans, self.words)
         labeled = [(label, i, j) for label, (i, j) in zip(tree.labels, tree.spans, strict=True)]
         return labeled_spans_to_brackets(labeled, self.words)
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from hf_synlm.data.brackets import read_brackets, unescape_word
 from hf_synlm.data.text import PathLike, read_lines
-from hf_synlm.trees import Span, binarize, labeled_spans_to_brackets, spans_to_tree, tree_to_spans
+from hf_synlm.trees import Span, binarize_spans, labeled_spans_to_brackets
 
 # The 36 part-of-speech tags of the Penn Treebank that words have: everything but punctuation, $, # and empty elements.
 WORD_TAGS = frozenset(
@@ -361,9 +361,9 @@ def binarize_sentence(sentence: TreebankSentence, direction: Literal["right", "l
     if count < 2:
         return sentence
     known = {(i, j): label for label, i, j in sentence.labeled_spans}  # of a unary chain the highest
-    inner = sorted({span for span in known if span[1] - span[0] > 1} | {(0, count)})
+    inner = list({span for span in known if span[1] - span[0] > 1} | {(0, count)})
     labeled = list(sentence.labeled_spans)
-    for i, j in tree_to_spans(binarize(spans_to_tree(inner, count), direction)):
+    for i, j in binarize_spans(inner, count, direction):
         if (i, j) not in known:
             around = min((b - a, a, b) for a, b in known if a <= i and j <= b)
             labeled.append((known[around[1:]], i, j))

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 from hf_synlm.data.treebank import PUNCTUATION_TAGS, SYMBOL_TAGS, WORD_TAGS
 from hf_synlm.evaluation.baseline_trees import balanced, left_branching, random_tree
-from hf_synlm.trees import Span, binarize, right_branching, spans_to_tree, tree_to_spans
+from hf_synlm.trees import Span, binarize_spans, right_branching
 
 logger = logging.getLogger(__name__)
 
@@ -533,4 +533,4 @@ def binarized_gold(spans: Sequence[Span], num_tokens: int) -> list[Span]:
     inner = {(i, j) for i, j in spans if j - i >= 2}
     if num_tokens > 1:
         inner.add((0, num_tokens))
-    return tree_to_spans(binarize(spans_to_tree(sorted(inner), num_tokens)))
+    return binarize_spans(sorted(inner), num_tokens)

@@ -34,7 +34,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_synlm.data.arguments import option
 from hf_synlm.training.arguments import check_minimum
 from hf_synlm.training.tree_loss import TreeLossTrainer, collate_framed, encode_framed
-from hf_synlm.trees import Span, binarize, spans_to_tree, tree_to_spans
+from hf_synlm.trees import Span, binarize_spans
 
 
 @dataclass
@@ -185,7 +185,7 @@ def gold_splits(spans: Sequence[Span], num_words: int) -> list[tuple[int, int, i
     """
     if num_words < 3:
         return []
-    binary = tree_to_spans(binarize(spans_to_tree(spans, num_words)))
+    binary = binarize_spans(spans, num_words)
     # In post-order a right part of two words or more stands before its parent.
     before = [(0, 0), *binary]
     splits = [(i, b if e == j else j - 1, j) for (b, e), (i, j) in zip(before, binary, strict=False)]
