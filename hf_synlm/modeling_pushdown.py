@@ -36,8 +36,8 @@ from .outputs import ParseOutput, SyntacticLMOutput, SyntacticModelOutput
 from .pushdown_layers import AttachmentHead, PushdownLayer
 from .pushdown_search import PushdownMachine, PushdownSearch
 from .pushdown_tape import stack_tape
-from .search_parsing import parse_with_search
-from .token_batch import after_columns, attended_tokens, check_labels, only_token_ids, tokens_first
+from .search_parsing import parse_with_search, refuse_empty_rows
+from .token_batch import after_columns, attended_tokens, counted_words, only_token_ids, tokens_first
 
 IGNORED = -100
 NO_ATTENTIONS = "Pushdown Layers keep no attention weights. Leave it out."
@@ -141,8 +141,14 @@ class PushdownModel(PushdownPreTrainedModel):
             Ids and attachments [B, P], negative where there are none, and the tape [B, P, P].
 
         Raises:
-            ValueError: a position is attached where no constituent ends.
+            ValueError: attachments are no integers [B, T], or a position is attached where no constituent ends.
         """
+        if attachments.shape != input_ids.shape or attachments.is_floating_point():
+            raise ValueError(
+                f"attachments are {attachments.dtype} {tuple(attachments.shape)}, input_ids {tuple(input_ids.shape)}. "
+                "Give one position per input id."
+            )
+        refuse_empty_rows(mask)
         ids = F.pad(tokens_first(input_ids.masked_fill(~mask, 0), mask), (1, 0), value=self.config.bos_token_id)
         decisions = F.pad(tokens_first(attachments.masked_fill(~mask, IGNORED), mask), (1, 0), value=IGNORED)
         place = torch.arange(ids.shape[1], device=ids.device)
@@ -294,7 +300,7 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
             labels: [B, T] = `input_ids` with -100 where the word loss shall not count; default: all tokens.
             past_key_values: search state to continue from.
             use_cache: return the search state.
-            logits_to_keep: compute `logits` for this many last positions only (0 = all).
+            logits_to_keep: compute `logits` for this many last positions only (0 = all), without `attachments`.
             output_logits: also return `action_logits` [B, P, P + 1] (row t attaches position t + 1; P positions) and
                 `token_logits_given_tree` [B, P, V] (row t predicts position t + 1) of the given trees.
             output_hidden_states: also return `hidden_states` of the given trees (see `PushdownModel.forward`).
@@ -320,21 +326,21 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
             if labels is not None or output_logits:
                 raise ValueError("labels and output_logits need attachments: Pushdown Layers are trained on trees.")
             return self._marginal_forward(input_ids, attention_mask, past_key_values, use_cache, logits_to_keep)
-        if past_key_values is not None or use_cache:
-            raise ValueError("past_key_values and use_cache go with next-token logits, not with attachments.")
+        if past_key_values is not None or use_cache or not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+            raise ValueError(
+                "past_key_values, use_cache and logits_to_keep go with next-token logits, not with attachments."
+            )
         mask = attended_tokens(self.config, input_ids, attention_mask)
-        labels = input_ids if labels is None else labels
-        check_labels(self.config, labels, input_ids)
+        counted = counted_words(input_ids, labels, mask)
         ids, decisions, tape = self.model.lay_out(input_ids, mask, attachments)
-        targets = tokens_first(labels.masked_fill(~mask, IGNORED), mask)
         wanted = wanted_states(self.config, output_hidden_states, self.config.num_hidden_layers + 1)
         states = self.model.run(ids, tape)
         hidden = states[-1]
-        counted = targets != IGNORED
-        bias = unwrapped(self.lm_head).bias
+        is_word = tokens_first(mask, mask)
+        weights = tokens_first(counted, mask)[is_word].float() / counted.sum().clamp(min=1)
         word, losses = linear_cross_entropy(
-            hidden[:, :-1][counted], weight_of(self.lm_head), targets[counted],
-            torch.full_like(targets[counted], 1 / max(1, int(counted.sum())), dtype=torch.float32), bias,
+            hidden[:, :-1][is_word], weight_of(self.lm_head), ids[:, 1:][is_word], weights,
+            unwrapped(self.lm_head).bias,
         )  # fmt: skip
         scores = self._attachment_scores(hidden, ids, tape)
         attached = decisions[:, 1:] >= 0
@@ -343,7 +349,7 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
         check_shares(loss_shares, ("language_model", "attachment"))
         word = word * share_of(loss_shares, "language_model")
         attachment = attachment * share_of(loss_shares, "attachment")
-        joint = losses.new_zeros(len(ids)).index_add(0, counted.nonzero()[:, 0], -losses)
+        joint = losses.new_zeros(len(ids)).index_add(0, is_word.nonzero()[:, 0], -losses)
         joint = joint.index_add(0, attached.nonzero()[:, 0], -decided.detach().to(joint.dtype))
         output = SyntacticLMOutput(
             loss=word + attachment,
@@ -366,9 +372,9 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
             Numbers of labels ("language_model") and of attachments ("attachment").
         """
         mask = attended_tokens(self.config, input_ids, others.get("attention_mask"))
-        labels = input_ids if others.get("labels") is None else others["labels"]
-        counted = {"language_model": labels != IGNORED, "attachment": others["attachments"] >= 0}
-        return {name: int((items & mask).sum()) for name, items in counted.items()}
+        counted = counted_words(input_ids, others.get("labels"), mask)
+        attached = (others["attachments"] >= 0) & mask
+        return {"language_model": int(counted.sum()), "attachment": int(attached.sum())}
 
     def _attachment_scores(self, hidden: Tensor, ids: Tensor, tape: Tensor) -> Tensor:
         """Scores [B, P - 1, P] of attaching the positions from 1 on."""
@@ -415,6 +421,7 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
         Cost: T words, each a pass over K rows.
         """
         mask = attended_tokens(self.config, input_ids, attention_mask)
+        refuse_empty_rows(mask)
         with evaluation_mode(self):
             return parse_with_search(
                 self.word_search(num_beams), input_ids, mask, word_ends=word_ends,

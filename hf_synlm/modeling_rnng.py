@@ -29,11 +29,12 @@ from .losses import check_shares, linear_cross_entropy, share_of
 from .module_tools import NoOffloading, weight_of
 from .outputs import SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
 from .rnng_composition import AttentionComposition, LSTMComposition, chain_inputs
-from .rnng_generation import FastTrackGenerationMixin, WordFinalTokens, best_derivations, check_actions
+from .rnng_generation import FastTrackGenerationMixin, WordFinalTokens, best_derivations
 from .rnng_plan import Chains, RNNGPlan, make_plan
 from .rnng_stack_lstm import StackLSTM
 from .rnng_stack_machine import RNNGStackMachine
-from .token_batch import attended_tokens, only_token_ids
+from .search_parsing import check_actions
+from .token_batch import attended_tokens, counted_words, only_token_ids
 
 NO_HIDDEN_STATES = (
     "next-token logits are summed over many derivations, which have states of their own. Pass actions for those of one."
@@ -505,11 +506,7 @@ def _score_derivations(
     action_loss = F.cross_entropy(action_logits, plan.action, reduction="none")
     before, place = states[plan.shifts], _word_places(plan, mask)
     words = input_ids[place].long()
-    counted = torch.ones_like(words, dtype=torch.float32)
-    if labels is not None:
-        if labels.is_floating_point() or bool(((labels[place] != words) & (labels[place] != -100)).any()):
-            raise ValueError("labels must be input_ids, or -100 to leave a word out of the loss.")
-        counted = (labels[place] != -100).float()
+    counted = counted_words(input_ids, labels, mask)[place].float()
     word_total, word_loss = linear_cross_entropy(before, weight_of(model.lm_head), words, counted, model.lm_head.bias)
     joint = action_loss.new_zeros(len(mask)).index_add(0, plan.action_row, -action_loss.detach())
     joint = joint.index_add(0, plan.word_row, -word_loss.to(joint.dtype))

@@ -31,8 +31,9 @@ from .losses import check_shares, linear_cross_entropy, share_of
 from .module_tools import NoOffloading, unwrapped, weight_of
 from .outputs import SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
 from .rnng_actions import SHIFT
-from .rnng_generation import FastTrackGenerationMixin, WordFinalTokens, best_derivations, check_actions
-from .token_batch import attended_tokens, only_token_ids
+from .rnng_generation import FastTrackGenerationMixin, WordFinalTokens, best_derivations
+from .search_parsing import check_actions
+from .token_batch import attended_tokens, counted_words, only_token_ids
 from .tree_lm_backbone import check_backbone, make_backbone, run_backbone
 from .tree_lm_bottom_up import BinaryTreeLMStackMachine, NoOpeningTreeLMStackMachine
 from .tree_lm_layers import TreeLMAttention, TreeLMLayer, position_vectors
@@ -458,7 +459,7 @@ class TreeLMForCausalLM(FastTrackGenerationMixin, TreeLMPreTrainedModel):
                 "past_key_values, use_cache and logits_to_keep go with next-token logits, not with actions."
             )
         mask = attended_tokens(self.config, input_ids, attention_mask)
-        counted = _counted(input_ids, labels, mask)
+        counted = counted_words(input_ids, labels, mask)
         plan = self.model.lay_out(input_ids, actions, mask, word_ends)
         states = self.model.decode(self.model.embed(plan.tokens), plan.mask, plan.relative)
         sizes = {"batch": len(mask), "sum": 1, "action": int((actions != 0).sum()), "token": int(mask.sum())}
@@ -492,17 +493,6 @@ class TreeLMForCausalLM(FastTrackGenerationMixin, TreeLMPreTrainedModel):
         output.action_logits[taken] = found
         output.token_logits_given_tree = words.new_zeros(*mask.shape, words.shape[1])
         output.token_logits_given_tree[mask] = words[shifts[taken]]
-
-
-def _counted(input_ids: Tensor, labels: Tensor | None, mask: Tensor) -> Tensor:
-    """Words that count for the loss [B, T]."""
-    if labels is None:
-        return mask
-    if labels.shape != input_ids.shape:
-        raise ValueError(f"labels has shape {tuple(labels.shape)}, input_ids {tuple(input_ids.shape)}.")
-    if labels.is_floating_point() or bool(((labels != input_ids) & (labels != -100) & mask).any()):
-        raise ValueError("labels must be input_ids, or -100 to leave a word out of the loss.")
-    return labels != -100
 
 
 # ---------------------------------------------------------------------------------------------- classification

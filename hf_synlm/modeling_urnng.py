@@ -34,7 +34,7 @@ from .losses import check_shares, linear_cross_entropy, share_of
 from .module_tools import NoOffloading, evaluation_mode, unwrapped, weight_of
 from .outputs import ParseOutput, SyntacticLMOutput, SyntacticModelOutput
 from .search_parsing import parse_with_search, refuse_empty_rows
-from .token_batch import attended_tokens, only_token_ids
+from .token_batch import attended_tokens, counted_words, only_token_ids
 from .urnng_layers import BinaryTreeLSTM, URNNGStackLSTM
 from .urnng_plan import URNNGPlan, make_plan
 from .urnng_stack_machine import URNNGStackMachine
@@ -151,9 +151,10 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
             hidden: states [..., h].
 
         Returns:
-            [..., 2], float32.
+            [..., 2], float32 or wider.
         """
-        logit = self.action_head(hidden).float().clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT)
+        logit = self.action_head(hidden)
+        logit = logit.to(torch.promote_types(logit.dtype, torch.float32)).clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT)
         return F.logsigmoid(torch.cat([-logit, logit], -1))
 
     @can_return_tuple
@@ -210,8 +211,11 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
         refuse_layer_outputs(self.config, _NO_LAYER_OUTPUTS, **asked_of_layers(kwargs))
         check_shares(loss_shares, ("action", "word"))
         if actions is None:
-            if labels is not None:
-                raise ValueError("labels need actions: pass the trees that `parse` or an inference network finds.")
+            if labels is not None or loss_shares is not None or action_weight != 1.0:
+                raise ValueError(
+                    "labels, loss_shares and action_weight need actions: pass the trees that `parse` or an inference "
+                    "network finds."
+                )
             return self._marginal_forward(
                 input_ids, attention_mask, past_key_values, use_cache, logits_to_keep, word_ends
             )
@@ -219,6 +223,8 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
             raise ValueError(
                 "past_key_values, use_cache and logits_to_keep go with next-token logits, not with actions."
             )
+        if word_ends is not None and not self.wants_logits_beside(output_marginal_logits):
+            raise ValueError("word_ends go with next-token logits: the actions say what the tree is. Leave them out.")
         mask = attended_tokens(self.config, input_ids, attention_mask)
         plan = make_plan(actions, mask)
         states = self.model.dropout(self.model.run(input_ids, mask, plan))[plan.place[:, :-1]]
@@ -229,7 +235,7 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
         taken = log_probs.gather(2, actions.clamp(min=0)[..., None]).squeeze(2)
         taken = torch.where((actions == PAD_ACTION) | plan.forced, 0.0, taken).sum(1)
         shifts, row = actions == GEN, mask.nonzero()[:, 0]
-        per_word = _counted(input_ids, labels)[mask].float() / len(mask)
+        per_word = counted_words(input_ids, labels, mask)[mask].float() / len(mask)
         head, share = self.lm_head, share_of(loss_shares, "word")
         word_loss, nats = linear_cross_entropy(
             states[shifts], weight_of(head), input_ids[mask], per_word * share, unwrapped(head).bias
@@ -296,12 +302,3 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
                 self.word_search(num_beams), input_ids, mask, word_ends=word_ends,
                 num_return_sequences=num_return_sequences, stepwise=stepwise, lexical=lexical,
             )  # fmt: skip
-
-
-def _counted(input_ids: Tensor, labels: Tensor | None) -> Tensor:
-    """Words that count for the loss [B, T]."""
-    if labels is None:
-        return torch.ones_like(input_ids)
-    if labels.shape != input_ids.shape or bool(((labels != input_ids) & (labels != -100)).any()):
-        raise ValueError("labels must be input_ids, or -100 to leave a word out of the loss.")
-    return labels != -100

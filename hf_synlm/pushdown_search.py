@@ -163,19 +163,24 @@ class PushdownSearch:
         return state.with_hypotheses(index)
 
     # -------------------------------------------------------------------------------------------------- attachment
-    def expand(self, state: SearchState, draw: bool = False) -> Block:
-        """Attach the last words and run the layers on them: the K best derivations, or a drawn one."""
+    def expand(self, state: SearchState, draw: bool = False, closing: bool = False) -> Block:
+        """Attach the last words and run the layers on them: the K best derivations, or a drawn one.
+
+        An end token is shifted with probability 1, unless the text ends with it (`closing`).
+        """
         pool, nodes = state.pool, state.nodes
         tokens = pool.field("token", nodes)
-        pending = (tokens >= 0) & (pool.field("action", nodes) == WORD) & (tokens != self._eos)
+        is_end = tokens == self._eos
+        pending = (tokens >= 0) & (pool.field("action", nodes) == WORD) & ~(is_end & closing)
         before = torch.where(pool.field("action", nodes) == WORD, pool.field("before", nodes), nodes)
         path = self.machine.path(pool, before, int(pool.field("position", before).max()) + 1)
         log_probs = self.machine.attachment_log_probs(pool, before, path, tokens.clamp(min=0))
         legal = self._legal(state, before, path, tokens)
         shift = F.one_hot(pool.field("position", before) + 1, log_probs.shape[2]).bool()
         # What has nothing to attach goes on as it is, under the column of shifting.
-        log_probs = torch.where(pending[..., None], log_probs.masked_fill(~legal, NEG_INF), NEG_INF)
-        log_probs = log_probs.masked_fill(shift & ~pending[..., None], 0.0)
+        attaches = (pending & ~is_end)[..., None]
+        log_probs = torch.where(attaches, log_probs.masked_fill(~legal, NEG_INF), NEG_INF)
+        log_probs = log_probs.masked_fill(shift & ~attaches, 0.0)
         total = (state.scores[..., None] + log_probs).flatten(1)
         if draw:
             index = draw_index(total)
@@ -357,7 +362,7 @@ class PushdownSearch:
 
     def close(self, state: SearchState) -> SearchState:
         """Attach the last words; hypotheses best first."""
-        block = self.expand(state)
+        block = self.expand(state, closing=True)
         return replace(
             state, nodes=block.nodes, scores=block.scores, origin=block.origin, level_sizes=[block.nodes.shape[1]],
             block=None, next_log_probs=None,
@@ -367,7 +372,7 @@ class PushdownSearch:
         """Scores [B, K] and derivations [B, K, A] with the best attachment of each last word; the state stays."""
         pool, size, best = state.pool, state.pool.size, PushdownSearch(self.machine, 1)
         columns = torch.arange(state.nodes.shape[1], device=pool.device).expand_as(state.nodes).split(1, 1)
-        blocks = [best.expand(state.with_hypotheses(column)) for column in columns]
+        blocks = [best.expand(state.with_hypotheses(column), closing=True) for column in columns]
         scores = torch.cat([block.scores for block in blocks], 1)
         nodes = pool.derivations(torch.cat([block.nodes for block in blocks], 1), scores > NEG_INF)
         pool.truncate(size)

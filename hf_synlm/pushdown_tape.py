@@ -86,18 +86,22 @@ def stack_tape(attachments: Tensor) -> Tensor:
     Cost: O(P^2).
     """
     place = torch.arange(attachments.shape[1], device=attachments.device)
+    _refuse(attachments, attachments > place)
     before = F.pad(stacks(attachments)[:, :-1], (0, 0, 1, 0))  # the stack before t
-    if attachments.device.type == "cpu":
-        legal = before.gather(2, attachments[..., None])[..., 0] | (attachments == place)
-        if not bool(legal.all()):
-            row, position = (~legal).nonzero()[0].tolist()
-            raise ValueError(
-                f"attachments: position {position} of row {row} is attached to {int(attachments[row, position])}, "
-                "where no constituent on the stack ends."
-            )
+    _refuse(attachments, ~before.gather(2, attachments[..., None])[..., 0] & (attachments != place))
     joined = before & (place >= attachments[..., None]) & (attachments != place)[..., None]
     start = constituent_starts(attachments)[:, None].expand_as(joined)
     change = torch.zeros_like(start).scatter_add(2, start, joined.long())
     # Constituents that end at t hold the positions from their first one to t.
     held = change.cumsum(2) * (place[None] <= place[:, None])
     return held.cumsum(1)
+
+
+def _refuse(attachments: Tensor, wrong: Tensor) -> None:
+    """Raise ValueError if attachments are `wrong`, on a CPU."""
+    if attachments.device.type == "cpu" and bool(wrong.any()):
+        row, position = wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"attachments: position {position} of row {row} is attached to {int(attachments[row, position])}, "
+            "where no constituent on the stack ends."
+        )

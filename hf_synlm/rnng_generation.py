@@ -308,23 +308,6 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         return ParticleSearch(self.stack_machine_class(self, normalization), particles)
 
 
-def check_actions(actions: Tensor, mask: Tensor, word_ends: Tensor | None) -> None:
-    """Raise ValueError unless actions and word ends have the shapes of a batch [B, T], and padding lies at the ends."""
-    if actions.dim() != 2 or len(actions) != len(mask) or actions.is_floating_point():
-        raise ValueError(
-            f"actions must be integers [batch, actions] for {len(mask)} rows, not {actions.dtype} "
-            f"{tuple(actions.shape)}."
-        )
-    if word_ends is not None and word_ends.shape != mask.shape:
-        raise ValueError(f"word_ends has shape {tuple(word_ends.shape)}, input_ids {tuple(mask.shape)}. Align them.")
-    if bool((actions < 0).any()):
-        raise ValueError(f"actions hold {int(actions.min())}: ids are positive, and padding is 0.")
-    if bool(((actions[:, :-1] == 0) & (actions[:, 1:] != 0)).any()):
-        raise ValueError("actions have padding (0) before other actions. Pad them at the right end only.")
-    if bool((mask[:, 1:] & ~mask[:, :-1]).sum(1).add(mask[:, 0]).gt(1).any()):
-        raise ValueError("attention_mask leaves holes inside a text: its tokens must stand side by side.")
-
-
 @torch.no_grad()
 def best_derivations(model: Any, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None) -> Tensor:
     """Actions [B, A] of the best trees that the search with the heads of a model finds."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .actions import COMP, GEN, PAD_ACTION
+from .search_parsing import check_actions
 
 
 @dataclass
@@ -53,6 +54,7 @@ def make_plan(actions: Tensor, mask: Tensor) -> URNNGPlan:
     """
     device = actions.device
     actions, mask = actions.cpu(), mask.cpu()
+    check_actions(actions, mask, padding=PAD_ACTION)
     rows, count = actions.shape
     shape = (rows, count + 1)
     below, depth, height = (torch.zeros(shape, dtype=torch.long) for _ in range(3))
@@ -61,6 +63,7 @@ def make_plan(actions: Tensor, mask: Tensor) -> URNNGPlan:
     top = torch.zeros(rows, 1, dtype=torch.long)
     for time, action in enumerate(actions.split(1, 1), 1):
         composes = action == COMP
+        _check(action > COMP, time - 1, f"GEN is {GEN}, COMP is {COMP}, and there are no others")
         _check(composes & (top < 2), time - 1, "COMP finds fewer than two elements")
         both = stack.gather(1, torch.cat([top, (top - 1).clamp(min=0)], 1))
         parts[:, :, time] = both.T

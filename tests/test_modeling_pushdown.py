@@ -230,6 +230,50 @@ def test_wrong_configurations_are_refused() -> None:
         tiny()(torch.tensor([[1, 3]]), labels=torch.tensor([[1, 3]]))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"labels": torch.tensor([[3, 9, 4]])}, "labels must be input_ids, or -100"),
+        ({"logits_to_keep": 1}, "logits_to_keep go with next-token logits"),
+        ({"attachments": torch.tensor([[1, 2]])}, r"attachments are torch.int64 \(1, 2\)"),
+        ({"attachments": torch.tensor([[1.0, 2.0, 1.0]])}, "attachments are torch.float32"),
+        ({"attachments": torch.tensor([[1, 2, 30]])}, "position 3 of row 0 is attached to 30"),
+        ({"attention_mask": torch.zeros(1, 3)}, "Row 0 of input_ids has no token"),
+    ],
+)
+def test_wrong_inputs_are_refused(arguments: dict[str, Any], message: str) -> None:
+    given = {"input_ids": torch.tensor([[3, 4, 4]]), "attachments": torch.tensor([[1, 2, 1]])}
+    with pytest.raises(ValueError, match=message):
+        tiny()(**{**given, **arguments})
+
+
+def test_labels_change_the_loss_but_no_probability() -> None:
+    model, ids, attachments = tiny(), torch.tensor([[3, 4, 5]]), torch.tensor([[1, 2, 1]])
+    some = model(ids, attachments=attachments, labels=torch.tensor([[3, -100, 5]]))
+    every = model(ids, attachments=attachments, output_logits=True)
+    torch.testing.assert_close(some.joint_log_prob, every.joint_log_prob)
+    words = every.token_logits_given_tree[0].log_softmax(-1)[[0, 2], [3, 5]]
+    torch.testing.assert_close(some.losses["language_model"], -words.mean())
+
+
+def test_text_goes_on_after_an_end_token() -> None:
+    """It is shifted, as in training; the layers run on it."""
+    model, ids = tiny(scoring_num_beams=100), torch.tensor([[3, 2, 4, 5]])
+    attachments = torch.tensor([[1, -100, last, 4] for last in (1, 3)] + [[1, -100, 3, to] for to in (1, 2)])
+    out = model(ids.expand(4, -1), attachments=attachments, output_logits=True)
+    logits = model(ids).logits
+    torch.testing.assert_close(logits[0, 1], out.token_logits_given_tree[0, 2].log_softmax(-1))
+    past, steps = None, []
+    for token in ids.split(1, 1):
+        step = model(token, past_key_values=past, use_cache=True)
+        past = step.past_key_values
+        steps.append(step.logits)
+    torch.testing.assert_close(torch.cat(steps, 1), logits)
+    found = model.parse(ids, num_beams=100, num_return_sequences=100)
+    assert min((found.log_probs - value).abs().min() for value in out.joint_log_prob) < 1e-4
+    assert found.log_probs.isfinite().sum() > 4 and found.spans[0][0][-1] == (0, 4)
+
+
 def test_gold_trees_over_pieces() -> None:
     """(the (blue birds)) sing, birds in two pieces: (((the (blue (bi rds))) sing)."""
     assert gold_attachments([(0, 3), (1, 3), (0, 4)], [True, True, False, True, True]) == [1, 2, 3, 1, 4]

@@ -1,5 +1,7 @@
 """URNNG: probabilities of given trees, search, and the numbers of the authors' program."""
 
+from typing import Any
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -124,11 +126,29 @@ def test_search_finds_the_sum_over_all_trees() -> None:
         ([[0, 1, 0]], "COMP finds fewer than two elements .at action 1."),
         ([[0, 0, -1]], "the tokens do not make one tree"),
         ([[0, 0, 1, 0, 1]], "the tokens do not make one tree"),
+        ([[0, -1, 0, 1]], "padding .-1. before other actions"),
+        ([[0, 0, 1, -2]], "actions hold -2: padding is -1"),
+        ([[0, 0, 2]], "GEN is 0, COMP is 1"),
+        ([[0.0, 0.0, 1.0]], "must be integers"),
     ],
 )
 def test_other_actions_are_refused(actions: list[list[int]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tiny()(torch.tensor([[3, 4]]), actions=torch.tensor(actions))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"attention_mask": torch.tensor([[1, 0, 1]]), "actions": torch.tensor([[0, 0, 1]])}, "leaves holes"),
+        ({"action_weight": 0.5}, "action_weight need actions"),
+        ({"loss_shares": {"word": 0.5}}, "loss_shares and action_weight need actions"),
+        ({"word_ends": torch.ones(1, 3), "actions": torch.tensor([[0, 0, 1, 0, 1]])}, "word_ends go with next-token"),
+    ],
+)
+def test_arguments_without_effect_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny()(torch.tensor([[3, 4, 4]]), **arguments)
 
 
 def test_constituents_in_one_buffer_equal_those_one_by_one() -> None:

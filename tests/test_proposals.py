@@ -5,6 +5,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 
 from hf_synlm.cli import main
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
@@ -36,12 +37,51 @@ def trees(tmp_path: Path) -> Path:
 
 
 def test_sum_over_all_trees_is_the_probability(trees: Path) -> None:
-    """A beam as wide as all derivations gives the same."""
+    """A beam as wide as all derivations gives the same, where the end token stands beside the tree of the words."""
+    scorer = scorer_of("urnng", num_beams=60)
     score = score_proposals(scorer_of("urnng"), WORDS, read_proposals([trees])[WORDS])
-    [exact] = score_words(scorer_of("urnng", num_beams=60), [TextItem("1", " ".join(WORDS))], end=True)
-    expected = sum(log_prob for _, log_prob in exact.tokens) + exact.end
-    assert score.log_prob == pytest.approx(expected, abs=1e-4)
     assert (score.num_tokens, score.num_trees) == (4, 5)
+    ids = torch.tensor([[*scorer.tokenizer(" ".join(WORDS))["input_ids"], scorer.model.config.eos_token_id]])
+    found = scorer.model.parse(ids, torch.ones_like(ids), num_beams=60, num_return_sequences=60)
+    beside = [(0, 4) in spans for spans in found.spans[0]]
+    assert (len(beside), sum(beside)) == (14, 5)
+    closed = found.log_probs[0, :14].double()
+    assert score.log_prob == pytest.approx(float(closed[beside].logsumexp(0)), abs=1e-4)
+    [whole] = score_words(scorer, [TextItem("1", " ".join(WORDS))], end=True)
+    total = sum(log_prob for _, log_prob in whole.tokens) + whole.end
+    assert total == pytest.approx(float(closed.logsumexp(0)), abs=1e-4)
+
+
+def _histories(length: int) -> list[list[int]]:
+    """All attachments of a text: every word is shifted, or joined to a constituent on the stack."""
+    stacks: list[tuple[list[int], list[int]]] = [([], [])]
+    for position in range(1, length + 1):
+        stacks = [
+            ([*made, to], [*(stack[: stack.index(to)] if to in stack else stack), position])
+            for made, stack in stacks
+            for to in (*stack, position)
+        ]
+    return [made for made, _ in stacks]
+
+
+def test_pushdown_layers_predict_the_end_token(trees: Path) -> None:
+    """The end of a text is the end token, and before it the end word, if there is one."""
+    scorer = scorer_of("pushdown", num_beams=200)
+    [words] = score_words(scorer, [TextItem("1", " ".join(WORDS))], end=True)
+    eos, ids = scorer.model.config.eos_token_id, scorer.tokenizer(" ".join(WORDS))["input_ids"]
+    attachments = torch.tensor([[*tree, -100] for tree in _histories(len(ids))])
+    each = torch.tensor([[*ids, eos]]).expand_as(attachments)
+    expected = scorer.model(each, attachments=attachments).joint_log_prob.logsumexp(0)
+    assert sum(log_prob for _, log_prob in words.tokens) + words.end == pytest.approx(float(expected), abs=1e-4)
+    score = score_proposals(scorer_of("pushdown"), WORDS, read_proposals([trees])[WORDS])
+    total = sum(log_prob for _, log_prob in words.tokens) + words.end
+    assert score.log_prob < total < score.log_prob + 3
+    # An end word, as in the authors' data, is attached to the begin token.
+    scorer.model.config.end_token_id = 5
+    ended = score_proposals(scorer, WORDS, read_proposals([trees])[WORDS][:1])
+    assert scorer.closing_ids == [5, scorer.model.config.eos_token_id] and ended.num_tokens == 4
+    [words] = score_words(scorer, [TextItem("1", " ".join(WORDS))], end=True)
+    assert sum(log_prob for _, log_prob in words.tokens) + words.end > ended.log_prob
 
 
 @pytest.mark.parametrize(

@@ -124,18 +124,21 @@ def _gpst(scorer: TextScorer, trees: list[TreebankSentence]) -> list[dict[str, A
 
 
 def _urnng(scorer: TextScorer, trees: list[TreebankSentence]) -> list[dict[str, Any]]:
-    pairs = [_binary(scorer, tree) for tree in trees]
-    return [
-        {"input_ids": ids, "actions": spans_to_actions(spans, len(ids)), "key": tuple(spans)} for ids, spans in pairs
-    ]
+    rows = []
+    for ids, spans in (_binary(scorer, tree) for tree in trees):
+        ended = [*ids, *scorer.closing_ids]
+        whole = [(0, len(ended))] if len(ended) > len(ids) else []  # the end token stands beside the tree of the words
+        actions = spans_to_actions([*spans, *whole], len(ended))
+        rows.append({"input_ids": ended, "actions": actions, "key": tuple(spans)})
+    return rows
 
 
 def _pushdown(scorer: TextScorer, trees: list[TreebankSentence]) -> list[dict[str, Any]]:
     config, rows = scorer.model.config, []
     for ids, spans in (_binary(scorer, tree) for tree in trees):
-        attachments = [LABEL_PADDING, *tree_attachments(spans, len(ids)), LABEL_PADDING]
-        framed = [config.bos_token_id, *ids, config.eos_token_id]
-        rows.append({"input_ids": framed, "attachments": attachments, "key": tuple(spans)})
+        closing = [0 if token == config.end_token_id else LABEL_PADDING for token in scorer.closing_ids]
+        row = {"input_ids": [*ids, *scorer.closing_ids], "attachments": [*tree_attachments(spans, len(ids)), *closing]}
+        rows.append({**row, "key": tuple(spans)})
     return rows
 
 
@@ -191,7 +194,7 @@ def score_proposals(
             f"{', '.join(_ENCODERS)}. Leave the proposals out."
         )
     rows = list({row["key"]: row for row in encode(scorer, list(trees))}.values())[:max_trees]
-    length = len(rows[0]["input_ids"])
+    length, num_closing = len(rows[0]["input_ids"]), len(scorer.closing_ids) if scorer.searches else 0
     size, joint = max(1, _MAX_TOKENS // length), list[Tensor]()
     for start in range(0, len(rows), size):
         batch = {
@@ -202,9 +205,8 @@ def score_proposals(
     log_probs = torch.cat(joint)
     total = log_probs.logsumexp(0)
     share = (log_probs.max() - total).exp()
-    num_tokens = length - 2 if "attachments" in rows[0] else length
     unknown = bool(encode_sentences(scorer.tokenizer, [words])[0].unknown)
-    return ProposalScore(float(total), num_tokens, len(words), len(rows), float(share), unknown)
+    return ProposalScore(float(total), length - num_closing, len(words), len(rows), float(share), unknown)
 
 
 class Proposals:

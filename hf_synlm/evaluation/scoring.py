@@ -9,8 +9,9 @@ Estimators of log p(token | prefix):
     stepwise        log of the normalized distribution that the beam gives over the next token: `forward(...).logits`
                     of GPST and RNNG, what minicons and lm-eval see. A proper distribution for each prefix.
 
-End of a text: a model that predicts an end token has its log-probability; for GPST and RNNG the trees are closed
-instead (what remains to be done after the last word has a probability, but no token); an LSTM of this library predicts
+End of a text: a model that predicts an end token has its log-probability; for GPST, RNNG and Tree LM the trees are
+closed instead (what remains to be done after the last word has a probability, but no token). URNNG and Pushdown Layers
+search, too, but end their sentences by a token, which is read behind the words. An LSTM of this library predicts
 nothing there.
 
 Shapes: B texts, T tokens, V vocabulary. Log-probabilities in nats, float64 once they are on the host.
@@ -47,6 +48,8 @@ _MAX_LOGITS = 1 << 28
 _MAX_DERIVED_TOKENS = 12_000
 # Models of this library that are not trained to predict the end of a sentence.
 _NO_END = frozenset({"lstm_lm"})
+# Models with a search that end a sentence by the end token, with which they are trained.
+_SEARCHES_END_TOKEN = frozenset({"urnng", "pushdown"})
 
 
 @dataclasses.dataclass
@@ -242,7 +245,8 @@ class TextScorer:
     @property
     def end_ids(self) -> list[int]:
         """Tokens that end a text; empty if the model is not trained to end texts by one."""
-        if self.searches or self.model.config.model_type in _NO_END:
+        kind = self.model.config.model_type
+        if kind in _NO_END or (self.searches and kind not in _SEARCHES_END_TOKEN):
             return []
         ends = self.model.config.eos_token_id
         if ends is None:
@@ -252,7 +256,13 @@ class TextScorer:
     @property
     def end_of_text(self) -> str:
         """How a text ends: "trees closed", "end token" or "not modeled"."""
-        return "trees closed" if self.searches else "end token" if self.end_ids else "not modeled"
+        return "end token" if self.end_ids else "trees closed" if self.searches else "not modeled"
+
+    @property
+    def closing_ids(self) -> list[int]:
+        """What a search reads behind the words of a text that ends: the end token, and before it an end word."""
+        before = [getattr(self.model.config, "end_token_id", None)]
+        return [token for token in (*before, *self.end_ids[:1]) if token is not None]
 
     @property
     def max_tokens(self) -> int | None:
@@ -337,6 +347,7 @@ class TextScorer:
         cache = None
         if self.cache is not None:
             options = {**self.options(), "details": self.details, "end": end, "starts": starts}
+            options |= {"closing": self.closing_ids} if end and self.searches and self.closing_ids else {}
             cache = ResultCache(self.cache, self.model, options)
         found = map_batches(
             partial(self._score_batch, end, starting),
@@ -380,10 +391,10 @@ class TextScorer:
             stop = start + limit
         return windows
 
-    def _padded(self, batch: list["_Window"]) -> tuple[Tensor, Tensor]:
-        """Ids and mask [B, T] of context and text after a begin token, padded on the right."""
+    def _padded(self, batch: list["_Window"], closing: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        """Ids and mask [B, T] of context and text after a begin token, `closing` behind, padded on the right."""
         begin = [] if self.begin_id is None else [self.begin_id]
-        rows = [torch.tensor([*begin, *(t for s in w.context for t in s), *w.ids]) for w in batch]
+        rows = [torch.tensor([*begin, *(t for s in w.context for t in s), *w.ids, *closing]) for w in batch]
         ids = pad_sequence(rows, batch_first=True)
         mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
         return ids.to(self.model.device), mask.to(self.model.device)
@@ -460,6 +471,8 @@ class TextScorer:
                 return found
         context = {} if sentence_ids is None else {"context_sentence_ids": sentence_ids}
         stepwise = self.estimator == "stepwise"
+        if end:
+            ids, mask = self._padded(batch, self.closing_ids)
         parsed = self.model.parse(
             ids,
             mask,
@@ -475,9 +488,9 @@ class TextScorer:
         if self.details:
             self._add_details(found, parsed, batch)
         if end:
-            ends = parsed.text_log_probs - parsed.token_log_probs.sum(1)
-            for scores, value in zip(found, ends.tolist(), strict=True):
-                scores.end = value
+            texts = self._own_columns(parsed.token_log_probs, batch)
+            for scores, words, whole in zip(found, texts, _on_host(parsed.text_log_probs).tolist(), strict=True):
+                scores.end = whole - float(words.sum())
         return found
 
     def _context_sentence_ids(self, batch: list["_Window"]) -> Tensor | None:
@@ -512,7 +525,7 @@ class TextScorer:
                 setattr(scores, name, values)
 
     def _own_columns(self, values: Tensor, batch: list["_Window"]) -> list[Tensor]:
-        """The columns of the texts' own tokens, without begin token and context, on the host."""
+        """The columns of the texts' own tokens, without begin token, context and what closes them, on the host."""
         cut = []
         for row, window in zip(_on_host(values), batch, strict=True):
             stop = self._num_begin + window.num_tokens

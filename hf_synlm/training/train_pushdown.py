@@ -44,16 +44,20 @@ class AttachmentCollator:
         pad_token_id: fills `input_ids`.
         eos_token_id: ends every sentence.
         system: of the rows' actions.
+        end_token_id: of the configuration: a word before the end token, attached to the begin token; None = no word.
     """
 
     pad_token_id: int
     eos_token_id: int
     system: TransitionSystem
+    end_token_id: int | None = None
 
     def __call__(self, rows: Sequence[dict[str, list]]) -> dict[str, Any]:
         """Collate rows: the arguments of `forward`, and the number of words, `num_words`."""
-        ids = [torch.tensor([*row["input_ids"], self.eos_token_id]) for row in rows]
-        attachments = [torch.tensor([*self._attachments(row), LABEL_PADDING]) for row in rows]
+        end = {} if self.end_token_id is None else {self.end_token_id: 0}
+        closing = end | {self.eos_token_id: LABEL_PADDING}
+        ids = [torch.tensor([*row["input_ids"], *closing]) for row in rows]
+        attachments = [torch.tensor([*self._attachments(row), *closing.values()]) for row in rows]
         return {
             "input_ids": pad_sequence(ids, True, self.pad_token_id),
             "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], True),
@@ -100,7 +104,10 @@ class PushdownRecipe(RNNGRecipe):
     def collator(self) -> AttachmentCollator:
         """Batches with the attachments of the trees."""
         system = TransitionSystem("top_down", len(self.labels))
-        return AttachmentCollator(self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, system)
+        tokenizer = self.tokenizer
+        return AttachmentCollator(
+            tokenizer.pad_token_id, tokenizer.eos_token_id, system, getattr(self.config, "end_token_id", None)
+        )
 
     def flops_per_token(self, model: PreTrainedModel) -> float:
         """Six for each parameter and position, and the products of attention (Kaplan et al. 2020)."""
