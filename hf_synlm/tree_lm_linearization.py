@@ -154,7 +154,7 @@ def check_derivations(actions: Tensor, num_words: Tensor, word_ends: Tensor | No
     else:
         num_open = (opens.long() - reduces.long()).cumsum(1)
         wrong = opens & F.pad(reduces[:, 1:], (0, 1))
-        wrong = ((wrong | (num_open < 1)) & (place < last)) | ((num_open != 0) & (place == last))
+        wrong = ((wrong | (num_open < 1)) & (place < last)) | (((num_open != 0) | ~reduces) & (place == last))
     wrong = wrong | (actions >= config.num_actions)
     if word_ends is not None:
         inside = (

@@ -55,6 +55,28 @@ def test_silver_trees_become_training_data(tmp_path):
 
 
 @pytest.mark.usefixtures("stanza")
+def test_a_stopped_run_continues(tmp_path, capsys, monkeypatch):
+    """What was parsed before a line without words is kept, though the text changes; other parsers begin anew."""
+    text, out = tmp_path / "in.txt", tmp_path / "silver.mrg"
+    text.write_text("a b\nc d\n\u200b\ne f\na b\n", encoding="utf-8")
+    command = ["silver", str(text), "--out", str(out)]
+    assert main(command) == 2 and not out.exists()
+    text.write_text("a b\nc d\ne f\na b\n", encoding="utf-8")
+    assert main([*command, "--words", "keep"]) == 2
+    assert "holds results of words split instead of keep" in capsys.readouterr().err
+    parsed, stream = [], Pipeline.stream
+
+    def note(self, lines, batch_size):
+        parsed.extend(lines)
+        return stream(self, lines, batch_size)
+
+    monkeypatch.setattr(Pipeline, "stream", note)
+    assert main(command) == 0 and parsed == ["e f"]
+    assert [s.words for s in read_treebank(out)] == [("a", "b"), ("c", "d"), ("e", "f"), ("a", "b")]
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.usefixtures("stanza")
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [

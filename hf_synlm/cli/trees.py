@@ -193,6 +193,7 @@ def silver(
 
     Needs: pip install 'hf_synlm[silver]'. Writes a tree per sentence as the parser gives it; `synlm treebank` makes
     training data of it. Models of Stanza that are missing are downloaded. OUT.meta.json names parser and checksums.
+    The same command continues a run that was stopped: until all is done, trees are in OUT.partial.
 
     Options:
         texts: Text, one sentence per line; blank lines are left out; - reads standard input.
@@ -213,15 +214,23 @@ def silver(
     from tqdm import tqdm
 
     from hf_synlm.data.silver import load_parser, silver_trees
+    from hf_synlm.evaluation.cache import ResultCache
 
     parser = load_parser(language, package, models, split_words=words == "split", device=device)
-    trees = list(tqdm(silver_trees(parser, lines, batch_size), total=len(lines), desc="silver trees", unit="sentence"))
-    write_text(out, "\n".join(trees) + "\n")
     used = {name: [model.package for model in found] for name, found in parser.load_list}
+    facts = {"stanza": version("stanza"), "language": language, "packages": used}
+    partial = ResultCache(f"{out}.partial", None, {**facts, "words": words})
+    trees = {json.loads(line): tree["tree"] for line, tree in partial.read().items()}
+    left = [line for line in dict.fromkeys(lines) if line not in trees]
+    found = tqdm(silver_trees(parser, left, batch_size), total=len(left), desc="silver trees", unit="sentence")
+    for line, tree in zip(left, found, strict=True):
+        trees[line] = tree
+        partial.add({json.dumps(line): {"tree": tree}})
+    write_text(out, "".join(f"{trees[line]}\n" for line in lines))
     files = {"inputs": describe_files([texts]), "output": describe_files([out])}
-    parser_facts = {"stanza": version("stanza"), "language": language, "packages": used}
-    write_json(_meta(out), {"trees": len(trees), **parser_facts, **files, "command": options.command_line.get()})
-    typer.echo(f"wrote {len(trees):,} trees to {out}", err=True)
+    write_json(_meta(out), {"trees": len(lines), **facts, **files, "command": options.command_line.get()})
+    partial.path.unlink()
+    typer.echo(f"wrote {len(lines):,} trees to {out}", err=True)
 
 
 def draw(

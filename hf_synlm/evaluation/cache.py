@@ -1,6 +1,6 @@
 """A file of results by text, written as they come, from which a stopped evaluation continues.
 
-JSON lines: first the model, as a checksum of its weights and configuration, and the options that change numbers; then
+JSON lines: first the model, as a checksum of its weights and configuration, and the options that change results; then
 a line per text with what was computed. A line that a killed process left incomplete is cut off.
 """
 
@@ -44,13 +44,14 @@ class ResultCache:
 
     Args:
         path: the file; it need not exist.
-        model: the model.
-        options: all that changes numbers.
+        model: the model; None = the options name what computes.
+        options: all that changes results.
     """
 
-    def __init__(self, path: PathLike, model: PreTrainedModel, options: Mapping[str, Any]) -> None:
+    def __init__(self, path: PathLike, model: PreTrainedModel | None, options: Mapping[str, Any]) -> None:
         self.path = Path(path)
-        self._header = {"format": FORMAT, "model": checksum(model), **json.loads(json.dumps(options))}
+        of_model = {} if model is None else {"model": checksum(model)}
+        self._header = {"format": FORMAT, **of_model, **json.loads(json.dumps(options))}
 
     def read(self) -> dict[str, Result]:
         """Results of earlier runs; makes the file ready for more.

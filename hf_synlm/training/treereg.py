@@ -71,7 +71,10 @@ class TreeRegArguments:
         layer = round(0.75 * depth) if self.treereg_layer is None else self.treereg_layer
         if layer > depth:
             raise ValueError(f"treereg_layer is {layer}, but the model has {depth} layers. Choose one of them.")
-        return hidden_states[layer][..., : int(self.treereg_part * hidden_states[layer].shape[-1])]
+        width = int(self.treereg_part * hidden_states[layer].shape[-1])
+        if width < 1:
+            raise ValueError(f"treereg_part is {self.treereg_part}, less than one number of the states. Raise it.")
+        return hidden_states[layer][..., :width]
 
 
 # ---------------------------------------------------------------------------------------------- scores
