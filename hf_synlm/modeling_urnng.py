@@ -87,7 +87,7 @@ class URNNGModel(URNNGPreTrainedModel):
         Cost: as many sequential steps as trees are high and stacks deep.
         """
         words = self.embed_tokens(input_ids.masked_fill(~mask, 0))
-        begin = self.embed_tokens(input_ids.new_full((1,), self.config.bos_token_id))
+        begin = self.embed_tokens(input_ids.new_full((1, 1), self.config.bos_token_id))[0]  # hooks expect [B, T, D]
         elements = self.composition.compose_all(
             self.dropout(torch.cat([begin, words.flatten(0, 1)])), plan.compositions
         )

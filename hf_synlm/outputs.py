@@ -65,6 +65,15 @@ class SyntacticLMOutput(InFieldOrder, ModelOutput):
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
 
+    def __getitem__(self, key: Any) -> Any:
+        """A field by its name, or by its place among those that are there."""
+        if key == "logits" and self.logits is None:
+            raise KeyError(
+                "There are no logits beside the loss of given trees. Pass output_marginal_logits=True where the model "
+                "has it; with Trainer, leave label_smoothing_factor at 0."
+            )
+        return super().__getitem__(key)
+
 
 @dataclass
 class SyntacticModelOutput(InFieldOrder, ModelOutput):

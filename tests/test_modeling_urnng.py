@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
+from transformers.integrations.neftune import neftune_post_forward_hook
 
 from hf_synlm import URNNGConfig, URNNGForCausalLM
 from hf_synlm.actions import COMP, GEN
@@ -149,6 +150,15 @@ def test_other_actions_are_refused(actions: list[list[int]], message: str) -> No
 def test_arguments_without_effect_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tiny()(torch.tensor([[3, 4, 4]]), **arguments)
+
+
+def test_noise_on_embeddings() -> None:
+    """NEFTune, as Trainer adds it."""
+    model, inputs = tiny().train(), {"input_ids": torch.tensor([[3, 4]]), "actions": torch.tensor([[GEN, GEN, COMP]])}
+    quiet = model(**inputs).loss
+    model.get_input_embeddings().neftune_noise_alpha = 5.0
+    model.get_input_embeddings().register_forward_hook(neftune_post_forward_hook)
+    assert not torch.allclose(model(**inputs).loss, quiet, atol=1e-4)
 
 
 def test_constituents_in_one_buffer_equal_those_one_by_one() -> None:

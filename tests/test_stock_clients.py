@@ -113,10 +113,15 @@ def test_trainer_adds_noise_to_embeddings(name: str, tmp_path: Any) -> None:
     assert losses[0] != pytest.approx(losses[1], rel=1e-4)
 
 
-def test_label_smoothing_is_an_error(tmp_path: Any) -> None:
-    """Trainer takes the labels away; what is left are logits of a search."""
-    with pytest.raises(ValueError, match="carry no gradient.*label_smoothing_factor"):
-        trainer_of(build("gpst"), tmp_path, label_smoothing_factor=0.1).train()
+@searching
+def test_label_smoothing_is_an_error(name: str, tmp_path: Any) -> None:
+    """Trainer takes the labels away; what is left are logits of a search, or none beside actions."""
+    trainer = trainer_of(build(name), tmp_path, label_smoothing_factor=0.1, remove_unused_columns=False)
+    for row in trainer.train_dataset:
+        row["labels"] = row["input_ids"]
+    kind, problem = (ValueError, "carry no gradient") if name == "gpst" else (KeyError, "no logits beside the loss")
+    with pytest.raises(kind, match=f"{problem}.*label_smoothing_factor"):
+        trainer.train()
 
 
 # ---------------------------------------------------------------------------------------------------------- messages

@@ -129,7 +129,7 @@ def scores_of_groups(
     """
     first = results[0]
     for other in results[1:]:
-        _check_alike(first, other, data=_content, rules=lambda result: {key: result.options.get(key) for key in _RULES})
+        _check_alike(first, other, data=_content, rules=_rules)
     chosen = tuple(wanted) or _SHOWN.get(first.task, ("",))
     names = [name for name in first.scores if any(name == k or (k[-1:] in " _" and name.startswith(k)) for k in chosen)]
     if not wanted and "sentence_drop" in names:
@@ -165,6 +165,12 @@ def _check_alike(
                 f"results with different {name} cannot be compared: {shown}. (Runs of one model with "
                 "different seeds can; `synlm evaluate compare` tests two models.)"
             )
+
+
+def _rules(result: EvaluationResult) -> dict[str, Any]:
+    """What must be counted alike. Sums over given trees compare with each other only."""
+    sums = result.options.get("estimator") == "proposals"
+    return {**{key: result.options.get(key) for key in _RULES}, "sums over given trees": sums}
 
 
 def _kind(result: EvaluationResult) -> dict[str, Any]:
