@@ -184,6 +184,24 @@ def test_ordinary_prose_is_read_as_the_treebank_writes_it(models, tmp_path, caps
     assert main(["parse", *command[1:]]) == 0
     tree = capsys.readouterr().out
     assert tree.replace("(", " ").replace(")", " ").split()[-2:] == ["Union", "America"]
+    # Evaluations read the same: a final word with its punctuation is no unknown word.
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("sentence_good\tsentence_bad\nWe for America!\tWe for Union!\n", encoding="utf-8")
+    for name, given in (("perplexity", path), ("pairs", pairs)):
+        unknown = []
+        for more in ([], ["--tokenize", "ptb"]):
+            out = tmp_path / f"{name}{len(more)}.json"
+            assert main(["evaluate", name, str(given), "--model", models["rnng"], *more, "--out", str(out)]) == 0
+            result = json.loads(out.read_text(encoding="utf-8"))
+            assert result["options"].get("tokenize") == ("ptb" if more else None)
+            scores = result["scores"] if name == "perplexity" else result["tables"]["Groups"][0]
+            unknown.append(scores["unknown_words" if name == "perplexity" else "pairs_with_unknown_words"])
+        assert unknown[0] > unknown[1] == 0
+    proposals = ["--proposals", str(tmp_path / "trees"), "--tokenize", "ptb"]
+    (tmp_path / "trees").write_text("(S (X We) (X for))\n")
+    capsys.readouterr()
+    assert main(["evaluate", "perplexity", str(path), "--model", models["rnng"], *proposals]) == 2
+    assert "with proposals words are those of the trees" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "nltk.tokenize.treebank", None)
     assert main(command) != 0
     assert "needs nltk: pip install 'hf_synlm[eval]'" in capsys.readouterr().err

@@ -234,6 +234,7 @@ def perplexity(
     file_format: Annotated[Literal["txt", "tsv", "csv", "jsonl", "treebank"] | None, typer.Option("--format")] = None,
     punctuation: Literal["remove", "keep"] | None = None,
     text_column: str | None = None,
+    tokenize: options.Tokenize = None,
     proposals: options.ProposalFiles = None,
     max_trees: options.OptionalPositive = None,
 ) -> None:
@@ -270,11 +271,15 @@ def perplexity(
 
         if context != "sentence":
             raise ValueError(f"--context {context}: with --proposals every sentence stands by itself. Leave it out")
-        result = evaluate_proposals(scoring.scorer(model), items, trees, data=data, options=settings)
+        result = evaluate_proposals(
+            scoring.scorer(model), items, trees, split=tokenize is not None, data=data, options=settings
+        )
         return options.report(result, out)
     from hf_synlm.evaluation.perplexity import evaluate_perplexity
 
-    result = evaluate_perplexity(scoring.scorer(model), items, context=context, data=data, options=settings)
+    result = evaluate_perplexity(
+        scoring.scorer(model), items, context=context, split=tokenize is not None, data=data, options=settings
+    )
     share = result.scores["unknown_words"] / max(1, result.scores["words"])
     if share > 0.1:
         typer.echo(
@@ -335,6 +340,7 @@ def blimp(
     paradigm: list[str] | None = None,
     limit: options.OptionalPositive = None,
     end_of_sentence: bool = False,
+    tokenize: options.Tokenize = None,
     proposals: options.ProposalFiles = None,
     max_trees: options.OptionalPositive = None,
 ) -> None:
@@ -359,7 +365,7 @@ def blimp(
     scorer = scoring.scorer(model)
     result = evaluate_blimp(
         scorer, paths, limit=limit, end=end_of_sentence, options={"seed": scoring.seed},
-        proposals=_read_proposals(proposals, max_trees),
+        proposals=_read_proposals(proposals, max_trees), split=tokenize is not None,
     )  # fmt: skip
     options.report(result, out, items_out)
 
@@ -376,6 +382,7 @@ def pairs(
     group_column: str | None = None,
     limit: options.OptionalPositive = None,
     end_of_sentence: bool = False,
+    tokenize: options.Tokenize = None,
     proposals: options.ProposalFiles = None,
     max_trees: options.OptionalPositive = None,
 ) -> None:
@@ -405,7 +412,7 @@ def pairs(
     settings = {"pairs_per_group": limit or "all", "seed": scoring.seed}
     result = evaluate_pairs(
         scorer, first_pairs(read, limit), end=end_of_sentence, data=data, options=settings,
-        proposals=_read_proposals(proposals, max_trees),
+        proposals=_read_proposals(proposals, max_trees), split=tokenize is not None,
     )  # fmt: skip
     options.report(result, out, items_out)
 

@@ -553,9 +553,12 @@ def _counts(scores: "Sequence[WordScores]") -> dict[str, int]:
 def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize: str | None) -> None:
     """Remarks on words that the model does not know, and texts that it cannot read in one piece."""
     if counts["unknown_words"]:
-        remedy = "each is read as a class of unknown words; a model with word pieces knows all words"
-        if tokenize is None:
+        if type(scorer.tokenizer.backend_tokenizer.model).__name__ != "WordLevel":
+            remedy = "its tokenizer lacks some of their characters"
+        elif tokenize is None:
             remedy = "its treebank may separate punctuation and clitics; try --tokenize ptb"
+        else:
+            remedy = "each is read as a class of unknown words, or left out; a model with word pieces knows all words"
         _say(
             f"{counts['unknown_words']} of {counts['words']} words ({counts['unknown_words'] / counts['words']:.0%}) "
             f"are unknown to this model (oov 1): {remedy}"

@@ -171,10 +171,10 @@ def sentence_log_probs(
 
 
 def _score_sentences(
-    scorer: TextScorer, sentences: Sequence[str], end: bool, progress: str | None
+    scorer: TextScorer, sentences: Sequence[str], end: bool, progress: str | None, split: bool = False
 ) -> list[tuple[float, bool]]:
     """Log-probability of each sentence in nats, and whether it has a word outside the vocabulary."""
-    texts = encode_sentences(scorer.tokenizer, [sentence.split() for sentence in sentences])
+    texts = encode_sentences(scorer.tokenizer, [sentence.split() for sentence in sentences], split=split)
     for sentence, text in zip(sentences, texts, strict=True):
         if not text.ids:
             raise ValueError(f"the sentence {sentence!r} has no tokens: leave it out")
@@ -194,6 +194,7 @@ def evaluate_pairs(
     data: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
     proposals: Proposals | None = None,
+    split: bool = False,
 ) -> EvaluationResult:
     """Share of the pairs whose good sentence is more probable.
 
@@ -205,6 +206,7 @@ def evaluate_pairs(
         data: what results say about the data.
         options: further options for the result, such as the seed.
         proposals: trees of all sentences; their probability is then the sum over these, ends included.
+        split: the model reads unknown words as the Penn Treebank splits them, see `split_as_treebank`.
 
     Returns:
         The result. Scores: "accuracy" (over all pairs), "mean_over_groups"; where pairs have phenomena,
@@ -213,7 +215,7 @@ def evaluate_pairs(
         a word outside the vocabulary. Items: one row per pair with both log-probabilities.
 
     Raises:
-        ValueError: there are no pairs, a sentence has no tokens, or (with proposals) no tree.
+        ValueError: there are no pairs, a sentence has no tokens, or (with proposals) no tree; `split` with proposals.
 
     Cost: one pass over every different sentence.
     """
@@ -221,11 +223,11 @@ def evaluate_pairs(
         raise ValueError("there are no pairs to score")
     start = time.perf_counter()
     both = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
-    settings = {"end_of_text": scorer.end_of_text if end else "not counted"}
+    settings = {"end_of_text": scorer.end_of_text if end else "not counted", **({"tokenize": "ptb"} if split else {})}
     if proposals is None:
-        scored = _score_sentences(scorer, both, end, f"{task}: {scorer.name}")
+        scored = _score_sentences(scorer, both, end, f"{task}: {scorer.name}", split)
     else:
-        settings = proposals.settings(scorer)
+        settings = proposals.settings(scorer, split)
         data = {**(data or {}), "proposals": describe_files(proposals.paths)}
         sums = proposals.score(scorer, both, f"{task}: {scorer.name}")
         scored = [(score.log_prob, score.has_unknown_words) for score in sums]
@@ -285,6 +287,7 @@ def evaluate_blimp(
     end: bool = False,
     options: Mapping[str, Any] | None = None,
     proposals: Proposals | None = None,
+    split: bool = False,
 ) -> EvaluationResult:
     """Accuracy on BLiMP: per paradigm ("group"), per phenomenon, and the mean over the paradigms.
 
@@ -295,6 +298,7 @@ def evaluate_blimp(
         end: count the end of the sentences.
         options: further options for the result, such as the seed.
         proposals: see `evaluate_pairs`.
+        split: see `evaluate_pairs`.
 
     Returns:
         The result of `evaluate_pairs`; the published mean is "mean_over_groups", and only if all 67 paradigms with all
@@ -303,4 +307,6 @@ def evaluate_blimp(
     pairs = [pair for path in paths for pair in read_blimp(path)[:limit]]
     settings = {"paradigms": len(paths), "pairs_per_paradigm": limit or "all", **(options or {})}
     data = {"files": describe_files(paths)}
-    return evaluate_pairs(scorer, pairs, task="blimp", end=end, data=data, options=settings, proposals=proposals)
+    return evaluate_pairs(
+        scorer, pairs, task="blimp", end=end, data=data, options=settings, proposals=proposals, split=split
+    )

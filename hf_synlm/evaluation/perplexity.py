@@ -85,6 +85,7 @@ def evaluate_perplexity(
     items: Sequence[TextItem],
     *,
     context: Context = "sentence",
+    split: bool = False,
     data: dict | None = None,
     options: dict | None = None,
 ) -> EvaluationResult:
@@ -95,6 +96,8 @@ def evaluate_perplexity(
         items: the texts.
         context: see `score_words`. In documents, ends of sentences are not counted; recurrent models read an end token
             between sentences.
+        split: the model reads unknown words as the Penn Treebank splits them, see `split_as_treebank`; words are those
+            of the text.
         data: what results say about the data.
         options: further options for the result, such as the seed.
 
@@ -103,10 +106,12 @@ def evaluate_perplexity(
     """
     start = time.perf_counter()
     end = context == "sentence" and scorer.end_of_text != "not modeled"
-    scores = score_words(scorer, items, context=context, end=end, progress=f"perplexity: {scorer.name}")
+    progress = f"perplexity: {scorer.name}"
+    scores = score_words(scorer, items, context=context, split=split, end=end, progress=progress)
     seconds = time.perf_counter() - start
     settings = {
         "context": context,
+        **({"tokenize": "ptb"} if split else {}),
         "end_of_text": scorer.end_of_text if end else "not counted",
         "unit": "nats inside, bits where the name says so",
         **(options or {}),

@@ -226,18 +226,21 @@ class Proposals:
         for words, trees in read_proposals(paths).items():
             self._trees.setdefault("".join(words), []).extend(trees)
 
-    def settings(self, scorer: TextScorer) -> dict[str, Any]:
+    def settings(self, scorer: TextScorer, split: bool = False) -> dict[str, Any]:
         """What results say of the estimator; options of the search do not apply.
 
         Args:
             scorer: the model.
+            split: refused.
 
         Returns:
             Options by name.
 
         Raises:
-            ValueError: the scorer has options of a search.
+            ValueError: the scorer has options of a search, or words shall be split.
         """
+        if split:
+            raise ValueError("with proposals words are those of the trees: leave --tokenize (split) out")
         if scorer.num_beams is not None or scorer.search_options:
             raise ValueError(
                 "with proposals nothing is searched: leave num_beams and the other options of the search out"
@@ -290,6 +293,7 @@ def evaluate_proposals(
     items: Sequence[TextItem],
     proposals: Proposals,
     *,
+    split: bool = False,
     data: dict | None = None,
     options: dict | None = None,
 ) -> EvaluationResult:
@@ -299,6 +303,7 @@ def evaluate_proposals(
         scorer: the model.
         items: the sentences; words count as the trees split them.
         proposals: their trees.
+        split: refused.
         data: what results say about the data.
         options: further options for the result, such as the seed.
 
@@ -309,7 +314,7 @@ def evaluate_proposals(
     Raises:
         ValueError: the scorer has options of a search; see also `Proposals`.
     """
-    start, settings = time.perf_counter(), proposals.settings(scorer)
+    start, settings = time.perf_counter(), proposals.settings(scorer, split)
     texts = [item.text for item in items if item.text.strip()]
     scores = proposals.score(scorer, texts, f"perplexity: {scorer.name}")
     nats = -math.fsum(score.log_prob for score in scores)

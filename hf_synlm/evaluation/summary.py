@@ -12,7 +12,8 @@ from hf_synlm.evaluation.results import SUMMARY_FORMAT, EvaluationResult, PathLi
 # How many texts did not fit the positions of the model.
 _CUTS = ("texts_in_windows", "contexts_cut")
 # Options that say what is counted; others, such as the beam, belong to a model.
-_RULES = ("convention", "unlabeled", "punctuation", "unit", "context", "pairs_per_group", "pairs_per_paradigm")
+_RULES = ("convention", "unlabeled", "punctuation", "unit", "context", "tokenize")
+_RULES += ("pairs_per_group", "pairs_per_paradigm")
 # Scores that a picture shows where none are named, by task: names, or their beginnings.
 _SHOWN = {
     "syntaxgym": ("mean_", "circuit "),
