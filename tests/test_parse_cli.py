@@ -252,6 +252,13 @@ def test_saved_trees_score_alike_and_compare(saved_models, files, capsys):
     assert [(row["measure"], row["first"], row["gold"]) for row in table[1:]] == [
         (f"recall {row['label']}", row["recall"], row["gold"]) for row in recall
     ]
+    # The first trees of a longer file; sentences that another convention left out are missed aloud.
+    few = ("--treebank", sample_path("trees.test.txt"), "--limit", 5)
+    argv = ["evaluate", "parsing", *few, "--trees", files / "rnng.mrg"]
+    assert main(list(map(str, argv))) == 0
+    said = capsys.readouterr()
+    missing = sum(not line for line in (files / "rnng.mrg").read_text().splitlines()[:5])
+    assert 0 < missing < 5 and f"rnng.mrg has no tree for {missing} of 5 sentences" in said.err
     # A picture shows right-branching trees beside the scores, and never mixes conventions.
     plot = ("evaluate", "plot", files / "on_lstm.json", "--out", files / "f1.svg")
     run(capsys, *plot)

@@ -134,7 +134,9 @@ def parsing(
         _check_unused(parsing)
         if save_trees is not None:
             raise ValueError("--save-trees: --trees are in a file already. Leave it out.")
-        scores, tables = _score(bank, {str(path): _read_trees(path, tree_style) for path in trees or ()}, rule)
+        parses = _read_trees(trees or (), tree_style, limit)
+        scores, tables = _score(bank, parses, rule)
+        _say_missing(bank, parses, rule)
         named = {"name": ", ".join(map(str, trees or ()))}
         result = EvaluationResult("parsing", scores, named, settings, data, tables)
     else:
@@ -144,8 +146,7 @@ def parsing(
         if isinstance(rule, EvalbParameters) and rule.labeled and not hasattr(scorer.model.config, "nonterminals"):
             name = scorer.model.config.model_type
             raise ValueError(f"{name} gives trees without labels; score them without (--unlabeled)")
-        count = len(bank.sentences)
-        numbers = bank.numbers_scored(rule) if isinstance(rule, ParsingConvention) else range(count)
+        count, numbers = len(bank.sentences), _numbers_scored(bank, rule)
         bank = bank.select(numbers)
         start, bar = time.perf_counter(), f"parse: {scorer.name}"
         parsed = parse_sentences(
@@ -202,16 +203,43 @@ def compare(
     rule, bank = counting.rule(), counting.treebank(treebank, limit)
     if isinstance(rule, EvalbParameters):
         raise ValueError("--convention evalb: choose a convention of unlabeled F1")
-    parses = {str(path): _read_trees(path, tree_style) for path in (first, second)}
+    parses = _read_trees((first, second), tree_style, limit)
     scores, tables = report_comparison(bank, parses, rule)
+    _say_missing(bank, parses, rule)
     data = {"files": describe_files([treebank, first, second])}
     named = {"name": f"{first} and {second}"}
     options.report(EvaluationResult("compare", scores, named, counting.describe(rule, bank), data, tables), out)
 
 
-def _read_trees(path: Path, style: options.TreeStyle | None) -> list[ParsedSentence]:
-    lines = list(read_lines(path))
-    return parses_of_lines(lines, style or guess_style(lines), source=str(path))
+def _read_trees(
+    paths: Sequence[Path], style: options.TreeStyle | None, limit: int | None
+) -> dict[str, list[ParsedSentence]]:
+    """The first trees of each file, one line per gold sentence, by its name."""
+    found = {}
+    for path in paths:
+        lines = list(read_lines(path))
+        found[str(path)] = parses_of_lines(lines, style or guess_style(lines), source=str(path))[:limit]
+    return found
+
+
+def _numbers_scored(bank: "Treebank", rule: ParsingConvention | EvalbParameters) -> Sequence[int]:
+    """Numbers of the sentences that a convention scores."""
+    return bank.numbers_scored(rule) if isinstance(rule, ParsingConvention) else range(len(bank.sentences))
+
+
+def _say_missing(
+    bank: "Treebank", parses: Mapping[str, Sequence[ParsedSentence]], rule: ParsingConvention | EvalbParameters
+) -> None:
+    """Remark on sentences that are scored, but have no tree in a file."""
+    numbers = _numbers_scored(bank, rule)
+    for name, parsed in parses.items():
+        missing = sum(not parsed[number].hypotheses for number in numbers)
+        if missing:
+            typer.echo(
+                f"{name} has no tree for {missing} of {len(numbers)} sentences, which count as sentences without "
+                "brackets: were they left out by another convention when they were saved?",
+                err=True,
+            )
 
 
 def _check_unused(parsing: options.Parsing) -> None:
