@@ -12,7 +12,9 @@ from torch import Tensor
 from training_runs import cut_off, run_here, sample_files
 from transformers import AutoTokenizer
 
+from hf_synlm.cli import main
 from hf_synlm.configuration_pushdown import PushdownConfig
+from hf_synlm.conversion import convert_state_dict
 from hf_synlm.conversion.pushdown import convert_weights
 from hf_synlm.data.collate import encode_words
 from hf_synlm.data.gold_trees import gold_attachments
@@ -27,18 +29,26 @@ SEARCHED = tuple(case for case in CASES if case != "04_binary_tape")
 
 def read_case(name: str) -> tuple[PushdownForCausalLM, dict[str, Any], dict[str, Tensor]]:
     meta = json.loads((GOLDENS / name / "meta.json").read_text())
-    given = meta["config"]
-    key = "none" if not given["compose_keys_and_stack_info"] else "sum" if given["additive_composition"] else "mlp"
-    same = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_depths", "pushdown_layers")
-    config = PushdownConfig(
-        **{name: given[name] for name in same},
-        num_attention_heads=given["layer_attention_heads"], dropout=0.0, attachment_key=key, stack_tape=given["tape"],
-        attachment_depth_size=given["attachment_key_depth_size"], end_token_id=given["end_word_id"],
-        bos_token_id=given["bos_token_id"], eos_token_id=given["eos_token_id"], pad_token_id=given["pad_token_id"],
-    )  # fmt: skip
-    model = PushdownForCausalLM(config).eval()
-    model.load_state_dict(convert_weights(load_file(GOLDENS / name / "state.safetensors"), config))
+    model = convert_state_dict("pushdown", load_file(GOLDENS / name / "state.safetensors"), meta)
     return model, meta, load_file(GOLDENS / name / "io.safetensors")
+
+
+def test_a_checkpoint_of_the_authors_becomes_a_folder(tmp_path: Path) -> None:
+    case = GOLDENS / "01_random"
+    command = ["convert", "pushdown", "--weights", case / "state.safetensors", "--config", case / "meta.json"]
+    assert main([str(word) for word in (*command, "--out", tmp_path / "model")]) == 0
+    model, meta, golden = read_case("01_random")
+    loaded = PushdownForCausalLM.from_pretrained(tmp_path / "model").eval()
+    inputs = inputs_of(meta, golden)
+    torch.testing.assert_close(loaded(**inputs).joint_log_prob, model(**inputs).joint_log_prob)
+    assert loaded.config.end_token_id == 1 and loaded.config.pushdown_layers is None
+    weights, options = load_file(case / "state.safetensors"), meta["config"]
+    with pytest.raises(ValueError, match="configuration lacks ..end_word_id"):
+        convert_state_dict("pushdown", weights, {k: v for k, v in options.items() if k != "end_word_id"})
+    with pytest.raises(ValueError, match="num_depths is 9 in the configuration and 50"):
+        convert_state_dict("pushdown", weights, {**options, "num_depths": 9})
+    with pytest.raises(ValueError, match="model.more is"):
+        convert_state_dict("pushdown", {**weights, "model.more": torch.zeros(1)}, options)
 
 
 def inputs_of(meta: dict[str, Any], golden: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ ReportFormat = Annotated[Literal["table", "json"], typer.Option("--format")]
 
 
 def convert(
-    architecture: Annotated[Literal["gpst", "on_lstm", "palm", "prpn", "rnng"], typer.Argument()],
+    architecture: Annotated[Literal["gpst", "on_lstm", "palm", "prpn", "pushdown", "rnng"], typer.Argument()],
     weights: Annotated[Path, typer.Option(**options.INPUT_FILE)],
     config: Annotated[list[Path], typer.Option(**options.INPUT_FILE)],
     out: OutFolder,

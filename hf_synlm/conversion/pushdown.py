@@ -1,10 +1,14 @@
-"""Names of the weights of Pushdown Layers: MurtyShikhar/Pushdown-Layers -> this library."""
+"""The authors' Pushdown Layers (MurtyShikhar/Pushdown-Layers) -> `PushdownForCausalLM`."""
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedConfig
+
+from hf_synlm.configuration_pushdown import PushdownConfig
+from hf_synlm.conversion.rename import check_sizes, clean_state_dict, count_parts, fill_model, flat_options, require
+from hf_synlm.modeling_pushdown import PushdownForCausalLM
 
 # Of the authors' program -> ours. Replaced in this order.
 NAMES = (
@@ -33,12 +37,84 @@ NAMES = (
 DEAD = re.compile(r"attachment_head\.(data_to_q|multi_head_merge|global_pos_bias)\b|int_seq$|pos_encoding$")
 
 
-def convert_weights(weights: Mapping[str, Tensor], config: PreTrainedConfig) -> dict[str, Tensor]:
+def convert_pushdown(state_dict: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> PushdownForCausalLM:
+    """Build a model from the authors' state dict.
+
+    Args:
+        state_dict: original tensors; parameters and buffers without effect are left out.
+        original_config: what the tensors do not say, at the top or in a section `config`: `compose_keys_and_stack_info`
+            and, if it is true, `additive_composition` of the attachment head; `end_word_id`, the last word of a
+            sentence in their data. Optional are `tape` ("depth", or "binary" without depths), `layer_attention_heads`
+            (8 in their program), and `pad_token_id`, `bos_token_id`, `eos_token_id` (0 and the last two ids, the first
+            of them the end). Sizes by the names of `PushdownConfig` must agree with the tensors.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        ValueError: when a tensor has no place here or is missing, or a value does not fit.
+    """
+    options = flat_options(original_config, "config")
+    tensors = clean_state_dict({name: tensor for name, tensor in state_dict.items() if not DEAD.search(name)})
+    config = pushdown_config(tensors, options)
+    model = PushdownForCausalLM(config).to(tensors["input_embedding.weight"].dtype)
+    fill_model(model, convert_weights(tensors, config))
+    return model.eval()
+
+
+def pushdown_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PushdownConfig:
+    """Configuration of a checkpoint.
+
+    Args:
+        tensors: by their original names.
+        options: see `convert_pushdown`, without sections.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ValueError: when a tensor or an option is missing, or a size does not agree.
+    """
+    require(
+        ("compose_keys_and_stack_info", "end_word_id"), options, "The configuration lacks",
+        "Add them; end_word_id is null where sentences have no end word.",
+    )  # fmt: skip
+    layers = "trafo.encoder.layers."
+    needed = ("input_embedding.weight", f"{layers}0.linear1.weight", "attachment_head.depth_embed.weight")
+    require(needed, tensors, "The checkpoint lacks", "Is it another model?")
+    vocab_size, hidden_size = tensors["input_embedding.weight"].shape
+    num_layers = count_parts(tensors, layers)
+    with_tape = [n for n in range(num_layers) if f"{layers}{n}.self_attn.depth_embed.weight" in tensors]
+    num_depths, depth_size = tensors["attachment_head.depth_embed.weight"].shape
+    sizes = {
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "num_hidden_layers": num_layers,
+        "intermediate_size": len(tensors[f"{layers}0.linear1.weight"]),
+        "num_depths": num_depths,
+    }
+    check_sizes(sizes, options)
+    is_sum = bool(options.get("additive_composition"))
+    return PushdownConfig(
+        **sizes,
+        pushdown_layers=None if len(with_tape) == num_layers else with_tape,
+        attachment_depth_size=PushdownConfig.attachment_depth_size if is_sum else depth_size,
+        attachment_key="none" if not options["compose_keys_and_stack_info"] else "sum" if is_sum else "mlp",
+        stack_tape=options.get("tape", "depth"),
+        num_attention_heads=options.get("layer_attention_heads", 8),
+        end_token_id=options["end_word_id"],
+        pad_token_id=options.get("pad_token_id", 0),
+        bos_token_id=options.get("bos_token_id", vocab_size - 1),
+        eos_token_id=options.get("eos_token_id", vocab_size - 2),
+    )
+
+
+def convert_weights(weights: Mapping[str, Tensor], config: PushdownConfig) -> dict[str, Tensor]:
     """Rename the weights of a checkpoint of the authors' program.
 
     Args:
         weights: its state dict.
-        config: a `PushdownConfig` of the same sizes.
+        config: of the same sizes.
 
     Returns:
         State dict of `PushdownForCausalLM`.
