@@ -324,7 +324,10 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
         if attachments is None:
             refuse_layer_outputs(self.config, NO_HIDDEN_STATES, output_hidden_states)
             if labels is not None or output_logits:
-                raise ValueError("labels and output_logits need attachments: Pushdown Layers are trained on trees.")
+                raise ValueError(
+                    "labels and output_logits need attachments: Pushdown Layers are trained on trees. "
+                    "hf_synlm.pushdown_tape.tree_attachments makes them of a binary tree."
+                )
             return self._marginal_forward(input_ids, attention_mask, past_key_values, use_cache, logits_to_keep)
         if past_key_values is not None or use_cache or not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError(

@@ -155,8 +155,9 @@ class TextScorer:
         self.begin_id = self._begin_id(begin_token) if begin else None
         if (not begin or begin_token is not None) and self._begins_itself:
             raise ValueError(
-                f"begin={begin}, begin_token={begin_token!r}: {type(model).__name__} reads every sentence from its own "
-                "begin token. Leave both out; to ignore the first word, leave it out of the numbers."
+                f"begin={begin}, begin_token={begin_token!r} (--no-first-word, --begin-token): {type(model).__name__} "
+                "reads every sentence from its own begin token. Leave both out; to ignore the first word, leave it out "
+                "of the numbers."
             )
 
     @classmethod

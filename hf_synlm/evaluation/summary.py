@@ -164,7 +164,7 @@ def _check_alike(
             shown = "; ".join(f"{key} is {ours.get(key)!r} and {theirs.get(key)!r}" for key in differing)
             raise ValueError(
                 f"results with different {name} cannot be compared: {shown}. (Runs of one model with "
-                "different seeds can; `synlm evaluate compare` tests two models.)"
+                "different seeds can; `synlm evaluate compare` tests the trees of two parsers.)"
             )
 
 

@@ -161,6 +161,8 @@ def rows_text(rows: Sequence[Mapping[str, Any]]) -> str:
 def _field(value: Any) -> Any:
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value + 0.0:.8g}"  # no -0
+    if isinstance(value, (dict, list)):  # of a table in JSON
+        return json.dumps(value, ensure_ascii=False)
     return int(value) if isinstance(value, bool) else value
 
 
