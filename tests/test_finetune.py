@@ -32,6 +32,8 @@ from hf_synlm import (
     GPSTForCausalLM,
     ONLSTMConfig,
     ONLSTMForCausalLM,
+    ONLSTMForSequenceClassification,
+    PRPNForSequenceClassification,
     PushdownConfig,
     RNNGConfig,
     RNNGForCausalLM,
@@ -533,6 +535,25 @@ def test_resumed_run_is_bit_equal(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "fields"),
+    [
+        (ONLSTMForSequenceClassification, {"chunk_size": 2, "supervised_layers": [1]}),
+        (
+            ONLSTMForSequenceClassification,
+            {"chunk_size": 2, "supervised_layers": [1], "syntactic_distance_head": "hidden"},
+        ),
+        (PRPNForSequenceClassification, {"parsing_network": "recurrent"}),
+    ],
+)
+def test_every_parameter_of_a_classifier_has_a_gradient(architecture: Any, fields: dict[str, Any]) -> None:
+    """Or data-parallel training stops: heads of supervised distances, too, which no class depends on."""
+    config = architecture.config_class(vocab_size=20, embedding_size=8, layer_size=8, num_layers=2, **fields)
+    model = architecture(config).train()
+    model(torch.randint(3, 20, (2, 5)), labels=torch.tensor([0, 1])).loss.backward()
+    assert [name for name, value in model.named_parameters() if value.grad is None] == []
+
+
 def test_two_processes_train_and_evaluate_like_one(models: Path, files: dict[str, str], tmp_path: Path) -> None:
     flags = ("--config_overrides", "attn_pdrop=0,embd_pdrop=0,resid_pdrop=0", "--per_device_eval_batch_size", "3")
 
