@@ -468,6 +468,7 @@ def test_summarization_runs(name: str, files: dict[str, str], finished: Callable
     assert rouge_scores(written, [row["references"] for row in summaries]) == results["test"]["rouge"]
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     assert model.config.model_type == name and (name != "gpst" or model.config.document_end_token)
+    assert name != "gpst" or "Fine-tuned from gpst." in (folder / "model" / "README.md").read_text()
     # The saved model writes the summaries of the run.
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     data = finetune_summarization.SummaryArguments(
@@ -552,6 +553,14 @@ def test_every_parameter_of_a_classifier_has_a_gradient(architecture: Any, field
     model = architecture(config).train()
     model(torch.randint(3, 20, (2, 5)), labels=torch.tensor([0, 1])).loss.backward()
     assert [name for name, value in model.named_parameters() if value.grad is None] == []
+
+
+def test_files_replace_the_data_set_of_a_configuration(files: dict[str, str]) -> None:
+    named = {"dataset_name": "EdinburghNLP/xsum", "train_file": files["documents"]}
+    data = finetune_summarization.SummaryArguments(**named, validation_file=files["documents"])
+    assert data.dataset_name is None and data.source("train") == files["documents"]
+    with pytest.raises(ValueError, match="No training data are given"):
+        finetune_summarization.SummaryArguments()
 
 
 def test_two_processes_train_and_evaluate_like_one(models: Path, files: dict[str, str], tmp_path: Path) -> None:

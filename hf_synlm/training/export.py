@@ -67,6 +67,21 @@ def hub_facts(base_model: str | None, dataset: str | None = None) -> dict[str, A
     return facts
 
 
+def model_name(name: str) -> str:
+    """Name of a model for readers elsewhere: on the Hub, or of its folder, without the folders around it.
+
+    Args:
+        name: folder, or name on the Hub.
+
+    Returns:
+        The name; of `runs/mine/model` it is "mine".
+    """
+    if not Path(name).exists():
+        return name
+    folder = Path(name).resolve()
+    return folder.parent.name if folder.name == "model" else folder.name
+
+
 def _write_model(
     run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, Any], folder: Path, weights: dict[str, Tensor]
 ) -> None:

@@ -309,6 +309,7 @@ class GlueRecipe(FineTuning):
         self.examples = self.held_out.pop("training")
         left_out = len(tables["training"].table) - len(self.examples)
         accelerator.print(f"training: {self.examples.describe()} ({left_out:,} left out as too long)")
+        self.say_unknown_tokens()
         self.tokenizer.padding_side = "right"
         self.width = data.max_length if data.pad_to_max_length else None
         self.collate = DataCollatorWithPadding(self.tokenizer, "max_length" if self.width else True, self.width)

@@ -65,7 +65,7 @@ class SummaryArguments:
 
     dataset_name: str | None = option(None, "Data set of the Hub, or a folder.")
     dataset_config_name: str | None = option(None, "Its configuration, such as 3.0.0.")
-    train_file: str | None = option(None, "json(l), csv or parquet file, instead of it.")
+    train_file: str | None = option(None, "json(l), csv or parquet file, which replaces the data set (of a --config).")
     validation_file: str | None = option(None, "The same for validation.")
     test_file: str | None = option(None, "The same for the final summaries; default: the validation file.")
     text_column: str | None = option(None, f"Column of the documents; default: one of {', '.join(TEXT_COLUMNS)}.")
@@ -88,10 +88,12 @@ class SummaryArguments:
 
     def __post_init__(self):
         """Check the values."""
-        if (self.dataset_name is None) == (self.train_file is None):
-            raise ValueError("Pass either --dataset_name, or --train_file and --validation_file.")
+        if self.train_file is None and self.dataset_name is None:
+            raise ValueError("No training data are given. Pass --dataset_name, or --train_file and --validation_file.")
         if self.train_file is not None and self.validation_file is None:
             raise ValueError("train_file needs a validation_file, by which the best model is chosen.")
+        if self.train_file is not None:
+            self.dataset_name = self.dataset_config_name = None
         check_minimum(self, 1, "max_source_length max_target_length")
         check_minimum(self, 1, "max_train_samples max_eval_samples max_predict_samples")
         if not self.prompt.strip():
@@ -373,6 +375,7 @@ class SummarizationRecipe(FineTuning):
         for part, encoded in self.held_out.items():
             accelerator.print(f"{part}: {encoded.describe()}")
         self.examples = self.held_out.pop("train")
+        self.say_unknown_tokens()
         self.collate = ContextCollator(self.tokenizer.pad_token_id, layout.by_sentences, data.summary_loss_only)
         length = data.max_target_length if self.decoding.max_new_tokens is None else self.decoding.max_new_tokens
         end_id = self.tokenizer.eos_token_id if data.end_token else None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
@@ -26,7 +27,7 @@ from hf_synlm.module_tools import evaluation_mode
 from hf_synlm.training.arguments import check_overrides
 from hf_synlm.training.checkpoints import BestModel
 from hf_synlm.training.example_tables import ExampleDataset
-from hf_synlm.training.export import hub_facts
+from hf_synlm.training.export import hub_facts, model_name
 from hf_synlm.training.output_folder import ARGUMENTS_FILE, EVALUATION_FILE
 from hf_synlm.training.recipe import Recipe
 from hf_synlm.training.run import Run
@@ -244,6 +245,17 @@ class FineTuning(Recipe):
         epoch, before = (count * per_step // len(self.examples) for count in (step, step - 1))
         return epoch > before
 
+    def say_unknown_tokens(self) -> None:
+        """Print a remark if the tokenizer does not know many words of the first examples."""
+        first = self.examples.table.select(range(min(1000, len(self.examples))))
+        read = np.concatenate([example["input_ids"] for example in first])
+        share = (read == self.tokenizer.unk_token_id).mean()
+        if share > 0.1:
+            self.accelerator.print(
+                f"{share:.0%} of the tokens are unknown to the tokenizer ({self.tokenizer.unk_token}): the model "
+                "learns little of such texts. A model of word pieces reads them all."
+            )
+
     def dataset(self) -> str | None:
         """Data set of the Hub, or a folder; None: examples come from files."""
         return None
@@ -251,12 +263,14 @@ class FineTuning(Recipe):
     def card_facts(self, run: Run) -> dict[str, Any]:
         """Base model, data, steps and examples."""
         best = run.state.notes.get("best", {}).get("step", run.state.step)
+        base = self.model_arguments.model_name_or_path
         return {
-            **hub_facts(self.model_arguments.model_name_or_path, self.dataset()),
+            **hub_facts(base, self.dataset()),
             "task": self.task,
             "training_data": self.data.describe(),
-            "training_procedure": f"The best of {run.state.step} steps of `training/{self.program}.py`, that of step "
-            f"{best}; {run.state.consumed} examples read, seed {self.arguments.seed}.",
+            "training_procedure": f"Fine-tuned from {model_name(base)}. The best of {run.state.step} steps of "
+            f"`training/{self.program}.py`, that of step {best}; {run.state.consumed} examples read, seed "
+            f"{self.arguments.seed}.",
         }
 
     def final_results(self, run: Run, step: int) -> dict[str, Any]:
