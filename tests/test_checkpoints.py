@@ -17,6 +17,7 @@ import torch
 import yaml
 from huggingface_hub import ModelCard
 from release import make_checkpoints
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_synlm.cli import main
@@ -217,6 +218,11 @@ def test_a_copy_keeps_its_card(tmp_path: Path, capsys):
     card = (second / "README.md").read_text()
     assert f"license: {facts['license']}" in card and card.count('from_pretrained("second"') == 2
 
+    # Numbers of a card are those of its weights.
+    weights = load_file(second / "model.safetensors")
+    save_file({k: v + 1 for k, v in weights.items()}, second / "model.safetensors", {"format": "pt"})
+    assert main(["export", str(second), "--out", str(third)]) == 2
+    assert "other weights than those whose results" in capsys.readouterr().err and not third.exists()
     (second / "card.yaml").unlink()
     (second / "README.md").write_text("# My own words\n")
     result = str(CARDS / "palm-s-tiny" / "results" / "parsing.json")
@@ -255,6 +261,13 @@ def test_commands_on_cards_have_no_folders_of_a_machine(command: str, public: st
 def test_push_names_what_is_wrong(tmp_path: Path, capsys):
     folder = tmp_path / "model"
     assert main(["export", str(CARDS / "palm-s-tiny"), "--out", str(folder)]) == 0
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    shutil.copy(CARDS / "rnng-tiny" / "tokenizer_config.json", other)
+    shutil.copy(CARDS / "rnng-tiny" / "tokenizer.json", other)
+    for command in (["verify", str(other)], ["push", str(other), "ann/model", "--dry-run"]):
+        assert main(command) == 2
+        assert "tokenizer" in capsys.readouterr().err
     for name in ("model", "a b/model", "https://huggingface.co/ann/model"):
         assert main(["push", str(folder), name, "--dry-run", "--no-verify"]) == 2
     facts = yaml.safe_load((folder / "card.yaml").read_text())

@@ -145,6 +145,7 @@ def _stated_facts(
 ) -> tuple[dict[str, Any], str | None]:
     """Facts for the card of a copy, and the text of a card that has no facts and stays as it is."""
     from hf_synlm.hub.card import saved_card
+    from hf_synlm.hub.checkpoint import weight_checksums
 
     known, text = saved_card(model, revision)
     if known is None and text is not None and measured and not given:
@@ -153,6 +154,13 @@ def _stated_facts(
             "state by --facts."
         )
     stated = {**(known or {}), "repo_id": name, **given}
+    measured_weights = stated.get("weights")
+    if not measured and "results" not in given and measured_weights and Path(model).is_dir():
+        if weight_checksums(model) != measured_weights:
+            raise ValueError(
+                f"{model!r} has other weights than those whose results its card.yaml reports. Measure it and name the "
+                "files by --results, or take results and weights out of card.yaml."
+            )
     if measured:
         stated["results"] = [*given.get("results", ()), *measured]
     return stated, text if known is None and not given else None
@@ -209,8 +217,10 @@ def verify(
 
 def _print_report(folder: Path, style: str = "table", **choices: Any) -> bool:
     """Verify a folder and print the report; True if all checks passed."""
+    from hf_synlm.hub.export import check_tokenizer_of
     from hf_synlm.hub.verify import verify_export
 
+    check_tokenizer_of(folder)
     try:
         report = verify_export(folder, **choices)
     except RuntimeError as error:  # the clean process could not even start: a finding about the folder

@@ -43,6 +43,7 @@ DEFAULT_FACTS: dict[str, Any] = {
     "training_data": "Not stated by the publisher of this repository.",
     "training_procedure": "Not stated by the publisher of this repository.",
     "results": [],
+    "weights": {},
     "not_for": (
         "Numbers are of one trained model, on the data named, by the convention named. They may not be used to rank "
         "architectures (that takes several seeds, and equal data and sizes), nor be set next to numbers of another "
@@ -67,7 +68,8 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
             on the beam, `num_beams` and `estimator` ("stepwise" or "beam marginal" for probabilities, "search" or
             "inside" for trees); optionally `convention` ("name: what is counted"), `seed`, `hardware`, `baselines`
             (the same number of trees that need no model, by name), and `command`, which reproduces the number.
-            `hf_synlm.evaluation.results.card_rows` makes them from results of `synlm evaluate`.
+            `hf_synlm.evaluation.results.card_rows` makes them from results of `synlm evaluate`. `weights`: SHA-256 of
+            the files that were measured, by name; `export_model` states them.
 
     Returns:
         The card in Markdown.

@@ -4,6 +4,7 @@ Nothing here runs code that lies in a folder, and nothing unpickles more than te
 before memory is taken: shard names stay inside the folder, headers can be read, shapes are those of the configuration.
 """
 
+import hashlib
 import os
 import pickle
 from collections.abc import Iterator, Mapping
@@ -71,6 +72,22 @@ def stored_tensors(folder: str | os.PathLike) -> dict[str, StoredTensor]:
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{str(file)!r} is no complete safetensors file: {error}. Get it again.") from error
     return tensors
+
+
+def weight_checksums(folder: str | os.PathLike) -> dict[str, str]:
+    """SHA-256 of the safetensors files in a folder.
+
+    Args:
+        folder: a model folder.
+
+    Returns:
+        By file name.
+    """
+    sums = {}
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with path.open("rb") as file:
+            sums[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return sums
 
 
 def pickled_files(folder: str | os.PathLike) -> list[str]:

@@ -14,14 +14,14 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import get_relative_imports
 
 import hf_synlm
 from hf_synlm.configuration_base import OLDEST_TRANSFORMERS
 from hf_synlm.data.files import folder_writer, read_json
 from hf_synlm.hub.card import DEFAULT_FACTS, FACTS_FILE, facts_text, fill_card, saved_card
-from hf_synlm.hub.checkpoint import PICKLES, stored_tensors
+from hf_synlm.hub.checkpoint import PICKLES, load_tokenizer, stored_tensors, weight_checksums
 
 PACKAGE = Path(hf_synlm.__file__).parent
 # "file.Class" in an auto_map; what lies in another repository or folder is written otherwise.
@@ -70,7 +70,7 @@ def export_model(
     check_target(output_dir, overwrite)
     _check_code(model)
     if tokenizer is not None:
-        _check_tokenizer(model, tokenizer)
+        _check_tokenizer(model.config, tokenizer)
     stated = {"repo_id": output_dir.name, **_example(tokenizer), **(facts or {})}
     text = fill_card(model.config, stated) if card is None else card
 
@@ -82,6 +82,8 @@ def export_model(
             tokenizer.save_pretrained(folder)
         (folder / "README.md").write_text(text, encoding="utf-8")
         if card is None:
+            if stated.get("results"):
+                stated["weights"] = weight_checksums(folder)
             (folder / FACTS_FILE).write_text(facts_text(stated), encoding="utf-8")
         (folder / "requirements.txt").write_text(f"torch\ntransformers>={OLDEST_TRANSFORMERS}\n", encoding="utf-8")
         check_complete(folder)
@@ -318,14 +320,27 @@ def _check_code(model: Any) -> None:
         )
 
 
-def _check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    if len(tokenizer) > model.config.vocab_size:
+def check_tokenizer_of(folder: str | os.PathLike) -> None:
+    """Check that the tokenizer in a folder, if there is one, fits the configuration.
+
+    Args:
+        folder: a model folder.
+
+    Raises:
+        ValueError: it has more tokens, or other special tokens.
+    """
+    if (Path(folder) / "tokenizer_config.json").is_file():
+        _check_tokenizer(AutoConfig.from_pretrained(folder), load_tokenizer(os.fspath(folder)))
+
+
+def _check_tokenizer(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    if len(tokenizer) > config.vocab_size:
         raise ValueError(
-            f"The tokenizer has {len(tokenizer)} tokens and the model {model.config.vocab_size}. "
+            f"The tokenizer has {len(tokenizer)} tokens and the model {config.vocab_size}. "
             "Call model.resize_token_embeddings, or pass the tokenizer that the model was trained with."
         )
     for name in SPECIAL_IDS:
-        of_model, of_tokenizer = getattr(model.config, name, None), getattr(tokenizer, name, None)
+        of_model, of_tokenizer = getattr(config, name, None), getattr(tokenizer, name, None)
         if of_model is not None and of_tokenizer is not None and of_model != of_tokenizer:
             raise ValueError(
                 f"{name} is {of_model} in the model's configuration and {of_tokenizer} in the tokenizer. "

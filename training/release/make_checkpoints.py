@@ -39,7 +39,7 @@ from hf_synlm.cli import main as synlm
 from hf_synlm.data.files import folder_writer, write_bytes, write_json, write_text
 from hf_synlm.evaluation.results import card_rows, describe_hardware, library_versions, load_result
 from hf_synlm.hub.card import facts_text, fill_card
-from hf_synlm.hub.checkpoint import stored_tensors
+from hf_synlm.hub.checkpoint import stored_tensors, weight_checksums
 from hf_synlm.hub.info import shipped_files
 from hf_synlm.training.output_folder import RESULTS_FILE
 
@@ -223,6 +223,7 @@ def card_facts(name: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
         "results": rows,
         "not_for": common["not_for"],
         "limits": f"{common['limits'].strip()}\n{checkpoint['limits'].strip()}".replace("\n\n- ", "\n- "),
+        "weights": weight_checksums(folder),
     }
 
 
