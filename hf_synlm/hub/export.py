@@ -321,16 +321,19 @@ def _check_code(model: Any) -> None:
 
 
 def check_tokenizer_of(folder: str | os.PathLike) -> None:
-    """Check that the tokenizer in a folder, if there is one, fits the configuration.
+    """Check that there is a tokenizer in a folder, and that it fits the configuration.
 
     Args:
         folder: a model folder.
 
     Raises:
-        ValueError: it has more tokens, or other special tokens.
+        ValueError: there is none, or it has more tokens or other special tokens.
     """
-    if (Path(folder) / "tokenizer_config.json").is_file():
-        _check_tokenizer(AutoConfig.from_pretrained(folder), load_tokenizer(os.fspath(folder)))
+    if not (Path(folder) / "tokenizer_config.json").is_file():
+        raise ValueError(
+            f"{os.fspath(folder)!r} has no tokenizer, so it cannot read text. Convert or export it with one."
+        )
+    _check_tokenizer(AutoConfig.from_pretrained(folder), load_tokenizer(os.fspath(folder)))
 
 
 def _check_tokenizer(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:

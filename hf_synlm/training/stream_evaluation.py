@@ -308,7 +308,8 @@ class TextEvaluator:
             scores = self.scorer.run(accelerator, model)
             result["trees"] = {"convention": scores.convention, **scores.numbers()}
             flat |= {f"{name}/{key}": value for key, value in scores.numbers().items()}
-            text += f"  F1 {100 * scores.sentence_f1:.2f} (sentence) {100 * scores.corpus_f1:.2f} (corpus)"
+            f1 = f"F1 {100 * scores.sentence_f1:.2f} (sentence) {100 * scores.corpus_f1:.2f} (corpus)"
+            text += f"  {f1} of {scores.num_sentences} parsed sentences"
         accelerator.print(f"step {step}: {name}: {text}")
         accelerator.log(flat, step=step)
         return result
