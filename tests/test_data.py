@@ -358,6 +358,13 @@ def test_treebank_command(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("(S (NP (DT The)\n", encoding="utf-8")
     assert main([*command, "--overwrite"]) == 2
     assert "a.txt" in capsys.readouterr().err and out.read_text().startswith("(S (NP (PRP we))")
+    # Tags that are not the Penn Treebank's do not tell punctuation.
+    (tmp_path / "d.txt").write_text("(S (FOO a) (NN b) (BAR c) (. .))\n", encoding="utf-8")
+    other = ["treebank", str(tmp_path / "d.txt"), "--out", str(tmp_path / "d.out"), "--punctuation", "remove"]
+    assert main(other) == 2
+    assert "such as FOO, BAR" in (said := capsys.readouterr().err) and "--punctuation-by form" in said
+    assert main([*other, "--punctuation-by", "form"]) == 0
+    assert (tmp_path / "d.out").read_text() == "(S (FOO a) (NN b) (BAR c))\n"
     # Where trees stand on one line each, all bad ones are listed.
     (tmp_path / "a.txt").write_text("(S (X a))\n(S (X a)\n\n(S (X b))\n(S a (X b))\n(S (X c))\n", encoding="utf-8")
     assert main([*command, "--overwrite"]) == 2

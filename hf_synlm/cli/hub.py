@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hf_synlm.cli import options
+from hf_synlm.data.files import read_json
 from hf_synlm.evaluation.results import card_rows, check_results_of, load_result
 
 
@@ -53,6 +54,8 @@ def convert(
     convert_files(architecture, weights, config, out, loaded, overwrite=overwrite)
     if not (out / "tokenizer_config.json").is_file():
         typer.echo(f"{out} has no tokenizer, so it cannot read text: convert again with --tokenizer", err=True)
+    if read_json(out / "config.json").get("eos_token_id") is None:
+        typer.echo(f"{out} has no end token, so it ends no sentence: add eos_token_id to --config", err=True)
     typer.echo(f"wrote {out}; check it by `synlm verify {out}`", err=True)
 
 

@@ -151,10 +151,15 @@ def treebank(
 
     Example: synlm treebank silver.train.txt --punctuation remove --max-words 40 --out train.txt
     """
-    from hf_synlm.evaluation.parsing import keep_words
+    from hf_synlm.evaluation.parsing import check_tags, keep_words
 
     left_out, lines, num_words = Counter[str](), list[str](), 0
-    for sentence in (sentence for path in trees for sentence in _read_trees_of(path, left_out)):
+    sentences = [sentence for path in trees for sentence in _read_trees_of(path, left_out)]
+    unknown_tags = 0
+    if punctuation == "remove" and punctuation_by == "tag" and words != "ptb-concat":
+        tags = Counter(tag for sentence in sentences for tag in sentence.tags)
+        unknown_tags = check_tags(tags, "tell it by form (--punctuation-by form)")
+    for sentence in sentences:
         kept: TreebankSentence | None = sentence
         if words == "ptb-concat":
             kept = to_ptb_concat(sentence)
@@ -172,6 +177,7 @@ def treebank(
         raise ValueError(f"no tree is left of {', '.join(map(str, trees))}: {dict(left_out)}. Leave options out.")
     write_text(out, "\n".join(lines) + "\n")
     facts = {"trees": len(lines), "words": num_words, "left_out": dict(left_out)}
+    facts |= {"words_removed_by_unknown_tags": unknown_tags} if unknown_tags else {}
     files = {"inputs": describe_files(trees), "output": describe_files([out])}
     write_json(_meta(out), {**facts, **files, "command": options.command_line.get()})
     dropped = "".join(f", {count:,} left out ({why})" for why, count in left_out.items())

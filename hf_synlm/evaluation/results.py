@@ -27,6 +27,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import logging
 import math
 import platform
 import shlex
@@ -42,6 +43,7 @@ from hf_synlm.data.text import PathLike, read_bytes
 Row: TypeAlias = dict[str, Any]
 FORMAT, FORMAT_VERSION = "hf_synlm.result", 1
 SUMMARY_FORMAT = "hf_synlm.summary"
+logger = logging.getLogger(__name__)
 # By task, the scores that a model card states; the others are in the JSON file.
 CARD_SCORES = {
     "parsing": ("f1",),
@@ -400,7 +402,8 @@ def check_results_of(
         num_parameters: of the model.
 
     Raises:
-        ValueError: a result is of another class, size, or file of weights.
+        ValueError: a result is of another class, size, or file of weights. (A result of a model on the Hub names no
+            checksum, which gives a warning.)
     """
     weights = {file["sha256"] for file in describe_files(sorted(Path(model).glob("*.safetensors")))}
     for path, result in results.items():
@@ -413,7 +416,12 @@ def check_results_of(
                 f"{path} was measured on {measured['name']!r}, {of}; {model!r} is {architecture} with "
                 f"{num_parameters:,} parameters. Give results of this model."
             )
-        if weights and checksums and weights != checksums:
+        if weights and not checksums:
+            logger.warning(
+                f"{path} names no checksum of the weights of {measured['name']!r}: nothing shows that they are those "
+                f"of {model!r}"
+            )
+        elif weights and weights != checksums:
             raise ValueError(
                 f"{path} was measured on {measured['name']!r}, whose weights are other files than those of {model!r} "
                 "(SHA-256). Evaluate this model."

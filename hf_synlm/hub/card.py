@@ -90,6 +90,9 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
         "article": "A",
         **PAPERS[config.model_type],
         **stated,
+        "kind": "language model"
+        if stated["task"] == "text-generation"
+        else "classifier of texts, which a language model was made into",
         "front_matter": _front_matter(config, stated),
         "name": stated["repo_id"].rpartition("/")[2],
         "results": _results_table(stated["results"]),
