@@ -332,7 +332,7 @@ def test_a_run_counts_once(blimp_runs, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["surprisal", "missing.txt"], "No such file or directory: 'missing.txt'"),
+        (["surprisal", "missing.txt"], "missing.txt: No such file or directory"),
         (["surprisal", "texts.txt", "--model", "missing"], "missing"),
         (["surprisal", "texts.txt", "--num-beams", "3"], "num_beams (--num-beams): not an option of GPT2LMHeadModel"),
         (["surprisal", "texts.txt", "--estimator", "stepwise"], "choose 'exact'"),
@@ -340,7 +340,7 @@ def test_a_run_counts_once(blimp_runs, tmp_path, capsys):
         (["evaluate", "syntaxgym", "."], "holds no suites"),
         (["evaluate", "blimp", "."], "holds no paradigms"),
         (["evaluate", "blimp", "nowhere"], "'nowhere' does not exist"),
-        (["evaluate", "perplexity", "."], "Is a directory: '.'"),
+        (["evaluate", "perplexity", "."], ".: Is a directory"),
         (["evaluate", "summary", "missing.json"], "'missing.json' does not exist"),
         (["evaluate", "pairs", "texts.txt"], "save them as one of these"),
         (["surprisal", "texts.jsonl.gz"], "can be read: unpack it first"),

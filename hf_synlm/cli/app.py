@@ -32,6 +32,8 @@ class _Commands(TyperGroup):
         except (ValueError, OSError, ImportError) as error:
             # Messages of the Hub have several paragraphs; messages of this library break lines on purpose.
             message = " ".join(str(error).split()) if isinstance(error, OSError) else str(error)
+            if isinstance(error, OSError) and error.filename and error.strerror:
+                message = f"{error.filename}: {error.strerror}"
             typer.echo(f"error: {message}", err=True)
             raise typer.Exit(2) from error
         except RuntimeError as error:
