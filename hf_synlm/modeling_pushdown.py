@@ -33,7 +33,7 @@ from .hidden_states import (
 from .losses import check_shares, linear_cross_entropy, share_of
 from .module_tools import NoOffloading, evaluation_mode, unwrapped, weight_of
 from .outputs import ParseOutput, SyntacticLMOutput, SyntacticModelOutput
-from .pushdown_layers import AttachmentHead, PushdownLayer
+from .pushdown_layers import AttachmentHead, DepthEmbedding, FeedForwardLinear, PushdownLayer
 from .pushdown_search import PushdownMachine, PushdownSearch
 from .pushdown_tape import stack_tape
 from .search_parsing import parse_with_search, refuse_empty_rows
@@ -62,23 +62,25 @@ class PushdownPreTrainedModel(NoOffloading, PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize as the authors do: embeddings and feed-forward layers by Xavier, depths from N(0, 1)."""
-        if isinstance(module, nn.Embedding):
-            if module.num_embeddings == self.config.num_depths:
-                init.normal_(module.weight)
-            else:
-                init.xavier_uniform_(module.weight)
+        """Initialize as the authors do: embeddings and feed-forward layers by Xavier, depths from N(0, 1).
+
+        Only modules with parameters of their own come here: transformers skips others of custom code.
+        """
+        if isinstance(module, DepthEmbedding):
+            init.normal_(module.weight)
+        elif isinstance(module, nn.Embedding):
+            init.xavier_uniform_(module.weight)
         elif isinstance(module, nn.Linear):
             bound = module.in_features**-0.5
-            init.uniform_(module.weight, -bound, bound)
+            if isinstance(module, FeedForwardLinear):
+                init.xavier_uniform_(module.weight, gain=module.gain)
+            else:
+                init.uniform_(module.weight, -bound, bound)
             if module.bias is not None:
                 init.uniform_(module.bias, -bound, bound)
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
             init.zeros_(module.bias)
-        if isinstance(module, PushdownLayer):
-            init.xavier_uniform_(module.up_proj.weight, gain=2**0.5)
-            init.xavier_uniform_(module.down_proj.weight)
 
 
 class PushdownModel(PushdownPreTrainedModel):

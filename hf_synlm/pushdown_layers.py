@@ -54,6 +54,18 @@ def depth_pairs(tape: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return first // tape.shape[1], by_column.gather(1, first), pair.view(-1, *tape.mT.shape[1:]).mT
 
 
+class DepthEmbedding(nn.Embedding):
+    """Vectors of depths, initialized otherwise than words."""
+
+
+class FeedForwardLinear(nn.Linear):
+    """Linear layer of a feed-forward network, initialized by Xavier with a gain."""
+
+    def __init__(self, in_features: int, out_features: int, gain: float = 1.0):
+        super().__init__(in_features, out_features)
+        self.gain = gain
+
+
 class PushdownAttention(nn.Module):
     """Multi-head attention that sees distances and, in some layers, the stack tape.
 
@@ -72,7 +84,7 @@ class PushdownAttention(nn.Module):
         self.relative_proj = nn.Linear(size, size, bias=False)
         self.o_proj = nn.Linear(size, size, bias=False)
         if config.pushdown_layers is None or number in config.pushdown_layers:
-            self.depth_embedding = nn.Embedding(config.num_depths, size // config.num_attention_heads)
+            self.depth_embedding = DepthEmbedding(config.num_depths, size // config.num_attention_heads)
 
     def _heads(self, value: Tensor) -> Tensor:
         """[.., T, D] -> [.., H, T, d]."""
@@ -116,8 +128,8 @@ class PushdownLayer(nn.Module):
         size = config.hidden_size
         self.attention = PushdownAttention(config, number)
         self.attention_norm = nn.LayerNorm(size)
-        self.up_proj = nn.Linear(size, config.intermediate_size)
-        self.down_proj = nn.Linear(config.intermediate_size, size)
+        self.up_proj = FeedForwardLinear(size, config.intermediate_size, gain=2**0.5)
+        self.down_proj = FeedForwardLinear(config.intermediate_size, size)
         self.feed_forward_norm = nn.LayerNorm(size)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -158,11 +170,11 @@ class AttachmentHead(nn.Module):
         self.query_mlp = PushdownMLP(3 * size, 2 * size, 2 * size, config.dropout)
         self.shift_mlp = PushdownMLP(3 * size, 2 * size, 2 * size, config.dropout)
         if self.kind == "mlp":
-            self.depth_embedding = nn.Embedding(config.num_depths, config.attachment_depth_size)
+            self.depth_embedding = DepthEmbedding(config.num_depths, config.attachment_depth_size)
             inner = 2 * size + config.attachment_depth_size
             self.key_mlp = PushdownMLP(inner, inner, 2 * size, config.dropout)
         elif self.kind == "sum":
-            self.depth_embedding = nn.Embedding(config.num_depths, 2 * size)
+            self.depth_embedding = DepthEmbedding(config.num_depths, 2 * size)
 
     @property
     def key_size(self) -> int:

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from .search_proposals import Process, add_words, draw_index
 from .search_stack import NodePool, Nodes, grown
-from .search_state import NEG_INF, Block, BlockTable, Candidates, SearchState, keep_frozen
+from .search_state import NEG_INF, Block, BlockTable, Candidates, SearchState, in_full_precision, keep_frozen
 from .tree_attention import PathCache
 
 WORD = 0
@@ -73,6 +73,7 @@ class PushdownMachine:
         index = pool.field("position", ids)[..., None] - torch.arange(length, device=ids.device)
         return newest_first.gather(2, index.clamp(min=0)).masked_fill(index < 0, -1)
 
+    @in_full_precision
     def read(self, pool: NodePool, path: Tensor, own: Tensor) -> None:
         """Run the layers on the attached nodes `own` [B, K] behind `path` [B, K, S]."""
         position = pool.field("position", own).flatten()
@@ -89,6 +90,7 @@ class PushdownMachine:
         pool.features["hidden"].flatten(0, 1)[places] = hidden.to(self.dtype)
         pool.features["key"].flatten(0, 1)[places] = self.head.keys(hidden).to(self.dtype)
 
+    @in_full_precision
     def attachment_log_probs(self, pool: NodePool, before: Tensor, path: Tensor, tokens: Tensor) -> Tensor:
         """Log-probabilities [B, K, S + 1] of attaching `tokens` [B, K] behind the attached nodes `before` [B, K]."""
         flat = path.flatten(0, 1)
@@ -102,6 +104,7 @@ class PushdownMachine:
         )
         return scores.float().log_softmax(-1).view(*path.shape[:2], -1)
 
+    @in_full_precision
     def logits(self, pool: NodePool, nodes: Tensor) -> Tensor:
         """Logits [B, K, V] of the next word behind the attached nodes, float32."""
         return self.lm_head(pool.feature("hidden", nodes)).float()

@@ -29,13 +29,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .matrix_products import linear_map, without_autocast
+from .matrix_products import linear_map
 from .module_tools import unwrapped, weight_of
 from .rnng_actions import FINISH, PAD, REDUCE, SHIFT
 from .rnng_composition import chain_inputs
 from .rnng_plan import Chains
 from .search_stack import NodePool, Nodes
-from .search_state import NEG_INF, WordEdges
+from .search_state import NEG_INF, WordEdges, in_full_precision
 
 LINKS = ("open", "corner", "base", "outer")
 COUNTS = ("floor", "num_open", "consecutive", "inside_word")
@@ -126,17 +126,6 @@ class _WordHead(NamedTuple):
     often: Callable[[Tensor], Tensor]
     """To the logits of the words with the largest biases."""
     bias_often: Tensor
-
-
-def in_full_precision(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Run a method of the machine in the type of the weights, also under autocast, and without gradients."""
-
-    @functools.wraps(method)
-    def run(self: "RNNGStackMachine", *args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad(), without_autocast(self.model.device.type):
-            return method(self, *args, **kwargs)
-
-    return run
 
 
 class RNNGStackMachine:

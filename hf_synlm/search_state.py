@@ -6,6 +6,8 @@ Shapes: B sentences, K hypotheses, R rows of a block, C levels, T tokens, V voca
 All scores are natural logs in float32; -inf marks a hypothesis that does not exist.
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -14,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.cache_utils import Cache
 
+from .matrix_products import without_autocast
 from .search_stack import NodePool, Nodes
 
 NEG_INF = float("-inf")
@@ -208,6 +211,20 @@ def keep_frozen(state: SearchState, chosen: Candidates, active: Tensor) -> Candi
         merge(chosen.origin, own),
         merge(chosen.num_structural, zero),
     )
+
+
+def in_full_precision(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a method of a machine, whose model is `model`, in the type of the weights and without gradients.
+
+    Under autocast, rounding would decide which hypotheses survive.
+    """
+
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad(), without_autocast(self.model.device.type):
+            return method(self, *args, **kwargs)
+
+    return run
 
 
 class StackMachine(Protocol):

@@ -20,9 +20,9 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
 from .rnng_actions import REDUCE
-from .rnng_stack_machine import COUNTS, LINKS, RNNGStackMachine, Seen, in_full_precision
+from .rnng_stack_machine import COUNTS, LINKS, RNNGStackMachine, Seen
 from .search_stack import NodePool, Nodes
-from .search_state import NEG_INF, WordEdges
+from .search_state import NEG_INF, WordEdges, in_full_precision
 from .tree_attention import PathCache
 from .tree_lm_backbone import cache_width
 from .tree_lm_linearization import relative_depths

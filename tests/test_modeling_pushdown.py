@@ -284,6 +284,50 @@ def test_text_goes_on_after_an_end_token() -> None:
     assert found.log_probs.isfinite().sum() > 4 and found.spans[0][0][-1] == (0, 4)
 
 
+def test_long_texts_and_half_precision() -> None:
+    """The search agrees with `forward` beyond the first columns of its tape, and under autocast with itself."""
+    model, ids = tiny(), torch.randint(3, 6, (2, 80))
+    found = model.parse(ids, num_beams=2)
+    actions = found.actions[:, 0]
+    joint = model(ids, attachments=actions[actions > 0].view(2, 80) - 1).joint_log_prob
+    torch.testing.assert_close(joint, found.log_probs[:, 0], rtol=1e-5, atol=0)
+    expected = model.parse(ids[:, :9], num_beams=5).log_probs
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(model.parse(ids[:, :9], num_beams=5).log_probs, expected)
+
+
+def test_dropout_everywhere() -> None:
+    """Every rate acts: layers, and the three networks of the attachment head."""
+    model = tiny()
+    ids, attachments = torch.tensor([[3, 4, 5]]), torch.tensor([[1, 2, 1]])
+    expected = model(ids, attachments=attachments, output_logits=True)
+    head = model.attachment_head
+    for part in (head.query_mlp, head.shift_mlp, head.key_mlp, *model.model.layers):
+        part.train()
+        part.dropout.p = 0.5
+        found = model(ids, attachments=attachments, output_logits=True)
+        assert not torch.allclose(found.action_logits[0, 1], expected.action_logits[0, 1]), part
+        part.eval()
+
+
+def test_initialization_is_that_of_the_authors() -> None:
+    """Also where there are as many depths as words."""
+    model = PushdownForCausalLM(
+        PushdownConfig(vocab_size=50, hidden_size=64, num_hidden_layers=1, intermediate_size=96)
+    )
+    layer, bound = model.model.layers[0], (6 / (64 + 96)) ** 0.5
+    deviations = {
+        model.model.embed_tokens: (6 / (50 + 64)) ** 0.5 / 3**0.5,
+        layer.attention.depth_embedding: 1.0,
+        model.attachment_head.depth_embedding: 1.0,
+        layer.up_proj: 2**0.5 * bound / 3**0.5,
+        layer.down_proj: bound / 3**0.5,
+        layer.attention.q_proj: 64**-0.5 / 3**0.5,
+    }
+    for module, expected in deviations.items():
+        assert module.weight.std().item() == pytest.approx(expected, rel=0.1), module
+
+
 def test_gold_trees_over_pieces() -> None:
     """(the (blue birds)) sing, birds in two pieces: (((the (blue (bi rds))) sing)."""
     assert gold_attachments([(0, 3), (1, 3), (0, 4)], [True, True, False, True, True]) == [1, 2, 3, 1, 4]

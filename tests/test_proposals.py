@@ -1,6 +1,7 @@
 """Sums over given trees: exact where all trees are given, a bound elsewhere."""
 
 import json
+import math
 from itertools import product
 from pathlib import Path
 
@@ -153,7 +154,10 @@ def test_result_states_its_protocol(trees: Path) -> None:
     assert (result.options["estimator"], result.options["max_trees"]) == ("proposals", 3)
     assert result.options["num_beams"] is None and len(result.data["proposals"]) == 1
     assert (scores["sentences"], scores["words"], scores["mean_trees"]) == (2, 6, 2)
-    assert "word_perplexity" not in scores and scores["word_perplexity_with_end"] > 1
+    given = read_proposals([trees])
+    nats = -sum(score_proposals(scorer, words, given[words], 3).log_prob for words in (WORDS, ("We", "ask")))
+    assert "word_perplexity" not in scores
+    assert scores["word_perplexity_with_end"] == pytest.approx(math.exp(nats / (6 + 2)))
 
 
 def test_minimal_pairs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -111,6 +111,11 @@ CASES = {
         "GPT2LMHeadModel of the same size on the same tokens",
         pushdown_train,
     ),
+    "pushdown-train-parameters": Case(
+        "the same",
+        "GPT2LMHeadModel with as many parameters: 7 layers for the attachment head's",
+        lambda: pushdown_train(layers=7),
+    ),
     "transformer-grammar-train": Case(
         "Transformer Grammar forward + backward, the same sizes and sentences",
         "GPT2LMHeadModel of the same size on as many tokens, labels included",

@@ -24,10 +24,10 @@ SIZES = {
 }  # fmt: skip
 
 
-def _gpt2(vocab_size: int = VOCAB_SIZE) -> GPT2LMHeadModel:
+def _gpt2(vocab_size: int = VOCAB_SIZE, layers: int = LAYERS) -> GPT2LMHeadModel:
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=vocab_size, n_positions=512, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, embd_pdrop=0.0,
+        vocab_size=vocab_size, n_positions=512, n_embd=WIDTH, n_layer=layers, n_head=HEADS, embd_pdrop=0.0,
         resid_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     return place(GPT2LMHeadModel(config).train())
@@ -50,15 +50,22 @@ def _compare(
     return Sides(ours, theirs, check, model)
 
 
-def pushdown_train() -> Sides:
-    """Pushdown Layers with gold attachments against GPT-2 on the same tokens."""
+def pushdown_train(layers: int = LAYERS) -> Sides:
+    """Pushdown Layers with gold attachments against GPT-2 on the same tokens.
+
+    Args:
+        layers: of GPT-2. With as many as Pushdown Layers it lacks the parameters of the attachment head.
+
+    Returns:
+        Both sides.
+    """
     _, labels, rows = read_embedded_trees(TRAIN_LENGTHS, NUM_SENTENCES)
     collator = AttachmentCollator(0, 2, TransitionSystem("top_down", len(labels)))
     batch = place({name: value for name, value in collator(rows).items() if name != "num_words"})
     torch.manual_seed(0)
     model = place(PushdownForCausalLM(PushdownConfig(**SIZES)).train())
     begin = torch.full_like(batch["input_ids"][:, :1], model.config.bos_token_id)
-    return _compare(model, batch, _gpt2(), torch.cat([begin, batch["input_ids"]], 1))
+    return _compare(model, batch, _gpt2(layers=layers), torch.cat([begin, batch["input_ids"]], 1))
 
 
 def transformer_grammar_train() -> Sides:
