@@ -34,6 +34,16 @@ def tiny(**changes) -> OrderedMemoryForCausalLM:
     return OrderedMemoryForCausalLM(OrderedMemoryConfig(**{**sizes, **changes})).eval()
 
 
+def test_dropout_of_attention_and_cell() -> None:
+    """On the inputs of queries (all steps at once) and keys and before the scores; on both inputs of the cell."""
+    model, ids, places = tiny(), torch.tensor([[3, 4, 5]]), []
+    for name in ("attention_dropout", "cell_dropout"):
+        getattr(model.model.layer, name).register_forward_hook(lambda _, given, out, name=name: places.append(name))
+    model(ids)
+    assert places[0] == "attention_dropout" and places.count("attention_dropout") % 2 == 1
+    assert places.count("cell_dropout") == 2 * ids.shape[1]
+
+
 def authors_layer(case: str) -> tuple[OrderedMemoryLayer, dict[str, Tensor], dict[str, Tensor]]:
     """The forward layer of a case, its tensors, and the gradients of its loss under our names."""
     meta = read_json(GOLDENS / case / "meta.json")

@@ -384,6 +384,7 @@ def test_vocabulary_grows(structure):
         ([3, 1, 2, 4, 1, 1, 2], "row 0.*position 3"),
         ([3, 1, 1, 2], "token"),
         ([1, 3, 1, 1, 2], "SHIFT needs"),
+        ([3, 1, 1, 1, 99, 2, 2], "action 99"),
     ],
 )
 def test_bad_derivations_are_named(actions, message):

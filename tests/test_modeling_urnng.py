@@ -152,6 +152,22 @@ def test_arguments_without_effect_are_refused(arguments: dict[str, Any], message
         tiny()(torch.tensor([[3, 4, 4]]), **arguments)
 
 
+def test_dropout_acts_at_words_between_layers_and_before_heads() -> None:
+    model = tiny(num_layers=2)
+    inputs = {"input_ids": torch.tensor([[3, 4]]), "actions": torch.tensor([[GEN, GEN, COMP]])}
+    expected = model(**inputs).joint_log_prob
+    model.model.stack_lstm.dropout = 0.5
+    model.model.stack_lstm.train()
+    torch.manual_seed(0)
+    assert not torch.allclose(model(**inputs).joint_log_prob, expected)
+    model.eval()
+    places: list[tuple[int, ...]] = []
+    model.model.dropout.register_forward_hook(lambda _, given, result: places.append(tuple(given[0].shape)))
+    model(**inputs)
+    words_with_begin, pushes = 3, 4  # begin token, two words, their constituent
+    assert places == [(words_with_begin, model.config.hidden_size), (pushes, model.config.hidden_size)]
+
+
 def test_noise_on_embeddings() -> None:
     """NEFTune, as Trainer adds it."""
     model, inputs = tiny().train(), {"input_ids": torch.tensor([[3, 4]]), "actions": torch.tensor([[GEN, GEN, COMP]])}
