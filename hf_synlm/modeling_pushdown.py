@@ -23,6 +23,7 @@ from transformers.utils import can_return_tuple
 
 from .configuration_pushdown import PushdownConfig
 from .generation_mixin import SyntacticGenerationMixin
+from .given_trees import counted_words
 from .hidden_states import (
     HiddenStateChoice,
     kept_states,
@@ -37,7 +38,7 @@ from .pushdown_layers import AttachmentHead, DepthEmbedding, FeedForwardLinear, 
 from .pushdown_search import PushdownMachine, PushdownSearch
 from .pushdown_tape import stack_tape
 from .search_parsing import parse_with_search, refuse_empty_rows
-from .token_batch import after_columns, attended_tokens, counted_words, only_token_ids, tokens_first
+from .token_batch import after_columns, attended_tokens, only_token_ids, tokens_first
 
 IGNORED = -100
 NO_ATTENTIONS = "Pushdown Layers keep no attention weights. Leave it out."

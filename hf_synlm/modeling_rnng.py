@@ -24,6 +24,7 @@ from transformers import initialization as init
 from transformers.utils import can_return_tuple
 
 from .configuration_rnng import RNNGConfig
+from .given_trees import check_actions, counted_words
 from .hidden_states import HiddenStateChoice, kept_states, refuse_arguments, refuse_layer_outputs, wanted_states
 from .losses import check_shares, linear_cross_entropy, share_of
 from .module_tools import NoOffloading, weight_of
@@ -33,8 +34,7 @@ from .rnng_generation import FastTrackGenerationMixin, WordFinalTokens, best_der
 from .rnng_plan import Chains, RNNGPlan, make_plan
 from .rnng_stack_lstm import StackLSTM
 from .rnng_stack_machine import RNNGStackMachine
-from .search_parsing import check_actions
-from .token_batch import attended_tokens, counted_words, only_token_ids
+from .token_batch import attended_tokens, only_token_ids
 
 NO_HIDDEN_STATES = (
     "next-token logits are summed over many derivations, which have states of their own. Pass actions for those of one."

@@ -29,12 +29,13 @@ from transformers.utils import can_return_tuple
 from .actions import GEN, PAD_ACTION
 from .configuration_urnng import URNNGConfig
 from .generation_mixin import SyntacticGenerationMixin
+from .given_trees import counted_words
 from .hidden_states import asked_of_layers, refuse_layer_outputs
 from .losses import check_shares, linear_cross_entropy, share_of
 from .module_tools import NoOffloading, evaluation_mode, unwrapped, weight_of
 from .outputs import ParseOutput, SyntacticLMOutput, SyntacticModelOutput
 from .search_parsing import parse_with_search, refuse_empty_rows
-from .token_batch import attended_tokens, counted_words, only_token_ids
+from .token_batch import attended_tokens, only_token_ids
 from .urnng_layers import BinaryTreeLSTM, URNNGStackLSTM
 from .urnng_plan import URNNGPlan, make_plan
 from .urnng_stack_machine import URNNGStackMachine

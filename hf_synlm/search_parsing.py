@@ -232,33 +232,6 @@ def refuse_empty_rows(mask: Tensor) -> None:
         raise ValueError(f"Row {row} of input_ids has no token (besides a begin token). Leave empty texts out.")
 
 
-def check_actions(actions: Tensor, mask: Tensor, word_ends: Tensor | None = None, padding: int = 0) -> None:
-    """Check that given derivations have the form of a batch.
-
-    Args:
-        actions: ids [B, A], none below that of the padding at the right end.
-        mask: [B, T], True = token.
-        word_ends: [B, T] or None.
-        padding: id.
-
-    Raises:
-        ValueError: for other shapes and types, padding between actions, and tokens that do not stand side by side.
-    """
-    if actions.dim() != 2 or len(actions) != len(mask) or actions.is_floating_point():
-        raise ValueError(
-            f"actions must be integers [batch, actions] for {len(mask)} rows, not {actions.dtype} "
-            f"{tuple(actions.shape)}."
-        )
-    if word_ends is not None and word_ends.shape != mask.shape:
-        raise ValueError(f"word_ends has shape {tuple(word_ends.shape)}, input_ids {tuple(mask.shape)}. Align them.")
-    if bool((actions < padding).any()):
-        raise ValueError(f"actions hold {int(actions.min())}: padding is {padding}, and no id is less.")
-    if bool(((actions[:, :-1] == padding) & (actions[:, 1:] != padding)).any()):
-        raise ValueError(f"actions have padding ({padding}) before other actions. Pad them at the right end only.")
-    if bool((mask[:, 1:] & ~mask[:, :-1]).sum(1).add(mask[:, 0]).gt(1).any()):
-        raise ValueError("attention_mask leaves holes inside a text: its tokens must stand side by side.")
-
-
 @torch.no_grad()
 def parse_with_search(
     search: WordSearch,

@@ -146,27 +146,6 @@ def check_labels(config: PreTrainedConfig, labels: Tensor, input_ids: Tensor) ->
     check_label_ids(config, labels)
 
 
-def counted_words(input_ids: Tensor, labels: Tensor | None, mask_BT: Tensor) -> Tensor:
-    """Words that count for the loss of a model that generates its own input.
-
-    Args:
-        input_ids: [B, T].
-        labels: [B, T] = `input_ids`, with -100 where the loss shall not count; None = all words count.
-        mask_BT: True = token.
-
-    Returns:
-        [B, T], True = counts.
-
-    Raises:
-        ValueError: for other labels.
-    """
-    if labels is None:
-        return mask_BT
-    if labels.shape != input_ids.shape or bool(((labels != input_ids) & (labels != -100) & mask_BT).any()):
-        raise ValueError("labels must be input_ids, or -100 to leave a word out of the loss.")
-    return mask_BT & (labels != -100)
-
-
 def check_label_ids(config: PreTrainedConfig, labels: Tensor) -> None:
     """Check that integers are ids of the vocabulary or -100.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .actions import COMP, GEN, PAD_ACTION
-from .search_parsing import check_actions
+from .given_trees import check_actions
 
 
 @dataclass

@@ -53,22 +53,25 @@ BUILDS_ON = {"tree_lm": {"rnng"}, "urnng": {"gpst", "rnng"}}
 LABELED_SEARCH = "configuration_rnng rnng_actions rnng_composition rnng_fast_track rnng_fast_track_generation "
 LABELED_SEARCH += "rnng_forest_lstm rnng_generation rnng_particles rnng_plan rnng_stack_machine "
 SHIPPED = {
-    "gpst": (MODULES + SEARCH, 8140),
-    "rnng": (MODULES + SEARCH, 9010),  # the search names all fields of a state, and prepares its weights
-    "urnng": (MODULES + SEARCH + "gpst_stack_machine rnng_forest_lstm", 6320),
+    "gpst": (MODULES + SEARCH, 8110),
+    "rnng": (
+        MODULES + SEARCH + "given_trees",
+        9000,
+    ),  # the search names all fields of a state, and prepares its weights
+    "urnng": (MODULES + SEARCH + "given_trees gpst_stack_machine rnng_forest_lstm", 6340),
     "on_lstm": (
         MODULES + RECURRENT + "recurrent_distances recurrent_layers recurrent_running_sum syntactic_distance",
-        4250,
+        4190,
     ),
-    "prpn": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4820),
-    "palm": (MODULES + RECURRENT + "recurrent_layers", 3888),
+    "prpn": (MODULES + RECURRENT + "recurrent_distances recurrent_layers syntactic_distance", 4770),
+    "palm": (MODULES + RECURRENT + "recurrent_layers", 3840),
     "ordered_memory": (
         MODULES + RECURRENT + "recurrent_distances recurrent_layers recurrent_running_sum syntactic_distance",
-        3920,
+        3860,
     ),
-    "tree_lm": (MODULES + SEARCH + LABELED_SEARCH + "tree_attention", 9650),
-    "pushdown": (MODULES + SEARCH + "tree_attention", 6290),
-    "lstm": (MODULES + RECURRENT + "recurrent_layers", 3520),
+    "tree_lm": (MODULES + SEARCH + LABELED_SEARCH + "given_trees tree_attention", 9630),
+    "pushdown": (MODULES + SEARCH + "given_trees tree_attention", 6360),
+    "lstm": (MODULES + RECURRENT + "recurrent_layers", 3470),
 }
 
 

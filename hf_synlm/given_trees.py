@@ -1,0 +1,54 @@
+"""Checks of what models that are trained on given trees read: derivations, and words that count for the loss.
+
+Shapes: B sentences, T tokens, A actions.
+"""
+
+from torch import Tensor
+
+
+def check_actions(actions: Tensor, mask: Tensor, word_ends: Tensor | None = None, padding: int = 0) -> None:
+    """Check that given derivations have the form of a batch.
+
+    Args:
+        actions: ids [B, A], none below that of the padding at the right end.
+        mask: [B, T], True = token.
+        word_ends: [B, T] or None.
+        padding: id.
+
+    Raises:
+        ValueError: for other shapes and types, padding between actions, and tokens that do not stand side by side.
+    """
+    if actions.dim() != 2 or len(actions) != len(mask) or actions.is_floating_point():
+        raise ValueError(
+            f"actions must be integers [batch, actions] for {len(mask)} rows, not {actions.dtype} "
+            f"{tuple(actions.shape)}."
+        )
+    if word_ends is not None and word_ends.shape != mask.shape:
+        raise ValueError(f"word_ends has shape {tuple(word_ends.shape)}, input_ids {tuple(mask.shape)}. Align them.")
+    if bool((actions < padding).any()):
+        raise ValueError(f"actions hold {int(actions.min())}: padding is {padding}, and no id is less.")
+    if bool(((actions[:, :-1] == padding) & (actions[:, 1:] != padding)).any()):
+        raise ValueError(f"actions have padding ({padding}) before other actions. Pad them at the right end only.")
+    if bool((mask[:, 1:] & ~mask[:, :-1]).sum(1).add(mask[:, 0]).gt(1).any()):
+        raise ValueError("attention_mask leaves holes inside a text: its tokens must stand side by side.")
+
+
+def counted_words(input_ids: Tensor, labels: Tensor | None, mask_BT: Tensor) -> Tensor:
+    """Words that count for the loss of a model that generates its own input.
+
+    Args:
+        input_ids: [B, T].
+        labels: [B, T] = `input_ids`, with -100 where the loss shall not count; None = all words count.
+        mask_BT: True = token.
+
+    Returns:
+        [B, T], True = counts.
+
+    Raises:
+        ValueError: for other labels.
+    """
+    if labels is None:
+        return mask_BT
+    if labels.shape != input_ids.shape or bool(((labels != input_ids) & (labels != -100) & mask_BT).any()):
+        raise ValueError("labels must be input_ids, or -100 to leave a word out of the loss.")
+    return mask_BT & (labels != -100)

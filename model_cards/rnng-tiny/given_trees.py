@@ -1,0 +1,1 @@
+../../hf_synlm/given_trees.py
