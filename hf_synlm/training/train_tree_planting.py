@@ -10,7 +10,6 @@ Unidirectional Transformer Language Models with Implicit Syntactic Supervision" 
 
 import math
 from collections.abc import Sequence
-from statistics import mean
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from hf_synlm.training.tree_planting import (
 
 @torch.no_grad()
 def measure_planting(trainer: TreePlantingTrainer, examples: list[dict[str, Any]]) -> float:
-    """Loss of tree-planting on sentences: the mean over batches.
+    """Loss of tree-planting on sentences: the mean over their words, whatever the batches.
 
     Args:
         trainer: with model and collator.
@@ -37,12 +36,14 @@ def measure_planting(trainer: TreePlantingTrainer, examples: list[dict[str, Any]
     Returns:
         Nats per word.
     """
-    model, losses = trainer.model.eval(), []
+    model, total, count = trainer.model.eval(), 0.0, 0
     for batch in trainer.get_eval_dataloader(examples):
         batch = {name: values.to(model.device) for name, values in batch.items()}
         trees = {name: batch.pop(name) for name in trainer.tree_inputs}
-        losses.append(float(trainer.tree_loss(model(**batch, output_attentions=True), trees)))
-    return mean(losses)
+        num_words = int((trees["word_spans"][:, 1:, 1] > 0).sum())
+        total += num_words * float(trainer.tree_loss(model(**batch, output_attentions=True), trees))
+        count += num_words
+    return total / count
 
 
 def main(argv: Sequence[str] | None = None) -> None:
