@@ -221,8 +221,9 @@ def test_a_copy_keeps_its_card(tmp_path: Path, capsys):
     # Numbers of a card are those of its weights.
     weights = load_file(second / "model.safetensors")
     save_file({k: v + 1 for k, v in weights.items()}, second / "model.safetensors", {"format": "pt"})
-    assert main(["export", str(second), "--out", str(third)]) == 2
-    assert "other weights than those whose results" in capsys.readouterr().err and not third.exists()
+    for more in ([], ["--facts", str(second / "card.yaml")]):
+        assert main(["export", str(second), *more, "--out", str(third)]) == 2
+        assert "other weights than those whose results" in capsys.readouterr().err and not third.exists()
     save_file(weights, second / "model.safetensors", {"format": "pt"})
     (second / "card.yaml").unlink()
     (second / "README.md").write_text("# My own words\n")

@@ -157,8 +157,9 @@ def _stated_facts(
             "state by --facts."
         )
     stated = {**(known or {}), "repo_id": name, **given}
-    measured_weights = stated.get("weights")
-    if not measured and "results" not in given and measured_weights and Path(model).is_dir():
+    # Results that the user states without checksums are the user's.
+    measured_weights = (given if "results" in given else stated).get("weights")
+    if not measured and measured_weights and Path(model).is_dir():
         if weight_checksums(model) != measured_weights:
             raise ValueError(
                 f"{model!r} has other weights than those whose results its card.yaml reports. Measure it and name the "
