@@ -84,3 +84,14 @@ class PushdownConfig(SyntacticConfig):
                     f"pushdown_layers: there is no layer {number}; layers are 0 to {self.num_hidden_layers - 1}."
                 )
         self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id", "end_token_id")
+        if self.end_token_id is not None and self.end_token_id in (self.bos_token_id, self.eos_token_id):
+            raise ValueError(
+                f"end_token_id {self.end_token_id} is bos_token_id or eos_token_id, too. The end word is a word of its "
+                "own before the end token; set end_token_id to None where sentences have none."
+            )
+
+    @property
+    def closing(self) -> dict[int, int]:
+        """Ids behind the words of a text, with their attachments: the end word's, and -100 at the end token."""
+        ids = {self.end_token_id: 0, self.eos_token_id: -100}
+        return {token: attachment for token, attachment in ids.items() if token is not None}

@@ -26,7 +26,7 @@ def check_actions(actions: Tensor, mask: Tensor, word_ends: Tensor | None = None
     if word_ends is not None and word_ends.shape != mask.shape:
         raise ValueError(f"word_ends has shape {tuple(word_ends.shape)}, input_ids {tuple(mask.shape)}. Align them.")
     if bool((actions < padding).any()):
-        raise ValueError(f"actions hold {int(actions.min())}: padding is {padding}, and no id is less.")
+        raise ValueError(f"actions hold {int(actions.min())}: ids below the padding ({padding}) are not allowed.")
     if bool(((actions[:, :-1] == padding) & (actions[:, 1:] != padding)).any()):
         raise ValueError(f"actions have padding ({padding}) before other actions. Pad them at the right end only.")
     if bool((mask[:, 1:] & ~mask[:, :-1]).sum(1).add(mask[:, 0]).gt(1).any()):
@@ -49,6 +49,7 @@ def counted_words(input_ids: Tensor, labels: Tensor | None, mask_BT: Tensor) -> 
     """
     if labels is None:
         return mask_BT
-    if labels.shape != input_ids.shape or bool(((labels != input_ids) & (labels != -100) & mask_BT).any()):
+    wrong = labels.shape != input_ids.shape or labels.is_floating_point()
+    if wrong or bool(((labels != input_ids) & (labels != -100) & mask_BT).any()):
         raise ValueError("labels must be input_ids, or -100 to leave a word out of the loss.")
     return mask_BT & (labels != -100)

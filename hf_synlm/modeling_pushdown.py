@@ -223,7 +223,7 @@ def best_attachments(model: PreTrainedModel, input_ids: Tensor, mask: Tensor) ->
         mask: [B, T], True = token, the begin token left out.
 
     Returns:
-        [B, T], -100 where there are none.
+        [B, T], -100 where there are none, as at end tokens, which are shifted with probability 1.
     """
     with evaluation_mode(model):
         search = PushdownSearch(PushdownMachine(model), model.config.scoring_num_beams)
@@ -233,7 +233,8 @@ def best_attachments(model: PreTrainedModel, input_ids: Tensor, mask: Tensor) ->
     found = torch.full((len(mask), mask.shape[1] + 1), IGNORED, device=mask.device)
     found.scatter_(1, torch.where(actions > 0, token, mask.shape[1]), torch.where(actions > 0, actions - 1, IGNORED))
     order = (mask.cumsum(1) - 1).clamp(min=0)
-    return found.gather(1, order).masked_fill(~mask, IGNORED)
+    ends = input_ids == (-1 if model.config.eos_token_id is None else model.config.eos_token_id)
+    return found.gather(1, order).masked_fill(~mask | ends, IGNORED)
 
 
 class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):

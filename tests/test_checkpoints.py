@@ -246,6 +246,19 @@ def test_results_of_another_model_are_refused(tmp_path: Path, capsys):
     assert "weights are other files" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
+def test_a_copy_in_another_type_has_no_results_of_the_original(tmp_path: Path, capsys):
+    command = ["export", str(CARDS / "palm-s-tiny"), "--dtype", "bfloat16", "--out", str(tmp_path / "out")]
+    result = CARDS / "palm-s-tiny" / "results" / "parsing.json"
+    assert main([*command, "--results", str(result)]) == 2
+    assert "was measured in float32, and the copy has bfloat16 weights" in capsys.readouterr().err
+    for facts in ([], ["--facts", str(CARDS / "palm-s-tiny" / "card.yaml")]):
+        assert main([*command, *facts, "--overwrite"]) == 0
+        assert "without results: they were measured in float32" in capsys.readouterr().err
+        known = yaml.safe_load((tmp_path / "out" / "card.yaml").read_text())
+        assert "license" in known and not {"results", "weights"} & set(known)
+        assert not ModelCard.load(tmp_path / "out" / "README.md").data.eval_results
+
+
 @pytest.mark.parametrize(
     ("command", "public"),
     [

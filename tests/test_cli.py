@@ -438,6 +438,20 @@ def test_devices_are_refused_and_links_stay(models, texts, tmp_path, capsys):
         assert (tmp_path / "new.json").is_symlink() and "word_perplexity" in target.read_text(encoding="utf-8")
 
 
+def test_a_pipe_is_refused_before_it_is_read(models, tmp_path, capsys):
+    """Its checksum is stated, and it can be read only once; nobody writes into this one."""
+    os.mkfifo(pipe := tmp_path / "pipe.txt")
+    model, out = ("--model", models["gpt2"]), ("--out", tmp_path / "out.tsv")
+    for command in (
+        ("surprisal", pipe, *model, *out),
+        ("treebank", pipe, *out),
+        ("silver", pipe, *out),
+        ("evaluate", "pairs", pipe, *model),
+    ):
+        assert "is a pipe" in fail(capsys, *command)
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe.txt"]
+
+
 def test_wrong_options_are_exit_code_2(capsys):
     assert main(["surprisal"]) == 2
     assert main(["surprisal", "a.txt", "--unit", "bytes", "--model", "m", "--out", "o"]) == 2

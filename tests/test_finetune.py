@@ -51,6 +51,7 @@ from hf_synlm.evaluation.results import load_result
 from hf_synlm.evaluation.rouge import rouge_scores, sentences_as_lines
 from hf_synlm.evaluation.summary import summarize
 from hf_synlm.evaluation.treebank_parsing import parse_words, score_trees
+from hf_synlm.evaluation.words import unknown_ids
 from hf_synlm.training import example_tables, finetune_glue, finetune_grammar_induction, finetune_summarization
 from hf_synlm.training.arguments import TrainingArguments
 from hf_synlm.training.example_tables import load_table
@@ -293,6 +294,17 @@ def test_a_tokenizer_with_a_layout_of_its_own_keeps_it() -> None:
     encoded = finetune_glue.encode_batch(batch, [0, 1], tokenizer, GLUE_TASKS["rte"], np.array([0, 1]), 32, None)
     assert encoded["input_ids"][0][0] == cls and encoded["input_ids"][0].count(sep) == 2
     assert max(encoded["token_type_ids"][0]) == 1
+
+
+def test_tokens_of_unknown_words(models: Path) -> None:
+    """Classes of them count; an unknown token that also ends texts does not."""
+    tokenizer = AutoTokenizer.from_pretrained(TRAINING.parent / "model_cards" / "rnng-tiny")
+    read = tokenizer("Zebras hesitated in the country")["input_ids"]
+    assert [token in unknown_ids(tokenizer) for token in read] == [True, True, False, False, False]
+    pieces = train_wordpiece_tokenizer(SENTENCES, 300)
+    assert unknown_ids(pieces) == {pieces.unk_token_id}
+    pieces.eos_token = pieces.unk_token
+    assert not unknown_ids(pieces)
 
 
 def test_long_training_examples_are_left_out_before_the_cut(models: Path) -> None:

@@ -70,7 +70,7 @@ SHIPPED = {
         3860,
     ),
     "tree_lm": (MODULES + SEARCH + LABELED_SEARCH + "given_trees tree_attention", 9630),
-    "pushdown": (MODULES + SEARCH + "given_trees tree_attention", 6360),
+    "pushdown": (MODULES + SEARCH + "given_trees tree_attention", 6380),
     "lstm": (MODULES + RECURRENT + "recurrent_layers", 3470),
 }
 

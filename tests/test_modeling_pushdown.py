@@ -21,6 +21,7 @@ from hf_synlm.data.gold_trees import gold_attachments
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.modeling_pushdown import PushdownForCausalLM, PushdownModel
 from hf_synlm.pushdown_tape import stack_tape, tree_attachments
+from hf_synlm.search_state import NEG_INF
 
 GOLDENS = Path(__file__).parent / "goldens" / "pushdown"
 CASES = ("01_random", "02_trained", "03_additive", "04_binary_tape", "05_trained_long")
@@ -47,8 +48,15 @@ def test_a_checkpoint_of_the_authors_becomes_a_folder(tmp_path: Path) -> None:
         convert_state_dict("pushdown", weights, {k: v for k, v in options.items() if k != "end_word_id"})
     with pytest.raises(ValueError, match="num_depths is 9 in the configuration and 50"):
         convert_state_dict("pushdown", weights, {**options, "num_depths": 9})
+    with pytest.raises(ValueError, match=r"pushdown_layers is \[0\] in the configuration and"):
+        convert_state_dict("pushdown", weights, {**options, "pushdown_layers": [0]})
     with pytest.raises(ValueError, match="model.more is"):
         convert_state_dict("pushdown", {**weights, "model.more": torch.zeros(1)}, options)
+    with pytest.raises(ValueError, match="end_token_id 30 is bos_token_id or eos_token_id"):
+        convert_state_dict("pushdown", weights, {**options, "end_word_id": 30, "eos_token_id": 30})
+    other = torch.randn_like(weights["input_embedding.weight"])
+    untied = convert_state_dict("pushdown", {**weights, "output_map.weight": other}, options)
+    assert torch.equal(untied.lm_head.weight, other) and not untied.config.tie_word_embeddings
 
 
 def inputs_of(meta: dict[str, Any], golden: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -217,6 +225,20 @@ def test_generate_and_round_trip(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     again = PushdownForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(again(ids).logits, model(ids).logits, atol=1e-6, rtol=1e-6)
+
+
+def test_a_draw_of_forbidden_words_is_impossible() -> None:
+    search = tiny().word_search(3)
+    state = search.begin(2, torch.device("cpu"))
+    for token in (3, 4):
+        state, _ = search.commit(state, search.propose(state, torch.tensor([token, token])))
+
+    def forbid(_: Tensor, log_probs: Tensor) -> Tensor:
+        """All words of the second sentence."""
+        return log_probs.index_fill(0, torch.tensor([1]), NEG_INF)
+
+    chosen, words = search.draw_word(state, forbid)
+    assert chosen.scores[0].isfinite().all() and (chosen.scores[1] == NEG_INF).all() and (words[1] == NEG_INF).all()
 
 
 def test_model_without_trees_takes_the_best_ones(tmp_path: Path) -> None:

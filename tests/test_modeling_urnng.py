@@ -168,6 +168,15 @@ def test_dropout_acts_at_words_between_layers_and_before_heads() -> None:
     assert places == [(words_with_begin, model.config.hidden_size), (pushes, model.config.hidden_size)]
 
 
+def test_no_action_is_certain() -> None:
+    """The authors keep probabilities above 1e-7."""
+    model = tiny()
+    model.action_head.bias.data.fill_(100.0)
+    for hidden in (torch.zeros(6), torch.zeros(6, dtype=torch.bfloat16)):
+        found = model.to(hidden.dtype).action_log_probs(hidden)
+        assert found.exp().tolist() == pytest.approx([1e-7, 1 - 1e-7], rel=1e-5)
+
+
 def test_noise_on_embeddings() -> None:
     """NEFTune, as Trainer adds it."""
     model, inputs = tiny().train(), {"input_ids": torch.tensor([[3, 4]]), "actions": torch.tensor([[GEN, GEN, COMP]])}

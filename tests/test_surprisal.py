@@ -51,6 +51,16 @@ def test_searched_scores_are_those_of_parse(architecture, estimator):
         assert found.beam_entropy[-1].item() == pytest.approx(parsed.beam_entropy[0, -1].item(), abs=1e-4)
 
 
+@pytest.mark.parametrize("architecture", ["urnng", "pushdown"])
+def test_a_stepwise_end_is_that_of_the_logits(architecture):
+    """Not a ratio of beams: the end token's log-probability in the distribution behind the words."""
+    model, tokenizer = model_and_tokenizer(architecture)
+    scorer = scorer_of(architecture, estimator="stepwise", num_beams=model.config.scoring_num_beams)
+    for sentence, found in zip(SENTENCES, score_words(scorer, ITEMS, end=True), strict=True):
+        logits = model(torch.tensor([tokenizer(sentence)["input_ids"]])).logits[0, -1]
+        assert found.end == pytest.approx(logits.log_softmax(0)[tokenizer.eos_token_id].item(), abs=1e-4)
+
+
 @pytest.mark.parametrize("architecture", EXACT)
 def test_exact_scores_are_those_of_the_loss(architecture):
     model, tokenizer = model_and_tokenizer(architecture)

@@ -124,6 +124,8 @@ def export(
         synlm export model_cards/gpst-tiny --out my-gpst --results f1.json --results ppl.json
         synlm export your-name/gpst-tiny --revision v1.0 --out gpst-tiny-v1 --dtype bfloat16
     """
+    from transformers import PreTrainedConfig
+
     from hf_synlm.hub.card import read_facts
     from hf_synlm.hub.checkpoint import load_pretrained, saved_auto_class
     from hf_synlm.hub.export import export_model
@@ -135,8 +137,11 @@ def export(
     loaded, tokenizer = load_pretrained(
         model, auto_class, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code
     )
-    check_results_of(found, model, type(loaded).__name__, loaded.num_parameters())
+    written = str(loaded.dtype).removeprefix("torch.")
+    check_results_of(found, model, type(loaded).__name__, loaded.num_parameters(), written)
     stated, text = _stated_facts(model, revision, out.resolve().name, given, measured)
+    if not found:
+        _leave_out_results(stated, given, PreTrainedConfig.get_config_dict(model, revision=revision)[0], written)
     if auto_class.__name__ == "AutoModelForSequenceClassification":
         stated.setdefault("task", "text-classification")
     export_model(loaded, tokenizer, out, card=text, overwrite=overwrite, facts=stated)
@@ -168,6 +173,19 @@ def _stated_facts(
     if measured:
         stated["results"] = [*given.get("results", ()), *measured]
     return stated, text if known is None and not given else None
+
+
+def _leave_out_results(stated: dict[str, Any], given: dict[str, Any], config: dict[str, Any], written: str) -> None:
+    """Take results that were measured with weights of another type out of the facts, with a remark."""
+    saved = config.get("dtype", written)
+    of_model = "weights" in stated or "results" not in given
+    if saved != written and of_model and stated.pop("results", None):
+        stated.pop("weights", None)
+        typer.echo(
+            f"The card is without results: they were measured in {saved}. Evaluate the copy, and name the result files "
+            "by --results.",
+            err=True,
+        )
 
 
 def verify(

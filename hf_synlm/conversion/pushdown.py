@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hf_synlm.configuration_pushdown import PushdownConfig
@@ -46,7 +47,7 @@ def convert_pushdown(state_dict: Mapping[str, Tensor], original_config: Mapping[
             and, if it is true, `additive_composition` of the attachment head; `end_word_id`, the last word of a
             sentence in their data. Optional are `tape` ("depth", or "binary" without depths), `layer_attention_heads`
             (8 in their program), and `pad_token_id`, `bos_token_id`, `eos_token_id` (0 and the last two ids, the first
-            of them the end). Sizes by the names of `PushdownConfig` must agree with the tensors.
+            of them the end). Sizes and `pushdown_layers` by the names of `PushdownConfig` must agree with the tensors.
 
     Returns:
         The model, in evaluation mode.
@@ -93,7 +94,9 @@ def pushdown_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -
         "intermediate_size": len(tensors[f"{layers}0.linear1.weight"]),
         "num_depths": num_depths,
     }
-    check_sizes(sizes, options)
+    given = options.get("pushdown_layers")
+    given = with_tape if given is None else sorted(given)
+    check_sizes({**sizes, "pushdown_layers": with_tape}, {**options, "pushdown_layers": given})
     is_sum = bool(options.get("additive_composition"))
     return PushdownConfig(
         **sizes,
@@ -103,6 +106,7 @@ def pushdown_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -
         stack_tape=options.get("tape", "depth"),
         num_attention_heads=options.get("layer_attention_heads", 8),
         end_token_id=options["end_word_id"],
+        tie_word_embeddings=_is_tied(tensors),
         pad_token_id=options.get("pad_token_id", 0),
         bos_token_id=options.get("bos_token_id", vocab_size - 1),
         eos_token_id=options.get("eos_token_id", vocab_size - 2),
@@ -136,5 +140,11 @@ def convert_weights(weights: Mapping[str, Tensor], config: PushdownConfig) -> di
                 converted[own] = heads[:, place].flatten(0, 1).contiguous()
         else:
             converted[name] = weight
-    converted["lm_head.weight"] = converted["model.embed_tokens.weight"]
+    converted.setdefault("lm_head.weight", converted["model.embed_tokens.weight"])
     return converted
+
+
+def _is_tied(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether words are predicted by their input embeddings, as everywhere in the authors' program."""
+    embeddings = tensors["input_embedding.weight"]
+    return torch.equal(embeddings, tensors.get("output_map.weight", embeddings))

@@ -121,7 +121,7 @@ def require(names: Iterable[str], given: Container[str], what: str, remedy: str)
         raise ValueError(f"{what} {missing}. {remedy}")
 
 
-def check_sizes(sizes: Mapping[str, int], options: Mapping[str, Any]) -> None:
+def check_sizes(sizes: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Refuse a configuration whose sizes are not those of the tensors.
 
     Args:

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from hf_synlm.actions import PAD_ACTION, spans_to_actions
-from hf_synlm.data.collate import LABEL_PADDING, collate_trees, encode_words
+from hf_synlm.data.collate import collate_trees, encode_words
 from hf_synlm.data.gold_trees import binary_token_spans, encode_trees, system_constituents
 from hf_synlm.data.parsed import read_parses
 from hf_synlm.data.text import PathLike, read_lines
@@ -134,11 +134,10 @@ def _urnng(scorer: TextScorer, trees: list[TreebankSentence]) -> list[dict[str, 
 
 
 def _pushdown(scorer: TextScorer, trees: list[TreebankSentence]) -> list[dict[str, Any]]:
-    config, rows = scorer.model.config, []
+    closing, rows = scorer.model.config.closing, []
     for ids, spans in (_binary(scorer, tree) for tree in trees):
-        closing = [0 if token == config.end_token_id else LABEL_PADDING for token in scorer.closing_ids]
-        row = {"input_ids": [*ids, *scorer.closing_ids], "attachments": [*tree_attachments(spans, len(ids)), *closing]}
-        rows.append({**row, "key": tuple(spans)})
+        attachments = [*tree_attachments(spans, len(ids)), *closing.values()]
+        rows.append({"input_ids": [*ids, *closing], "attachments": attachments, "key": tuple(spans)})
     return rows
 
 
@@ -221,7 +220,7 @@ class Proposals:
     """
 
     def __init__(self, paths: Sequence[PathLike], max_trees: int | None = None) -> None:
-        self.paths, self.max_trees = paths, max_trees
+        self.files, self.max_trees = describe_files(paths), max_trees
         self._trees: dict[str, list[TreebankSentence]] = {}
         for words, trees in read_proposals(paths).items():
             self._trees.setdefault("".join(words), []).extend(trees)
@@ -271,9 +270,10 @@ class Proposals:
         given = {sentence: self._trees.get("".join(sentence.split()), []) for sentence in sentences}
         for number, sentence in enumerate(given, 1):
             if not given[sentence]:
+                paths = ", ".join(file["path"] for file in self.files)
                 raise ValueError(
-                    f"sentence {number} has no tree in {', '.join(map(str, self.paths))}: {sentence!r}. Add its trees, "
-                    "or write it as they do (--format treebank reads a treebank)."
+                    f"sentence {number} has no tree in {paths}: {sentence!r}. Add its trees, or "
+                    "write it as they do (--format treebank reads a treebank)."
                 )
             words = {tree.words for tree in given[sentence]}
             if len(words) > 1:
@@ -328,6 +328,6 @@ def evaluate_proposals(
         "mean_best_share": mean(score.best_share for score in scores),
     }
     settings |= {"unit": "nats inside, bits where the name says so", **(options or {})}
-    described = {**(data or {"texts": len(texts)}), "proposals": describe_files(proposals.paths)}
+    described = {**(data or {"texts": len(texts)}), "proposals": proposals.files}
     seconds = time.perf_counter() - start
     return EvaluationResult.of(scorer, "perplexity", results, settings, data=described, seconds=seconds)

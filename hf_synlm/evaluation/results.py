@@ -396,7 +396,7 @@ def _finite(value: Any) -> Any:
 
 # -------------------------------------------------------------------------------------------- rows of model cards
 def check_results_of(
-    results: Mapping[Path, EvaluationResult], model: str, architecture: str, num_parameters: int
+    results: Mapping[Path, EvaluationResult], model: str, architecture: str, num_parameters: int, dtype: str
 ) -> None:
     """Refuse results of another model, before they are stated on a card.
 
@@ -405,10 +405,11 @@ def check_results_of(
         model: folder of the model, or its name on the Hub.
         architecture: name of its class.
         num_parameters: of the model.
+        dtype: of the weights on the card, such as "float32".
 
     Raises:
-        ValueError: a result is of another class, size, or file of weights. (A result of a model on the Hub names no
-            checksum, which gives a warning.)
+        ValueError: a result is of another class, size, type, or file of weights. (A result of a model on the Hub names
+            no checksum, which gives a warning.)
     """
     weights = {file["sha256"] for file in describe_files(sorted(Path(model).glob("*.safetensors")))}
     for path, result in results.items():
@@ -420,6 +421,11 @@ def check_results_of(
             raise ValueError(
                 f"{path} was measured on {measured['name']!r}, {of}; {model!r} is {architecture} with "
                 f"{num_parameters:,} parameters. Give results of this model."
+            )
+        if measured.get("dtype", dtype) != dtype:
+            raise ValueError(
+                f"{path} was measured in {measured['dtype']}, and the copy has {dtype} weights. Evaluate with --dtype "
+                f"{dtype}, or export with --dtype {measured['dtype']}."
             )
         if weights and not checksums:
             logger.warning(

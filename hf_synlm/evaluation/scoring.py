@@ -250,20 +250,19 @@ class TextScorer:
         if kind in _NO_END or (self.searches and kind not in _SEARCHES_END_TOKEN):
             return []
         ends = self.model.config.eos_token_id
-        if ends is None:
+        if ends is None and not self.searches:
             ends = self.tokenizer.eos_token_id
         return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
     @property
     def end_of_text(self) -> str:
         """How a text ends: "trees closed", "end token" or "not modeled"."""
-        return "end token" if self.end_ids else "trees closed" if self.searches else "not modeled"
+        return "end token" if self.closing_ids else "trees closed" if self.searches else "not modeled"
 
     @property
     def closing_ids(self) -> list[int]:
         """What a search reads behind the words of a text that ends: the end token, and before it an end word."""
-        before = [getattr(self.model.config, "end_token_id", None)]
-        return [token for token in (*before, *self.end_ids[:1]) if token is not None]
+        return list(getattr(self.model.config, "closing", self.end_ids))
 
     @property
     def max_tokens(self) -> int | None:
@@ -348,7 +347,8 @@ class TextScorer:
         cache = None
         if self.cache is not None:
             options = {**self.options(), "details": self.details, "end": end, "starts": starts}
-            options |= {"closing": self.closing_ids} if end and self.searches and self.closing_ids else {}
+            reads_end = self.searches and self.closing_ids and (end or starts)
+            options |= {"closing_ids": self.closing_ids} if reads_end else {}
             cache = ResultCache(self.cache, self.model, options)
         found = map_batches(
             partial(self._score_batch, end, starting),
@@ -488,7 +488,11 @@ class TextScorer:
             found = [TokenScores(values) for values in self._own_columns(chosen, batch)]
         if self.details:
             self._add_details(found, parsed, batch)
-        if end:
+        if end and stepwise and self.closing_ids:
+            for scores, values, window in zip(found, _on_host(parsed.stepwise_log_probs), batch, strict=True):
+                stop = self._num_begin + window.num_tokens
+                scores.end = float(values[stop : stop + len(self.closing_ids)].sum())
+        elif end:
             texts = self._own_columns(parsed.token_log_probs, batch)
             for scores, words, whole in zip(found, texts, _on_host(parsed.text_log_probs).tolist(), strict=True):
                 scores.end = whole - float(words.sum())

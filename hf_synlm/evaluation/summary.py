@@ -12,8 +12,9 @@ from hf_synlm.evaluation.results import SUMMARY_FORMAT, EvaluationResult, PathLi
 # How many texts did not fit the positions of the model.
 _CUTS = ("texts_in_windows", "contexts_cut")
 # Options that say what is counted; others, such as the beam, belong to a model.
-_RULES = ("convention", "unlabeled", "punctuation", "unit", "context", "tokenize")
-_RULES += ("pairs_per_group", "pairs_per_paradigm")
+_RULES = (
+    "convention", "unlabeled", "punctuation", "unit", "context", "tokenize", "pairs_per_group", "pairs_per_paradigm",
+)  # fmt: skip
 # Scores that a picture shows where none are named, by task: names, or their beginnings.
 _SHOWN = {
     "syntaxgym": ("mean_", "circuit "),
@@ -170,8 +171,12 @@ def _check_alike(
 
 def _rules(result: EvaluationResult) -> dict[str, Any]:
     """What must be counted alike. Sums over given trees compare with each other only."""
-    sums = result.options.get("estimator") == "proposals"
-    return {**{key: result.options.get(key) for key in _RULES}, "sums over given trees": sums}
+    rules = {key: result.options.get(key) for key in _RULES}
+    rules["sums over given trees"] = result.options.get("estimator") == "proposals"
+    # Perplexities with the ends have a name of their own.
+    if result.task != "perplexity":
+        rules["ends of texts left out"] = result.options.get("end_of_text") == "not counted"
+    return rules
 
 
 def _kind(result: EvaluationResult) -> dict[str, Any]:

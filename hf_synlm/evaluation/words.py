@@ -212,6 +212,19 @@ def _assign(
     return EncodedText(ids, owners, len(words), unknown=frozenset(unknown))
 
 
+def unknown_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Tokens that only stand for unknown words: the unknown token, and classes of unknown words.
+
+    Args:
+        tokenizer: a fast tokenizer.
+
+    Returns:
+        Their ids. GPT-2's unknown token is its end token, too, and tells nothing.
+    """
+    others = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.sep_token_id, None}
+    return {tokenizer.unk_token_id, *_classes_of_unknown_words(tokenizer)} - others
+
+
 def _classes_of_unknown_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     """Tokens of a vocabulary of words that stand for classes of unknown words."""
     if json.loads(tokenizer.backend_tokenizer.to_str())["model"]["type"] != "WordLevel":

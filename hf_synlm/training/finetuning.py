@@ -22,6 +22,7 @@ from hf_synlm.data.arguments import option
 from hf_synlm.data.collate import LABEL_PADDING
 from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, load_tokenizer
 from hf_synlm.evaluation.results import EvaluationResult, describe_hardware, library_versions
+from hf_synlm.evaluation.words import unknown_ids
 from hf_synlm.hub.checkpoint import check_model_source, check_tokenizer_source
 from hf_synlm.module_tools import evaluation_mode
 from hf_synlm.training.arguments import check_overrides
@@ -249,11 +250,11 @@ class FineTuning(Recipe):
         """Print a remark if the tokenizer does not know many words of the first examples."""
         first = self.examples.table.select(range(min(1000, len(self.examples))))
         read = np.concatenate([example["input_ids"] for example in first])
-        share = (read == self.tokenizer.unk_token_id).mean()
+        share = np.isin(read, list(unknown_ids(self.tokenizer))).mean()
         if share > 0.1:
             self.accelerator.print(
-                f"{share:.0%} of the tokens are unknown to the tokenizer ({self.tokenizer.unk_token}): the model "
-                "learns little of such texts. A model of word pieces reads them all."
+                f"{share:.0%} of the tokens stand for words that the tokenizer does not know: the model learns little "
+                "of such texts. A model of word pieces reads them all."
             )
 
     def dataset(self) -> str | None:

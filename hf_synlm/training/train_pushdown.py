@@ -38,26 +38,22 @@ class PushdownModelArguments(RNNGModelArguments):
 
 @dataclass
 class AttachmentCollator:
-    """Encoded sentences -> a right-padded batch with attachments, each sentence with the end token.
+    """Encoded sentences -> a right-padded batch with attachments, each sentence with what closes it.
 
     Fields:
         pad_token_id: fills `input_ids`.
-        eos_token_id: ends every sentence.
+        closing: ids behind the words of every sentence, with their attachments; see `PushdownConfig.closing`.
         system: of the rows' actions.
-        end_token_id: of the configuration: a word before the end token, attached to the begin token; None = no word.
     """
 
     pad_token_id: int
-    eos_token_id: int
+    closing: dict[int, int]
     system: TransitionSystem
-    end_token_id: int | None = None
 
     def __call__(self, rows: Sequence[dict[str, list]]) -> dict[str, Any]:
         """Collate rows: the arguments of `forward`, and the number of words, `num_words`."""
-        end = {} if self.end_token_id is None else {self.end_token_id: 0}
-        closing = end | {self.eos_token_id: LABEL_PADDING}
-        ids = [torch.tensor([*row["input_ids"], *closing]) for row in rows]
-        attachments = [torch.tensor([*self._attachments(row), *closing.values()]) for row in rows]
+        ids = [torch.tensor([*row["input_ids"], *self.closing]) for row in rows]
+        attachments = [torch.tensor([*self._attachments(row), *self.closing.values()]) for row in rows]
         return {
             "input_ids": pad_sequence(ids, True, self.pad_token_id),
             "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], True),
@@ -104,10 +100,7 @@ class PushdownRecipe(RNNGRecipe):
     def collator(self) -> AttachmentCollator:
         """Batches with the attachments of the trees."""
         system = TransitionSystem("top_down", len(self.labels))
-        tokenizer = self.tokenizer
-        return AttachmentCollator(
-            tokenizer.pad_token_id, tokenizer.eos_token_id, system, getattr(self.config, "end_token_id", None)
-        )
+        return AttachmentCollator(self.tokenizer.pad_token_id, self.config.closing, system)
 
     def flops_per_token(self, model: PreTrainedModel) -> float:
         """Six for each parameter and position, and the products of attention (Kaplan et al. 2020)."""

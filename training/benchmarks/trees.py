@@ -59,12 +59,13 @@ def pushdown_train(layers: int = LAYERS) -> Sides:
     Returns:
         Both sides.
     """
+    config = PushdownConfig(**SIZES)
     _, labels, rows = read_embedded_trees(TRAIN_LENGTHS, NUM_SENTENCES)
-    collator = AttachmentCollator(0, 2, TransitionSystem("top_down", len(labels)))
+    collator = AttachmentCollator(config.pad_token_id, config.closing, TransitionSystem("top_down", len(labels)))
     batch = place({name: value for name, value in collator(rows).items() if name != "num_words"})
     torch.manual_seed(0)
-    model = place(PushdownForCausalLM(PushdownConfig(**SIZES)).train())
-    begin = torch.full_like(batch["input_ids"][:, :1], model.config.bos_token_id)
+    model = place(PushdownForCausalLM(config).train())
+    begin = torch.full_like(batch["input_ids"][:, :1], config.bos_token_id)
     return _compare(model, batch, _gpt2(layers=layers), torch.cat([begin, batch["input_ids"]], 1))
 
 
