@@ -384,7 +384,7 @@ def test_vocabulary_grows(structure):
         ([3, 1, 2, 4, 1, 1, 2], "row 0.*position 3"),
         ([3, 1, 1, 2], "token"),
         ([1, 3, 1, 1, 2], "SHIFT needs"),
-        ([3, 1, 1, 1, 99, 2, 2], "action 99"),
+        ([3, 1, 1, 99, 1, 2, 2], "action 99"),
     ],
 )
 def test_bad_derivations_are_named(actions, message):
@@ -398,6 +398,7 @@ def test_bad_derivations_are_named(actions, message):
         ([1, 1, 4, 1, 3, 4], "row 0.*position 4.*FINISH needs"),
         ([1, 1, 4, 1, 4], "before the sentence is finished"),
         ([1, 4, 1, 1, 4, 3], "position 1.*two elements"),
+        ([1, 1, 99, 1, 4, 3], "action 99"),
         ([1, 1, 2, 1, 4, 3], "position 2.*closed by its label"),
     ],
 )
