@@ -438,7 +438,7 @@ def test_devices_are_refused_and_links_stay(models, texts, tmp_path, capsys):
         assert (tmp_path / "new.json").is_symlink() and "word_perplexity" in target.read_text(encoding="utf-8")
 
 
-def test_a_pipe_is_refused_before_it_is_read(models, tmp_path, capsys):
+def test_a_pipe_is_refused_before_it_is_read(models, texts, tmp_path, capsys):
     """Its checksum is stated, and it can be read only once; nobody writes into this one."""
     os.mkfifo(pipe := tmp_path / "pipe.txt")
     model, out = ("--model", models["gpt2"]), ("--out", tmp_path / "out.tsv")
@@ -447,9 +447,12 @@ def test_a_pipe_is_refused_before_it_is_read(models, tmp_path, capsys):
         ("treebank", pipe, *out),
         ("silver", pipe, *out),
         ("evaluate", "pairs", pipe, *model),
+        ("evaluate", "perplexity", texts, "--proposals", pipe, *model),
+        ("evaluate", "parsing", "--treebank", pipe, *model),
+        ("evaluate", "compare", texts, pipe, "--treebank", texts),
     ):
         assert "is a pipe" in fail(capsys, *command)
-    assert [path.name for path in tmp_path.iterdir()] == ["pipe.txt"]
+    assert {path.name for path in tmp_path.iterdir()} == {"pipe.txt", texts.name}
 
 
 def test_wrong_options_are_exit_code_2(capsys):

@@ -250,6 +250,8 @@ def as_typer_command(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(**given: Any) -> None:
+        if any(rule.beside for rule in writes.values()):
+            _refuse_pipes({name: value for name, value in given.items() if name not in writes})
         for name, rule in writes.items():
             if given[name] is not None:
                 _check_out(name, rule, given)
@@ -316,10 +318,22 @@ def _check_out(name: str, writes: Writes, given: Mapping[str, Any]) -> None:
     writes.check(out, given["overwrite"])
 
 
+def _paths(given: Mapping[str, Any]) -> list[Path]:
+    """All paths among the options of a command."""
+    listed = [value if isinstance(value, list) else [value] for value in given.values()]
+    return [path for paths in listed for path in paths if isinstance(path, Path)]
+
+
+def _refuse_pipes(given: Mapping[str, Any]) -> None:
+    """Raise ValueError if an input is a pipe: the checksums that stand beside the output need a second reading."""
+    for path in _paths(given):
+        if path.is_fifo():
+            raise ValueError(f"{path} is a pipe, which can be read only once: pass its content as standard input (-)")
+
+
 def _input_files(given: Mapping[str, Any]) -> set[Path]:
     """Files that a command reads: all paths among its options, and the files of its model."""
-    listed = [value if isinstance(value, list) else [value] for value in given.values()]
-    inputs = {path.resolve() for paths in listed for path in paths if isinstance(path, Path)}
+    inputs = {path.resolve() for path in _paths(given)}
     # A folder with items (suites, pairs) stands for its files, wherever links lead.
     inputs |= {file.resolve() for path in inputs if path.is_dir() for file in path.glob("*.json*")}
     # A folder, or a name on the Hub.

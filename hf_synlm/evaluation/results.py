@@ -279,14 +279,9 @@ def describe_files(paths: Iterable[PathLike]) -> list[dict[str, Any]]:
 
     Returns:
         One mapping per file: `path`, `bytes`, `sha256`.
-
-    Raises:
-        ValueError: a file is a pipe.
     """
     described = []
     for path in paths:
-        if str(path) != "-" and Path(path).is_fifo():
-            raise ValueError(f"{path} is a pipe, which can be read only once: pass its content as standard input (-)")
         # Piece by piece, for weights may be larger than memory; standard input is kept in memory anyway.
         with io.BytesIO(read_bytes(path)) if str(path) == "-" else Path(path).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
