@@ -253,10 +253,22 @@ def test_a_copy_in_another_type_has_no_results_of_the_original(tmp_path: Path, c
     assert "was measured in float32, and the copy has bfloat16 weights" in capsys.readouterr().err
     for facts in ([], ["--facts", str(CARDS / "palm-s-tiny" / "card.yaml")]):
         assert main([*command, *facts, "--overwrite"]) == 0
-        assert "without results: they were measured in float32" in capsys.readouterr().err
+        assert "without the results of card.yaml" in capsys.readouterr().err
         known = yaml.safe_load((tmp_path / "out" / "card.yaml").read_text())
         assert "license" in known and not {"results", "weights"} & set(known)
         assert not ModelCard.load(tmp_path / "out" / "README.md").data.eval_results
+    # What is measured in the type of the copy, or stated by the user, stays.
+    measured = json.loads(result.read_text())
+    measured["model"]["dtype"] = "bfloat16"
+    (tmp_path / "half.json").write_text(json.dumps(measured))
+    half = ("--results", str(tmp_path / "half.json"))
+    assert main([*command, *half, "--facts", str(CARDS / "palm-s-tiny" / "card.yaml"), "--overwrite"]) == 0
+    rows = yaml.safe_load((tmp_path / "out" / "card.yaml").read_text())["results"]
+    assert [row["metric"] for row in rows] == ["f1"]
+    own = yaml.safe_load((CARDS / "palm-s-tiny" / "card.yaml").read_text())["results"][:1]
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump({"results": own}))
+    assert main([*command, "--facts", str(tmp_path / "own.yaml"), "--overwrite"]) == 0
+    assert yaml.safe_load((tmp_path / "out" / "card.yaml").read_text())["results"] == own
 
 
 @pytest.mark.parametrize(

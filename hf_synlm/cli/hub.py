@@ -139,9 +139,8 @@ def export(
     )
     written = str(loaded.dtype).removeprefix("torch.")
     check_results_of(found, model, type(loaded).__name__, loaded.num_parameters(), written)
-    stated, text = _stated_facts(model, revision, out.resolve().name, given, measured)
-    if not found:
-        _leave_out_results(stated, given, PreTrainedConfig.get_config_dict(model, revision=revision)[0], written)
+    saved = PreTrainedConfig.get_config_dict(model, revision=revision)[0].get("dtype")
+    stated, text = _stated_facts(model, revision, out.resolve().name, given, measured, saved not in (None, written))
     if auto_class.__name__ == "AutoModelForSequenceClassification":
         stated.setdefault("task", "text-classification")
     export_model(loaded, tokenizer, out, card=text, overwrite=overwrite, facts=stated)
@@ -149,9 +148,12 @@ def export(
 
 
 def _stated_facts(
-    model: str, revision: str | None, name: str, given: dict[str, Any], measured: list[dict[str, Any]]
+    model: str, revision: str | None, name: str, given: dict[str, Any], measured: list[dict[str, Any]], is_cast: bool
 ) -> tuple[dict[str, Any], str | None]:
-    """Facts for the card of a copy, and the text of a card that has no facts and stays as it is."""
+    """Facts for the card of a copy, and the text of a card that has no facts and stays as it is.
+
+    If its weights are cast to another type, results of the original are left out.
+    """
     from hf_synlm.hub.card import saved_card
     from hf_synlm.hub.checkpoint import weight_checksums
 
@@ -161,8 +163,16 @@ def _stated_facts(
             f"{model!r} has a README.md without card.yaml, which --results would replace. Give what the new card shall "
             "state by --facts."
         )
+    # Facts with checksums are those of a card; results without them are the user's.
+    of_cards = [facts for facts in (known, given) if facts and (facts is known or "weights" in facts)]
+    removed = [facts.pop(key, None) for facts in of_cards for key in ("results", "weights") if is_cast]
+    if any(removed):
+        typer.echo(
+            "The card is without the results of card.yaml: they were measured with weights of another type. Evaluate "
+            "the copy, and name the result files by --results.",
+            err=True,
+        )
     stated = {**(known or {}), "repo_id": name, **given}
-    # Results that the user states without checksums are the user's.
     measured_weights = (given if "results" in given else stated).get("weights")
     if not measured and measured_weights and Path(model).is_dir():
         if weight_checksums(model) != measured_weights:
@@ -173,19 +183,6 @@ def _stated_facts(
     if measured:
         stated["results"] = [*given.get("results", ()), *measured]
     return stated, text if known is None and not given else None
-
-
-def _leave_out_results(stated: dict[str, Any], given: dict[str, Any], config: dict[str, Any], written: str) -> None:
-    """Take results that were measured with weights of another type out of the facts, with a remark."""
-    saved = config.get("dtype", written)
-    of_model = "weights" in stated or "results" not in given
-    if saved != written and of_model and stated.pop("results", None):
-        stated.pop("weights", None)
-        typer.echo(
-            f"The card is without results: they were measured in {saved}. Evaluate the copy, and name the result files "
-            "by --results.",
-            err=True,
-        )
 
 
 def verify(

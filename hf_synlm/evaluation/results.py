@@ -417,7 +417,7 @@ def check_results_of(
                 f"{path} was measured on {measured['name']!r}, {of}; {model!r} is {architecture} with "
                 f"{num_parameters:,} parameters. Give results of this model."
             )
-        if measured.get("dtype", dtype) != dtype:
+        if (measured.get("dtype") or dtype) != dtype:
             raise ValueError(
                 f"{path} was measured in {measured['dtype']}, and the copy has {dtype} weights. Evaluate with --dtype "
                 f"{dtype}, or export with --dtype {measured['dtype']}."

@@ -340,7 +340,7 @@ class TextScorer:
             )
         if starts and self.estimator == "beam_marginal":
             raise ValueError("probabilities of the beginning of words need the estimator 'stepwise'")
-        starting = word_starts(self.tokenizer, self.model.config.vocab_size, self.end_ids) if starts else None
+        starting = word_starts(self.tokenizer, self.model.config.vocab_size, self.closing_ids) if starts else None
         windows = [self._windows(text) for text in texts]
         unique = list(dict.fromkeys(window for row in windows for window in row if window.ids))
         batches = batches_by_cost(unique, self.batch_size, self._budget())
