@@ -277,7 +277,8 @@ class SyntacticGenerationMixin(WordGenerationMixin):
             **kwargs: Any option of transformers that applies: num_beams, num_return_sequences, do_sample, top_k,
                 top_p, temperature, max_new_tokens, min_new_tokens, eos_token_id, stop_strings, repetition_penalty,
                 length_penalty, early_stopping, output_scores, return_dict_in_generate, ... And those of the model:
-                fast_track_size for RNNG.
+                fast_track_size for RNNG. In joint mode the hypotheses of a beam are texts with their derivations, so
+                num_return_sequences may give one text several times, with different derivations.
 
         Returns:
             Sequences [B * num_return_sequences, L'], or with `return_dict_in_generate=True` an output with

@@ -244,6 +244,8 @@ def test_saved_trees_score_alike_and_compare(saved_models, files, capsys):
         assert f"| f1 | {scores[name]['f1']:.2f}" in parsed
     out = files / "compared.json"
     run(capsys, "evaluate", "compare", files / "on_lstm.mrg", files / "rnng.mrg", *bank, "--out", out)
+    twice = ["evaluate", "compare", files / "rnng.mrg", files / "rnng.mrg", *bank]
+    assert main(list(map(str, twice))) == 2 and "is given twice" in capsys.readouterr().err
     found = load_result(out)
     assert (found.scores["first"], found.scores["second"]) == (scores["on_lstm"]["f1"], scores["rnng"]["f1"])
     assert 0 < found.scores["p"] <= 1 and found.scores["gold"] == scores["rnng"]["num_sentences"]

@@ -200,6 +200,8 @@ def compare(
     """
     from hf_synlm.evaluation.treebank_parsing import report_comparison
 
+    if first.resolve() == second.resolve():
+        raise ValueError(f"{first} is given twice: give the trees of two parsers")
     rule, bank = counting.rule(), counting.treebank(treebank, limit)
     if isinstance(rule, EvalbParameters):
         raise ValueError("--convention evalb: choose a convention of unlabeled F1")

@@ -94,9 +94,9 @@ def pushdown_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -
         "intermediate_size": len(tensors[f"{layers}0.linear1.weight"]),
         "num_depths": num_depths,
     }
-    given = options.get("pushdown_layers")
-    given = with_tape if given is None else sorted(given)
-    check_sizes({**sizes, "pushdown_layers": with_tape}, {**options, "pushdown_layers": given})
+    check_sizes(sizes, options)
+    if options.get("pushdown_layers") is not None:
+        check_sizes({"pushdown_layers": with_tape}, options)
     is_sum = bool(options.get("additive_composition"))
     return PushdownConfig(
         **sizes,
