@@ -84,10 +84,10 @@ class PushdownConfig(SyntacticConfig):
                     f"pushdown_layers: there is no layer {number}; layers are 0 to {self.num_hidden_layers - 1}."
                 )
         self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id", "end_token_id")
-        if self.end_token_id is not None and self.end_token_id in (self.bos_token_id, self.eos_token_id):
+        if self.end_token_id in {self.bos_token_id, self.eos_token_id, self.pad_token_id} - {None}:
             raise ValueError(
-                f"end_token_id {self.end_token_id} is bos_token_id or eos_token_id, too. The end word is a word of its "
-                "own before the end token; set end_token_id to None where sentences have none."
+                f"The end word (end_token_id {self.end_token_id}) is also the begin, end or padding token. It is a "
+                "word of its own before the end token; None where sentences have none."
             )
 
     @property

@@ -223,7 +223,7 @@ def best_attachments(model: PreTrainedModel, input_ids: Tensor, mask: Tensor) ->
         mask: [B, T], True = token, the begin token left out.
 
     Returns:
-        [B, T], -100 where there are none, as at end tokens, which are shifted with probability 1.
+        [B, T], -100 where there are none.
     """
     with evaluation_mode(model):
         search = PushdownSearch(PushdownMachine(model), model.config.scoring_num_beams)
@@ -233,8 +233,7 @@ def best_attachments(model: PreTrainedModel, input_ids: Tensor, mask: Tensor) ->
     found = torch.full((len(mask), mask.shape[1] + 1), IGNORED, device=mask.device)
     found.scatter_(1, torch.where(actions > 0, token, mask.shape[1]), torch.where(actions > 0, actions - 1, IGNORED))
     order = (mask.cumsum(1) - 1).clamp(min=0)
-    ends = input_ids == (-1 if model.config.eos_token_id is None else model.config.eos_token_id)
-    return found.gather(1, order).masked_fill(~mask | ends, IGNORED)
+    return found.gather(1, order).masked_fill(~mask, IGNORED)
 
 
 class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
@@ -300,7 +299,8 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
             input_ids: [B, T] token ids, one sentence per row, with or without the begin token.
             attention_mask: [B, T], 1 = token; padding left or right. By default everything but padding.
             attachments: [B, T] for every token the position that it is attached to, counted from 0 at the begin token
-                (see `pushdown_tape.tree_attachments`); -100 = none, as at the token that ends the text.
+                (see `pushdown_tape.tree_attachments`); -100 = none, as at end tokens: the search shifts those inside
+                a text with probability 1, too.
             labels: [B, T] = `input_ids` with -100 where the word loss shall not count; default: all tokens.
             past_key_values: search state to continue from.
             use_cache: return the search state.

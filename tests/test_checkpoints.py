@@ -269,6 +269,16 @@ def test_a_copy_in_another_type_has_no_results_of_the_original(tmp_path: Path, c
     (tmp_path / "own.yaml").write_text(yaml.safe_dump({"results": own}))
     assert main([*command, "--facts", str(tmp_path / "own.yaml"), "--overwrite"]) == 0
     assert yaml.safe_load((tmp_path / "out" / "card.yaml").read_text())["results"] == own
+    # A configuration as transformers 4 writes it, or without a type; a card without facts.
+    shutil.copytree(CARDS / "palm-s-tiny", copy := tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text())
+    dtype, command[1] = config.pop("dtype"), str(copy)
+    for fields, says in (({"torch_dtype": dtype}, "without the results"), ({}, "without the results")):
+        (copy / "config.json").write_text(json.dumps({**config, **fields}))
+        assert main([*command, "--overwrite"]) == 0 and says in capsys.readouterr().err
+    (copy / "card.yaml").unlink()
+    assert main([*command, "--overwrite"]) == 0
+    assert "README.md stays as it is: its numbers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from transformers import (
     AutoTokenizer,
     BartConfig,
     BartForConditionalGeneration,
+    ByT5Tokenizer,
     GPT2Config,
     GPT2LMHeadModel,
     pipeline,
@@ -305,6 +306,7 @@ def test_tokens_of_unknown_words(models: Path) -> None:
     assert unknown_ids(pieces) == {pieces.unk_token_id}
     pieces.eos_token = pieces.unk_token
     assert not unknown_ids(pieces)
+    assert unknown_ids(ByT5Tokenizer()) == {2}  # has no fast form
 
 
 def test_long_training_examples_are_left_out_before_the_cut(models: Path) -> None:

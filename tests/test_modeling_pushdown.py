@@ -52,7 +52,7 @@ def test_a_checkpoint_of_the_authors_becomes_a_folder(tmp_path: Path) -> None:
         convert_state_dict("pushdown", weights, {**options, "pushdown_layers": [0]})
     with pytest.raises(ValueError, match="model.more is"):
         convert_state_dict("pushdown", {**weights, "model.more": torch.zeros(1)}, options)
-    with pytest.raises(ValueError, match="end_token_id 30 is bos_token_id or eos_token_id"):
+    with pytest.raises(ValueError, match="end_token_id 30. is also the begin, end or"):
         convert_state_dict("pushdown", weights, {**options, "end_word_id": 30, "eos_token_id": 30})
     other = torch.randn_like(weights["input_embedding.weight"])
     untied = convert_state_dict("pushdown", {**weights, "output_map.weight": other}, options)
@@ -266,6 +266,7 @@ def test_wrong_configurations_are_refused() -> None:
     ("arguments", "message"),
     [
         ({"labels": torch.tensor([[3, 9, 4]])}, "labels must be input_ids, or -100"),
+        ({"labels": torch.tensor([[3.0, 4.0, 4.0]])}, "labels must be input_ids, or -100"),
         ({"logits_to_keep": 1}, "logits_to_keep go with next-token logits"),
         ({"attachments": torch.tensor([[1, 2]])}, r"attachments are torch.int64 \(1, 2\)"),
         ({"attachments": torch.tensor([[1.0, 2.0, 1.0]])}, "attachments are torch.float32"),

@@ -164,6 +164,12 @@ def test_groups_of_runs_for_pictures():
     scores_of_groups([*runs[:2], result_of(2, 1.0, num_beams=9)], "aab", ["token_perplexity"])
     with pytest.raises(ValueError, match="with different data"):
         scores_of_groups([*runs, other_data()], "aaab", ["token_perplexity"])
+    ends = [result_of(0, 1.0, end_of_text=how) for how in ("end token", "trees closed", "not counted")]
+    scores_of_groups(ends, "abc", ["token_perplexity"])
+    pairs = [dataclasses.replace(result, task="pairs") for result in ends]
+    scores_of_groups(pairs[:2], "ab", ["token_perplexity"])
+    with pytest.raises(ValueError, match="ends of sentences counted is True and False"):
+        scores_of_groups(pairs[1:], "ab", ["token_perplexity"])
 
 
 def test_tables_for_readers():

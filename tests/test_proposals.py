@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from hf_synlm.cli import main
+from hf_synlm.data.gold_trees import binary_token_spans
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.evaluation.blimp import evaluate_pairs, read_pairs
 from hf_synlm.evaluation.proposals import Proposals, evaluate_proposals, read_proposals, score_proposals
 from hf_synlm.evaluation.surprisal import score_words
 from hf_synlm.evaluation.text_items import TextItem
+from hf_synlm.pushdown_tape import tree_attachments
 from tests.scoring_models import scorer_of
 
 WORDS = ("the", "people", "of", "America")
@@ -80,7 +82,11 @@ def test_pushdown_layers_predict_the_end_token(trees: Path) -> None:
     # An end word, as in the authors' data, is attached to the begin token.
     scorer.model.config.end_token_id = 5
     ended = score_proposals(scorer, WORDS, read_proposals([trees])[WORDS][:1])
-    assert scorer.closing_ids == [5, scorer.model.config.eos_token_id] and ended.num_tokens == 4
+    assert scorer.closing_ids == [5, eos] and ended.num_tokens == 4
+    [tree] = read_proposals([trees])[WORDS][:1]
+    own = tree_attachments(binary_token_spans(tree.spans, [True] * len(ids)), len(ids))
+    joint = scorer.model(torch.tensor([[*ids, 5, eos]]), attachments=torch.tensor([[*own, 0, -100]])).joint_log_prob
+    assert ended.log_prob == pytest.approx(float(joint), abs=1e-5)
     [words] = score_words(scorer, [TextItem("1", " ".join(WORDS))], end=True)
     assert sum(log_prob for _, log_prob in words.tokens) + words.end > ended.log_prob
 

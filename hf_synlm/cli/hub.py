@@ -139,8 +139,9 @@ def export(
     )
     written = str(loaded.dtype).removeprefix("torch.")
     check_results_of(found, model, type(loaded).__name__, loaded.num_parameters(), written)
-    saved = PreTrainedConfig.get_config_dict(model, revision=revision)[0].get("dtype")
-    stated, text = _stated_facts(model, revision, out.resolve().name, given, measured, saved not in (None, written))
+    saved = PreTrainedConfig.get_config_dict(model, revision=revision)[0]
+    is_cast = dtype != "auto" and written not in (saved.get("dtype"), saved.get("torch_dtype"))
+    stated, text = _stated_facts(model, revision, out.resolve().name, given, measured, is_cast)
     if auto_class.__name__ == "AutoModelForSequenceClassification":
         stated.setdefault("task", "text-classification")
     export_model(loaded, tokenizer, out, card=text, overwrite=overwrite, facts=stated)
@@ -172,6 +173,8 @@ def _stated_facts(
             "the copy, and name the result files by --results.",
             err=True,
         )
+    elif is_cast and known is None and text is not None and not given:
+        typer.echo("README.md stays as it is: its numbers, if any, are those of weights of another type.", err=True)
     stated = {**(known or {}), "repo_id": name, **given}
     measured_weights = (given if "results" in given else stated).get("weights")
     if not measured and measured_weights and Path(model).is_dir():

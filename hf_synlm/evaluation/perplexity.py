@@ -28,7 +28,8 @@ def perplexities(scores: Sequence[WordScores]) -> dict[str, float]:
 
     Returns:
         `token_perplexity`, `word_perplexity`, `bits_per_token`, `bits_per_word`, `bits_per_character` (characters of
-        words, and one space between two words), the same but the last with the suffix `_with_end`, and the counts
+        words, and one space between two words), the same but the last with the suffix `_with_end`, where the end of
+        a text counts as one token (also an end word with the end token, as by the authors), and the counts
         `sentences`, `words`, `tokens`, `unknown_words`. Words without a token, and a first word that nothing predicts,
         are left out.
 

@@ -193,7 +193,7 @@ def score_proposals(
             f"{', '.join(_ENCODERS)}. Leave the proposals out."
         )
     rows = list({row["key"]: row for row in encode(scorer, list(trees))}.values())[:max_trees]
-    length, num_closing = len(rows[0]["input_ids"]), len(scorer.closing_ids) if scorer.searches else 0
+    length, num_closing = len(rows[0]["input_ids"]), len(scorer.closing_ids)
     size, joint = max(1, _MAX_TOKENS // length), list[Tensor]()
     for start in range(0, len(rows), size):
         batch = {

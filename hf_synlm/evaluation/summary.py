@@ -175,7 +175,7 @@ def _rules(result: EvaluationResult) -> dict[str, Any]:
     rules["sums over given trees"] = result.options.get("estimator") == "proposals"
     # Perplexities with the ends have a name of their own.
     if result.task != "perplexity":
-        rules["ends of texts left out"] = result.options.get("end_of_text") == "not counted"
+        rules["ends of sentences counted"] = result.options.get("end_of_text") != "not counted"
     return rules
 
 

@@ -216,7 +216,7 @@ def unknown_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Tokens that only stand for unknown words: the unknown token, and classes of unknown words.
 
     Args:
-        tokenizer: a fast tokenizer.
+        tokenizer: any tokenizer.
 
     Returns:
         Their ids. GPT-2's unknown token is its end token, too, and tells nothing.
@@ -227,7 +227,7 @@ def unknown_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 def _classes_of_unknown_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     """Tokens of a vocabulary of words that stand for classes of unknown words."""
-    if json.loads(tokenizer.backend_tokenizer.to_str())["model"]["type"] != "WordLevel":
+    if not tokenizer.is_fast or json.loads(tokenizer.backend_tokenizer.to_str())["model"]["type"] != "WordLevel":
         return {}
     return {index: token for token, index in tokenizer.get_vocab().items() if _UNKNOWN_CLASS.fullmatch(token)}
 
