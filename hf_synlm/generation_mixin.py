@@ -528,7 +528,8 @@ def _check_options(config: GenerationConfig, mode_kwargs: dict[str, Any]) -> Non
     if config.output_attentions or config.output_hidden_states:
         raise ValueError(
             "output_attentions, output_hidden_states: many trees take part in a search. Call the model on the "
-            "sequences and trees of generate: model(sequences, attention_mask=..., spans=...), for RNNG actions=..."
+            "sequences and trees of generate: model(sequences, attention_mask=..., spans=...), for RNNG actions=... "
+            "and for Pushdown Layers attachments=..."
         )
     refused = {
         "output_logits": config.output_logits,

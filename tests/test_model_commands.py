@@ -128,6 +128,9 @@ def test_generate_options(saved_models: Path, capsys):
     assert "leave one of the two out" in fail(capsys, *gpt2, __file__)
     assert "is a folder or a device" in fail(capsys, *gpt2, "--out", saved_models)
     assert "it has no config.json" in fail(capsys, *common, "--model", saved_models)
+    card = str(Path(__file__).parents[1] / "model_cards" / "palm-s-tiny")
+    assert main(["generate", "--device", "cpu", "--prompt", "the people of this country", "--model", card]) == 0
+    assert "1 of 1 texts end where their prompt ends" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["gpst", "gpt2"])

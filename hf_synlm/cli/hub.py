@@ -50,6 +50,7 @@ def convert(
     from hf_synlm.conversion.files import convert_files
     from hf_synlm.hub.checkpoint import load_tokenizer
 
+    options.hide_bars_of_weights()
     loaded = None if tokenizer is None else load_tokenizer(tokenizer)
     convert_files(architecture, weights, config, out, loaded, overwrite=overwrite)
     if not (out / "tokenizer_config.json").is_file():
@@ -130,6 +131,7 @@ def export(
     from hf_synlm.hub.checkpoint import load_pretrained, saved_auto_class
     from hf_synlm.hub.export import export_model
 
+    options.hide_bars_of_weights()
     given = {} if facts is None else read_facts(facts)
     found = {path: load_result(path) for path in results or ()}
     measured = [row for result in found.values() for row in card_rows(result)]

@@ -84,6 +84,13 @@ Tokenize = Literal["ptb"] | None
 FileFormat = Annotated[Literal["txt", "tsv", "csv", "jsonl"] | None, typer.Option("--format")]
 
 
+def hide_bars_of_weights() -> None:
+    """Show no bars for the loading and writing of weights; bars of downloads stay."""
+    from transformers.utils import logging
+
+    logging.set_tqdm_hook(lambda bar, args, named: bar(*args, **{**named, "disable": True}))
+
+
 def parse_options(more: Sequence[str] | None, flag: str = "--parse-option", /, **named: Any) -> dict[str, Any]:
     """Keyword arguments for a model's `parse` or `generate`.
 
@@ -141,12 +148,9 @@ class Loading:
         Returns:
             The model with its tokenizer.
         """
-        from transformers.utils import logging
-
         from hf_synlm.evaluation.scoring import TextScorer
 
-        # No bar for the loading of weights; bars of downloads stay.
-        logging.set_tqdm_hook(lambda bar, args, named: bar(*args, **{**named, "disable": True}))
+        hide_bars_of_weights()
         given = dataclasses.asdict(self)
         search = {name: given.pop(name) for name in ("action_beam_size", "fast_track_size") if name in given}
         of_parse = ("method", "parse_option")

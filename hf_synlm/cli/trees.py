@@ -427,6 +427,8 @@ def generate(
         progress=f"generate: {scorer.name}",
         **chosen,
     )
+    if empty := sum(not text.num_new_tokens for text in found):
+        _say(f"{empty} of {len(found)} texts end where their prompt ends. Try another prompt, or --sample.")
     if style == "table":
         _print_or_write(markdown_table([_row(text) for text in found]) + "\n", out)
     else:
@@ -562,7 +564,7 @@ def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize:
         if type(scorer.tokenizer.backend_tokenizer.model).__name__ != "WordLevel":
             remedy = "its tokenizer lacks some of their characters"
         elif tokenize is None:
-            remedy = "its treebank may separate punctuation and clitics; try --tokenize ptb"
+            remedy = "its treebank may lack punctuation, or separate it and clitics; try --tokenize ptb"
         else:
             remedy = "each is read as a class of unknown words, or left out; a model with word pieces knows all words"
         _say(
