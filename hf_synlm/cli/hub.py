@@ -169,14 +169,16 @@ def _stated_facts(
     # Facts with checksums are those of a card; results without them are the user's.
     of_cards = [facts for facts in (known, given) if facts and (facts is known or "weights" in facts)]
     removed = [facts.pop(key, None) for facts in of_cards for key in ("results", "weights") if is_cast]
-    if any(removed):
+    if any(removed) and not measured:
         typer.echo(
-            "The card is without the results of card.yaml: they were measured with weights of another type. Evaluate "
+            "The card is without the results of card.yaml, which are those of the weights as they were saved. Evaluate "
             "the copy, and name the result files by --results.",
             err=True,
         )
     elif is_cast and known is None and text is not None and not given:
-        typer.echo("README.md stays as it is: its numbers, if any, are those of weights of another type.", err=True)
+        typer.echo(
+            "README.md stays as it is: its numbers, if any, are those of the weights as they were saved.", err=True
+        )
     stated = {**(known or {}), "repo_id": name, **given}
     measured_weights = (given if "results" in given else stated).get("weights")
     if not measured and measured_weights and Path(model).is_dir():

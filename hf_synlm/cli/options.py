@@ -21,7 +21,7 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from hf_synlm.data.files import TOKENIZER_FILES, check_output, write_text
-from hf_synlm.evaluation.results import EvaluationResult, check_report
+from hf_synlm.evaluation.results import EvaluationResult, check_report, refuse_pipe
 from hf_synlm.evaluation.text_items import rows_text
 
 if TYPE_CHECKING:
@@ -254,8 +254,10 @@ def as_typer_command(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(**given: Any) -> None:
+        # Checksums of the inputs stand beside the output: they are read twice.
         if any(rule.beside for rule in writes.values()):
-            _refuse_pipes({name: value for name, value in given.items() if name not in writes})
+            for path in _paths({name: value for name, value in given.items() if name not in writes}):
+                refuse_pipe(path)
         for name, rule in writes.items():
             if given[name] is not None:
                 _check_out(name, rule, given)
@@ -326,13 +328,6 @@ def _paths(given: Mapping[str, Any]) -> list[Path]:
     """All paths among the options of a command."""
     listed = [value if isinstance(value, list) else [value] for value in given.values()]
     return [path for paths in listed for path in paths if isinstance(path, Path)]
-
-
-def _refuse_pipes(given: Mapping[str, Any]) -> None:
-    """Raise ValueError if an input is a pipe: the checksums that stand beside the output need a second reading."""
-    for path in _paths(given):
-        if path.is_fifo():
-            raise ValueError(f"{path} is a pipe, which can be read only once: pass its content as standard input (-)")
 
 
 def _input_files(given: Mapping[str, Any]) -> set[Path]:

@@ -279,14 +279,31 @@ def describe_files(paths: Iterable[PathLike]) -> list[dict[str, Any]]:
 
     Returns:
         One mapping per file: `path`, `bytes`, `sha256`.
+
+    Raises:
+        ValueError: a file is a pipe.
     """
     described = []
     for path in paths:
+        refuse_pipe(path)
         # Piece by piece, for weights may be larger than memory; standard input is kept in memory anyway.
         with io.BytesIO(read_bytes(path)) if str(path) == "-" else Path(path).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             described.append({"path": str(path), "bytes": file.seek(0, io.SEEK_END), "sha256": digest})
     return described
+
+
+def refuse_pipe(path: PathLike) -> None:
+    """Raise ValueError if a file whose checksum will be stated is a pipe.
+
+    Args:
+        path: the file; - is standard input.
+
+    Raises:
+        ValueError: it is a pipe.
+    """
+    if str(path) != "-" and Path(path).is_fifo():
+        raise ValueError(f"{path} is a pipe, which can be read only once: pass its content as standard input (-)")
 
 
 def load_result(path: PathLike) -> EvaluationResult:
