@@ -303,7 +303,7 @@ def refuse_pipe(path: PathLike) -> None:
         ValueError: it is a pipe.
     """
     if str(path) != "-" and Path(path).is_fifo():
-        raise ValueError(f"{path} is a pipe, which can be read only once: pass its content as standard input (-)")
+        raise ValueError(f"{path} is a pipe, and is read twice: write it to a file (texts may come as standard input, -)")
 
 
 def load_result(path: PathLike) -> EvaluationResult:
