@@ -130,7 +130,7 @@ def test_generate_options(saved_models: Path, capsys):
     assert "it has no config.json" in fail(capsys, *common, "--model", saved_models)
     card = str(Path(__file__).parents[1] / "model_cards" / "palm-s-tiny")
     assert main(["generate", "--device", "cpu", "--prompt", "the people of this country", "--model", card]) == 0
-    assert "1 of 1 texts end where their prompt ends" in capsys.readouterr().err
+    assert "texts that end with their prompt: 1 of 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["gpst", "gpt2"])

@@ -116,6 +116,19 @@ def test_published_sizes(name: str, millions: float, files: dict[str, str]) -> N
         assert values["early_stopping_patience"] > 0 and values["num_train_epochs"]
 
 
+@pytest.mark.parametrize(
+    ("name", "rate", "steps", "batch", "epsilon"),
+    [("tree_lm_bllip", 1.5e-4, 108_000, 64, 1e-8), ("pushdown_bllip", 1e-4, 300_000, 120, 1e-7)],
+)
+def test_published_schedules(
+    name: str, rate: float, steps: int, batch: int, epsilon: float, files: dict[str, str]
+) -> None:
+    _, values = parse(name, files)
+    assert (values["learning_rate"], values["max_train_steps"], values["adam_epsilon"]) == (rate, steps, epsilon)
+    assert values["per_device_train_batch_size"] * values["gradient_accumulation_steps"] == batch
+    assert (values["num_warmup_steps"], values["lr_scheduler_type"], values["max_grad_norm"]) == (8000, "cosine", 3.0)
+
+
 @pytest.mark.parametrize(("size", "millions"), [("small", 144.05), ("medium", 403.7)])
 @pytest.mark.parametrize("corpus", ["owt", "wikitext103"])
 def test_published_gpst(size: str, millions: float, corpus: str, files: dict[str, str]) -> None:

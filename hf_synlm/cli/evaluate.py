@@ -391,11 +391,11 @@ def blimp(
     """
     from hf_synlm.evaluation.blimp import evaluate_blimp, find_blimp
 
-    paths = find_blimp(paradigms, paradigm or [])
+    paths, trees = find_blimp(paradigms, paradigm or []), _read_proposals(proposals, max_trees)
     scorer = scoring.scorer(model)
     result = evaluate_blimp(
-        scorer, paths, limit=limit, end=end_of_sentence, options={"seed": scoring.seed},
-        proposals=_read_proposals(proposals, max_trees), split=tokenize is not None,
+        scorer, paths, limit=limit, end=end_of_sentence, options={"seed": scoring.seed}, proposals=trees,
+        split=tokenize is not None,
     )  # fmt: skip
     options.report(result, out, items_out)
 
@@ -436,13 +436,14 @@ def pairs(
     """
     from hf_synlm.evaluation.blimp import evaluate_pairs, first_pairs, read_pairs
 
-    read = read_pairs(pairs, good_column=good_column, bad_column=bad_column, group_column=group_column)
-    scorer = scoring.scorer(model)
     data = {"files": describe_files([pairs])}
+    read = read_pairs(pairs, good_column=good_column, bad_column=bad_column, group_column=group_column)
+    trees = _read_proposals(proposals, max_trees)
+    scorer = scoring.scorer(model)
     settings = {"pairs_per_group": limit or "all", "seed": scoring.seed}
     result = evaluate_pairs(
-        scorer, first_pairs(read, limit), end=end_of_sentence, data=data, options=settings,
-        proposals=_read_proposals(proposals, max_trees), split=tokenize is not None,
+        scorer, first_pairs(read, limit), end=end_of_sentence, data=data, options=settings, proposals=trees,
+        split=tokenize is not None,
     )  # fmt: skip
     options.report(result, out, items_out)
 

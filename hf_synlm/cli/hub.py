@@ -142,7 +142,7 @@ def export(
     written = str(loaded.dtype).removeprefix("torch.")
     check_results_of(found, model, type(loaded).__name__, loaded.num_parameters(), written)
     saved = PreTrainedConfig.get_config_dict(model, revision=revision)[0]
-    is_cast = dtype != "auto" and written not in (saved.get("dtype"), saved.get("torch_dtype"))
+    is_cast = dtype != "auto" and written != (saved.get("dtype") or saved.get("torch_dtype") or "float32")
     stated, text = _stated_facts(model, revision, out.resolve().name, given, measured, is_cast)
     if auto_class.__name__ == "AutoModelForSequenceClassification":
         stated.setdefault("task", "text-classification")
@@ -168,8 +168,10 @@ def _stated_facts(
         )
     # Facts with checksums are those of a card; results without them are the user's.
     of_cards = [facts for facts in (known, given) if facts and (facts is known or "weights" in facts)]
-    removed = [facts.pop(key, None) for facts in of_cards for key in ("results", "weights") if is_cast]
-    if any(removed) and not measured:
+    left_out = [facts.pop("results", None) for facts in of_cards if is_cast]
+    for facts in of_cards if is_cast else ():
+        facts.pop("weights", None)
+    if any(left_out) and not measured:
         typer.echo(
             "The card is without the results of card.yaml, which are those of the weights as they were saved. Evaluate "
             "the copy, and name the result files by --results.",

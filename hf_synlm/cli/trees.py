@@ -154,6 +154,7 @@ def treebank(
     from hf_synlm.evaluation.parsing import check_tags, keep_words
 
     left_out, lines, num_words = Counter[str](), list[str](), 0
+    inputs = describe_files(trees)
     sentences = [sentence for path in trees for sentence in _read_trees_of(path, left_out)]
     unknown_tags = 0
     if punctuation == "remove" and punctuation_by == "tag" and words != "ptb-concat":
@@ -178,7 +179,7 @@ def treebank(
     write_text(out, "\n".join(lines) + "\n")
     facts = {"trees": len(lines), "words": num_words, "left_out": dict(left_out)}
     facts |= {"words_removed_by_unknown_tags": unknown_tags} if unknown_tags else {}
-    files = {"inputs": describe_files(trees), "output": describe_files([out])}
+    files = {"inputs": inputs, "output": describe_files([out])}
     write_json(_meta(out), {**facts, **files, "command": options.command_line.get()})
     dropped = "".join(f", {count:,} left out ({why})" for why, count in left_out.items())
     typer.echo(f"wrote {len(lines):,} trees of {num_words:,} words to {out}{dropped}", err=True)
@@ -214,6 +215,7 @@ def silver(
         synlm silver novel.txt --out silver.mrg
         synlm treebank silver.mrg --max-words 40 --out train.txt
     """
+    inputs = describe_files([texts])
     lines = [line for line in read_lines(texts) if line.strip()]
     if not lines:
         raise ValueError(f"{texts} holds no sentence: give one per line")
@@ -233,7 +235,7 @@ def silver(
         trees[line] = tree
         partial.add({json.dumps(line): {"tree": tree}})
     write_text(out, "".join(f"{trees[line]}\n" for line in lines))
-    files = {"inputs": describe_files([texts]), "output": describe_files([out])}
+    files = {"inputs": inputs, "output": describe_files([out])}
     write_json(_meta(out), {"trees": len(lines), **facts, **files, "command": options.command_line.get()})
     partial.path.unlink()
     typer.echo(f"wrote {len(lines):,} trees to {out}", err=True)
@@ -428,7 +430,7 @@ def generate(
         **chosen,
     )
     if empty := sum(not text.num_new_tokens for text in found):
-        _say(f"{empty} of {len(found)} texts end where their prompt ends. Try another prompt, or --sample.")
+        _say(f"texts that end with their prompt: {empty} of {len(found)}. Try another prompt, --sample, or a --seed.")
     if style == "table":
         _print_or_write(markdown_table([_row(text) for text in found]) + "\n", out)
     else:
@@ -503,6 +505,7 @@ def surprisal(
     """
     if lmzoo and unit != "bits":
         raise ValueError(f"--unit {unit}: the columns of lm-zoo are in bits; leave out --unit or --lmzoo")
+    files = describe_files([texts])
     items = read_items(texts, kind=file_format, text_column=text_column, item_column=item_column)
     if not lmzoo:
         _say_repeated_items(items)
@@ -530,7 +533,7 @@ def surprisal(
         "unit": unit, "context": context, "word_correction": word_correction, "tokenize": tokenize,
         "first_word": first_word, "seed": scoring.seed,
     }  # fmt: skip
-    data = {"files": describe_files([texts]), "columns": list(names)}
+    data = {"files": files, "columns": list(names)}
     result = EvaluationResult.of(scorer, "surprisal", counts, settings, data=data, seconds=seconds)
     result.command = options.command_line.get()
     _print_or_write(table_text(names, rows), out)

@@ -95,8 +95,10 @@ def pushdown_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -
         "num_depths": num_depths,
     }
     check_sizes(sizes, options)
-    if options.get("pushdown_layers") is not None:
-        check_sizes({"pushdown_layers": with_tape}, options)
+    given = options.get("pushdown_layers")
+    if given is not None:
+        given = sorted(given) if isinstance(given, list | tuple) else given
+        check_sizes({"pushdown_layers": with_tape}, {"pushdown_layers": given})
     is_sum = bool(options.get("additive_composition"))
     return PushdownConfig(
         **sizes,

@@ -228,7 +228,7 @@ def evaluate_pairs(
         scored = _score_sentences(scorer, both, end, f"{task}: {scorer.name}", split)
     else:
         settings = proposals.settings(scorer, split)
-        data = {**(data or {}), "proposals": describe_files(proposals.paths)}
+        data = {**(data or {}), "proposals": proposals.files}
         sums = proposals.score(scorer, both, f"{task}: {scorer.name}")
         scored = [(score.log_prob, score.has_unknown_words) for score in sums]
     seconds = time.perf_counter() - start
@@ -304,9 +304,9 @@ def evaluate_blimp(
         The result of `evaluate_pairs`; the published mean is "mean_over_groups", and only if all 67 paradigms with all
         their pairs were taken: "paradigms" in the options says how many.
     """
+    data = {"files": describe_files(paths)}
     pairs = [pair for path in paths for pair in read_blimp(path)[:limit]]
     settings = {"paradigms": len(paths), "pairs_per_paradigm": limit or "all", **(options or {})}
-    data = {"files": describe_files(paths)}
     return evaluate_pairs(
         scorer, pairs, task="blimp", end=end, data=data, options=settings, proposals=proposals, split=split
     )

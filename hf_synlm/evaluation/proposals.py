@@ -220,7 +220,7 @@ class Proposals:
     """
 
     def __init__(self, paths: Sequence[PathLike], max_trees: int | None = None) -> None:
-        self.paths, self.max_trees = paths, max_trees
+        self.files, self.max_trees = describe_files(paths), max_trees
         self._trees: dict[str, list[TreebankSentence]] = {}
         for words, trees in read_proposals(paths).items():
             self._trees.setdefault("".join(words), []).extend(trees)
@@ -270,9 +270,10 @@ class Proposals:
         given = {sentence: self._trees.get("".join(sentence.split()), []) for sentence in sentences}
         for number, sentence in enumerate(given, 1):
             if not given[sentence]:
+                paths = ", ".join(file["path"] for file in self.files)
                 raise ValueError(
-                    f"sentence {number} has no tree in {', '.join(map(str, self.paths))}: {sentence!r}. Add its trees, "
-                    "or write it as they do (--format treebank reads a treebank)."
+                    f"sentence {number} has no tree in {paths}: {sentence!r}. Add its trees, or "
+                    "write it as they do (--format treebank reads a treebank)."
                 )
             words = {tree.words for tree in given[sentence]}
             if len(words) > 1:
@@ -327,6 +328,6 @@ def evaluate_proposals(
         "mean_best_share": mean(score.best_share for score in scores),
     }
     settings |= {"unit": "nats inside, bits where the name says so", **(options or {})}
-    described = {**(data or {"texts": len(texts)}), "proposals": describe_files(proposals.paths)}
+    described = {**(data or {"texts": len(texts)}), "proposals": proposals.files}
     seconds = time.perf_counter() - start
     return EvaluationResult.of(scorer, "perplexity", results, settings, data=described, seconds=seconds)

@@ -303,7 +303,7 @@ def refuse_pipe(path: PathLike) -> None:
         ValueError: it is a pipe.
     """
     if str(path) != "-" and Path(path).is_fifo():
-        raise ValueError(f"{path} is a pipe, and is read twice: write it to a file (texts may come as standard input, -)")
+        raise ValueError(f"{path} is a pipe, but is read twice: write it to a file. (Texts may be standard input, -.)")
 
 
 def load_result(path: PathLike) -> EvaluationResult:

@@ -207,7 +207,7 @@ class TextScorer:
             raise ValueError(f"estimator {estimator!r}: for {name} choose {' or '.join(map(repr, allowed))}")
         given = {**self.search_options, **({} if self.num_beams is None else {"num_beams": self.num_beams})}
         if given:
-            # A tree that is a function of the words takes a beam, too, which changes nothing.
+            # `parse` of models that do not search takes a beam, too, which changes nothing.
             known = inspect.signature(self.model.parse).parameters if hasattr(self.model, "parse") else {}
             unknown = sorted(set(given) - set(known))
             if unknown:

@@ -304,7 +304,7 @@ def evaluate_syntaxgym(
     """
     if not paths:
         raise ValueError("there are no suites to score: give the files of some")
-    suites = [load_suite(path) for path in paths]
+    suites, files = [load_suite(path) for path in paths], describe_files(paths)
     names = [suite.name for suite in suites]
     if len(set(names)) < len(names):
         raise ValueError(
@@ -331,7 +331,7 @@ def evaluate_syntaxgym(
         "syntaxgym",
         scores,
         {"suite_accuracy": "first prediction", "regions": "joined by single spaces", **(options or {})},
-        data={"files": describe_files(paths)},
+        data={"files": files},
         tables={"Predictions": rows},
         items=[row for suite, measured in zip(suites, regions, strict=True) for row in _region_rows(suite, measured)],
         seconds=seconds,
