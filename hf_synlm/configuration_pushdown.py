@@ -9,7 +9,7 @@ from .configuration_base import SyntacticConfig
 TAPES = ("depth", "binary")
 ATTACHMENT_KEYS = ("mlp", "sum", "none")
 
-# 441 M parameters (443 M in their file, of which 2 M have no effect) with the vocabulary of the authors' model of BLLIP.
+# 441 M parameters with the vocabulary of the authors' model of BLLIP (443 M in their file: 2 M have no effect).
 PRESETS: dict[str, dict[str, Any]] = {"pushdown-bllip": {"bos_token_id": 50258, "eos_token_id": 50257}}
 
 
