@@ -421,7 +421,7 @@ TWO = torch.tensor([[5, 6, 7], [0, 0, 0]])
         ({"input_ids": torch.tensor([[5, 6, 3, 7]]), "attention_mask": torch.tensor([[1, 1, 0, 1]])}, "holes"),
         ({"input_ids": TWO, "actions": ACTIONS.repeat(2, 1)}, "row 1: 3 SHIFT actions for 0 tokens"),
         ({"actions": ACTIONS.repeat(2, 1)}, "for 1 rows"),
-        ({"actions": torch.cat([ACTIONS, torch.tensor([[-1]])], 1)}, "actions hold -1.*padding is 0"),
+        ({"actions": torch.cat([ACTIONS, torch.tensor([[-1]])], 1)}, r"actions hold -1: ids below the padding .0. are"),
         ({"actions": torch.tensor([[0, 3, 1, 1, 1, 2]])}, "padding.*right end"),
         ({"actions": torch.tensor([[3, 1, 0, 1, 1, 2]])}, "padding.*right end"),
         ({"actions": torch.tensor([[3, 1, 1, 1]])}, "row 0.*add the missing actions"),

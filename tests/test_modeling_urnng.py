@@ -128,7 +128,7 @@ def test_search_finds_the_sum_over_all_trees() -> None:
         ([[0, 0, -1]], "the tokens do not make one tree"),
         ([[0, 0, 1, 0, 1]], "the tokens do not make one tree"),
         ([[0, -1, 0, 1]], "padding .-1. before other actions"),
-        ([[0, 0, 1, -2]], "actions hold -2: padding is -1"),
+        ([[0, 0, 1, -2]], "actions hold -2: ids below the padding .-1. are"),
         ([[0, 0, 2]], "GEN is 0, COMP is 1"),
         ([[0.0, 0.0, 1.0]], "must be integers"),
     ],

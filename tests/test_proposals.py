@@ -67,7 +67,7 @@ def _histories(length: int) -> list[list[int]]:
     return [made for made, _ in stacks]
 
 
-def test_pushdown_layers_predict_the_end_token(trees: Path) -> None:
+def test_pushdown_layers_predict_the_end_token(trees: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a text is the end token, and before it the end word, if there is one."""
     scorer = scorer_of("pushdown", num_beams=200)
     [words] = score_words(scorer, [TextItem("1", " ".join(WORDS))], end=True)
@@ -80,7 +80,7 @@ def test_pushdown_layers_predict_the_end_token(trees: Path) -> None:
     total = sum(log_prob for _, log_prob in words.tokens) + words.end
     assert score.log_prob < total < score.log_prob + 3
     # An end word, as in the authors' data, is attached to the begin token.
-    scorer.model.config.end_token_id = 5
+    monkeypatch.setattr(scorer.model.config, "end_token_id", 5)
     ended = score_proposals(scorer, WORDS, read_proposals([trees])[WORDS][:1])
     assert scorer.closing_ids == [5, eos] and ended.num_tokens == 4
     [tree] = read_proposals([trees])[WORDS][:1]
@@ -125,7 +125,7 @@ def test_trees_of_another_model(trees: Path, tmp_path: Path) -> None:
         assert scores[0] == scores[1]
 
 
-def test_trees_of_one_string_count_once(tmp_path: Path) -> None:
+def test_trees_of_one_string_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without opening labels; the search sums over more strings."""
     file = tmp_path / "trees.txt"
     strings = [f"(S {'(NP ' * before}(X the) (X dog){')' * before})" for before in (0, 1)]
@@ -134,7 +134,8 @@ def test_trees_of_one_string_count_once(tmp_path: Path) -> None:
     score = score_proposals(scorer, ("the", "dog"), given)
     assert (len(given), score.num_trees) == (3, 2)
     wide = scorer_of("tree_lm_no_opening", num_beams=2000)
-    wide.model.config.max_open_nonterminals, wide.model.config.action_beam_size = 2, 2000
+    monkeypatch.setattr(wide.model.config, "max_open_nonterminals", 2)
+    monkeypatch.setattr(wide.model.config, "action_beam_size", 2000)
     [found] = score_words(wide, [TextItem("1", "the dog")], end=True)
     assert score.log_prob < sum(log_prob for _, log_prob in found.tokens) + found.end < 0
 

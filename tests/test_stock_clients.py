@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments, pipeline
 from transformers.utils import ModelOutput
 
-from tests.test_ecosystem import SENTENCES, rnng
+from tests.scoring_models import SENTENCES, model_and_tokenizer
 from tests.test_ecosystem import config as config
 from tests.test_ecosystem import model as model
 from tests.test_ecosystem import tokenizer as tokenizer
@@ -40,9 +41,9 @@ def test_peft_of_every_task(name: str, kind: str, task: str) -> None:
 
 
 @searching
-def test_feature_extraction_pipeline(name: str, request: pytest.FixtureRequest, tmp_path: Any) -> None:
+def test_feature_extraction_pipeline(name: str, tmp_path: Any) -> None:
     """Batches give what single texts give. RNNG finds the derivations itself, as `parse` does."""
-    model, tokenizer = (request.getfixturevalue(x) for x in ("model", "tokenizer")) if name == "gpst" else rnng(False)
+    model, tokenizer = map(copy.deepcopy, model_and_tokenizer(name))
     model.save_pretrained(tmp_path)
     extractor = pipeline("feature-extraction", model=AutoModel.from_pretrained(tmp_path), tokenizer=tokenizer)
     for text, found in zip(TEXTS, extractor(TEXTS, batch_size=2), strict=True):
