@@ -167,9 +167,9 @@ def _stated_facts(
             "state by --facts."
         )
     # Facts with checksums are those of a card; results without them are the user's.
-    of_cards = [facts for facts in (known, given) if facts and (facts is known or "weights" in facts)]
-    left_out = [facts.pop("results", None) for facts in of_cards if is_cast]
-    for facts in of_cards if is_cast else ():
+    of_cards = [facts for facts in (known, given) if is_cast and facts and (facts is known or "weights" in facts)]
+    left_out = [facts.pop("results", None) for facts in of_cards]
+    for facts in of_cards:
         facts.pop("weights", None)
     if any(left_out) and not measured:
         typer.echo(

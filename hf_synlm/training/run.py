@@ -264,6 +264,7 @@ class UncorrectedAdamW(torch.optim.AdamW):
     c = (1 - beta1^t) / sqrt(1 - beta2^t), a decay divided by c, and an epsilon divided by sqrt(1 - beta2^t).
     """
 
+    # torch declares overloads: without a closure a step returns None.
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Take a step (see `torch.optim.Optimizer.step`)."""
