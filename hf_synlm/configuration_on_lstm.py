@@ -4,7 +4,8 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 
-from .configuration_base import AWDConfig, SyntacticDistanceConfig
+from .configuration_recurrent import AWDConfig
+from .configuration_syntactic_distance import SyntacticDistanceConfig
 
 DISTANCE_HEADS = ("split", "shared", "hidden")
 

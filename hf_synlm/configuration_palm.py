@@ -7,7 +7,7 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 
-from .configuration_base import AWDConfig
+from .configuration_recurrent import AWDConfig
 
 SPAN_SCORES = ("learned", "right_branching")
 INPUT_ACTIVATIONS = ("identity", "tanh")

@@ -4,7 +4,7 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 
-from .configuration_base import SyntacticDistanceConfig
+from .configuration_syntactic_distance import SyntacticDistanceConfig
 
 GATES = ("hard", "soft")
 PARSING_NETWORKS = ("convolution", "recurrent")

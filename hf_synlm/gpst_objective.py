@@ -17,7 +17,7 @@ from .configuration_gpst import GPSTConfig
 from .gpst_chart import ChartPlan, TreeNodes
 from .gpst_tokens import ContextBatch
 from .losses import linear_cross_entropy, share_of
-from .outputs import SyntacticModelOutput
+from .search_outputs import SyntacticModelOutput
 
 LOSS_PARTS = ("auto_encoding", "height", "parser", "token", "action")
 

@@ -20,26 +20,6 @@ from torch.nn import functional as F
 from .matrix_products import linear_map, weight_gradient
 
 
-def to_shares(counts: Mapping[str, int], totals: Mapping[str, int]) -> dict[str, float]:
-    """Share of a piece of a batch in the items of each part of the loss.
-
-    share = items of the piece / items of the whole batch; 0 where the batch has none.
-
-    Args:
-        counts: `count_loss_items` of the piece.
-        totals: sum of the counts of all pieces.
-
-    Returns:
-        `loss_shares` for the `forward` of the piece.
-
-    Raises:
-        ValueError: when the names of the parts differ.
-    """
-    if counts.keys() != totals.keys():
-        raise ValueError(f"counts has the parts {sorted(counts)}, totals {sorted(totals)}. Give both the same parts.")
-    return {name: count / totals[name] if totals[name] else 0.0 for name, count in counts.items()}
-
-
 def share_of(loss_shares: Mapping[str, float] | None, name: str) -> float:
     """Share of the part `name` in `loss_shares`; 1 for a whole batch, and for parts that are sums instead of means."""
     return 1.0 if loss_shares is None else loss_shares.get(name, 1.0)

@@ -63,24 +63,6 @@ def linear_map(weight_OI: Tensor, num_rows: int, num_uses: int = 1) -> Callable[
     return lambda x_RI: torch.ops.mkldnn._linear_pointwise(x_RI, weight, None, "none", [], "")
 
 
-def adding_map(weight_OI: Tensor, num_rows: int, num_uses: int = 1) -> Callable[[Tensor, Tensor], Tensor]:
-    """The map (y, x) -> y + x W^T, written to y.
-
-    Args:
-        weight_OI: as for `linear_map`.
-        num_rows: as for `linear_map`.
-        num_uses: as for `linear_map`.
-
-    Returns:
-        Function of y [R, O] and x [R, I].
-    """
-    if not uses_onednn(weight_OI):
-        transposed = weight_OI.t()
-        return lambda y_RO, x_RI: y_RO.addmm_(x_RI, transposed)
-    product = linear_map(weight_OI, num_rows, num_uses)
-    return lambda y_RO, x_RI: y_RO.add_(product(x_RI.contiguous()))
-
-
 def weight_gradient(grad_RO: Tensor, inputs_RI: Tensor) -> Tensor:
     """Gradient of W in x W^T: the product grad^T x.
 

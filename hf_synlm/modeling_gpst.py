@@ -40,9 +40,10 @@ from .hidden_states import (
 )
 from .losses import check_shares, share_of
 from .module_tools import NoOffloading, evaluation_mode, weight_of
-from .outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
-from .search_parsing import parse_with_search, refuse_empty_rows
-from .token_batch import attended_tokens, check_labels, only_token_ids
+from .outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
+from .search_outputs import SyntacticModelOutput
+from .search_parsing import only_token_ids, parse_with_search, refuse_empty_rows
+from .token_batch import attended_tokens, check_labels
 
 
 # ---------------------------------------------------------------------------------------------- base model
@@ -601,8 +602,8 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
     ) -> dict[str, int]:
         """Count the items over which each part of the objective is a mean: tokens, sentences, nodes, labels, slots.
 
-        Divided by the counts of all calls of a step, these are the `loss_shares` of a call (`losses.to_shares`). Two
-        properties of a batch are not such means: the product of `config.height_loss` "shipped", whose second factor
+        Divided by the counts of all calls of a step, these are the `loss_shares` of a call: `training.steps.to_shares`.
+        Two properties of a batch are not such means: the product of `config.height_loss` "shipped", whose second factor
         stays that of the call, and noise, which every call draws for itself.
 
         Args:

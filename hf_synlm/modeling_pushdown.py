@@ -33,12 +33,13 @@ from .hidden_states import (
 )
 from .losses import check_shares, linear_cross_entropy, share_of
 from .module_tools import NoOffloading, evaluation_mode, unwrapped, weight_of
-from .outputs import ParseOutput, SyntacticLMOutput, SyntacticModelOutput
+from .outputs import ParseOutput, SyntacticLMOutput
 from .pushdown_layers import AttachmentHead, DepthEmbedding, FeedForwardLinear, PushdownLayer
 from .pushdown_search import PushdownMachine, PushdownSearch
 from .pushdown_tape import stack_tape
-from .search_parsing import parse_with_search, refuse_empty_rows
-from .token_batch import after_columns, attended_tokens, only_token_ids, tokens_first
+from .search_outputs import SyntacticModelOutput
+from .search_parsing import only_token_ids, parse_with_search, refuse_empty_rows
+from .token_batch import after_columns, attended_tokens, tokens_first
 
 IGNORED = -100
 NO_ATTENTIONS = "Pushdown Layers keep no attention weights. Leave it out."
@@ -369,7 +370,7 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
         return output
 
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
-        """Count the items over which each part of the loss is a mean; see `losses.to_shares`.
+        """Count the items over which each part of the loss is a mean; see `training.steps.to_shares`.
 
         Args:
             input_ids: [B, T], as for `forward`.

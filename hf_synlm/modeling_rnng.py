@@ -28,13 +28,15 @@ from .given_trees import check_actions, counted_words
 from .hidden_states import HiddenStateChoice, kept_states, refuse_arguments, refuse_layer_outputs, wanted_states
 from .losses import check_shares, linear_cross_entropy, share_of
 from .module_tools import NoOffloading, weight_of
-from .outputs import SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
+from .outputs import SyntacticClassifierOutput, SyntacticLMOutput
 from .rnng_composition import AttentionComposition, LSTMComposition, chain_inputs
 from .rnng_generation import FastTrackGenerationMixin, WordFinalTokens, best_derivations
 from .rnng_plan import Chains, RNNGPlan, make_plan
 from .rnng_stack_lstm import StackLSTM
 from .rnng_stack_machine import RNNGStackMachine
-from .token_batch import attended_tokens, only_token_ids
+from .search_outputs import SyntacticModelOutput
+from .search_parsing import only_token_ids
+from .token_batch import attended_tokens
 
 NO_HIDDEN_STATES = (
     "next-token logits are summed over many derivations, which have states of their own. Pass actions for those of one."

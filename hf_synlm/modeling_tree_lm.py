@@ -30,10 +30,12 @@ from .given_trees import check_actions, counted_words
 from .hidden_states import HiddenStateChoice, kept_states, refuse_arguments, refuse_layer_outputs, wanted_states
 from .losses import check_shares, linear_cross_entropy, share_of
 from .module_tools import NoOffloading, unwrapped, weight_of
-from .outputs import SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
+from .outputs import SyntacticClassifierOutput, SyntacticLMOutput
 from .rnng_actions import SHIFT
 from .rnng_generation import FastTrackGenerationMixin, WordFinalTokens, best_derivations
-from .token_batch import attended_tokens, only_token_ids
+from .search_outputs import SyntacticModelOutput
+from .search_parsing import only_token_ids
+from .token_batch import attended_tokens
 from .tree_lm_backbone import check_backbone, make_backbone, run_backbone
 from .tree_lm_bottom_up import BinaryTreeLMStackMachine, NoOpeningTreeLMStackMachine
 from .tree_lm_layers import TreeLMAttention, TreeLMLayer, position_vectors

@@ -33,9 +33,10 @@ from .given_trees import counted_words
 from .hidden_states import asked_of_layers, refuse_layer_outputs
 from .losses import check_shares, linear_cross_entropy, share_of
 from .module_tools import NoOffloading, evaluation_mode, unwrapped, weight_of
-from .outputs import ParseOutput, SyntacticLMOutput, SyntacticModelOutput
-from .search_parsing import parse_with_search, refuse_empty_rows
-from .token_batch import attended_tokens, only_token_ids
+from .outputs import ParseOutput, SyntacticLMOutput
+from .search_outputs import SyntacticModelOutput
+from .search_parsing import only_token_ids, parse_with_search, refuse_empty_rows
+from .token_batch import attended_tokens
 from .urnng_layers import BinaryTreeLSTM, URNNGStackLSTM
 from .urnng_plan import URNNGPlan, make_plan
 from .urnng_stack_machine import URNNGStackMachine
@@ -255,7 +256,7 @@ class URNNGForCausalLM(SyntacticGenerationMixin, URNNGPreTrainedModel):
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
         """How many sentences the parts of the loss are means over.
 
-        `to_shares` divides these counts by those of all calls of a step; the result is the `loss_shares` of a call.
+        Divided by the counts of all calls of a step, these are the `loss_shares` of a call: `training.steps.to_shares`.
 
         Args:
             input_ids: [B, T], as for `forward`.

@@ -99,15 +99,6 @@ def unwrapped(layer: Any) -> Any:
     return layer
 
 
-def refuse_adapters(layer: Any, name: str) -> None:
-    """Raise ValueError if a layer, called `name` in the message, has an adapter: it would have no effect."""
-    if is_adapted(layer):
-        raise ValueError(
-            f"{name} has an adapter, but {type(unwrapped(layer)).__name__} reads its weights directly, where adapters "
-            "have no effect. Leave it out of target_modules and target_parameters."
-        )
-
-
 def _wrappers(layer: Any) -> Iterator[Any]:
     """Wrappers around a layer, the outermost first."""
     while is_adapted(layer):

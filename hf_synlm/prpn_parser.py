@@ -15,14 +15,14 @@ normalization, dropout, and that d' is kept, are choices made here.
 Shapes: T tokens, B sentences, N slots, L lookback, E embedding size, H hidden size, R rows of a batch normalization.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .matrix_products import linear
-from .module_tools import refuse_adapters, weight_of
+from .module_tools import is_adapted, unwrapped, weight_of
 from .recurrent_layers import keep_mask, lstm_layer
 
 FAR = 1e4
@@ -249,7 +249,7 @@ class RecurrentParsingNetwork(nn.Module):
     def start(self, like_BE: Tensor) -> tuple[Tensor, ...]:
         """State before the first token, of the type and the sentences of `like_BE`."""
         for name in ("word_lstm", "distance_lstm"):
-            refuse_adapters(getattr(self, name), name)
+            _refuse_adapters(getattr(self, name), name)
         size = self.word_lstm.hidden_size
         lengths = (1, 1, self.features.lookback, 1, 1)
         return tuple(like_BE.new_zeros(length, len(like_BE), size) for length in lengths)
@@ -317,3 +317,12 @@ def last_entries(values_SB: Tensor, count_B: Tensor, length: int) -> Tensor:
     """
     entry = count_B + torch.arange(length, device=count_B.device)[:, None]
     return values_SB[entry, torch.arange(len(count_B), device=count_B.device)]
+
+
+def _refuse_adapters(layer: Any, name: str) -> None:
+    """Raise ValueError if a layer, called `name` in the message, has an adapter: it would have no effect."""
+    if is_adapted(layer):
+        raise ValueError(
+            f"{name} has an adapter, but {type(unwrapped(layer)).__name__} reads its weights directly, where adapters "
+            "have no effect. Leave it out of target_modules and target_parameters."
+        )

@@ -13,6 +13,7 @@ Source: Shen et al. 2018, section 5.1; `ReadingNetwork.py` and `LSTMCell.py` of 
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from .matrix_products import adding_map, linear, linear_map, weight_gradient, without_autocast
+from .matrix_products import linear, linear_map, uses_onednn, weight_gradient, without_autocast
 from .module_tools import weight_of
 from .prpn_parser import drop
 from .recurrent_layers import keep_mask
@@ -161,7 +162,7 @@ class _Reading(torch.autograd.Function):
         attention, read = torch.empty_like(logits), tape.new_empty(steps, batch, 2 * size)
         key, past = key_TBH.clone(), bias.repeat(steps, batch, 1)
         acts, activated = torch.empty_like(input_TBG), torch.empty_like(key)
-        add_key, add_past = adding_map(key_weight, batch, steps), adding_map(weight, batch, steps)
+        add_key, add_past = _adding_map(key_weight, batch, steps), _adding_map(weight, batch, steps)
         add_norm, add_cell_norm = _NormStep(gain, tape), _NormStep(cell_gain, tape)
         for t in range(steps):  # `x[t] += y` would copy the sum once more
             window = tape[t : t + slots]
@@ -405,3 +406,21 @@ def _from_windows(spread: Tensor, grad_read: Tensor, key: Tensor, grad_hidden: T
     grad_hidden += values[:, :size]
     grad_hidden.unsqueeze(1).baddbmm_(coefficients[:, 1:], key[after].transpose(0, 1))
     return values[:, size:]
+
+
+def _adding_map(weight_OI: Tensor, num_rows: int, num_uses: int = 1) -> Callable[[Tensor, Tensor], Tensor]:
+    """The map (y, x) -> y + x W^T, written to y.
+
+    Args:
+        weight_OI: as for `linear_map`.
+        num_rows: as for `linear_map`.
+        num_uses: as for `linear_map`.
+
+    Returns:
+        Function of y [R, O] and x [R, I].
+    """
+    if not uses_onednn(weight_OI):
+        transposed = weight_OI.t()
+        return lambda y_RO, x_RI: y_RO.addmm_(x_RI, transposed)
+    product = linear_map(weight_OI, num_rows, num_uses)
+    return lambda y_RO, x_RI: y_RO.add_(product(x_RI.contiguous()))

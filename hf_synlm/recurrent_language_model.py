@@ -310,7 +310,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
         """How many items each part of the loss is a mean over, if it is one.
 
-        `to_shares` divides these counts by those of all calls of a step; the result is the `loss_shares` of a call.
+        Divided by the counts of all calls of a step, these are the `loss_shares` of a call: `training.steps.to_shares`.
 
         Args:
             input_ids: [B, T], as for `forward`.

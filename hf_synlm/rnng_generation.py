@@ -85,7 +85,7 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
     ) -> dict[str, int]:
         """How many items the parts of the loss are divided by; empty if `config.loss_normalization` is "sum".
 
-        `to_shares` divides these counts by those of all calls of a step; the result is the `loss_shares` of a call.
+        Divided by the counts of all calls of a step, these are the `loss_shares` of a call: `training.steps.to_shares`.
 
         Args:
             input_ids: [B, T], as for `forward`.

@@ -68,6 +68,27 @@ class AlignedText:
         return None if min(self.lengths) > step else self.present[:, step]
 
 
+def only_token_ids(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    """`input_ids`, of models that cannot read vectors instead.
+
+    Args:
+        input_ids: [B, T], as given to `forward`.
+        inputs_embeds: [B, T, D], as given to `forward`.
+
+    Returns:
+        `input_ids`.
+
+    Raises:
+        ValueError: for vectors, and where there are no ids.
+    """
+    if input_ids is None or inputs_embeds is not None:
+        raise ValueError(
+            "This model reads input_ids, not inputs_embeds: its trees, and the words that it predicts, are those of "
+            "the ids. Pass input_ids; with PEFT, take LoRA instead of prompt tuning."
+        )
+    return input_ids
+
+
 def check_length(machine: StackMachine, num_tokens: int, what: str, remedy: str = "Shorten it.") -> None:
     """Check that a text fits the positions of the model.
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from .actions import COMP, spans_to_actions
-from .configuration_base import SYNTACTIC_DISTANCE_REDUCTIONS, SYNTACTIC_DISTANCE_SCOPES
-from .trees import Span, binarize_spans
+from .binary_trees import binarize_spans
+from .configuration_syntactic_distance import SYNTACTIC_DISTANCE_REDUCTIONS, SYNTACTIC_DISTANCE_SCOPES
+from .trees import Span
 
 Decoder: TypeAlias = Literal["unbiased", "biased"]
 DECODERS = ("unbiased", "biased")

@@ -42,27 +42,6 @@ def attended_tokens(
     return mask & ~begin
 
 
-def only_token_ids(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-    """`input_ids`, of models that cannot read vectors instead.
-
-    Args:
-        input_ids: [B, T], as given to `forward`.
-        inputs_embeds: [B, T, D], as given to `forward`.
-
-    Returns:
-        `input_ids`.
-
-    Raises:
-        ValueError: for vectors, and where there are no ids.
-    """
-    if input_ids is None or inputs_embeds is not None:
-        raise ValueError(
-            "This model reads input_ids, not inputs_embeds: its trees, and the words that it predicts, are those of "
-            "the ids. Pass input_ids; with PEFT, take LoRA instead of prompt tuning."
-        )
-    return input_ids
-
-
 def first_token_mask(input_ids: Tensor, mask: Tensor, bos_token_id: int | None) -> Tensor:
     """Find the begin tokens: a `bos_token_id` that is the first token of its row is the beginning, not a word.
 

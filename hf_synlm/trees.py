@@ -13,7 +13,7 @@ brackets and has trees as nested tuples; `hf_synlm.evaluation.baseline_trees` ha
 """
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 Span: TypeAlias = tuple[int, int]
 
@@ -85,55 +85,8 @@ def _check_whole_sentence(spans: Sequence[Span], num_tokens: int) -> None:
         )
 
 
-def binarize_spans(spans: Sequence[Span], num_tokens: int, direction: Literal["right", "left"] = "right") -> list[Span]:
-    """Add the spans that make a tree binary.
-
-    "right" makes (a (b (c d))) of (a b c d), "left" makes (((a b) c) d).
-
-    Args:
-        spans: half-open spans of width >= 2 in any order, the whole sentence included.
-        num_tokens: length n of the sentence in tokens.
-        direction: the side of the added nodes.
-
-    Returns:
-        The n - 1 spans of the binary tree in post-order.
-
-    Raises:
-        ValueError: `direction` is unknown; the spans cross, repeat, leave the sentence, or the whole sentence is
-            missing.
-
-    Cost: O(n log n).
-    """
-    if direction not in ("right", "left"):
-        raise ValueError(f"direction is {direction!r}: choose 'right' or 'left'")
-    binary: list[Span] = []
-    starts: list[int] = []  # of the parts that have no parent yet
-    next_token = 0
-    for start, end in in_post_order(spans, num_tokens):
-        starts.extend(range(next_token, end))
-        next_token = max(next_token, end)
-        children = []
-        while starts and starts[-1] >= start:
-            children.append(starts.pop())
-        if direction == "right":
-            binary += [(child, end) for child in children[1:]]
-        else:
-            binary += [(start, child) for child in children[-3::-1]] + [(start, end)]
-        starts.append(start)
-    return sorted(binary, key=lambda span: (span[1], -span[0]))
-
-
 def escape_word(word: str) -> str:
-    """Write parentheses inside a word as -LRB- and -RRB-, as the Penn Treebank does.
-
-    Inverse of `hf_synlm.data.brackets.unescape_word`.
-
-    Args:
-        word: any word.
-
-    Returns:
-        The word without parentheses.
-    """
+    """A word with -LRB- and -RRB- for parentheses, as in the Penn Treebank; undone by `data.brackets.unescape_word`."""
     return word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
@@ -174,14 +127,7 @@ def _write_brackets(openings: Sequence[tuple[str, int, int]], words: Sequence[st
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Check that a sentence can be written as its words with single spaces between them.
-
-    Args:
-        words: the words of a sentence.
-
-    Raises:
-        ValueError: a word is empty or contains white space.
-    """
+    """Raise ValueError if a word is empty or contains white space, so that spaces cannot separate the words."""
     for position, word in enumerate(words):
         if not word or any(map(str.isspace, word)):
             raise ValueError(f"word {position} is {word!r}: words must be non-empty and free of white space")
@@ -220,14 +166,7 @@ def labeled_spans_to_brackets(labeled_spans: Sequence[tuple[str, int, int]], wor
 
 
 def check_length(num_tokens: int) -> None:
-    """Check that a tree over this number of tokens exists.
-
-    Args:
-        num_tokens: length of the sentence in tokens.
-
-    Raises:
-        ValueError: it is less than 1.
-    """
+    """Raise ValueError unless there is at least one token."""
     if num_tokens < 1:
         raise ValueError(f"num_tokens is {num_tokens}: a tree needs at least one token")
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_synlm.actions import COMP, GEN, PAD_ACTION, actions_to_spans, spans_to_actions
+from hf_synlm.actions import COMP, GEN, PAD_ACTION, spans_to_actions
+from hf_synlm.binary_trees import actions_to_spans
 from hf_synlm.evaluation.baseline_trees import left_branching, random_tree
 from hf_synlm.trees import right_branching
 from tests.reference.trees import actions_of, all_binary_trees, all_gen_comp_sequences, keeps_words_together, spans_of

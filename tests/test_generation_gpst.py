@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
-from hf_synlm.actions import actions_to_spans
+from hf_synlm.binary_trees import actions_to_spans
 from hf_synlm.search_state import SyntacticCache
 from tests.reference import exhaustive_search as reference
 from tests.search_models import assert_fits, ending_model, generate, gpst

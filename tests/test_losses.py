@@ -19,7 +19,8 @@ from hf_synlm import (
     PushdownForCausalLM,
     losses,
 )
-from hf_synlm.losses import linear_cross_entropy, to_shares
+from hf_synlm.losses import linear_cross_entropy
+from hf_synlm.training.steps import to_shares
 from tests import test_modeling_rnng as rnng
 from tests.test_modeling_gpst import NO_DROPOUT, ids_of, tiny
 

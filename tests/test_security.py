@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import hf_synlm
-from hf_synlm.actions import actions_to_spans, spans_to_actions
+from hf_synlm.actions import spans_to_actions
+from hf_synlm.binary_trees import actions_to_spans
 from hf_synlm.cli import main
 from hf_synlm.data.brackets import brackets_to_tree, spans_to_tree, tree_to_spans
 from hf_synlm.data.parsed import read_parse

@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from hf_synlm.binary_trees import binarize_spans
 from hf_synlm.data.gold_trees import gold_distances, gold_spans
 from hf_synlm.data.streams import SentenceCode, StreamRows, TokenStream, collate_framed, make_stream
 from hf_synlm.data.tokenizers import character_tokenizer
 from hf_synlm.data.treebank import parse_treebank, to_ptb_concat
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.syntactic_distance import distances_to_spans
-from hf_synlm.trees import binarize_spans
 
 END = 9
 # (NP the small robot) (VP painted (NP a fence) (PP in Oslo)): the example of Du et al.'s code.

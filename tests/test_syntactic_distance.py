@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from hf_synlm.binary_trees import binarize_spans
 from hf_synlm.data.brackets import tree_to_spans
 from hf_synlm.evaluation.baseline_trees import random_tree
 from hf_synlm.syntactic_distance import distances_to_spans, ranking_loss, spans_to_distances
-from hf_synlm.trees import binarize_spans, validate_spans
+from hf_synlm.trees import validate_spans
 from tests.reference import on_lstm as reference
 
 CASES = json.loads((Path(__file__).parent / "goldens" / "onlstm" / "trees" / "meta.json").read_text())

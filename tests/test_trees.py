@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hf_synlm.binary_trees import binarize_spans
 from hf_synlm.data.brackets import brackets_to_tree, spans_to_tree, tree_to_brackets, tree_to_spans
 from hf_synlm.data.treebank import brackets_to_labeled_spans
 from hf_synlm.evaluation.baseline_trees import balanced, left_branching, random_tree
-from hf_synlm.trees import binarize_spans, fold_tokens, labeled_spans_to_brackets, right_branching, validate_spans
+from hf_synlm.trees import fold_tokens, labeled_spans_to_brackets, right_branching, validate_spans
 from tests.reference.trees import all_binary_trees, all_trees, keeps_words_together, spans_of
 
 DEEP = 3000

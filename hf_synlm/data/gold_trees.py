@@ -5,6 +5,7 @@ from typing import TypedDict
 
 from transformers import PreTrainedTokenizerBase
 
+from hf_synlm.binary_trees import binarize_spans
 from hf_synlm.data.collate import word_ends_from_offsets
 from hf_synlm.data.text import errors_at
 from hf_synlm.data.treebank import TreebankSentence
@@ -12,7 +13,7 @@ from hf_synlm.pushdown_tape import tree_attachments
 from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.syntactic_distance import spans_to_distances
 from hf_synlm.tree_lm_linearization import ADDED_NODE, CHAIN
-from hf_synlm.trees import Span, binarize_spans, check_words, in_post_order
+from hf_synlm.trees import Span, check_words, in_post_order
 
 
 class EncodedTree(TypedDict):

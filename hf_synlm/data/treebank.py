@@ -16,9 +16,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate, compress
 from typing import Any, Literal
 
+from hf_synlm.binary_trees import binarize_spans
 from hf_synlm.data.brackets import read_brackets, unescape_word
 from hf_synlm.data.text import PathLike, read_lines
-from hf_synlm.trees import Span, binarize_spans, labeled_spans_to_brackets
+from hf_synlm.trees import Span, labeled_spans_to_brackets
 
 # The 36 part-of-speech tags of the Penn Treebank that words have: everything but punctuation, $, # and empty elements.
 WORD_TAGS = frozenset(

@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal, get_args
 
+from hf_synlm.binary_trees import binarize_spans
 from hf_synlm.data.treebank import PUNCTUATION_TAGS, SYMBOL_TAGS, WORD_TAGS
 from hf_synlm.evaluation.baseline_trees import balanced, left_branching, random_tree
-from hf_synlm.trees import Span, binarize_spans, right_branching
+from hf_synlm.trees import Span, right_branching
 
 logger = logging.getLogger(__name__)
 

@@ -44,7 +44,8 @@ from hf_synlm.modeling_tree_lm import (
     TreeLMPreTrainedModel,
 )
 from hf_synlm.modeling_urnng import URNNGForCausalLM, URNNGModel, URNNGPreTrainedModel
-from hf_synlm.outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput, SyntacticModelOutput
+from hf_synlm.outputs import ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
+from hf_synlm.search_outputs import SyntacticModelOutput
 
 _AUTO_CLASSES: dict[str, Any] = {
     "Model": AutoModel,

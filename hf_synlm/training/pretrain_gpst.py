@@ -37,7 +37,6 @@ from hf_synlm.evaluation.treebank_parsing import (
     score_table,
     score_trees,
 )
-from hf_synlm.losses import to_shares
 from hf_synlm.module_tools import evaluation_mode
 from hf_synlm.training.arguments import ModelArguments, check_choice, check_minimum, check_overrides
 from hf_synlm.training.checkpoints import BestModel
@@ -46,7 +45,7 @@ from hf_synlm.training.final_report import load_report_treebanks, parse_together
 from hf_synlm.training.flops import decoder_flops_per_token, gpst_flops_per_token
 from hf_synlm.training.recipe import Recipe, kept_evaluation, run_recipe
 from hf_synlm.training.run import Run, load_pretrained
-from hf_synlm.training.steps import model_loss, to_device
+from hf_synlm.training.steps import model_loss, to_device, to_shares
 
 Collate = Callable[[list[Any]], dict[str, Any]]
 

@@ -10,7 +10,7 @@ import itertools
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any
@@ -23,11 +23,30 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
-from hf_synlm.losses import to_shares
 from hf_synlm.training.run import Run
 from hf_synlm.training.samplers import seed_micro_step
 
 ComputeLoss = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, dict[str, Tensor]]]
+
+
+def to_shares(counts: Mapping[str, int], totals: Mapping[str, int]) -> dict[str, float]:
+    """Share of a piece of a batch in the items of each part of the loss.
+
+    share = items of the piece / items of the whole batch; 0 where the batch has none.
+
+    Args:
+        counts: `count_loss_items` of the piece.
+        totals: sum of the counts of all pieces.
+
+    Returns:
+        `loss_shares` for the `forward` of the piece.
+
+    Raises:
+        ValueError: when the names of the parts differ.
+    """
+    if counts.keys() != totals.keys():
+        raise ValueError(f"counts has the parts {sorted(counts)}, totals {sorted(totals)}. Give both the same parts.")
+    return {name: count / totals[name] if totals[name] else 0.0 for name, count in counts.items()}
 
 
 # ---------------------------------------------------------------------------------------------- signals

@@ -31,10 +31,11 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
+from hf_synlm.binary_trees import binarize_spans
 from hf_synlm.data.arguments import option
 from hf_synlm.training.arguments import check_minimum
 from hf_synlm.training.tree_loss import TreeLossTrainer, collate_framed, encode_framed
-from hf_synlm.trees import Span, binarize_spans
+from hf_synlm.trees import Span
 
 
 @dataclass
