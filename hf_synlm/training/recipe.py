@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
@@ -32,7 +33,7 @@ from hf_synlm.training.export import CheckpointUploads, check_repository, export
 from hf_synlm.training.loop import TrainingLoop, is_due, start_or_resume
 from hf_synlm.training.output_folder import ARGUMENTS_FILE, RESULTS_FILE, check_space, end_run, output_folder
 from hf_synlm.training.run import Run, TrainingState, course_settings, make_accelerator, make_optimizer, set_up_layers
-from hf_synlm.training.samplers import EpochSampler, StepSampler, make_loader
+from hf_synlm.training.samplers import EpochSampler, PaddedBatchSampler, StepSampler, make_loader
 from hf_synlm.training.steps import model_loss
 from hf_synlm.viz import SentenceView
 
@@ -57,6 +58,8 @@ class Recipe(ABC):
         program: name of the module; also of the run in the trackers.
         parts: names of the attributes that hold the arguments; their annotations are dataclasses.
         mappings: names of arguments that hold mappings (see `parse_arguments`).
+        model_arguments: the model.
+        data: where examples come from.
         arguments: of every run; in `parts`, the last one.
         tokenizer: of the model; `load` sets it.
         examples: to train on; `load` sets them.
@@ -71,6 +74,7 @@ class Recipe(ABC):
     parts: ClassVar[tuple[str, ...]]
     mappings: ClassVar[tuple[str, ...]] = ("config_overrides",)
     model_arguments: Any
+    data: Any
     arguments: TrainingArguments
     tokenizer: PreTrainedTokenizerBase
     examples: Any
@@ -142,6 +146,19 @@ class Recipe(ABC):
         rank, world_size = self.accelerator.process_index, self.accelerator.num_processes
         batch_size = self.arguments.per_device_train_batch_size
         return StepSampler(len(self.examples), batch_size, self.arguments.seed, rank, world_size, consumed)
+
+    def padded_sampler(self, lengths: np.ndarray, max_padded_length: int, consumed: int) -> PaddedBatchSampler:
+        """Training batches of this process, of sentences of similar `lengths` (see `PaddedBatchSampler`)."""
+        return PaddedBatchSampler(
+            lengths,
+            self.arguments.per_device_train_batch_size,
+            max_padded_length,
+            self.data.batch_group_size,
+            self.arguments.seed,
+            rank=self.accelerator.process_index,
+            world_size=self.accelerator.num_processes,
+            consumed=consumed,
+        )
 
     def loader(self, run: Run) -> DataLoader:
         """Endless training batches that begin after `run.state.consumed`."""

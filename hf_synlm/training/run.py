@@ -16,7 +16,7 @@ from accelerate.utils import DistributedType, InitProcessGroupKwargs, ProjectCon
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
 
-from hf_synlm.training.arguments import TrainingArguments
+from hf_synlm.training.arguments import ModelArguments, TrainingArguments, check_overrides
 
 WAITING_TIME = timedelta(hours=2)
 
@@ -191,6 +191,30 @@ def load_pretrained(
             "Pass --tokenizer_name with the model's own tokenizer."
         )
     return model
+
+
+def new_or_pretrained(
+    model_class: Any, arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, ids: dict[str, int | None]
+) -> PreTrainedModel:
+    """Make an untrained model of preset and overrides, or load the one to continue from.
+
+    Args:
+        model_class: of the library.
+        arguments: of the command line.
+        tokenizer: of the model; the configuration takes over its size.
+        ids: special tokens of the configuration.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: an override is not a field, or follows from the tokenizer; or see `load_pretrained`.
+    """
+    if arguments.model_name_or_path is not None:
+        return load_pretrained(model_class, arguments.model_name_or_path, arguments.config_overrides, tokenizer)
+    decided = {"vocab_size": len(tokenizer), **ids}
+    overrides = check_overrides(model_class.config_class, arguments.config_overrides, decided)
+    return model_class(model_class.config_class.from_preset(str(arguments.model_preset), **decided, **overrides))
 
 
 def set_up_layers(model: PreTrainedModel, arguments: TrainingArguments) -> None:

@@ -22,13 +22,13 @@ from hf_synlm import ONLSTMForCausalLM, OrderedMemoryForCausalLM, PaLMForCausalL
 from hf_synlm.data.arguments import option
 from hf_synlm.data.streams import TokenStream
 from hf_synlm.evaluation.treebank_parsing import score_baselines, score_numbers, score_table
-from hf_synlm.training.arguments import ModelArguments, check_overrides
+from hf_synlm.training.arguments import ModelArguments
 from hf_synlm.training.export import hub_facts
 from hf_synlm.training.final_report import report_saved_model
 from hf_synlm.training.flops import recurrent_flops_per_token
 from hf_synlm.training.recipe import Recipe, Splits, kept_evaluation, run_recipe
-from hf_synlm.training.run import Run, load_pretrained
-from hf_synlm.training.samplers import EpochEnds, EpochSampler, PaddedBatchSampler
+from hf_synlm.training.run import Run, new_or_pretrained
+from hf_synlm.training.samplers import EpochEnds, EpochSampler
 from hf_synlm.training.stream_batches import (
     FramedCollator,
     SegmentDataset,
@@ -80,31 +80,6 @@ class RecurrentModelArguments(ModelArguments):
 
 
 # ---------------------------------------------------------------------------------------------- model
-def make_config(arguments: RecurrentModelArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
-    """Make the configuration of an untrained model: preset, overrides, and what depends on the tokenizer.
-
-    Args:
-        arguments: of the command line.
-        tokenizer: whose size and special tokens the configuration takes over.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        ValueError: an override is not a field, or follows from the tokenizer.
-    """
-    config_class = MODELS[arguments.architecture].config_class
-    boundary = tokenizer.eos_token_id
-    decided = {
-        "vocab_size": len(tokenizer),
-        "bos_token_id": boundary,
-        "eos_token_id": boundary,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    overrides = check_overrides(config_class, arguments.config_overrides, decided)
-    return config_class.from_preset(arguments.model_preset, **{**decided, **overrides})
-
-
 def make_model(arguments: RecurrentModelArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """Make an untrained model, or load the one to continue from.
 
@@ -116,13 +91,11 @@ def make_model(arguments: RecurrentModelArguments, tokenizer: PreTrainedTokenize
         The model.
 
     Raises:
-        ValueError: see `make_config` and `load_pretrained`; or PaLM and AWD-LSTM were mixed up.
+        ValueError: see `new_or_pretrained`; or PaLM and AWD-LSTM were mixed up.
     """
-    model_class, name = MODELS[arguments.architecture], arguments.model_name_or_path
-    if name is None:
-        model = model_class(make_config(arguments, tokenizer))
-    else:
-        model = load_pretrained(model_class, name, arguments.config_overrides, tokenizer)
+    boundary = tokenizer.eos_token_id
+    ids = {"bos_token_id": boundary, "eos_token_id": boundary, "pad_token_id": tokenizer.pad_token_id}
+    model = new_or_pretrained(MODELS[arguments.architecture], arguments, tokenizer, ids)
     if model.config.gives_trees != (arguments.architecture != "awd_lstm"):
         raise ValueError(
             f"architecture is {arguments.architecture!r}, but the model has "
@@ -285,14 +258,12 @@ class RecurrentRecipe(Recipe):
 
     def sampler(self, consumed: int = 0) -> EpochSampler:
         """Segments of the stream, or sentences of similar length."""
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        data, size, seed = self.data, self.arguments.per_device_train_batch_size, self.arguments.seed
-        if data.batching == "stream":
-            length = len(self.streams.train)
-            return SegmentSampler(length, size * world, data.bptt, data.variable_bptt, seed, consumed)
-        share = {"rank": rank, "world_size": world, "consumed": consumed}
-        limits = (size, data.max_batch_tokens, data.batch_group_size, seed)
-        return PaddedBatchSampler(self.examples.lengths, *limits, **share)
+        data, arguments = self.data, self.arguments
+        if data.batching == "sentences":
+            return self.padded_sampler(self.examples.lengths, data.max_batch_tokens, consumed)
+        rows = self.accelerator.num_processes * arguments.per_device_train_batch_size
+        length, seed = len(self.streams.train), arguments.seed
+        return SegmentSampler(length, rows, data.bptt, data.variable_bptt, seed, consumed)
 
     def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Objective, with the state of the batch before."""

@@ -38,7 +38,7 @@ from hf_synlm.training.tree_batches import (
     TreeDataArguments,
     TreeDataset,
     collect_labels,
-    encode_treebank,
+    encode_treebanks,
     load_trees,
     make_tree_tokenizer,
 )
@@ -205,14 +205,8 @@ def load_data(
     model = make_model(model_arguments, tokenizer, labels)
     labels = getattr(model.config, "nonterminals", labels)
     system: Any = getattr(model.config, "transition_system", "top_down")
-    encoded = [
-        encode_treebank(
-            accelerator, part, tokenizer, system, labels, data.preprocessing_num_workers,
-            data.max_sentence_tokens if part is trees[0] else None,
-        )
-        for part in trees
-    ]  # fmt: skip
-    return Splits(*encoded), list(labels), tokenizer, model
+    encoded = encode_treebanks(accelerator, data, trees, tokenizer, system, labels)
+    return encoded, list(labels), tokenizer, model
 
 
 class RNNGRecipe(Recipe):
@@ -269,16 +263,7 @@ class RNNGRecipe(Recipe):
 
     def sampler(self, consumed: int = 0) -> PaddedBatchSampler:
         """Batches of sentences with similar numbers of actions; for both architectures the same."""
-        return PaddedBatchSampler(
-            self.examples.lengths("actions"),
-            self.arguments.per_device_train_batch_size,
-            self.data.max_batch_actions,
-            self.data.batch_group_size,
-            self.arguments.seed,
-            rank=self.accelerator.process_index,
-            world_size=self.accelerator.num_processes,
-            consumed=consumed,
-        )
+        return self.padded_sampler(self.examples.lengths("actions"), self.data.max_batch_actions, consumed)
 
     def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Objective with the nats that perplexities are made of."""
@@ -314,9 +299,9 @@ class RNNGRecipe(Recipe):
         if rows:
             size, beam = self.evaluation.search_batch_size, self.evaluation.beam(self.config)
             pad = self.tokenizer.pad_token_id
-            scores = search_trees(self.accelerator, model, dataset, rows, pad, batch_size=size, beam=beam)
-            self.accelerator.print(f"step {step}: {name}: {scores}")
-            result["search"] = scores.numbers()
+            search = search_trees(self.accelerator, model, dataset, rows, pad, batch_size=size, beam=beam)
+            result["search"], text = search
+            self.accelerator.print(f"step {step}: {name}: {text}")
             flat.update({f"{name}/{k}": v for k, v in result["search"].items() if not isinstance(v, dict)})
         self.accelerator.log(flat, step=step)
         return result

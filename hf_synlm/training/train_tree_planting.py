@@ -8,15 +8,12 @@ of tree-planting are measured on the validation sentences. Paper: Yoshida, Somey
 Unidirectional Transformer Language Models with Implicit Syntactic Supervision" (Findings of ACL 2024).
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import TrainingArguments, set_seed
 
-from hf_synlm.training.arguments import parse_arguments
-from hf_synlm.training.train_treereg import ModelAndDataArguments, check_output_folder
+from hf_synlm.training.train_treereg import prepare_training, train_and_measure
 from hf_synlm.training.tree_planting import (
     TreePlantingArguments,
     TreePlantingCollator,
@@ -48,30 +45,14 @@ def measure_planting(trainer: TreePlantingTrainer, examples: list[dict[str, Any]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the program with a command line (default: the process's)."""
-    types = (ModelAndDataArguments, TreePlantingArguments, TrainingArguments)
-    data, planting, arguments = parse_arguments(
-        types, argv, ["config_overrides"], "Train a language model with tree-planting."
+    planting, options, pad, _ = prepare_training(
+        argv,
+        "tree-planting",
+        TreePlantingArguments,
+        lambda tokenizer, tree: encode_sentence(tokenizer, tree.words, tree.labeled_spans),
     )
-    check_output_folder(arguments)
-    set_seed(arguments.seed)
-    sentences = {"train": data.read(data.train_files), "validation": data.read(data.validation_files)}
-    model, tokenizer = data.load(sentences["train"])
-    examples = {
-        name: [encode_sentence(tokenizer, tree.words, tree.labeled_spans) for tree in trees]
-        for name, trees in sentences.items()
-    }
-    pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    trainer = TreePlantingTrainer(
-        model, arguments, planting=planting, train_dataset=examples["train"], eval_dataset=examples["validation"],
-        data_collator=TreePlantingCollator(pad), processing_class=tokenizer,
-    )  # fmt: skip
-    trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
-    trainer.save_model()
-    metrics = trainer.evaluate()
-    metrics["eval_perplexity_per_token"] = math.exp(metrics["eval_loss"])
-    metrics["eval_planting_loss"] = measure_planting(trainer, examples["validation"])
-    trainer.log_metrics("eval", metrics)
-    trainer.save_metrics("eval", metrics)
+    trainer = TreePlantingTrainer(planting=planting, data_collator=TreePlantingCollator(pad), **options)
+    train_and_measure(trainer, lambda: {"eval_planting_loss": measure_planting(trainer, options["eval_dataset"])})
 
 
 if __name__ == "__main__":

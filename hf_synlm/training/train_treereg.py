@@ -10,7 +10,7 @@ with Tree Regularization" (NAACL 2025).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    Trainer,
     TrainingArguments,
     set_seed,
 )
@@ -119,34 +120,64 @@ def parse_batches(trainer: TreeRegTrainer, examples: list[dict[str, Any]]) -> li
     return trees
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the program with a command line (default: the process's)."""
-    types = (ModelAndDataArguments, TreeRegArguments, TrainingArguments)
-    data, treereg, arguments = parse_arguments(
-        types, argv, ["config_overrides"], "Train a language model with TreeReg."
-    )
+def prepare_training(
+    argv: Sequence[str] | None,
+    name: str,
+    arguments_type: type,
+    encode: Callable[[PreTrainedTokenizerBase, TreebankSentence], dict[str, Any]],
+) -> tuple[Any, dict[str, Any], int, list[TreebankSentence]]:
+    """Read the command line of a program that adds a loss of trees, its treebanks, and its model.
+
+    Args:
+        argv: the command line; default: the process's.
+        name: of the loss.
+        arguments_type: its options, a dataclass.
+        encode: tokenizer and sentence -> example.
+
+    Returns:
+        The options of the loss, those of `Trainer`, the padding of the batches, and the validation sentences.
+    """
+    types = (ModelAndDataArguments, arguments_type, TrainingArguments)
+    data, method, arguments = parse_arguments(types, argv, ["config_overrides"], f"Train a language model with {name}.")
     check_output_folder(arguments)
     set_seed(arguments.seed)
-    sentences = {"train": data.read(data.train_files), "validation": data.read(data.validation_files)}
-    model, tokenizer = data.load(sentences["train"])
-    examples = {
-        name: [encode_sentence(tokenizer, tree.words, tree.spans) for tree in trees]
-        for name, trees in sentences.items()
-    }
+    sentences = {"train_dataset": data.read(data.train_files), "eval_dataset": data.read(data.validation_files)}
+    model, tokenizer = data.load(sentences["train_dataset"])
+    examples = {part: [encode(tokenizer, tree) for tree in trees] for part, trees in sentences.items()}
     pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    trainer = TreeRegTrainer(
-        model, arguments, treereg=treereg, train_dataset=examples["train"], eval_dataset=examples["validation"],
-        data_collator=TreeRegCollator(pad), processing_class=tokenizer,
-    )  # fmt: skip
-    trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
+    options = {"model": model, "args": arguments, "processing_class": tokenizer, **examples}
+    return method, options, pad, sentences["eval_dataset"]
+
+
+def train_and_measure(trainer: Trainer, measure: Callable[[], dict[str, float]]) -> None:
+    """Train, save the model, and write its perplexity and more.
+
+    Args:
+        trainer: with model and data.
+        measure: gives the further numbers of the trained model, by name.
+    """
+    trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
     trainer.save_model()
-    gold = [tree.spans for tree in sentences["validation"]]
-    lengths = [len(tree.words) for tree in sentences["validation"]]
     metrics = trainer.evaluate()
     metrics["eval_perplexity_per_token"] = math.exp(metrics["eval_loss"])
-    metrics["eval_f1"] = 100 * unlabeled_f1(parse_batches(trainer, examples["validation"]), gold, lengths).f1
+    metrics |= measure()
     trainer.log_metrics("eval", metrics)
     trainer.save_metrics("eval", metrics)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the program with a command line (default: the process's)."""
+    treereg, options, pad, sentences = prepare_training(
+        argv, "TreeReg", TreeRegArguments, lambda tokenizer, tree: encode_sentence(tokenizer, tree.words, tree.spans)
+    )
+    trainer = TreeRegTrainer(treereg=treereg, data_collator=TreeRegCollator(pad), **options)
+    gold, lengths = [tree.spans for tree in sentences], [len(tree.words) for tree in sentences]
+
+    def measure() -> dict[str, float]:
+        found = parse_batches(trainer, options["eval_dataset"])
+        return {"eval_f1": 100 * unlabeled_f1(found, gold, lengths).f1}
+
+    train_and_measure(trainer, measure)
 
 
 if __name__ == "__main__":

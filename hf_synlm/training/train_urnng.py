@@ -23,23 +23,29 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from hf_synlm import URNNGConfig, URNNGForCausalLM
+from hf_synlm import URNNGForCausalLM
 from hf_synlm.actions import PAD_ACTION, spans_to_actions
 from hf_synlm.data.arguments import option
 from hf_synlm.evaluation.parsing import binarized_gold, branching_baselines, keep_words, unlabeled_f1
 from hf_synlm.module_tools import evaluation_mode
 from hf_synlm.rnng_actions import TransitionSystem
-from hf_synlm.training.arguments import ModelArguments, check_minimum, check_overrides
+from hf_synlm.training.arguments import ModelArguments, check_minimum
 from hf_synlm.training.checkpoints import BestModel
 from hf_synlm.training.export import hub_facts
 from hf_synlm.training.inference_network import InferenceNetwork
-from hf_synlm.training.recipe import Recipe, Splits, kept_evaluation, run_recipe
-from hf_synlm.training.run import Run, load_pretrained
+from hf_synlm.training.recipe import Recipe, kept_evaluation, run_recipe
+from hf_synlm.training.run import Run, new_or_pretrained
 from hf_synlm.training.samplers import EpochEnds, PaddedBatchSampler
-from hf_synlm.training.sentence_files import load_or_make_tokenizer
 from hf_synlm.training.steps import map_rows, to_device
 from hf_synlm.training.stream_schedule import PhaseSchedule, RecurrentTrainingArguments
-from hf_synlm.training.tree_batches import TreeDataArguments, TreeDataset, collect_labels, encode_treebank, load_trees
+from hf_synlm.training.tree_batches import (
+    TreeDataArguments,
+    TreeDataset,
+    collect_labels,
+    encode_treebanks,
+    load_trees,
+    make_tree_tokenizer,
+)
 from hf_synlm.training.variational import (
     attach_network,
     estimate,
@@ -276,25 +282,16 @@ class URNNGRecipe(Recipe):
 
     def load(self) -> PreTrainedModel:
         """Read and encode the sentences, make or load tokenizer, model and inference network."""
-        data, name = self.data, self.model_arguments.model_name_or_path
+        data = self.data
         parts = (data.train_files, data.validation_files, data.test_files)
         trees = [load_trees(self.accelerator, files, data.split_leaves) for files in parts if files]
-        self.tokenizer = load_or_make_tokenizer(
-            self.accelerator, data, data.tokenizer_name or name, Path(self.arguments.output_dir),
-            lambda: (row["words"] for row in trees[0].select_columns("words")),
-            lambda words: data.word_tokenizer(words, end_token=True), "pad_token", "eos_token",
-        )  # fmt: skip
+        output_dir, needed = Path(self.arguments.output_dir), ("pad_token", "eos_token")
+        name = data.tokenizer_name or self.model_arguments.model_name_or_path
+        self.tokenizer = make_tree_tokenizer(self.accelerator, data, trees[0], name, output_dir, *needed)
         if self.tokenizer.eos_token_id == self.tokenizer.pad_token_id:
             raise ValueError("End token and padding of the tokenizer are one token. Choose another tokenizer_name.")
         labels = collect_labels(*trees)
-        workers, limit = data.preprocessing_num_workers, data.max_sentence_tokens
-        encoded = [
-            encode_treebank(
-                self.accelerator, part, self.tokenizer, "top_down", labels, workers, limit if part is trees[0] else None
-            )
-            for part in trees
-        ]  # fmt: skip
-        self.splits = Splits(*encoded)
+        self.splits = encode_treebanks(self.accelerator, data, trees, self.tokenizer, "top_down", labels)
         self.examples = self.splits.train
         self.accelerator.print(data.describe_splits(self.splits, TreeDataset.describe))
         system = TransitionSystem("top_down", len(labels)) if self.variational.objective == "supervised" else None
@@ -302,22 +299,18 @@ class URNNGRecipe(Recipe):
         per_step = self.accelerator.num_processes * self.arguments.gradient_accumulation_steps
         self.ends = EpochEnds(self.sampler(), per_step)
         self.ends.step(0)  # refuses steps longer than an epoch
-        longest = max(int(part.lengths("input_ids").max()) for part in encoded)
+        longest = max(int(part.lengths("input_ids").max()) for part in filter(None, self.splits))
         return self._load_model(longest)
 
     def _load_model(self, longest: int) -> PreTrainedModel:
         """The model with its network, which reads sentences of up to `longest` words."""
         arguments, tokenizer = self.model_arguments, self.tokenizer
+        ids = {key: getattr(tokenizer, key) for key in ("pad_token_id", "bos_token_id", "eos_token_id")}
+        model = new_or_pretrained(URNNGForCausalLM, arguments, tokenizer, ids)
         if arguments.model_name_or_path is not None:
-            name = arguments.model_name_or_path
-            model = load_pretrained(URNNGForCausalLM, name, arguments.config_overrides, tokenizer)
-            network = load_network(Path(name))
+            network = load_network(Path(arguments.model_name_or_path))
         else:
-            ids = {key: getattr(tokenizer, key) for key in ("pad_token_id", "bos_token_id", "eos_token_id")}
-            decided = {"vocab_size": len(tokenizer), **ids}
-            overrides = check_overrides(URNNGConfig, arguments.config_overrides, decided)
-            config = URNNGConfig.from_preset(str(arguments.model_preset), **decided, **overrides)
-            model = URNNGForCausalLM(config)
+            config = model.config
             sizes = (config.hidden_size, arguments.network_hidden_size, longest)
             network = InferenceNetwork(*sizes, config.dropout, config.initializer_range)
         attach_network(model, network)
@@ -352,16 +345,8 @@ class URNNGRecipe(Recipe):
 
     def sampler(self, consumed: int = 0) -> PaddedBatchSampler:
         """Batches of sentences of similar length."""
-        return PaddedBatchSampler(
-            2 * self.examples.lengths("input_ids") + 1,
-            self.arguments.per_device_train_batch_size,
-            self.data.max_batch_actions,
-            self.data.batch_group_size,
-            self.arguments.seed,
-            rank=self.accelerator.process_index,
-            world_size=self.accelerator.num_processes,
-            consumed=consumed,
-        )
+        lengths = 2 * self.examples.lengths("input_ids") + 1
+        return self.padded_sampler(lengths, self.data.max_batch_actions, consumed)
 
     def loader(self, run: Run) -> DataLoader:
         """Training batches; the objective follows the step of the run."""

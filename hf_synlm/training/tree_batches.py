@@ -30,6 +30,7 @@ from hf_synlm.data.vocabulary import UnknownRule, subword_tokenizer
 from hf_synlm.evaluation.parsing import Punctuation, has_penn_tags
 from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.rnng_plan import make_plan
+from hf_synlm.training.recipe import Splits
 from hf_synlm.training.sentence_files import (
     MIN_FREQUENCY,
     UNKNOWN_WORDS,
@@ -144,7 +145,7 @@ def make_tree_tokenizer(
     trees: Dataset,
     name: str | None,
     output_dir: Path,
-    needed: str = "pad_token",
+    *needed: str,
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer, or make one from the words of the trees.
 
@@ -154,10 +155,10 @@ def make_tree_tokenizer(
         trees: of `load_trees`.
         name: folder or Hub name, or `None` to make one.
         output_dir: of the run.
-        needed: special token that the model needs.
+        *needed: special tokens that the model needs.
 
     Returns:
-        A stock fast tokenizer with this token.
+        A stock fast tokenizer with these tokens.
 
     Raises:
         ValueError: see `load_or_make_tokenizer`.
@@ -165,14 +166,14 @@ def make_tree_tokenizer(
 
     def make(sentences: Sentences) -> PreTrainedTokenizerBase:
         if data.tokenizer_type == "words":
-            return data.word_tokenizer(sentences, end_token=needed == "eos_token")
+            return data.word_tokenizer(sentences, end_token="eos_token" in needed)
         size, count = data.tokenizer_vocab_size, data.tokenizer_min_frequency
         return subword_tokenizer(sentences, size, model=data.tokenizer_type, min_frequency=count)
 
     def words() -> Sentences:
         return (row["words"] for row in trees.select_columns("words"))
 
-    return load_or_make_tokenizer(accelerator, data, name, output_dir, words, make, needed)
+    return load_or_make_tokenizer(accelerator, data, name, output_dir, words, make, *needed)
 
 
 # ---------------------------------------------------------------------------------------------- encoded trees
@@ -223,49 +224,50 @@ class TreeDataset(torch.utils.data.Dataset):
         return digest.hexdigest()[:16]
 
 
-def encode_treebank(
+def encode_treebanks(
     accelerator: Accelerator,
-    trees: Dataset,
+    data: TreeDataArguments,
+    treebanks: Sequence[Dataset],
     tokenizer: PreTrainedTokenizerBase,
     transition_system: Literal["top_down", "in_order", "binary", "no_opening"],
     labels: Sequence[str],
-    num_workers: int | None = None,
-    max_tokens: int | None = None,
-) -> TreeDataset:
+) -> Splits:
     """Encode the words and write the trees as actions.
 
     Args:
         accelerator: the main process encodes first, the others use its cache.
-        trees: of `load_trees`.
+        data: arguments; sentences longer than `max_sentence_tokens` are left out of training.
+        treebanks: of `load_trees`, for training, validation and test; the last one may be missing.
         tokenizer: for the words.
         transition_system: "top_down", "in_order", "binary" or "no_opening".
         labels: of the nonterminals, in the order of their actions.
-        num_workers: processes.
-        max_tokens: leave longer sentences out.
 
     Returns:
-        The encoded sentences.
+        The encoded sentences, each part a `TreeDataset`.
 
     Raises:
         ValueError: a tree has another label (names file and line), or no sentences are left.
     """
-    system = TransitionSystem(transition_system, len(labels))
-    with accelerator.main_process_first():
-        table = trees.map(
-            _encode_batch,
-            batched=True,
-            features=Features({**TREE_FEATURES, **CODE_FEATURES}),
-            num_proc=num_workers,
-            fn_kwargs={"tokenizer": tokenizer, "system": system, "labels": tuple(labels)},
-            desc="encoding trees",
-        )
-        if max_tokens is not None:
-            table = table.filter(
-                lambda ids: len(ids) <= max_tokens, input_columns="input_ids", desc="dropping long sentences"
+    system, limit = TransitionSystem(transition_system, len(labels)), data.max_sentence_tokens
+    parts: list[TreeDataset] = []
+    for trees in treebanks:
+        with accelerator.main_process_first():
+            table = trees.map(
+                _encode_batch,
+                batched=True,
+                features=Features({**TREE_FEATURES, **CODE_FEATURES}),
+                num_proc=data.preprocessing_num_workers,
+                fn_kwargs={"tokenizer": tokenizer, "system": system, "labels": tuple(labels)},
+                desc="encoding trees",
             )
-    if not len(table):
-        raise ValueError(f"No sentences are left. Check the files and max_sentence_tokens {max_tokens}.")
-    return TreeDataset(table)
+            if not parts:
+                table = table.filter(
+                    lambda ids: len(ids) <= limit, input_columns="input_ids", desc="dropping long sentences"
+                )
+        if not len(table):
+            raise ValueError(f"No sentences are left. Check the files and max_sentence_tokens {limit}.")
+        parts.append(TreeDataset(table))
+    return Splits(*parts)
 
 
 def _encode_batch(

@@ -7,7 +7,6 @@ word perplexity with that of a model without trees.
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,8 @@ from torch import Tensor, nn
 from hf_synlm.data.collate import collate_trees
 from hf_synlm.data.parsed import word_brackets
 from hf_synlm.data.treebank import TreebankSentence
-from hf_synlm.evaluation.evalb import EvalbParameters, EvalbScores, labeled_f1
-from hf_synlm.evaluation.parsing import ParsingScores, Punctuation, branching_baselines, keep_words, unlabeled_f1
+from hf_synlm.evaluation.evalb import EvalbParameters, labeled_f1
+from hf_synlm.evaluation.parsing import Punctuation, branching_baselines, keep_words, unlabeled_f1
 from hf_synlm.losses import share_of
 from hf_synlm.module_tools import evaluation_mode
 from hf_synlm.training.samplers import padded_batches
@@ -122,63 +121,6 @@ def evaluate_given_trees(
 
 
 # ---------------------------------------------------------------------------------------------- search
-@dataclass
-class SearchScores:
-    """Beam search over held-out sentences.
-
-    Fields:
-        labeled: EVALB's scores (COLLINS.prm); `None` for a model whose trees have no labels.
-        unlabeled: the same brackets without their labels.
-        induction: unlabeled F1 as for models that induce their trees (convention "gpst", punctuation not counted;
-            see `TreeDataset.punctuation_by`).
-        right_branching: the same for right-branching trees.
-        punctuation_by: how punctuation was recognized for these two, "tag" or "form".
-        word_perplexity: exp(- sum of the words' log prefix-probability ratios / number of words).
-        num_sentences: sentences parsed.
-        num_failures: sentences for which the beam had no complete tree, or all, if the model gives none; their gold
-            brackets count as missed.
-        beam: widths of the search.
-    """
-
-    labeled: EvalbScores | None
-    unlabeled: EvalbScores
-    induction: ParsingScores
-    right_branching: ParsingScores
-    punctuation_by: Punctuation
-    word_perplexity: float
-    num_sentences: int
-    num_failures: int
-    beam: dict[str, Any]
-
-    def numbers(self) -> dict[str, Any]:
-        """For JSON; F1, precision and recall in percent."""
-        labeled = ("f1", "precision", "recall") if self.labeled else ()
-        fractions = {
-            **{f"labeled_{name}": getattr(self.labeled, name) for name in labeled},
-            "unlabeled_f1": self.unlabeled.f1,
-            "induction_sentence_f1": self.induction.sentence_f1,
-            "right_branching_sentence_f1": self.right_branching.sentence_f1,
-        }
-        names = ("punctuation_by", "word_perplexity", "num_sentences", "num_failures", "beam")
-        percent = {name: round(100 * value, 2) for name, value in fractions.items()}
-        return {**percent, **{name: getattr(self, name) for name in names}}
-
-    def __str__(self) -> str:
-        n = self.numbers()
-        beam = ", ".join(f"{name} {value}" for name, value in self.beam.items())
-        labeled = ""
-        if self.labeled:
-            precision, recall = n["labeled_precision"], n["labeled_recall"]
-            labeled = f"labeled F1 {n['labeled_f1']:.2f} (precision {precision:.2f}, recall {recall:.2f}), "
-        return (
-            f"search over {n['num_sentences']} sentences, {n['num_failures']} without a tree ({beam}): "
-            f"{labeled}unlabeled F1 {n['unlabeled_f1']:.2f} (EVALB, COLLINS.prm); sentence F1 "
-            f"{n['induction_sentence_f1']:.2f}, right branching {n['right_branching_sentence_f1']:.2f} (convention "
-            f"{self.induction.convention}; punctuation, recognized by {self.punctuation_by}, not counted); word "
-            f"perplexity {n['word_perplexity']:.2f}"
-        )
-
-
 def spread(count: int, limit: int | None) -> list[int]:
     """At most `limit` (`None`: all) of `count` indices, spread evenly."""
     if limit is None or limit >= count:
@@ -195,7 +137,7 @@ def search_trees(
     pad_token_id: int,
     batch_size: int,
     beam: dict[str, Any],
-) -> SearchScores:
+) -> tuple[dict[str, Any], str]:
     """Parse held-out sentences by beam search and score the best trees.
 
     Args:
@@ -208,7 +150,19 @@ def search_trees(
         beam: for `model.parse`: `num_beams`, `action_beam_size`, `fast_track_size`.
 
     Returns:
-        The scores, on every process.
+        The scores, on every process, for JSON, and a line that says them. F1 is in percent:
+
+        - `labeled_f1`, `labeled_precision`, `labeled_recall`: EVALB's (COLLINS.prm); missing for a model whose trees
+          have no labels.
+        - `unlabeled_f1`: the same brackets without their labels.
+        - `induction_sentence_f1`: as for models that induce their trees (convention "gpst", punctuation not counted).
+        - `right_branching_sentence_f1`: the same for right-branching trees.
+        - `punctuation_by`: how punctuation was recognized for these two; see `TreeDataset.punctuation_by`.
+        - `word_perplexity`: exp(- sum of the words' log prefix-probability ratios / number of words).
+        - `num_sentences`: sentences parsed.
+        - `num_failures`: sentences for which the beam had no complete tree, or all, if the model gives none; their gold
+          brackets count as missed.
+        - `beam`: widths of the search.
     """
     plain, lengths = accelerator.unwrap_model(model), dataset.lengths("input_ids")
 
@@ -229,8 +183,7 @@ def search_trees(
     with evaluation_mode(plain):
         found = map_rows(accelerator, [int(lengths[row]) for row in rows], batch_size, parse, "search")
     gold = [dataset.sentence(row) for row in rows]
-    scores = _score(gold, dataset.punctuation_by, found, beam)
-    return scores if hasattr(plain.config, "nonterminals") else replace(scores, labeled=None)
+    return _score(gold, dataset.punctuation_by, found, beam, hasattr(plain.config, "nonterminals"))
 
 
 def _over_words(word_ends: Sequence[bool], spans: list[Span], labels: list[str] | None) -> tuple[list[str], list[Span]]:
@@ -243,20 +196,39 @@ def _over_words(word_ends: Sequence[bool], spans: list[Span], labels: list[str] 
 
 
 def _score(
-    gold: list[TreebankSentence], by: Punctuation, results: Sequence[tuple[Any, float]], beam: dict[str, Any]
-) -> SearchScores:
+    gold: list[TreebankSentence],
+    by: Punctuation,
+    results: Sequence[tuple[Any, float]],
+    beam: dict[str, Any],
+    with_labels: bool,
+) -> tuple[dict[str, Any], str]:
     trees: list[tuple[list[str], list[Span]]] = [([], []) if tree is None else tree for tree, _ in results]
     spans: list[list[Span]] = [[(i, j) for i, j in tree[1]] for tree in trees]
     lengths, gold_spans = [len(sentence.words) for sentence in gold], [sentence.spans for sentence in gold]
     keep = [keep_words(sentence.words, sentence.tags, by) for sentence in gold]
-    return SearchScores(
-        labeled=labeled_f1(trees, gold),
-        unlabeled=labeled_f1(trees, gold, EvalbParameters(labeled=False)),
-        induction=unlabeled_f1(spans, gold_spans, lengths, keep=keep),
-        right_branching=branching_baselines(gold_spans, lengths, keep=keep)["right"],
-        punctuation_by=by,
-        word_perplexity=_exp(-sum(log_prob for _, log_prob in results) / sum(lengths)),
-        num_sentences=len(results),
-        num_failures=sum(tree is None for tree, _ in results),
-        beam=beam,
+    induction = unlabeled_f1(spans, gold_spans, lengths, keep=keep)
+    labeled = labeled_f1(trees, gold)
+    fractions = {f"labeled_{name}": getattr(labeled, name) for name in ("f1", "precision", "recall") if with_labels}
+    fractions |= {
+        "unlabeled_f1": labeled_f1(trees, gold, EvalbParameters(labeled=False)).f1,
+        "induction_sentence_f1": induction.sentence_f1,
+        "right_branching_sentence_f1": branching_baselines(gold_spans, lengths, keep=keep)["right"].sentence_f1,
+    }
+    numbers = {
+        **{name: round(100 * value, 2) for name, value in fractions.items()},
+        "punctuation_by": by,
+        "word_perplexity": _exp(-sum(log_prob for _, log_prob in results) / sum(lengths)),
+        "num_sentences": len(results),
+        "num_failures": sum(tree is None for tree, _ in results),
+        "beam": beam,
+    }
+    widths, text = ", ".join(f"{name} {value}" for name, value in beam.items()), ""
+    if with_labels:
+        precision, recall = numbers["labeled_precision"], numbers["labeled_recall"]
+        text = f"labeled F1 {numbers['labeled_f1']:.2f} (precision {precision:.2f}, recall {recall:.2f}), "
+    return numbers, (
+        f"search over {len(results)} sentences, {numbers['num_failures']} without a tree ({widths}): {text}unlabeled "
+        f"F1 {numbers['unlabeled_f1']:.2f} (EVALB, COLLINS.prm); sentence F1 {numbers['induction_sentence_f1']:.2f}, "
+        f"right branching {numbers['right_branching_sentence_f1']:.2f} (convention {induction.convention}; "
+        f"punctuation, recognized by {by}, not counted); word perplexity {numbers['word_perplexity']:.2f}"
     )
