@@ -360,7 +360,3 @@ def report_case(name: str, runs: int, as_json: bool) -> bool:
             flush=True,
         )
     return True
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,5 +1,7 @@
 """GPST against GPT-2 of transformers."""
 
+from typing import Any
+
 import torch
 from benchmarks.sides import Sides, check_gradients, place, training_step, without_dropout
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -32,8 +34,8 @@ NO_DROPOUT = without_dropout(GPSTConfig, "gpst-small")
 FIRST_WORD = 10  # smaller ids may be special tokens
 
 
-def gpt2(config: GPSTConfig) -> GPT2LMHeadModel:
-    """GPT-2 of the same width, heads, layers and vocabulary, as transformers has it."""
+def gpt2(config: Any) -> GPT2LMHeadModel:
+    """GPT-2 of transformers with the width, heads, layers, positions and tokens of a configuration."""
     return GPT2LMHeadModel(
         GPT2Config(
             vocab_size=config.vocab_size,
@@ -46,7 +48,7 @@ def gpt2(config: GPSTConfig) -> GPT2LMHeadModel:
             attn_pdrop=0.0,
             bos_token_id=1,
             eos_token_id=None,
-            pad_token_id=0,
+            pad_token_id=config.pad_token_id,
         )
     )
 

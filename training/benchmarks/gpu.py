@@ -27,7 +27,7 @@ import torch  # noqa: E402
 from benchmarks.gpst import QUARTER, gpst_parse, gpst_train  # noqa: E402
 from benchmarks.recurrent import on_lstm_train, palm_train, prpn_train  # noqa: E402
 from benchmarks.rnng import SearchedSentences, rnng_train  # noqa: E402
-from benchmarks.sides import Sides, Step, measure, origin, place, synchronize, use_device  # noqa: E402
+from benchmarks.sides import Sides, measure, origin, place, synchronize, use_device  # noqa: E402
 
 MINUTES = 10
 RUNS = {"cuda": 7, "cpu": 1}
@@ -128,16 +128,9 @@ def _sides(sides: Sides, runs: int) -> dict[str, Any]:
     for side, step in (("ours", sides.ours), ("baseline", sides.theirs)):
         figures[side] = {"float32": measure(step, runs)}
         if runs > 1:  # not in a rehearsal: few CPUs have PyTorch's bfloat16 LSTM
-            figures[side]["bf16"] = measure(_low(step), runs)
+            low = torch.autocast(place(torch.empty(0)).device.type, dtype=torch.bfloat16)
+            figures[side]["bf16"] = measure(low(step), runs)
     return figures
-
-
-def _low(step: Step) -> Step:
-    def run() -> None:
-        with torch.autocast(place(torch.empty(0)).device.type, dtype=torch.bfloat16):
-            step()
-
-    return run
 
 
 def search(results: Results) -> None:

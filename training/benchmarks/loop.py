@@ -25,15 +25,10 @@ from hf_synlm.training.arguments import TrainingArguments
 from hf_synlm.training.output_folder import RESULTS_FILE
 from hf_synlm.training.run import Run, TrainingState, make_accelerator, make_optimizer
 from hf_synlm.training.samplers import StepSampler, make_loader
-from hf_synlm.training.steps import StopSignals, optimizer_steps
+from hf_synlm.training.steps import StopSignals, model_loss, optimizer_steps
 
 SAMPLES = 64
 MEMORY_SIZES = ((1, 256), (2, 256), (4, 256), (1, 512), (2, 512), (1, 1024))
-
-
-def _objective(model: Any, batch: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    output = model(**batch)
-    return output.loss, output.losses
 
 
 def gpst_loop(
@@ -74,7 +69,7 @@ def gpst_loop(
     run = Run(accelerator, arguments, *accelerator.prepare(*make()), TrainingState())
     sampler = StepSampler(SAMPLES, batch_size, 0)
     loader = make_loader(accelerator, contexts, collate, arguments, sampler)
-    steps = optimizer_steps(run, loader, _objective, StopSignals())
+    steps = optimizer_steps(run, loader, model_loss, StopSignals())
     model, optimizer, schedule = make()
     turns = itertools.cycle([collate([contexts[k] for k in ids]) for ids in itertools.islice(sampler, 4)])
 

@@ -3,11 +3,14 @@
 The sentences and trees are those of the embedded treebank. There is no dropout on either side.
 """
 
+from types import SimpleNamespace
+
 import torch
+from benchmarks.gpst import gpt2
 from benchmarks.rnng import TRAIN_LENGTHS, read_embedded_trees
 from benchmarks.sides import Sides, check_gradients, place, training_step
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2LMHeadModel
 
 from hf_synlm import PushdownConfig, PushdownForCausalLM, TreeLMConfig, TreeLMForCausalLM
 from hf_synlm.data.collate import collate_trees
@@ -26,11 +29,9 @@ SIZES = {
 
 def _gpt2(vocab_size: int = VOCAB_SIZE, layers: int = LAYERS) -> GPT2LMHeadModel:
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=vocab_size, n_positions=512, n_embd=WIDTH, n_layer=layers, n_head=HEADS, embd_pdrop=0.0,
-        resid_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    return place(GPT2LMHeadModel(config).train())
+    sizes = {**SIZES, "vocab_size": vocab_size, "num_hidden_layers": layers}
+    config = SimpleNamespace(**sizes, max_position_embeddings=512, pad_token_id=None)
+    return place(gpt2(config).train())
 
 
 def _compare(

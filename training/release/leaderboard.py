@@ -13,12 +13,13 @@ the papers' figures to the table.
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -267,22 +268,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.chdir(ROOT)
     if not arguments.table:
         try:
-            _make_rows(board, [(name, rows[name], seed) for seed in seeds for name in names], paper)
+            make_corpus(board)
+            for seed, name in itertools.product(seeds, names):
+                if not (board.results / f"{name}.{seed}.json").exists():
+                    make_row(board, name, rows[name], seed)
+                    write_table(board, paper)
         except KeyboardInterrupt:
             sys.exit("stopped: the same command continues")
     write_table(board, paper)
-
-
-def _make_rows(
-    board: Board, runs: Sequence[tuple[str, dict[str, Any], int]], paper: Mapping[str, float] | None
-) -> None:
-    """Train and measure what has no results yet."""
-    make_corpus(board)
-    for name, row, seed in runs:
-        if not (board.results / f"{name}.{seed}.json").exists():
-            make_row(board, name, row, seed)
-            write_table(board, paper)
-
-
-if __name__ == "__main__":
-    main()

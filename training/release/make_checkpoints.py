@@ -296,7 +296,3 @@ def main(argv: Sequence[str] | None = None) -> None:
             evaluate(name, checkpoint)
         write_card(name, checkpoint)
         pack(name)
-
-
-if __name__ == "__main__":
-    main()
