@@ -31,7 +31,7 @@ from hf_synlm.training.example_tables import ExampleDataset
 from hf_synlm.training.export import hub_facts, model_name
 from hf_synlm.training.output_folder import ARGUMENTS_FILE, EVALUATION_FILE
 from hf_synlm.training.recipe import Recipe
-from hf_synlm.training.run import Run
+from hf_synlm.training.run import Run, check_vocabulary
 from hf_synlm.training.steps import map_rows, model_loss, to_device
 
 Collate = Callable[[list[Any]], dict[str, Any]]
@@ -121,11 +121,7 @@ def read_tokenizer(
         tokenizer = load_tokenizer(name)
     else:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=arguments.trust_remote_code)
-    if len(tokenizer) > config.vocab_size:
-        raise ValueError(
-            f"The tokenizer has {len(tokenizer)} tokens and the model {config.vocab_size}. "
-            "Pass --tokenizer_name with the model's own tokenizer."
-        )
+    check_vocabulary(tokenizer, config)
     names = {"cls_token": CLS_TOKEN, "sep_token": SEP_TOKEN}
     added = {role: names[role] for role in roles if getattr(tokenizer, role) is None}
     if tokenizer.pad_token is None:

@@ -259,6 +259,20 @@ def kept_evaluation(results: dict[str, Any]) -> dict[str, Any]:
     return next(item for item in results["evaluations"] if item["step"] == step)
 
 
+def improvement(results: dict[str, Any], name: str) -> str:
+    """Say how a loss of the validation text fell.
+
+    Args:
+        results: of `all_results.json`.
+        name: of the loss, such as "nats_per_sentence".
+
+    Returns:
+        The beginning of a closing line.
+    """
+    before, after = (found["losses"][name] for found in (results["evaluations"][0], kept_evaluation(results)))
+    return f"validation {name.replace('_', ' ')} {before:.2f} -> {after:.2f} (best at step {results['best_step']})"
+
+
 def run_recipe(recipe_type: type[Recipe], argv: Sequence[str] | None = None) -> None:
     """Run a training program from its command line to the push of its model.
 

@@ -185,12 +185,17 @@ def load_pretrained(
             f"model_name_or_path {name!r} lacks weights, and random ones would take their place: "
             f"{', '.join(sorted(loading['missing_keys']))}. Name a complete model of type {wanted!r}."
         )
-    if len(tokenizer) > model.config.vocab_size:
+    check_vocabulary(tokenizer, model.config)
+    return model
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
+    """Raise ValueError if a tokenizer has more tokens than the model of a configuration."""
+    if len(tokenizer) > config.vocab_size:
         raise ValueError(
-            f"The tokenizer has {len(tokenizer)} tokens and the model {model.config.vocab_size}. "
+            f"The tokenizer has {len(tokenizer)} tokens and the model {config.vocab_size}. "
             "Pass --tokenizer_name with the model's own tokenizer."
         )
-    return model
 
 
 def new_or_pretrained(

@@ -38,22 +38,17 @@ class StepSampler(Sampler[list[int]]):
     do not depend on how many processes share them.
 
     Args:
-        num_samples: n, size of the data set.
+        num_samples: n, size of the data set, at least 1.
         batch_size: samples per process and micro step.
         seed: of the permutations.
         rank: of this process.
         world_size: number of processes.
         consumed: samples that all processes together have consumed.
-
-    Raises:
-        ValueError: when the data set is empty.
     """
 
     def __init__(
         self, num_samples: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1, consumed: int = 0
     ):
-        if num_samples < 1:
-            raise ValueError("The training data are empty. Check the files and the sentence splitting.")
         self.num_samples, self.batch_size, self.seed = num_samples, batch_size, seed
         self.rank, self.consumed, self.consumed_per_micro_step = rank, consumed, batch_size * world_size
         self._epoch, self._order = -1, np.arange(num_samples)

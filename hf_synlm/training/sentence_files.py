@@ -96,7 +96,7 @@ class SentenceFileArguments:
             words = f"Tokenizer: {self.tokenizer_name}."
         return f"The {kind} of {self.names()}. {words}"
 
-    def word_tokenizer(self, sentences: Sentences, end_token: bool = False) -> PreTrainedTokenizerBase:
+    def make_tokenizer(self, sentences: Sentences, end_token: bool) -> PreTrainedTokenizerBase:
         """Make a tokenizer of words from `sentences`, with an end token or without."""
         return word_tokenizer(
             sentences,
@@ -115,7 +115,6 @@ def load_or_make_tokenizer(
     name: str | None,
     output_dir: Path,
     read_words: Callable[[], Sentences],
-    make: Callable[[Sentences], PreTrainedTokenizerBase],
     *special_tokens: str,
 ) -> PreTrainedTokenizerBase:
     """Load a tokenizer, or make one and keep it in `output_dir/tokenizer`, where a resumed run finds it.
@@ -126,7 +125,6 @@ def load_or_make_tokenizer(
         name: folder or Hub name, or `None` to make one.
         output_dir: of the run.
         read_words: reads the words of the training sentences.
-        make: makes a tokenizer from them.
         *special_tokens: that the model needs, such as "pad_token".
 
     Returns:
@@ -142,7 +140,8 @@ def load_or_make_tokenizer(
         made_from["training_words"] = words_fingerprint(read_words())
         if accelerator.is_main_process and not Path(source).is_dir():
             with folder_writer(Path(source)) as partial:
-                make(read_words()).save_pretrained(partial)
+                tokenizer = data.make_tokenizer(read_words(), end_token="eos_token" in special_tokens)
+                tokenizer.save_pretrained(partial)
                 write_json(partial / MADE_FROM, made_from)
         accelerator.wait_for_everyone()
         known = json.loads(Path(source, MADE_FROM).read_text(encoding="utf-8"))

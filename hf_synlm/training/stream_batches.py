@@ -84,6 +84,12 @@ class StreamDataArguments(SentenceFileArguments):
         if self.file_format == "text":
             check_text(*self.files)
 
+    def make_tokenizer(self, sentences: Sentences, end_token: bool) -> PreTrainedTokenizerBase:
+        """Make a tokenizer from sentences: of words, or of characters, always with an end token."""
+        if self.tokenizer_type == "characters":
+            return character_tokenizer(map(" ".join, sentences), min_count=self.tokenizer_min_frequency)
+        return super().make_tokenizer(sentences, end_token)
+
     def _check_defaults(self, reason: str, *names: str) -> None:
         """Raise ValueError for an argument that is not its default."""
         for name in names:
@@ -179,15 +185,8 @@ def make_stream_tokenizer(
     Raises:
         ValueError: see `load_or_make_tokenizer`.
     """
-
-    def make(sentences: Sentences) -> PreTrainedTokenizerBase:
-        if data.tokenizer_type == "characters":
-            texts = (" ".join(words) for words in sentences)
-            return character_tokenizer(texts, min_count=data.tokenizer_min_frequency)
-        return data.word_tokenizer(sentences, end_token=True)
-
     words = partial(read_words, data.train_files, data)
-    return load_or_make_tokenizer(accelerator, data, name, output_dir, words, make, "pad_token", "eos_token")
+    return load_or_make_tokenizer(accelerator, data, name, output_dir, words, "pad_token", "eos_token")
 
 
 def load_stream(

@@ -26,7 +26,7 @@ from hf_synlm.training.arguments import ModelArguments
 from hf_synlm.training.export import hub_facts
 from hf_synlm.training.final_report import report_saved_model
 from hf_synlm.training.flops import recurrent_flops_per_token
-from hf_synlm.training.recipe import Recipe, Splits, kept_evaluation, run_recipe
+from hf_synlm.training.recipe import Recipe, Splits, improvement, run_recipe
 from hf_synlm.training.run import Run, new_or_pretrained
 from hf_synlm.training.samplers import EpochEnds, EpochSampler
 from hf_synlm.training.stream_batches import (
@@ -317,12 +317,10 @@ class RecurrentRecipe(Recipe):
             banks, convention = {str(parsing.punctuation): bank}, parsing.parsing_convention
             seed = self.arguments.seed
             test["saved_model"] = report_saved_model(folder, self.tokenizer, banks, methods, seed, convention)
-        before, best = results["evaluations"][0]["losses"], kept_evaluation(results)["losses"]
-        unit = "bits_per_character" if "bits_per_character" in best else "perplexity"
-        label = unit.replace("_", " ")
-        line = f"validation {label} {before[unit]:.2f} -> {best[unit]:.2f} (best at step {results['best_step']})"
+        unit = "bits_per_character" if self.data.tokenizer_type == "characters" else "perplexity"
+        line = improvement(results, unit)
         if "losses" in test:
-            line += f"; test {label} {test['losses'][unit]:.2f}"
+            line += f"; test {unit.replace('_', ' ')} {test['losses'][unit]:.2f}"
         if "trees" in test:
             model, right = (test["trees"][name]["sentence_f1"] for name in ("model", "right"))
             line += f"; sentence F1 {model:.2f}, right branching {right:.2f}"

@@ -30,9 +30,10 @@ from hf_synlm.training.checkpoints import BestModel
 from hf_synlm.training.export import hub_facts
 from hf_synlm.training.final_report import load_report_treebanks, report_saved_model
 from hf_synlm.training.flops import recurrent_flops_per_token, rnng_flops_per_token
-from hf_synlm.training.recipe import Recipe, Splits, kept_evaluation, run_recipe
+from hf_synlm.training.recipe import Recipe, Splits, improvement, run_recipe
 from hf_synlm.training.run import Run, load_pretrained
 from hf_synlm.training.samplers import PaddedBatchSampler
+from hf_synlm.training.sentence_files import load_or_make_tokenizer
 from hf_synlm.training.tree_batches import (
     TreeCollator,
     TreeDataArguments,
@@ -40,7 +41,7 @@ from hf_synlm.training.tree_batches import (
     collect_labels,
     encode_treebanks,
     load_trees,
-    make_tree_tokenizer,
+    tree_words,
 )
 from hf_synlm.training.tree_evaluation import Objective, add_perplexities, evaluate_given_trees, search_trees, spread
 
@@ -197,7 +198,8 @@ def load_data(
     source = data.tokenizer_name or model_arguments.model_name_or_path or backbone
     ends = backbone is not None or model_arguments.architecture == "pushdown"
     needed = "eos_token" if ends else "pad_token"
-    tokenizer = make_tree_tokenizer(accelerator, data, trees[0], source, output_dir, needed)
+    words = partial(tree_words, trees[0])
+    tokenizer = load_or_make_tokenizer(accelerator, data, source, output_dir, words, needed)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # GPT-2 and Llama have none
     fields: Any = model_arguments.config_overrides or {}
@@ -348,12 +350,7 @@ class RNNGRecipe(Recipe):
             methods = {f"search (beams {' and '.join(widths)})": beam}
             report = report_saved_model(folder, self.tokenizer, self.report_treebanks, methods, self.arguments.seed)
             results["test"]["saved_model"] = report
-        before, after = results["evaluations"][0]["losses"], kept_evaluation(results)["losses"]
-        line = (
-            f"validation nats per sentence {before['nats_per_sentence']:.2f} -> {after['nats_per_sentence']:.2f} "
-            f"(best at step {results['best_step']})"
-        )
-        test = results.get("test")
+        line, test = improvement(results, "nats_per_sentence"), results.get("test")
         if test is None:
             return line
         line += f"; test nats per sentence {test['losses']['nats_per_sentence']:.2f}"

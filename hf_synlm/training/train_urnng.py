@@ -33,9 +33,10 @@ from hf_synlm.training.arguments import ModelArguments, check_minimum
 from hf_synlm.training.checkpoints import BestModel
 from hf_synlm.training.export import hub_facts
 from hf_synlm.training.inference_network import InferenceNetwork
-from hf_synlm.training.recipe import Recipe, kept_evaluation, run_recipe
+from hf_synlm.training.recipe import Recipe, improvement, run_recipe
 from hf_synlm.training.run import Run, new_or_pretrained
 from hf_synlm.training.samplers import EpochEnds, PaddedBatchSampler
+from hf_synlm.training.sentence_files import load_or_make_tokenizer
 from hf_synlm.training.steps import map_rows, to_device
 from hf_synlm.training.stream_schedule import PhaseSchedule, RecurrentTrainingArguments
 from hf_synlm.training.tree_batches import (
@@ -44,7 +45,7 @@ from hf_synlm.training.tree_batches import (
     collect_labels,
     encode_treebanks,
     load_trees,
-    make_tree_tokenizer,
+    tree_words,
 )
 from hf_synlm.training.variational import (
     attach_network,
@@ -285,9 +286,11 @@ class URNNGRecipe(Recipe):
         data = self.data
         parts = (data.train_files, data.validation_files, data.test_files)
         trees = [load_trees(self.accelerator, files, data.split_leaves) for files in parts if files]
-        output_dir, needed = Path(self.arguments.output_dir), ("pad_token", "eos_token")
+        output_dir, words = Path(self.arguments.output_dir), partial(tree_words, trees[0])
         name = data.tokenizer_name or self.model_arguments.model_name_or_path
-        self.tokenizer = make_tree_tokenizer(self.accelerator, data, trees[0], name, output_dir, *needed)
+        self.tokenizer = load_or_make_tokenizer(
+            self.accelerator, data, name, output_dir, words, "pad_token", "eos_token"
+        )
         if self.tokenizer.eos_token_id == self.tokenizer.pad_token_id:
             raise ValueError("End token and padding of the tokenizer are one token. Choose another tokenizer_name.")
         labels = collect_labels(*trees)
@@ -438,11 +441,7 @@ class URNNGRecipe(Recipe):
         """Write the inference network beside the model."""
         model: Any = run.model
         save_network(model.inference_network, folder)
-        before, after = results["evaluations"][0]["losses"], kept_evaluation(results)["losses"]
-        line = (
-            f"validation nats per sentence {before['nats_per_sentence']:.2f} -> {after['nats_per_sentence']:.2f} "
-            f"(best at step {results['best_step']})"
-        )
+        line = improvement(results, "nats_per_sentence")
         if "test" in results:
             losses, trees = results["test"]["losses"], results["test"]["trees"]
             line += f"; test perplexity {losses['importance_perplexity']:.2f}, sentence F1 {trees['sentence_f1']:.2f}"

@@ -38,7 +38,6 @@ from hf_synlm.training.sentence_files import (
     SentenceFileArguments,
     Sentences,
     check_minimum,
-    load_or_make_tokenizer,
 )
 
 TREE_FEATURES = {
@@ -77,6 +76,13 @@ class TreeDataArguments(SentenceFileArguments):
             raise ValueError(f"lowercase and replace_numbers belong to words, not to {self.tokenizer_type!r}.")
         check_minimum(self, 1, "max_sentence_tokens max_batch_actions")
         super().__post_init__()
+
+    def make_tokenizer(self, sentences: Sentences, end_token: bool) -> PreTrainedTokenizerBase:
+        """Make a tokenizer from sentences: of words, or of pieces of words."""
+        if self.tokenizer_type == "words":
+            return super().make_tokenizer(sentences, end_token)
+        size, count = self.tokenizer_vocab_size, self.tokenizer_min_frequency
+        return subword_tokenizer(sentences, size, model=self.tokenizer_type, min_frequency=count)
 
 
 # ---------------------------------------------------------------------------------------------- trees
@@ -139,41 +145,9 @@ def _column(table: Dataset, name: str) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------- tokenizer
-def make_tree_tokenizer(
-    accelerator: Accelerator,
-    data: TreeDataArguments,
-    trees: Dataset,
-    name: str | None,
-    output_dir: Path,
-    *needed: str,
-) -> PreTrainedTokenizerBase:
-    """Load the tokenizer, or make one from the words of the trees.
-
-    Args:
-        accelerator: the main process makes it, the others load.
-        data: arguments.
-        trees: of `load_trees`.
-        name: folder or Hub name, or `None` to make one.
-        output_dir: of the run.
-        *needed: special tokens that the model needs.
-
-    Returns:
-        A stock fast tokenizer with these tokens.
-
-    Raises:
-        ValueError: see `load_or_make_tokenizer`.
-    """
-
-    def make(sentences: Sentences) -> PreTrainedTokenizerBase:
-        if data.tokenizer_type == "words":
-            return data.word_tokenizer(sentences, end_token="eos_token" in needed)
-        size, count = data.tokenizer_vocab_size, data.tokenizer_min_frequency
-        return subword_tokenizer(sentences, size, model=data.tokenizer_type, min_frequency=count)
-
-    def words() -> Sentences:
-        return (row["words"] for row in trees.select_columns("words"))
-
-    return load_or_make_tokenizer(accelerator, data, name, output_dir, words, make, *needed)
+def tree_words(trees: Dataset) -> Sentences:
+    """Words of every sentence of `load_trees`."""
+    return (row["words"] for row in trees.select_columns("words"))
 
 
 # ---------------------------------------------------------------------------------------------- encoded trees
