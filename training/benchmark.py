@@ -4,7 +4,9 @@ python training/benchmark.py --list
 python training/benchmark.py --case gpst-train-quarter --runs 7 --json
 """
 
+import sys
+
 from benchmarks.cases import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

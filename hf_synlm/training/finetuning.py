@@ -205,7 +205,6 @@ class FineTuning(Recipe):
     task: ClassVar[str] = "text-generation"
     parts: ClassVar[tuple[str, ...]] = ("model_arguments", "data", "arguments")
     model_arguments: ModelArguments
-    data: Any
     examples: ExampleDataset
     sources: list[dict[str, Any]]
 

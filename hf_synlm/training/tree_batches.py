@@ -239,7 +239,7 @@ def encode_treebanks(
                     lambda ids: len(ids) <= limit, input_columns="input_ids", desc="dropping long sentences"
                 )
         if not len(table):
-            raise ValueError(f"No sentences are left. Check the files and max_sentence_tokens {limit}.")
+            raise ValueError(f"All training sentences are longer than max_sentence_tokens {limit}. Raise it.")
         parts.append(TreeDataset(table))
     return Splits(*parts)
 
