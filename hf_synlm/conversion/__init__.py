@@ -42,6 +42,3 @@ def convert_state_dict(arch: str, state_dict: dict[str, Tensor], original_config
     if arch not in CONVERTERS:
         raise ValueError(f"There is no converter for {arch!r}. Choose one of {sorted(CONVERTERS)}.")
     return CONVERTERS[arch](state_dict, original_config)
-
-
-__all__ = ["CONVERTERS", "TOKENIZERS", "convert_state_dict"]

@@ -115,6 +115,3 @@ def convert_files(
     if tokenizer is None and arch in TOKENIZERS:
         tokenizer = TOKENIZERS[arch](config)
     return export_model(model, tokenizer, output_dir, overwrite=overwrite)
-
-
-__all__ = ["convert_files", "read_config", "read_state_dict"]

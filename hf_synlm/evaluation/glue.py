@@ -164,6 +164,3 @@ def check_labels(task: TextTask, labels: np.ndarray, name: str) -> None:
 def main_score(task: TextTask, scores: dict[str, float]) -> float:
     """The number by which models are compared: the mean of `task.main_metrics` in `scores`."""
     return float(np.mean([scores[name] for name in task.main_metrics]))
-
-
-__all__ = ["GLUE_TASKS", "METRICS", "TextTask", "check_labels", "glue_task", "main_score", "task_scores"]

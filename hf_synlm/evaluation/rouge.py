@@ -71,6 +71,3 @@ def rouge_scores(
         table[row] = [scores[name].fmeasure for name in ROUGE_TYPES]
     means = dict(zip(ROUGE_TYPES, (100 * table.mean(0)).tolist(), strict=True))
     return {**means, "rouge_average": float(np.mean([means[name] for name in ROUGE_TYPES[:3]]))}
-
-
-__all__ = ["ROUGE_TYPES", "rouge_scores", "sentences_as_lines"]

@@ -280,6 +280,3 @@ def _result_cell(name: str, value: Any) -> str:
 def _short(convention: str) -> str:
     """The name of a convention, without what it counts."""
     return convention.partition(":")[0]
-
-
-__all__ = ["facts_text", "fill_card", "missing_on_card", "read_facts", "saved_card"]

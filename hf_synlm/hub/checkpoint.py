@@ -317,18 +317,3 @@ def one_line_errors(name: str, kind: str) -> Iterator[None]:
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
     return text if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {text}"
-
-
-__all__ = [
-    "StoredTensor",
-    "check_checkpoint",
-    "check_model_source",
-    "check_tokenizer_source",
-    "is_folder",
-    "load_pretrained",
-    "load_tokenizer",
-    "one_line_errors",
-    "pickled_files",
-    "saved_auto_class",
-    "stored_tensors",
-]

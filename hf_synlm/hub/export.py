@@ -349,6 +349,3 @@ def _check_tokenizer(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBas
                 f"{name} is {of_model} in the model's configuration and {of_tokenizer} in the tokenizer. "
                 "Set one of them to the other."
             )
-
-
-__all__ = ["check_complete", "check_target", "code_files", "export_model", "push_to_hub"]

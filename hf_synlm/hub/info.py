@@ -188,6 +188,3 @@ def shipped_table() -> str:
         rows.append(f"| {file} | {lines[file]} | {marks} |")
     totals = " | ".join(f"{len(files)} files, {sum(files.values()):,} lines" for files in shipped.values())
     return "\n".join([*rows, f"| total | | {totals} |"])
-
-
-__all__ = ["describe_model", "files_table", "info_table", "shipped_files", "shipped_table"]
