@@ -89,10 +89,7 @@ def convert_gpst(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     for tied in (head, embedding):
         if tied is not None:
             renamed["lm_head.weight"] = renamed["model.embed_tokens.weight"] = tied
-    model = GPSTForCausalLM(config)
-    fill_model(model, renamed)
-    model.tie_weights()
-    return model.eval()
+    return fill_model(GPSTForCausalLM(config), renamed)
 
 
 def gpst_config(original_config: Mapping[str, Any], surrogate: bool = True) -> GPSTConfig:

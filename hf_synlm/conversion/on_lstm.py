@@ -69,9 +69,7 @@ def convert_on_lstm(state_dict: Mapping[str, Tensor], original_config: Mapping[s
             del tensors[name]  # never trained
     if config.tie_word_embeddings and not torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"]):
         raise ValueError("encoder.weight and decoder.weight differ, but the configuration has tie_weights=True.")
-    model = ONLSTMForCausalLM(config).to(tensors["lm_head.weight"].dtype)
-    fill_model(model, tensors)
-    return model.eval()
+    return fill_model(ONLSTMForCausalLM(config).to(tensors["lm_head.weight"].dtype), tensors)
 
 
 def on_lstm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> ONLSTMConfig:
@@ -136,6 +134,3 @@ def _supervision(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> d
         "syntactic_distance_scope": "batch",
         "syntactic_distance_reduction": "mean",
     }
-
-
-__all__ = ["EXTRACTION", "RULES", "convert_on_lstm", "on_lstm_config"]

@@ -74,10 +74,7 @@ def convert_palm(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     if config.span_attention and config.span_scores == "right_branching":
         for name in _SCORES:
             tensors.pop(name, None)
-    model = PaLMForCausalLM(config).to(tensors["lm_head.weight"].dtype)
-    fill_model(model, tensors)
-    model.tie_weights()
-    return model.eval()
+    return fill_model(PaLMForCausalLM(config).to(tensors["lm_head.weight"].dtype), tensors)
 
 
 def palm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PaLMConfig:
@@ -175,6 +172,3 @@ def _tensor(tensors: Mapping[str, Tensor], name: str) -> Tensor:
     if tensors[name].dim() != (2 if "weight" in name else 1):
         raise ValueError(f"The tensor that becomes {name} has shape {tuple(tensors[name].shape)}. Is the file damaged?")
     return tensors[name]
-
-
-__all__ = ["EXTRACTION", "RULES", "convert_palm", "palm_config", "rename_tensors"]

@@ -76,10 +76,7 @@ def convert_prpn(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     options = flat_options(original_config, "config")
     tensors = rename_state_dict(clean_state_dict(state_dict), RULES)
     config = prpn_config(tensors, options)
-    model = PRPNForCausalLM(config).to(tensors["model.embed_tokens.weight"].dtype)
-    fill_model(model, tensors)
-    model.tie_weights()
-    return model.eval()
+    return fill_model(PRPNForCausalLM(config).to(tensors["model.embed_tokens.weight"].dtype), tensors)
 
 
 def prpn_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PRPNConfig:
@@ -131,6 +128,3 @@ def prpn_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PR
         **boundary_ids(options),
         **{field: options[name] for name, field in _DROPOUTS.items() if name in options},
     )
-
-
-__all__ = ["EXTRACTION", "RULES", "convert_prpn", "prpn_config"]

@@ -59,8 +59,7 @@ def convert_pushdown(state_dict: Mapping[str, Tensor], original_config: Mapping[
     tensors = clean_state_dict({name: tensor for name, tensor in state_dict.items() if not DEAD.search(name)})
     config = pushdown_config(tensors, options)
     model = PushdownForCausalLM(config).to(tensors["input_embedding.weight"].dtype)
-    fill_model(model, convert_weights(tensors, config))
-    return model.eval()
+    return fill_model(model, convert_weights(tensors, config))
 
 
 def pushdown_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PushdownConfig:

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Container, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
+Model = TypeVar("Model", bound=PreTrainedModel)
 COUNTER = ".num_batches_tracked"  # of batch normalizers, which older versions of PyTorch do not have
 
 
@@ -163,12 +165,15 @@ def boundary_ids(options: Mapping[str, Any]) -> dict[str, int | None]:
     return {"bos_token_id": options.get("bos_token_id", end), "eos_token_id": end}
 
 
-def fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def fill_model(model: Model, tensors: Mapping[str, Tensor]) -> Model:
     """Give a model its tensors, all of them and no others.
 
     Args:
         model: the model, changed in place.
         tensors: by the names of its state dict; of two tied tensors both. Counters of batch normalizers may be missing.
+
+    Returns:
+        The model, its tied weights tied, in evaluation mode.
 
     Raises:
         ValueError: when a tensor is missing, unknown or of another shape.
@@ -185,3 +190,5 @@ def fill_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
                 "Is it the configuration of this checkpoint?"
             )
     model.load_state_dict(dict(tensors))
+    model.tie_weights()
+    return model.eval()

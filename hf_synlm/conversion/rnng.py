@@ -106,8 +106,7 @@ def convert_rnng(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     model = RNNGForCausalLM(config).to(tensors["action_head.weight"].dtype)
     if config.subwords:
         tensors["model.word_final"] = _word_final(original_config.get("vocabulary"), config.vocab_size)
-    fill_model(model, tensors)
-    return model.eval()
+    return fill_model(model, tensors)
 
 
 def rnng_tokenizer(original_config: Mapping[str, Any]) -> PreTrainedTokenizerFast | None:
@@ -201,6 +200,3 @@ def rnng_config(tensors: Mapping[str, Tensor], original_config: Mapping[str, Any
         max_open_nonterminals=original_config.get("max_open_nts", 100),
         max_consecutive_nonterminals=original_config.get("max_cons_nts"),
     )
-
-
-__all__ = ["EXTRACTION", "RULES", "convert_rnng", "rnng_config", "rnng_tokenizer"]
