@@ -157,7 +157,7 @@ def parsing(
         if save_trees is not None:
             lines = dict(zip(numbers, (s.brackets() if s.hypotheses else "" for s in parsed), strict=True))
             write_text(save_trees, "".join(f"{lines.get(number, '')}\n" for number in range(count)))
-            typer.echo(f"wrote {save_trees}", err=True)
+            options.say(f"wrote {save_trees}")
         scores, tables = _score(bank, {scorer.name: parsed}, rule)
         method = inspect.signature(scorer.model.parse).parameters.get("method")
         chosen = {"method": "search" if method is None else method.default, **chosen}
@@ -237,10 +237,9 @@ def _say_missing(
     for name, parsed in parses.items():
         missing = sum(not parsed[number].hypotheses for number in numbers)
         if missing:
-            typer.echo(
+            options.say(
                 f"{name} has no tree for {missing} of {len(numbers)} sentences, which count as sentences without "
-                "brackets: were they left out by another convention when they were saved?",
-                err=True,
+                "brackets: were they left out by another convention when they were saved?"
             )
 
 
@@ -312,10 +311,9 @@ def perplexity(
     )
     share = result.scores["unknown_words"] / max(1, result.scores["words"])
     if share > 0.1:
-        typer.echo(
+        options.say(
             f"{share:.0%} of the words are unknown to the model and count as a class of words: its perplexity does not "
-            "compare with that of a model with another vocabulary",
-            err=True,
+            "compare with that of a model with another vocabulary"
         )
     options.report(result, out)
 
@@ -466,7 +464,7 @@ def summary(results: Results, out: options.Output = None, overwrite: bool = Fals
     text = f"# {loaded[0].task}\n\n{names}\n\n{markdown_table(rows)}\n"
     if out is not None:
         paths = write_report(out, summary_to_json(results, loaded, rows), text)
-        typer.echo(f"wrote {paths[0]} and {paths[1]}", err=True)
+        options.say(f"wrote {paths[0]} and {paths[1]}")
     typer.echo(text, nl=False)
 
 
@@ -512,7 +510,7 @@ def plot(
     axis, limit = _AXES.get(task, ("score", None))
     title = "\n".join(filter(None, [f"{task}: {named}", loaded[0].options.get("convention", "").partition(",")[0]]))
     plot_bars(out, names, means, deviations=deviations, title=title, axis=axis, limit=limit, chance=chance)
-    typer.echo(f"wrote {out}", err=True)
+    options.say(f"wrote {out}")
 
 
 # What the scores of a task are, and where their axis ends.

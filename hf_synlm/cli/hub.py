@@ -54,10 +54,10 @@ def convert(
     loaded = None if tokenizer is None else load_tokenizer(tokenizer)
     convert_files(architecture, weights, config, out, loaded, overwrite=overwrite)
     if not (out / "tokenizer_config.json").is_file():
-        typer.echo(f"{out} has no tokenizer, so it cannot read text: convert again with --tokenizer", err=True)
+        options.say(f"{out} has no tokenizer, so it cannot read text: convert again with --tokenizer")
     if read_json(out / "config.json").get("eos_token_id") is None:
-        typer.echo(f"{out} has no end token, so it ends no sentence: add eos_token_id to --config", err=True)
-    typer.echo(f"wrote {out}; check it by `synlm verify {out}`", err=True)
+        options.say(f"{out} has no end token, so it ends no sentence: add eos_token_id to --config")
+    options.say(f"wrote {out}; check it by `synlm verify {out}`")
 
 
 def info(
@@ -147,7 +147,7 @@ def export(
     if auto_class.__name__ == "AutoModelForSequenceClassification":
         stated.setdefault("task", "text-classification")
     export_model(loaded, tokenizer, out, card=text, overwrite=overwrite, facts=stated)
-    typer.echo(f"wrote {out}; check it by `synlm verify {out}`", err=True)
+    options.say(f"wrote {out}; check it by `synlm verify {out}`")
 
 
 def _stated_facts(
@@ -172,15 +172,12 @@ def _stated_facts(
     for facts in of_cards:
         facts.pop("weights", None)
     if any(left_out) and not measured:
-        typer.echo(
+        options.say(
             "The card is without the results of card.yaml, which are those of the weights as they were saved. Evaluate "
-            "the copy, and name the result files by --results.",
-            err=True,
+            "the copy, and name the result files by --results."
         )
     elif is_cast and known is None and text is not None and not given:
-        typer.echo(
-            "README.md stays as it is: its numbers, if any, are those of the weights as they were saved.", err=True
-        )
+        options.say("README.md stays as it is: its numbers, if any, are those of the weights as they were saved.")
     stated = {**(known or {}), "repo_id": name, **given}
     measured_weights = (given if "results" in given else stated).get("weights")
     if not measured and measured_weights and Path(model).is_dir():
@@ -236,7 +233,7 @@ def verify(
     if not folder.is_dir():
         with one_line_errors(model, "model"):
             folder = Path(snapshot_download(model, revision=revision))
-    typer.echo(f"loading {model} with and without hf_synlm ...", err=True)
+    options.say(f"loading {model} with and without hf_synlm ...")
     inputs = encode_texts(folder, text) if text else {}
     chosen = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "tolerance": tolerance}
     if not _print_report(folder, style, **chosen, **inputs):
@@ -252,7 +249,7 @@ def _print_report(folder: Path, style: str = "table", **choices: Any) -> bool:
     try:
         report = verify_export(folder, **choices)
     except RuntimeError as error:  # the clean process could not even start: a finding about the folder
-        typer.echo(f"failed: {error}", err=True)
+        options.say(f"failed: {error}")
         return False
     typer.echo(json.dumps(report.to_dict(), indent=2) if style == "json" else report.table())
     return report.passed
@@ -294,16 +291,16 @@ def push(
     check_repo_id(repo_id)
     sizes = files_to_push(folder)
     for remark in missing_on_card(str(folder)):
-        typer.echo(remark, err=True)
+        options.say(remark)
     if check and not dry_run:
         check_login()
     if check and not _print_report(folder):
-        typer.echo(f"{folder} was not pushed", err=True)
+        options.say(f"{folder} was not pushed")
         raise typer.Exit(1)
     if dry_run:
         typer.echo("\n".join(f"{size:12,}  {name}" for name, size in sizes.items()))
         typer.echo(f"{sum(sizes.values()):12,}  in {len(sizes)} files for {repo_id}; nothing was pushed")
         return
     commit = push_to_hub(folder, repo_id, private=private, revision=revision, commit_message=message)
-    typer.echo(f'pushed {repo_id}; load it by from_pretrained("{repo_id}", revision="{commit}", ...)', err=True)
+    options.say(f'pushed {repo_id}; load it by from_pretrained("{repo_id}", revision="{commit}", ...)')
     typer.echo(commit)

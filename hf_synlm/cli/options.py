@@ -84,6 +84,11 @@ Tokenize = Literal["ptb"] | None
 FileFormat = Annotated[Literal["txt", "tsv", "csv", "jsonl"] | None, typer.Option("--format")]
 
 
+def say(message: str) -> None:
+    """Write a remark beside the results, to standard error."""
+    typer.echo(message, err=True)
+
+
 def hide_bars_of_weights() -> None:
     """Show no bars for the loading and writing of weights; bars of downloads stay."""
     from transformers.utils import logging
@@ -364,9 +369,9 @@ def report(result: EvaluationResult, out: Path | None, items_out: Path | None = 
     try:
         if out is not None:
             paths = result.save(out)
-            typer.echo(f"wrote {paths[0]} and {paths[1]}", err=True)
+            say(f"wrote {paths[0]} and {paths[1]}")
         if items_out is not None:
             write_text(items_out, rows_text(result.items))
-            typer.echo(f"wrote {len(result.items)} rows to {items_out}", err=True)
+            say(f"wrote {len(result.items)} rows to {items_out}")
     finally:
         typer.echo(result.to_markdown(_MAX_ROWS), nl=False)

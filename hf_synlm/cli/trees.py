@@ -102,7 +102,7 @@ def parse(
     options.leave_output_to_first_process()
     missing = sum(not sentence.hypotheses for sentence in found)
     if missing:
-        typer.echo(f"no complete tree for {missing} of {len(found)} sentences; a wider beam may find more", err=True)
+        options.say(f"no complete tree for {missing} of {len(found)} sentences; a wider beam may find more")
     if style == "html":
         encoded = encode_sentences(scorer.tokenizer, [list(sentence.words) for sentence in found])
         unknown = [tuple(sorted(text.unknown)) for text in encoded]
@@ -182,7 +182,7 @@ def treebank(
     files = {"inputs": inputs, "output": describe_files([out])}
     write_json(_meta(out), {**facts, **files, "command": options.command_line.get()})
     dropped = "".join(f", {count:,} left out ({why})" for why, count in left_out.items())
-    typer.echo(f"wrote {len(lines):,} trees of {num_words:,} words to {out}{dropped}", err=True)
+    options.say(f"wrote {len(lines):,} trees of {num_words:,} words to {out}{dropped}")
 
 
 def silver(
@@ -238,7 +238,7 @@ def silver(
     files = {"inputs": inputs, "output": describe_files([out])}
     write_json(_meta(out), {"trees": len(lines), **facts, **files, "command": options.command_line.get()})
     partial.path.unlink()
-    typer.echo(f"wrote {len(lines):,} trees to {out}", err=True)
+    options.say(f"wrote {len(lines):,} trees to {out}")
 
 
 def draw(
@@ -294,7 +294,7 @@ def _write_drawings(sentences: Sequence[ParsedSentence], style: Format, out: Pat
             return
         for number, picture in drawn.items():
             write_text(_picture_file(out, number, len(sentences)), picture)
-        typer.echo(f"wrote {len(drawn)} picture(s) to {out}", err=True)
+        options.say(f"wrote {len(drawn)} picture(s) to {out}")
     elif style == "html":
         _print_or_write(sentences_to_page(sentences, title=title), out)
     elif style in ("brackets", "json"):
@@ -322,7 +322,7 @@ def _print_or_write(text: str, out: Path | None) -> None:
         typer.echo(text, nl=False)
     else:
         write_text(out, text)
-        typer.echo(f"wrote {out}", err=True)
+        options.say(f"wrote {out}")
 
 
 # ------------------------------------------------------------------------------------------------------- generate
@@ -430,7 +430,9 @@ def generate(
         **chosen,
     )
     if empty := sum(not text.num_new_tokens for text in found):
-        _say(f"texts that end with their prompt: {empty} of {len(found)}. Try another prompt, --sample, or a --seed.")
+        options.say(
+            f"texts that end with their prompt: {empty} of {len(found)}. Try another prompt, --sample, or a --seed."
+        )
     if style == "table":
         _print_or_write(markdown_table([_row(text) for text in found]) + "\n", out)
     else:
@@ -514,7 +516,7 @@ def surprisal(
 
     if word_correction and not words.can_correct_words(scorer):
         word_correction = False
-        _say("--word-correction does not apply: tokens of this model tell where a word ends")
+        options.say("--word-correction does not apply: tokens of this model tell where a word ends")
     start = time.perf_counter()
     scores = words.score_words(
         scorer,
@@ -539,14 +541,14 @@ def surprisal(
     _print_or_write(table_text(names, rows), out)
     if out is not None:
         write_text(_meta(out), result.to_json())
-        _say(f"wrote {_meta(out)}, which says how the table was made")
+        options.say(f"wrote {_meta(out)}, which says how the table was made")
     _say_what_was_cut(scorer, counts, tokenize)
 
 
 def _say_repeated_items(items: Sequence[TextItem]) -> None:
     repeated = sum(count > 1 for count in Counter(item.item for item in items).values())
     if repeated:
-        _say(
+        options.say(
             f"items with several texts: {repeated}. Join other tables by sentence_id, which counts the rows of the "
             "input, and word_id, not by item"
         )
@@ -570,17 +572,12 @@ def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize:
             remedy = "its treebank may lack punctuation, or separate it and clitics; try --tokenize ptb"
         else:
             remedy = "each is read as a class of unknown words, or left out; a model with word pieces knows all words"
-        _say(
+        options.say(
             f"{counts['unknown_words']} of {counts['words']} words ({counts['unknown_words'] / counts['words']:.0%}) "
             f"are unknown to this model (oov 1): {remedy}"
         )
     if scorer.cuts["texts_in_windows"]:
-        _say(
+        options.say(
             f"{scorer.cuts['texts_in_windows']} of {counts['texts']} texts are longer than the model's "
             f"{scorer.max_tokens} positions: they were scored in windows that overlap by half"
         )
-
-
-def _say(message: str) -> None:
-    """A remark beside the results."""
-    typer.echo(message, err=True)
