@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.rnng_actions import PAD
@@ -19,10 +20,7 @@ LABEL_PADDING = -100
 
 def _pad(rows: Sequence[Sequence[Any]], value: int | bool, dtype: torch.dtype) -> Tensor:
     """Stack rows of unequal length to [B, T], padded on the right."""
-    padded_BT = torch.full((len(rows), max(map(len, rows))), value, dtype=dtype)
-    for index, row in enumerate(rows):
-        padded_BT[index, : len(row)] = torch.as_tensor(row, dtype=dtype)
-    return padded_BT
+    return pad_sequence([torch.as_tensor(row, dtype=dtype) for row in rows], batch_first=True, padding_value=value)
 
 
 def collate_contexts(batch: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, Tensor]:
