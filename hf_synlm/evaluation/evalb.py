@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, compress
 from typing import Literal
 
-from hf_synlm.data.text import PathLike, read_lines
+from hf_synlm.data.text import PathLike, errors_at, read_lines
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.evalb_input import COLLINS, Bracket, EvalbParameters, EvalbTree
 from hf_synlm.trees import Span
@@ -255,10 +255,8 @@ def labeled_f1(
             test_tree = prediction
         else:
             labels, spans = prediction
-            try:
+            with errors_at(f"prediction for sentence {number}"):
                 test_tree = EvalbTree.from_spans(gold_tree.words, gold_tree.tags, labels, spans)
-            except ValueError as error:
-                raise ValueError(f"prediction for sentence {number}: {error}") from error
         sentences.append(score_sentence(test_tree, gold_tree, parameters))
         num_errors += sentences[-1].status == "error"
         if num_errors > parameters.max_errors + 1:  # EVALB looks at its counter before it counts

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_synlm.data.text import PathLike
+from hf_synlm.data.text import PathLike, errors_at
 from hf_synlm.evaluation.formulas import Formula
 from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files
 from hf_synlm.evaluation.scoring import TextScorer
@@ -131,10 +131,8 @@ def load_suite(path: PathLike) -> Suite:
         if len(conditions) < len(sentences):
             raise ValueError(f"{path}: item {number} has a condition twice")
         for formula in formulas:
-            try:
+            with errors_at(f"{path}: item {number}"):
                 formula.check(conditions, names)
-            except ValueError as error:
-                raise ValueError(f"{path}: item {number}: {error}") from error
     return Suite(name, metric, names, tuple(formulas), items)
 
 

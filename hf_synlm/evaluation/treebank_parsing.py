@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.parsed import ParsedSentence
-from hf_synlm.data.text import PathLike
+from hf_synlm.data.text import PathLike, errors_at
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.evaluation.cache import Result, ResultCache
 from hf_synlm.evaluation.evalb import COLLINS, EvalbParameters, EvalbScores, EvalbTree, labeled_f1
@@ -326,11 +326,9 @@ def _parse_batch(model: PreTrainedModel, options: dict[str, Any], sentences: lis
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, words: Sequence[str], number: int) -> tuple[list[int], list[bool]]:
-    try:
+    shown = " ".join(words[:8]) + (" ..." if len(words) > 8 else "")
+    with errors_at(f"sentence {number} ({shown!r})"):
         return encode_words(tokenizer, words)
-    except ValueError as error:
-        shown = " ".join(words[:8]) + (" ..." if len(words) > 8 else "")
-        raise ValueError(f"sentence {number} ({shown!r}): {error}") from error
 
 
 def _check_lengths(

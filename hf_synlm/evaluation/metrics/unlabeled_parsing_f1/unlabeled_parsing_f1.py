@@ -11,6 +11,7 @@ from typing import Any
 import evaluate
 
 from hf_synlm.data.parsed import TreeStyle, read_parse
+from hf_synlm.data.text import errors_at
 from hf_synlm.data.treebank import TreebankSentence, parse_treebank
 from hf_synlm.evaluation.metrics import ListInputs
 from hf_synlm.evaluation.parsing import Punctuation
@@ -81,10 +82,8 @@ class UnlabeledParsingF1(ListInputs, evaluate.Metric):
             )
         parsed = []
         for number, line in enumerate(predictions):
-            try:
+            with errors_at(f"prediction {number}"):
                 parsed.append(read_parse(line, prediction_style))
-            except ValueError as error:
-                raise ValueError(f"prediction {number}: {error}") from error
         match_treebank(parsed, treebank, "predictions")
         scores = score_trees(best_trees(parsed), treebank, convention, **changes)
         return {
@@ -104,9 +103,7 @@ def _gold_sentence(line: str, number: int, style: str) -> TreebankSentence:
         return sentences[0]
     if style != "unlabeled":
         raise ValueError(f"reference_style is {style!r}: choose 'treebank' or 'unlabeled'")
-    try:
+    with errors_at(source):
         parsed = read_parse(line)
         spans = parsed.tree().spans
-    except ValueError as error:
-        raise ValueError(f"{source}: {error}") from error
     return TreebankSentence(parsed.words, ("",) * len(parsed.words), tuple(("", i, j) for i, j in spans), source)
