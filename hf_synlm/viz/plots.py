@@ -6,7 +6,7 @@ smallest value to full at the largest; the caption names both, and every cell sh
 
 import io
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -58,15 +58,11 @@ def plot_bars(
     Raises:
         ValueError: a series or its deviations do not fit the names, or no value is finite.
     """
-    from matplotlib.figure import Figure
-
     spread = {name: (deviations or {}).get(name, [None] * len(names)) for name in series}
     for name, values in series.items():
         if len(values) != len(names) or len(spread[name]) != len(names):
             raise ValueError(f"{name!r} has {len(values)} values for {len(names)} names: give one each")
-    if not any(_is_number(value) for values in series.values() for value in values):
-        raise ValueError("there is no finite value: nothing to draw")
-    figure = Figure(figsize=(8, 1.6 + len(names) * (0.15 + 0.25 * len(series))), layout="constrained")
+    figure = _figure(series.values(), (8, 1.6 + len(names) * (0.15 + 0.25 * len(series))))
     axes = figure.subplots()
     height = 0.8 / len(series)
     for number, (name, values) in enumerate(series.items()):
@@ -107,11 +103,7 @@ def plot_lines(
     Raises:
         ValueError: no value is finite.
     """
-    from matplotlib.figure import Figure
-
-    if not any(_is_number(value) for points in series.values() for value in points.values()):
-        raise ValueError("there is no finite value: nothing to draw")
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = _figure([points.values() for points in series.values()], (7, 4.5))
     axes = figure.subplots()
     for number, (name, points) in enumerate(series.items()):
         axes.plot(*zip(*sorted(points.items()), strict=True), "o-", color=_COLORS[number % len(_COLORS)], label=name)
@@ -126,6 +118,15 @@ def plot_lines(
     axes.grid(alpha=0.3)
     axes.legend()
     _save(figure, path)
+
+
+def _figure(series: Iterable[Iterable[float | None]], size: tuple[float, float]) -> Any:
+    """An empty picture of matplotlib, or ValueError if there is nothing to draw."""
+    from matplotlib.figure import Figure
+
+    if not any(_is_number(value) for values in series for value in values):
+        raise ValueError("there is no finite value: nothing to draw")
+    return Figure(figsize=size, layout="constrained")
 
 
 def _save(figure: Any, path: PathLike) -> None:
