@@ -33,13 +33,11 @@ if TYPE_CHECKING:  # training reads shards without the imports of encoding
 FORMAT = 1
 INDEX_FILE, MADE_FROM_FILE = "corpus.json", "made_from.json"
 SHARD_TOKENS = 1 << 25
-TOKENS_PER_SENTENCE = (
-    8  # a shard has at most one sentence per this many of its tokens, so that packing needs little memory
-)
+# A shard has at most one sentence per this many of its tokens, so that packing needs little memory.
+TOKENS_PER_SENTENCE = 8
 EMPTY_DOCUMENTS = "documents without sentences dropped"
-HINT = (
-    "hint"  # key of a position in a text: makes a restart quick, but two ways to the same place may have different ones
-)
+# Key of a position in a text: makes a restart quick, but two ways to the same place may have different ones.
+HINT = "hint"
 _ALIGNMENT = 8
 _OPEN_SHARDS = 512  # every memory map keeps a file open
 
