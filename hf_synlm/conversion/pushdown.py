@@ -82,7 +82,8 @@ def pushdown_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -
     layers = "trafo.encoder.layers."
     needed = ("input_embedding.weight", f"{layers}0.linear1.weight", "attachment_head.depth_embed.weight")
     require(needed, tensors, "The checkpoint lacks", "Is it another model?")
-    vocab_size, hidden_size = tensors["input_embedding.weight"].shape
+    embeddings = tensors["input_embedding.weight"]
+    vocab_size, hidden_size = embeddings.shape
     num_layers = count_parts(tensors, layers)
     with_tape = [n for n in range(num_layers) if f"{layers}{n}.self_attn.depth_embed.weight" in tensors]
     num_depths, depth_size = tensors["attachment_head.depth_embed.weight"].shape
@@ -107,7 +108,8 @@ def pushdown_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -
         stack_tape=options.get("tape", "depth"),
         num_attention_heads=options.get("layer_attention_heads", 8),
         end_token_id=options["end_word_id"],
-        tie_word_embeddings=_is_tied(tensors),
+        # Everywhere in the authors' program.
+        tie_word_embeddings=torch.equal(embeddings, tensors.get("output_map.weight", embeddings)),
         pad_token_id=options.get("pad_token_id", 0),
         bos_token_id=options.get("bos_token_id", vocab_size - 1),
         eos_token_id=options.get("eos_token_id", vocab_size - 2),
@@ -143,9 +145,3 @@ def convert_weights(weights: Mapping[str, Tensor], config: PushdownConfig) -> di
             converted[name] = weight
     converted.setdefault("lm_head.weight", converted["model.embed_tokens.weight"])
     return converted
-
-
-def _is_tied(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether words are predicted by their input embeddings, as everywhere in the authors' program."""
-    embeddings = tensors["input_embedding.weight"]
-    return torch.equal(embeddings, tensors.get("output_map.weight", embeddings))

@@ -303,7 +303,7 @@ def _word_ends(word_ids: list[list[int | None]], lengths: np.ndarray) -> np.ndar
 
 
 # ---------------------------------------------------------------------------------------------- processes
-_encoder: BlockEncoder | None = None
+_encoder: BlockEncoder
 
 
 def _start_worker(encoder: BlockEncoder) -> None:
@@ -324,7 +324,6 @@ def _end_with(sentinel: int) -> None:
 
 
 def _encode(block: Block) -> EncodedBlock:
-    assert _encoder is not None
     return _encoder(block)
 
 

@@ -128,8 +128,6 @@ def score_words(
         for k in group:
             results[k] = _slice(whole, text, first, first + len(words[k])) if len(group) > 1 else whole
             first += len(words[k])
-            if [word.text for word in results[k].words] != items[k].text.split():
-                raise RuntimeError(f"The words of item {items[k].item!r} were lost. Please report this.")
     if scorer.details and hasattr(scorer.model, "parse") and not scorer.searches:
         for k, measures in enumerate(_tree_measures(scorer, encode, words)):
             results[k].tree = measures

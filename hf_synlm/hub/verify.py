@@ -184,7 +184,9 @@ def _compare(name: str, own: dict[str, Any], without: dict[str, Any], tolerance:
     for key, value in own["values"].items():
         other = without["values"][key]
         if key == "class":
-            equal, detail = _compare_origin(value, other)
+            # The two sides must really have run different copies of the code.
+            equal = value.startswith("hf_synlm.") and other.startswith("transformers_modules.")
+            detail = "from package / from folder" if equal else f"{value} / {other}"
         elif isinstance(value, Tensor) and value.is_floating_point():
             equal, detail = _compare_numbers(value, other, tolerance)
         else:
@@ -193,12 +195,6 @@ def _compare(name: str, own: dict[str, Any], without: dict[str, Any], tolerance:
         passed &= equal
         details.append(f"{key} {detail}")
     return Check(name, passed, ", ".join(details))
-
-
-def _compare_origin(own: str, without: str) -> tuple[bool, str]:
-    """The two sides must really have run different copies of the code."""
-    apart = own.startswith("hf_synlm.") and without.startswith("transformers_modules.")
-    return apart, "from package / from folder" if apart else f"{own} / {without}"
 
 
 def _compare_numbers(own: Tensor, without: Tensor, tolerance: float) -> tuple[bool, str]:
