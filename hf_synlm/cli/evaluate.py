@@ -12,8 +12,7 @@ import typer
 
 from hf_synlm.cli import options
 from hf_synlm.data.files import check_output, write_text
-from hf_synlm.data.parsed import ParsedSentence, guess_style, parses_of_lines
-from hf_synlm.data.text import read_lines
+from hf_synlm.data.parsed import ParsedSentence, read_parses
 from hf_synlm.evaluation.evalb import COLLINS, EvalbParameters
 from hf_synlm.evaluation.parsing import CONVENTIONS, ParsingConvention, resolve_convention
 from hf_synlm.evaluation.results import F1_TITLES, EvaluationResult, describe_files, markdown_table, write_report
@@ -217,11 +216,7 @@ def _read_trees(
     paths: Sequence[Path], style: options.TreeStyle | None, limit: int | None
 ) -> dict[str, list[ParsedSentence]]:
     """The first trees of each file, one line per gold sentence, by its name."""
-    found = {}
-    for path in paths:
-        lines = list(read_lines(path))
-        found[str(path)] = parses_of_lines(lines, style or guess_style(lines), source=str(path))[:limit]
-    return found
+    return {str(path): read_parses(path, style)[:limit] for path in paths}
 
 
 def _numbers_scored(bank: "Treebank", rule: ParsingConvention | EvalbParameters) -> Sequence[int]:

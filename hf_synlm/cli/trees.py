@@ -13,7 +13,7 @@ import typer
 
 from hf_synlm.cli import options
 from hf_synlm.data.files import check_output, write_json, write_text
-from hf_synlm.data.parsed import ParsedSentence, guess_style, parses_of_lines
+from hf_synlm.data.parsed import ParsedSentence, read_parses
 from hf_synlm.data.text import read_lines
 from hf_synlm.data.treebank import (
     TreebankSentence,
@@ -262,8 +262,7 @@ def draw(
         echo "(S (NP the cat) (VP sleeps))" | synlm draw -
         synlm draw hf_synlm/data/samples/trees.test.txt --format html --out trees.html
     """
-    lines = list(read_lines(trees))
-    sentences = parses_of_lines(lines, tree_style or guess_style(lines), source=str(trees))
+    sentences = read_parses(trees, tree_style)
     _check_drawings([sentence.words for sentence in sentences], style, out, overwrite)
     _write_drawings(sentences, style, out, title=str(trees))
 

@@ -244,7 +244,7 @@ def word_brackets(
 
 
 # ------------------------------------------------------------------------------------------------------------- files
-def read_parses(path: PathLike, style: TreeStyle = "unlabeled") -> list[ParsedSentence]:
+def read_parses(path: PathLike, style: TreeStyle | None = "unlabeled") -> list[ParsedSentence]:
     """Read a file of parses, one sentence per line; a blank line is a sentence without a parse (and without words).
 
     A line is a JSON object (`ParsedSentence.to_dict`) or a bracketed tree. The tree does not show its style:
@@ -253,7 +253,8 @@ def read_parses(path: PathLike, style: TreeStyle = "unlabeled") -> list[ParsedSe
     Args:
         path: the file.
         style: of bracketed trees: "unlabeled", `((the cat) sleeps)`; "labeled", `(S (NP the cat) (VP sleeps))`;
-            "treebank", the format of the Penn Treebank, `(S (NP (DT the) (NN cat)) (VP (VBZ sleeps)))`.
+            "treebank", the format of the Penn Treebank, `(S (NP (DT the) (NN cat)) (VP (VBZ sleeps)))`; None: as
+            `guess_style` says.
 
     Returns:
         The sentences, as many as there are lines; -LRB- and -RRB- are parentheses again.
@@ -261,7 +262,8 @@ def read_parses(path: PathLike, style: TreeStyle = "unlabeled") -> list[ParsedSe
     Raises:
         ValueError: a line is neither, or the style is unknown; the message names file and line.
     """
-    return parses_of_lines(read_lines(path), style, source=str(path))
+    lines = list(read_lines(path))
+    return parses_of_lines(lines, style or guess_style(lines), source=str(path))
 
 
 def parses_of_lines(
