@@ -232,11 +232,10 @@ def evaluate_pairs(
         sums = proposals.score(scorer, both, f"{task}: {scorer.name}")
         scored = [(score.log_prob, score.has_unknown_words) for score in sums]
     seconds = time.perf_counter() - start
-    differences = [good - bad for (good, _), (bad, _) in zip(scored[::2], scored[1::2], strict=True)]
-    unknown = [good or bad for (_, good), (_, bad) in zip(scored[::2], scored[1::2], strict=True)]
+    of_pairs = list(zip(pairs, scored[::2], scored[1::2], strict=True))
     groups: dict[tuple[str | None, str], list[tuple[float, bool]]] = {}
-    for pair, difference, is_unknown in zip(pairs, differences, unknown, strict=True):
-        groups.setdefault((pair.phenomenon, pair.group), []).append((difference, is_unknown))
+    for pair, (good, unknown_good), (bad, unknown_bad) in of_pairs:
+        groups.setdefault((pair.phenomenon, pair.group), []).append((good - bad, unknown_good or unknown_bad))
     rows: list[Row] = [
         {
             "phenomenon": phenomenon,
@@ -254,10 +253,10 @@ def evaluate_pairs(
             "sentence_bad": pair.bad, "logprob_good_nats": good, "logprob_bad_nats": bad, "correct": good > bad,
             "oov": unknown_good or unknown_bad, **pair.columns,
         }
-        for pair, (good, unknown_good), (bad, unknown_bad) in zip(pairs, scored[::2], scored[1::2], strict=True)
+        for pair, (good, unknown_good), (bad, unknown_bad) in of_pairs
     ]  # fmt: skip
     scores = {
-        "accuracy": statistics.fmean(difference > 0 for difference in differences),
+        "accuracy": statistics.fmean(value > 0 for values in groups.values() for value, _ in values),
         "mean_over_groups": statistics.fmean(row["accuracy"] for row in rows),
     }
     names = dict.fromkeys(row["phenomenon"] for row in rows if row["phenomenon"] is not None)

@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from hf_synlm.actions import PAD_ACTION, spans_to_actions
+from hf_synlm.actions import spans_to_actions
 from hf_synlm.data.collate import collate_trees, encode_words
 from hf_synlm.data.gold_trees import binary_token_spans, encode_trees, system_constituents
 from hf_synlm.data.parsed import read_parses
@@ -156,13 +155,10 @@ def _batch(rows: list[dict[str, Any]]) -> dict[str, Any]:
         return collate_trees(rows, 0)
     batch: dict[str, Any] = {"input_ids": torch.tensor([row["input_ids"] for row in rows])}
     batch["attention_mask"] = torch.ones_like(batch["input_ids"])
-    if "spans" in rows[0]:
-        batch["spans"] = [row["spans"] for row in rows]
-    elif "attachments" in rows[0]:
-        batch["attachments"] = torch.tensor([row["attachments"] for row in rows])
-    else:
-        batch["actions"] = pad_sequence([torch.tensor(row["actions"]) for row in rows], True, PAD_ACTION)
-    return batch
+    kind = next(name for name in ("spans", "attachments", "actions") if name in rows[0])
+    structures = [row[kind] for row in rows]
+    # Binary trees of equally many tokens have equally many actions.
+    return {**batch, kind: structures if kind == "spans" else torch.tensor(structures)}
 
 
 @torch.no_grad()

@@ -44,13 +44,13 @@ Row: TypeAlias = dict[str, Any]
 FORMAT, FORMAT_VERSION = "hf_synlm.result", 1
 SUMMARY_FORMAT = "hf_synlm.summary"
 logger = logging.getLogger(__name__)
-# By task, the scores that a model card states; the others are in the JSON file.
+# By task, the score that a model card states; the others are in the JSON file.
 CARD_SCORES = {
-    "parsing": ("f1",),
-    "perplexity": ("word_perplexity",),
-    "syntaxgym": ("mean_over_suites",),
-    "blimp": ("accuracy",),
-    "pairs": ("accuracy",),
+    "parsing": "f1",
+    "perplexity": "word_perplexity",
+    "syntaxgym": "mean_over_suites",
+    "blimp": "accuracy",
+    "pairs": "accuracy",
 }
 F1_TITLES = {
     "f1": "F1 by the convention",
@@ -463,7 +463,7 @@ def card_rows(
         command: what reproduces the number; by default the command line that made the result.
 
     Returns:
-        One row per score in `CARD_SCORES`.
+        A row for the score in `CARD_SCORES`.
 
     Raises:
         ValueError: a card does not state results of this task, or the number is missing.
@@ -474,26 +474,24 @@ def card_rows(
     scored: Sequence[Row] = result.tables.get("unlabeled F1 (%)", ())
     baselines = {r["trees"]: r["F1 by the convention"] for r in scored if r["trees"] != result.model.get("name")}
     hardware = [result.hardware.get(name) for name in ("device_name", "device", "num_threads")]
-    rows = []
-    for score in CARD_SCORES[result.task]:
-        value = result.scores.get(score)
-        if value is None or not math.isfinite(value):
-            raise ValueError(f"the result of {result.task} has no number {score!r} (it has {', '.join(result.scores)})")
-        row = {
-            "task": result.task,
-            "dataset": dataset or ", ".join(Path(file["path"]).name for file in result.data.get("files", ())) or "text",
-            "split": split,
-            "metric": score,
-            "value": round(float(value), 4),
-            **_estimate(result),
-            "convention": _convention(result),
-            "seed": result.options.get("seed"),
-            "hardware": "{} ({}, {} thread(s))".format(*hardware),
-            "baselines": baselines,
-            "command": command or _public(result.command),
-        }
-        rows.append({key: item for key, item in row.items() if item or key in ("num_beams", "estimator", "seed")})
-    return rows
+    score = CARD_SCORES[result.task]
+    value = result.scores.get(score)
+    if value is None or not math.isfinite(value):
+        raise ValueError(f"the result of {result.task} has no number {score!r} (it has {', '.join(result.scores)})")
+    row = {
+        "task": result.task,
+        "dataset": dataset or ", ".join(Path(file["path"]).name for file in result.data.get("files", ())) or "text",
+        "split": split,
+        "metric": score,
+        "value": round(float(value), 4),
+        **_estimate(result),
+        "convention": _convention(result),
+        "seed": result.options.get("seed"),
+        "hardware": "{} ({}, {} thread(s))".format(*hardware),
+        "baselines": baselines,
+        "command": command or _public(result.command),
+    }
+    return [{key: item for key, item in row.items() if item or key in ("num_beams", "estimator", "seed")}]
 
 
 def _public(command: str | None) -> str | None:
