@@ -5,6 +5,7 @@ killed at any moment leaves only names that end in `PARTIAL_SUFFIX`. An existing
 asked to overwrite it (`check_output`), and the old one stays until the new one is complete.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -89,6 +90,19 @@ def read_json(path: PathLike, remedy: str = "Get it again, or name another file.
     if not isinstance(value, dict):
         raise ValueError(f"{path} is damaged or cannot be read (not a JSON object). {remedy}")
     return value
+
+
+def file_sha256(path: PathLike) -> str:
+    """SHA-256 of a file, read piece by piece.
+
+    Args:
+        path: the file.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

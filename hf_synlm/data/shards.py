@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from hf_synlm.data.files import PARTIAL_SUFFIX, read_json, remove_partial, write_json
+from hf_synlm.data.files import PARTIAL_SUFFIX, file_sha256, read_json, remove_partial, write_json
 from hf_synlm.data.text import PathLike
 
 if TYPE_CHECKING:  # training reads shards without the imports of encoding
@@ -269,9 +269,7 @@ class PreparedCorpus:
             ValueError: a shard was changed; the message names it.
         """
         for number, record in enumerate(self.records):
-            with shard_path(self.folder, number).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != record.sha256:
+            if file_sha256(shard_path(self.folder, number)) != record.sha256:
                 raise ValueError(_damage(self.folder, number, f"is damaged: its checksum is not that of {INDEX_FILE}"))
 
     def shard(self, number: int) -> Shard:

@@ -7,7 +7,6 @@ source has a position, a small JSON value, from which reading can resume.
 
 import csv
 import gc
-import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import Any, BinaryIO
 import pyarrow
 import pyarrow.parquet
 
+from hf_synlm.data.files import file_sha256
 from hf_synlm.data.shards import HINT
 from hf_synlm.data.treebank import count_tags, read_treebank
 from hf_synlm.evaluation.parsing import check_tags, keep_words
@@ -72,8 +72,7 @@ def describe_file(path: str) -> dict[str, Any]:
     status = Path(path).stat()
     known: dict[str, Any] = {"name": Path(path).name, "bytes": status.st_size}
     if status.st_size <= HASHED_BYTES:
-        with Path(path).open("rb") as file:
-            return {**known, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return {**known, "sha256": file_sha256(path)}
     return {**known, "modified": status.st_mtime_ns}
 
 

@@ -4,7 +4,6 @@ Nothing here runs code that lies in a folder, and nothing unpickles more than te
 before memory is taken: shard names stay inside the folder, headers can be read, shapes are those of the configuration.
 """
 
-import hashlib
 import os
 import pickle
 from collections.abc import Iterator, Mapping
@@ -26,7 +25,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hf_synlm.data.files import TOKENIZER_FILES, read_json
+from hf_synlm.data.files import TOKENIZER_FILES, file_sha256, read_json
 from hf_synlm.hub import architectures
 
 CONFIG_FILE, INDEX_FILE = "config.json", "model.safetensors.index.json"
@@ -83,11 +82,7 @@ def weight_checksums(folder: str | os.PathLike) -> dict[str, str]:
     Returns:
         By file name.
     """
-    sums = {}
-    for path in sorted(Path(folder).glob("*.safetensors")):
-        with path.open("rb") as file:
-            sums[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return sums
+    return {path.name: file_sha256(path) for path in sorted(Path(folder).glob("*.safetensors"))}
 
 
 def pickled_files(folder: str | os.PathLike) -> list[str]:
