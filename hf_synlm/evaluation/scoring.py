@@ -206,13 +206,12 @@ class TextScorer:
         if estimator is not None and estimator not in allowed:
             raise ValueError(f"estimator {estimator!r}: for {name} choose {' or '.join(map(repr, allowed))}")
         given = {**self.search_options, **({} if self.num_beams is None else {"num_beams": self.num_beams})}
-        if given:
-            # `parse` of models that do not search takes a beam, too, which changes nothing.
-            known = inspect.signature(self.model.parse).parameters if hasattr(self.model, "parse") else {}
-            unknown = sorted(set(given) - set(known))
-            if unknown:
-                flags = ", ".join(f"{option} (--{option.replace('_', '-')})" for option in unknown)
-                raise ValueError(f"{flags}: not an option of {name}. Leave it out.")
+        # `parse` of models that do not search takes a beam, too, which changes nothing.
+        known = inspect.signature(self.model.parse).parameters if hasattr(self.model, "parse") else {}
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            flags = ", ".join(f"{option} (--{option.replace('_', '-')})" for option in unknown)
+            raise ValueError(f"{flags}: not an option of {name}. Leave it out.")
         return allowed[0] if estimator is None else allowed[allowed.index(estimator)]
 
     def _begin_id(self, token: str | None) -> int | None:

@@ -351,8 +351,6 @@ def parse_words(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     sentences: Sequence[Sequence[str]],
-    *,
-    batch_size: int = 32,
     **options: Any,
 ) -> list[list[Span]]:
     """The best trees of sentences given as words, without labels.
@@ -361,13 +359,12 @@ def parse_words(
         model: as in `parse_sentences`.
         tokenizer: as in `parse_sentences`.
         sentences: as in `parse_sentences`.
-        batch_size: as in `parse_sentences`.
         **options: as in `parse_sentences`.
 
     Returns:
         Per sentence the spans of its best tree over words, in post-order; none if no tree was found.
     """
-    return best_trees(parse_sentences(model, tokenizer, sentences, batch_size=batch_size, **options))
+    return best_trees(parse_sentences(model, tokenizer, sentences, **options))
 
 
 def best_trees(parsed: Sequence[ParsedSentence]) -> list[list[Span]]:
