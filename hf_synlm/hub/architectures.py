@@ -101,7 +101,7 @@ __all__ = [
     "URNNGPreTrainedModel",
 ]
 
-_AUTO_CLASSES: dict[str, Any] = {
+AUTO_CLASSES: dict[str, Any] = {
     "Model": AutoModel,
     "ForCausalLM": AutoModelForCausalLM,
     "ForSequenceClassification": AutoModelForSequenceClassification,
@@ -112,7 +112,7 @@ for _config_class in [globals()[_name] for _name in __all__ if _name.endswith("C
     _config_class.register_for_auto_class()
     for _kind in _config_class.model_classes:
         _model_class = globals()[_config_class.__name__.removesuffix("Config") + _kind]
-        _AUTO_CLASSES[_kind].register(_config_class, _model_class, exist_ok=True)
-        _model_class.register_for_auto_class(_AUTO_CLASSES[_kind].__name__)
+        AUTO_CLASSES[_kind].register(_config_class, _model_class, exist_ok=True)
+        _model_class.register_for_auto_class(AUTO_CLASSES[_kind].__name__)
     # Trainer shifts labels only for the classes in this table when it smooths them (label_smoothing_factor).
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[_config_class.model_type] = f"{_config_class.__name__[:-6]}ForCausalLM"

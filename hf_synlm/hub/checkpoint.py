@@ -15,15 +15,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.files import TOKENIZER_FILES, file_sha256, read_json
 from hf_synlm.hub import architectures
@@ -284,8 +276,8 @@ def saved_auto_class(name: str, revision: str | None = None, trust_remote_code: 
         config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
     saved = next(iter(config.architectures or ()), None)
     auto_map = getattr(config, "auto_map", None) or {}
-    classes = (AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification)
-    named = (kind for kind in classes if str(auto_map.get(kind.__name__)).rpartition(".")[2] == saved)
+    kinds = architectures.AUTO_CLASSES.values()
+    named = (kind for kind in kinds if str(auto_map.get(kind.__name__)).rpartition(".")[2] == saved)
     return next(named, AutoModelForCausalLM)
 
 
