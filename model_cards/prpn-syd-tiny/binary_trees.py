@@ -1,0 +1,1 @@
+../../hf_synlm/binary_trees.py

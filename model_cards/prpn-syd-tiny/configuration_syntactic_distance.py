@@ -1,0 +1,1 @@
+../../hf_synlm/configuration_syntactic_distance.py
