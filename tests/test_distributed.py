@@ -14,7 +14,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from training_runs import start_server
 
-from hf_synlm import PRPNConfig, PRPNForCausalLM
 from tests import test_losses
 
 KINDS = ("ddp", "fsdp")
@@ -26,8 +25,7 @@ def make(architecture):
     if architecture == "rnng":
         return test_losses.grammar(composition="attention")
     if architecture == "prpn":
-        sizes = {**test_losses.SIZES, "num_slots": 4, "parsing_network": "recurrent"}
-        return test_losses.recurrent(PRPNForCausalLM, PRPNConfig(**sizes, **test_losses.NO_PRPN_DROPOUT))
+        return test_losses.prpn()
     return test_losses.MODELS[architecture]()
 
 

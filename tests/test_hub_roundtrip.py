@@ -7,7 +7,6 @@ import os
 import re
 import runpy
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,38 +15,17 @@ import torch
 from huggingface_hub import ModelCard
 from safetensors import safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-from hf_synlm import (
-    GPSTConfig,
-    GPSTForCausalLM,
-    GPSTModel,
-    LSTMConfig,
-    LSTMForCausalLM,
-    ONLSTMConfig,
-    ONLSTMForSequenceClassification,
-    PaLMConfig,
-    PaLMForCausalLM,
-    PRPNConfig,
-    PRPNForCausalLM,
-    RNNGConfig,
-    RNNGForCausalLM,
-    RNNGForSequenceClassification,
-)
+from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTModel
 from hf_synlm.configuration_base import OLDEST_TRANSFORMERS
-from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.hub import export
 from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.checkpoint import pickled_files
 from hf_synlm.hub.export import check_complete, export_model, push_to_hub
 from hf_synlm.hub.verify import PACKAGE, verify_export
-from tests import (
-    test_modeling_ordered_memory,
-    test_modeling_pushdown,
-    test_modeling_tree_lm,
-    test_modeling_urnng,
-    warm_python,
-)
+from tests import warm_python
+from tests.scoring_models import model_and_tokenizer
 
 pytestmark = pytest.mark.usefixtures("warm_probe")
 
@@ -354,35 +332,24 @@ class TestCard:
         assert template.read_bytes() == (PACKAGE / "hub" / "card_template.md").read_bytes()
 
 
-SIZES = {"vocab_size": 20, "embedding_size": 8, "hidden_size": 12}
-BOUNDARY = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
-SIZES |= BOUNDARY
-RNNG = {"vocab_size": 23, "embedding_size": 8, "hidden_size": 10, "nonterminals": ["NP", "S", "VP"]}
-RNNG |= {"scoring_num_beams": 4, "action_beam_size": 12}
-IN_ORDER = {"transition_system": "in_order", "composition": "attention"}
-ONE_TOKEN = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
-MODELS: dict[str, Callable[[], Any]] = {
-    "rnng": lambda: RNNGForCausalLM(RNNGConfig(**RNNG, composition="lstm")),
-    "rnng_classifier": lambda: RNNGForSequenceClassification(RNNGConfig(**RNNG, **IN_ORDER)),
-    "tree_lm": lambda: test_modeling_tree_lm.tiny(vocab_size=23, structure_attention="stack_compose"),
-    "urnng": lambda: test_modeling_urnng.tiny(vocab_size=23, **ONE_TOKEN),
-    "pushdown": lambda: test_modeling_pushdown.tiny(vocab_size=23, **ONE_TOKEN),
-    "on_lstm_classifier": lambda: ONLSTMForSequenceClassification(ONLSTMConfig(**SIZES, chunk_size=4)),
-    "palm": lambda: PaLMForCausalLM(PaLMConfig(**SIZES, num_spans=4, rrnn_size=6, attention_size=5)),
-    "awd_lstm": lambda: PaLMForCausalLM(PaLMConfig(**SIZES, span_attention=False)),
-    "prpn_syd": lambda: PRPNForCausalLM(PRPNConfig(**SIZES, num_slots=4, parsing_network="recurrent")),
-    "ordered_memory": lambda: test_modeling_ordered_memory.tiny(vocab_size=20, **BOUNDARY),
-    "lstm": lambda: LSTMForCausalLM(LSTMConfig(**{**SIZES, "bos_token_id": 0, "eos_token_id": 0}, num_layers=2)),
+# Name -> model of `scoring_models`, what its configuration has instead.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "rnng_classifier": ("rnng", {"transition_system": "in_order", "composition": "attention"}),
+    "on_lstm_classifier": ("on_lstm", {}),
+    "awd_lstm": ("palm", {"span_attention": False}),
+    "prpn_syd": ("prpn", {"parsing_network": "recurrent"}),
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_every_architecture_is_the_same_without_the_package(name: str, tokenizer, tmp_path: Path):
-    model = MODELS[name]().eval()
+@pytest.mark.parametrize("name", ["rnng", "tree_lm", "urnng", "pushdown", "palm", "ordered_memory", "lstm", *VARIANTS])
+def test_every_architecture_is_the_same_without_the_package(name: str, tmp_path: Path):
+    base, fields = VARIANTS.get(name, (name, {}))
+    model, tokenizer = model_and_tokenizer(base)
+    if name in VARIANTS:
+        auto = AutoModelForSequenceClassification if "classifier" in name else AutoModelForCausalLM
+        model = auto.from_config(type(model.config)(**{**model.config.to_dict(), **fields})).eval()
     searches = name.startswith(("rnng", "tree_lm", "urnng", "pushdown"))
-    # Of models that search and of LSTM, pad, begin and end are one token.
-    words = word_tokenizer([WORDS]) if searches or name == "lstm" else tokenizer
-    folder = export_model(model, words, tmp_path / name)
+    folder = export_model(model, tokenizer, tmp_path / name)
     assert check_complete(folder) == type(model.config)().auto_map
     report = verify_export(folder)
     assert report.passed, report.table()

@@ -4,21 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from hf_synlm import (
-    GPSTForSequenceClassification,
-    LSTMConfig,
-    LSTMForCausalLM,
-    ONLSTMConfig,
-    ONLSTMForCausalLM,
-    PaLMConfig,
-    PaLMForCausalLM,
-    PRPNConfig,
-    PRPNForCausalLM,
-    PushdownConfig,
-    PushdownForCausalLM,
-    losses,
-)
+from hf_synlm import GPSTForSequenceClassification, losses
 from hf_synlm.losses import linear_cross_entropy
 from hf_synlm.training.steps import to_shares
 from tests import test_modeling_rnng as rnng
@@ -58,50 +46,52 @@ def grammar(**config: Any) -> tuple:
     return rnng.tiny(dropout=0.0, **config).train(), batch
 
 
+def new_model(model_type: str, **fields: Any) -> Any:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **fields)).train()
+
+
 def pushdown() -> tuple:
     """Trees that branch to the right."""
-    torch.manual_seed(0)
     batch, sizes = text(), {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     places = torch.arange(batch["input_ids"].shape[1]) + 1
     batch["attachments"] = torch.where(batch["attention_mask"] > 0, places, -100)
-    return PushdownForCausalLM(PushdownConfig(vocab_size=40, dropout=0.0, **sizes)).train(), batch
+    return new_model("pushdown", vocab_size=40, dropout=0.0, **sizes), batch
 
 
-def recurrent(model_class: type, config: Any, gold: str | None = None) -> tuple:
+def recurrent(model_type: str, **fields: Any) -> tuple:
     torch.manual_seed(0)
     batch = text()
-    if gold == "distances":
+    if model_type in ("on_lstm", "prpn"):
         distances = torch.randint(1, 5, batch["input_ids"].shape).float()
         distances[2, 1:4] = torch.nan
         batch["distances"] = distances
-    elif gold == "spans":
+    elif model_type == "palm":
         batch["spans"] = [[(0, 2), (1, 4)], [(0, 3)], [], [], [(2, 5), (0, 2)], [(0, 2)], []]
-    return model_class(config).train(), batch
+    return new_model(model_type, **SIZES, **fields), batch
+
+
+def on_lstm(**fields: Any) -> tuple:
+    return recurrent("on_lstm", **NO_AWD_DROPOUT, chunk_size=2, supervised_layers=[1], **fields)
+
+
+def prpn() -> tuple:
+    return recurrent("prpn", **NO_PRPN_DROPOUT, num_slots=4, parsing_network="recurrent")
 
 
 MODELS = {
     "gpst": gpst,
     "gpst-paper-height": lambda: gpst(height_loss="paper", height_threshold=2, token_loss_weight=0.3),
     "gpst-classifier": gpst_classifier,
-    **{f"rnng-{kind}": lambda kind=kind: grammar(loss_normalization=kind) for kind in ("batch", "token", "action")},
-    "rnng-sum": lambda: grammar(loss_normalization="sum"),
+    **{
+        f"rnng-{kind}": lambda kind=kind: grammar(loss_normalization=kind)
+        for kind in ("batch", "token", "action", "sum")
+    },
     "pushdown": pushdown,
-    "lstm": lambda: recurrent(LSTMForCausalLM, LSTMConfig(**SIZES, dropout=0.0)),
-    "on_lstm": lambda: recurrent(
-        ONLSTMForCausalLM,
-        ONLSTMConfig(**SIZES, **NO_AWD_DROPOUT, chunk_size=2, supervised_layers=[1], language_model_weight=0.7),
-        "distances",
-    ),
-    "on_lstm-sum": lambda: recurrent(
-        ONLSTMForCausalLM,
-        ONLSTMConfig(
-            **SIZES, **NO_AWD_DROPOUT, chunk_size=2, supervised_layers=[1], syntactic_distance_reduction="sum"
-        ),
-        "distances",
-    ),
-    "palm": lambda: recurrent(
-        PaLMForCausalLM, PaLMConfig(**SIZES, **NO_AWD_DROPOUT, num_spans=4, rrnn_size=6, attention_size=5), "spans"
-    ),
+    "lstm": lambda: recurrent("lstm_lm", dropout=0.0),
+    "on_lstm": lambda: on_lstm(language_model_weight=0.7),
+    "on_lstm-sum": lambda: on_lstm(syntactic_distance_reduction="sum"),
+    "palm": lambda: recurrent("palm", **NO_AWD_DROPOUT, num_spans=4, rrnn_size=6, attention_size=5),
 }
 
 
@@ -144,11 +134,10 @@ def test_pieces_add_up_to_the_whole_batch(name: str) -> None:
 
 def test_counts_of_prpn() -> None:
     """Its batch normalization looks at whole batches, so that only the counts can be compared."""
-    config = PRPNConfig(**SIZES, **NO_PRPN_DROPOUT, num_slots=4, parsing_network="recurrent")
-    model, batch = recurrent(PRPNForCausalLM, config, "distances")
+    model, batch = prpn()
     counts = model.count_loss_items(**batch)
     assert counts["language_model"] == int((batch["labels"][:, 1:] != -100).sum())
-    other, _ = recurrent(ONLSTMForCausalLM, ONLSTMConfig(**SIZES, chunk_size=2, supervised_layers=[1]))
+    other, _ = on_lstm()
     assert counts["syntactic_distance"] == other.count_loss_items(**batch)["syntactic_distance"] > 0
     halves = model(**batch, loss_shares=dict.fromkeys(counts, 0.5))
     torch.testing.assert_close(halves.loss, model(**batch).loss / 2)
