@@ -172,19 +172,3 @@ def tiny_gpst_config() -> Any:
     from tests.search_models import GPST_TINY
 
     return GPSTConfig(**GPST_TINY)
-
-
-@pytest.fixture
-def tiny_rnng_config() -> Any:
-    """An RNNG of a few thousand parameters with three labels."""
-    from hf_synlm import RNNGConfig
-
-    return RNNGConfig(
-        vocab_size=23,
-        embedding_size=8,
-        hidden_size=10,
-        num_layers=2,
-        nonterminals=["NP", "S", "VP"],
-        scoring_num_beams=4,
-        action_beam_size=12,
-    )

@@ -86,15 +86,17 @@ def without_penalties(name: str) -> dict[str, float]:
     return {field: 0.0 for field in fields if field.endswith("activation_regularization")}
 
 
-def ids_of(*lengths: int, width: int | None = None, left: bool = False) -> tuple[Tensor, Tensor]:
+def ids_of(
+    *lengths: int, width: int | None = None, left: bool = False, padding: int = PADDING, words: range = WORDS
+) -> tuple[Tensor, Tensor]:
     """Token ids of random words, padded, and their mask."""
     torch.manual_seed(3)
     width = width or max(lengths)
-    ids = torch.full((len(lengths), width), PADDING)
+    ids = torch.full((len(lengths), width), padding)
     mask = torch.zeros_like(ids)
     for row, n in enumerate(lengths):
         where = slice(width - n, width) if left else slice(0, n)
-        ids[row, where] = torch.randint(WORDS.start, WORDS.stop, (n,))
+        ids[row, where] = torch.randint(words.start, words.stop, (n,))
         mask[row, where] = 1
     return ids, mask
 

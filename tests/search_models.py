@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor, StoppingCriteria
@@ -103,21 +104,37 @@ def parse(model: Any, ids: list[int] | Tensor, num_beams: int = 4, **options: An
     return model.parse(ids, **{"num_beams": num_beams, "num_return_sequences": num_beams, **options})
 
 
-def taken(model: Any, actions: Tensor) -> tuple[int, ...]:
-    """A derivation without its padding, which is -1 in GPST and 0 in RNNG."""
-    first = 0 if isinstance(model, GPSTForCausalLM) else 1
-    return tuple(action for action in actions.tolist() if action >= first)
+def first_action(output: Any) -> int:
+    """What reads a word: GEN is 0 in GPST, SHIFT 1 in RNNG, whose trees have labels; smaller numbers are padding."""
+    return int(output.labels is not None)
 
 
-def count_words(model: Any, actions: Tensor) -> int:
-    """Words of a derivation: GEN is 0 in GPST, SHIFT 1 in RNNG."""
-    return taken(model, actions).count(0 if isinstance(model, GPSTForCausalLM) else 1)
+def actions_of(output: Any, *place: int) -> tuple[int, ...]:
+    """Actions of a sequence, or of a row and one of its trees, without padding."""
+    return tuple(action for action in output.actions[place].tolist() if action >= first_action(output))
 
 
-def hypotheses(model: Any, output: Any, row: int = 0) -> list[tuple[float, tuple[int, ...]]]:
+def count_words(output: Any, row: int) -> int:
+    """Words of a generated derivation."""
+    return actions_of(output, row).count(first_action(output))
+
+
+def hypotheses(output: Any, row: int = 0) -> list[tuple[float, tuple[int, ...]]]:
     """Scores and actions of the trees that exist."""
-    pairs = zip(output.log_probs[row].tolist(), output.actions[row], strict=True)
-    return [(score, taken(model, actions)) for score, actions in pairs if score > -math.inf]
+    scores = enumerate(output.log_probs[row].tolist())
+    return [(score, actions_of(output, row, rank)) for rank, score in scores if score > -math.inf]
+
+
+def assert_same(found: list[tuple[float, Any]], expected: list[tuple[float, Any]], tolerance: float = 1e-4) -> None:
+    """Equal derivations with equal scores, best first; those that tie may change places."""
+    assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], abs=tolerance)
+    wanted = {actions: score for score, actions in expected}
+    assert len({actions for _, actions in found}) == len(found)
+    for score, actions in found:
+        # The last place of a beam may be shared.
+        last = expected[-1][0]
+        assert actions in wanted or abs(score - last) < tolerance
+        assert actions not in wanted or score == pytest.approx(wanted[actions], abs=tolerance)
 
 
 def padded(rows: list[list[int]], left: bool, fill: int = 7) -> tuple[Tensor, Tensor]:

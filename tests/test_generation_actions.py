@@ -10,8 +10,8 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_synlm import GPSTForCausalLM
 from tests.reference import exhaustive_search as reference
-from tests.search_models import assert_fits, ending_model, generate, gpst, padded
-from tests.test_generation_gpst import EOS, actions_of
+from tests.search_models import actions_of, assert_fits, ending_model, generate, gpst, padded
+from tests.test_generation_gpst import EOS
 
 
 @pytest.fixture

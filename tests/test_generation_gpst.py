@@ -1,7 +1,6 @@
 """`generate` of GPST: the authors' beams, exact distributions, and everything users of transformers expect."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.binary_trees import actions_to_spans
 from hf_synlm.search_state import SyntacticCache
 from tests.reference import exhaustive_search as reference
-from tests.search_models import assert_fits, ending_model, generate, gpst
+from tests.search_models import actions_of, assert_fits, ending_model, generate, gpst
 from tests.test_modeling_gpst import TINY
 from tests.test_search_words import golden  # noqa: F401
 
@@ -21,11 +20,6 @@ EOS = 1
 def model() -> GPSTForCausalLM:
     """A tiny model."""
     return gpst()
-
-
-def actions_of(output: Any, row: int) -> tuple[int, ...]:
-    """Actions of one sequence."""
-    return tuple(a for a in output.actions[row].tolist() if a >= 0)
 
 
 def prompt_log_prob(model: GPSTForCausalLM, prompt: list[int]) -> float:

@@ -10,8 +10,8 @@ from hf_synlm import RNNGForCausalLM
 from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.rnng_fast_track import FastTrackSearch
 from hf_synlm.search_state import SyntacticCache
-from tests.reference.rnng_search import CONTINUE, EITHER, END, SHIFT, Actions, Grammar, log_sum_exp
-from tests.search_models import INSIDE, NARROW, assert_fits, generate
+from tests.reference.rnng_search import CONTINUE, EITHER, END, SHIFT, Grammar, log_sum_exp
+from tests.search_models import INSIDE, NARROW, actions_of, assert_fits, generate
 from tests.search_models import rnng as make_model
 from tests.test_rnng_fast_track import WIDE, never_early
 
@@ -35,11 +35,6 @@ def exact_model(system: str, composition: str = "lstm", **fields: Any) -> RNNGFo
 def narrow_model(system: str, **fields: Any) -> RNNGForCausalLM:
     """A model that is fast."""
     return make_model(system, **{**NARROW, **fields})
-
-
-def actions_of(output: Any, row: int) -> Actions:
-    """Actions of one sequence."""
-    return tuple(a for a in output.actions[row].tolist() if a > 0)
 
 
 def words_of(output: Any, row: int) -> list[int]:
@@ -171,7 +166,7 @@ def test_sampled_sentences_follow_the_model(system: str) -> None:
     grammar = Grammar(model, [3])
     prefixes = grammar.prefixes(1)
     marginal = log_sum_exp([score for score, _ in prefixes])
-    weights: dict[tuple[int, Actions], float] = {}
+    weights: dict[tuple[int, tuple[int, ...]], float] = {}
     for score, actions in grammar.weighted(prefixes, EITHER):
         for action, value in grammar.action_log_probs(actions, EITHER).items():
             if grammar.ends(actions, action):

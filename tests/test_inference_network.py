@@ -10,21 +10,16 @@ from safetensors.torch import load_file
 from hf_synlm.actions import spans_to_actions
 from hf_synlm.training.binary_tree_crf import BinaryTreeCRF, tree_actions
 from hf_synlm.training.inference_network import InferenceNetwork
+from tests.reference.trees import all_binary_trees, spans_of
 
 GOLDENS = Path(__file__).parent / "goldens" / "urnng"
 CASES = ("01_one_layer", "02_two_layers", "03_temperature")
 
 
-def all_trees(first: int, end: int) -> list[set[tuple[int, int]]]:
-    """Spans, the last word included, of every binary tree over the words from `first` to before `end`."""
-    if end - first == 1:
-        return [{(first, first)}]
-    return [
-        {(first, end - 1)} | left | right
-        for middle in range(first + 1, end)
-        for left in all_trees(first, middle)
-        for right in all_trees(middle, end)
-    ]
+def all_trees(length: int) -> list[set[tuple[int, int]]]:
+    """Spans, the last word included, and those of single words, of every binary tree."""
+    words = {(word, word) for word in range(length)}
+    return [words | {(i, j - 1) for i, j in spans_of(tree)} for tree in all_binary_trees(0, length)]
 
 
 def table(spans: set[tuple[int, int]], size: int) -> torch.Tensor:
@@ -46,7 +41,7 @@ def test_crf_is_the_sum_over_all_trees(scores: torch.Tensor) -> None:
     crf, best, entropy = BinaryTreeCRF(scores, LENGTHS), None, []
     log_partition, argmax = crf.log_partition, crf.argmax()
     for row, length in enumerate(LENGTHS.tolist()):
-        spans = all_trees(0, length)
+        spans = all_trees(length)
         trees = torch.stack([table(tree, 7) for tree in spans])
         totals = (trees * scores[row]).sum((1, 2))
         log_probs = totals.log_softmax(0)
@@ -62,7 +57,7 @@ def test_crf_is_the_sum_over_all_trees(scores: torch.Tensor) -> None:
     found = torch.autograd.grad(crf.entropy().sum() + (crf.log_partition * 2).sum(), scores, retain_graph=True)[0]
     expected = torch.autograd.grad(sum(entropy), scores)[0]
     for row, length in enumerate(LENGTHS.tolist()):
-        trees = torch.stack([table(tree, 7) for tree in all_trees(0, length)])
+        trees = torch.stack([table(tree, 7) for tree in all_trees(length)])
         probs = (trees * scores[row]).sum((1, 2)).softmax(0)
         expected[row] += 2 * (probs[:, None, None] * trees).sum(0)  # probabilities of spans
     torch.testing.assert_close(found, expected)

@@ -1,5 +1,6 @@
 """GPST as a model of transformers: the contract of `forward`, bad input, options, saving."""
 
+import functools
 import math
 
 import pytest
@@ -7,33 +8,14 @@ import torch
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTForSequenceClassification
 from hf_synlm.trees import right_branching
+from tests import recurrent_models
 from tests.reference.inside_outside import naive_parser_loss
+from tests.search_models import GPST_TINY
 
-TINY = {
-    "vocab_size": 40,
-    "hidden_size": 24,
-    "num_attention_heads": 2,
-    "num_type_layers": 1,
-    "num_token_layers": 2,
-    "composition_size": 12,
-    "composition_num_heads": 2,
-    "composition_intermediate_size": 16,
-    "num_composition_layers": 2,
-    "score_size": 6,
-    "parser_size": 8,
-    "parser_score_size": 8,
-    "num_parser_layers": 1,
-    "parser_num_heads": 2,
-    "max_position_embeddings": 64,
-    "scoring_num_beams": 4,
-    "bos_token_id": 1,
-    "eos_token_id": 1,
-    "pad_token_id": 2,
-    "reduce_token_id": 3,
-    "cls_token_id": 4,
-    "sep_token_id": 5,
-    "merge_noise": 0.0,
-}
+SIZES = {"hidden_size": 24, "composition_size": 12, "score_size": 6, "num_token_layers": 2, "num_composition_layers": 2}
+SPECIAL = {"pad_token_id": 2, "reduce_token_id": 3, "cls_token_id": 4, "sep_token_id": 5}
+TINY = GPST_TINY | SIZES | SPECIAL | {"scoring_num_beams": 4, "merge_noise": 0.0}
+ids_of = functools.partial(recurrent_models.ids_of, padding=2, words=range(6, 40))
 NO_DROPOUT = {
     f"{name}_dropout": 0.0
     for name in ("embedding", "residual", "attention", "composition", "composition_attention", "parser", "head")
@@ -46,18 +28,6 @@ def tiny(cls=GPSTForCausalLM, **overrides):
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     return model.eval()
-
-
-def ids_of(*lengths, width=None, left=False):
-    torch.manual_seed(3)
-    width = width or max(lengths)
-    ids = torch.full((len(lengths), width), 2)
-    mask = torch.zeros_like(ids)
-    for row, n in enumerate(lengths):
-        where = slice(width - n, width) if left else slice(0, n)
-        ids[row, where] = torch.randint(6, 40, (n,))
-        mask[row, where] = 1
-    return ids, mask
 
 
 def test_published_sizes():

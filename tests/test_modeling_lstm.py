@@ -95,18 +95,3 @@ def test_fresh_parameters():
     assert model.model.lstm.weight_hh_l1.abs().max().item() == pytest.approx(0.1, rel=0.01)
     for parameter in tiny(**sizes, initializer_range=0.05).parameters():
         assert parameter.abs().max().item() == pytest.approx(0.05, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"initializer_range": 0.0}, "initializer_range"),
-        ({"bos_token_id": None}, "bos_token_id is None"),
-    ],
-)
-def test_bad_configurations_are_named(fields, message):
-    with pytest.raises(ValueError, match=message):
-        LSTMConfig(**{**TINY, **fields})
-
-
-# ------------------------------------------------------------------------------------------------- Hub and tools

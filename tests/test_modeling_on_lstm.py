@@ -1,5 +1,6 @@
 """ON-LSTM as a model of transformers: definition, contract of `forward`, cache, trees, generation, saving, tools."""
 
+import functools
 import math
 
 import pytest
@@ -9,26 +10,14 @@ from hf_synlm import ONLSTMConfig, ONLSTMForCausalLM
 from hf_synlm.on_lstm_layer import LayerRun, ONLSTMLayer, ONLSTMLayers, on_lstm, split_distance
 from hf_synlm.syntactic_distance import distances_to_spans
 from hf_synlm.trees import fold_tokens
-from tests.recurrent_models import ids_of
+from tests.recurrent_models import ids_of, make_model
 from tests.reference import on_lstm as reference
 
-TINY = {"vocab_size": 30, "embedding_size": 8, "layer_size": 12, "num_layers": 3, "chunk_size": 2, "pad_token_id": 29}
 SUPERVISED = {"supervised_layers": [2, 0], "syntactic_distance_scope": "sentence"}
 HEADS = ["split", "shared", "hidden"]
 
 
-def tiny(cls=ONLSTMForCausalLM, **overrides):
-    torch.manual_seed(0)
-    model = cls(ONLSTMConfig(**{**TINY, **overrides}))
-    with torch.no_grad():  # states that differ
-        for parameter in model.parameters():
-            parameter.mul_(3)
-    return model.eval()
-
-
-def without_dropout(**overrides):
-    rates = {f"{name}_dropout": 0.0 for name in ("embedding", "input", "hidden", "output", "weight")}
-    return tiny(**{**rates, **overrides})
+tiny = functools.partial(make_model, "on_lstm")
 
 
 # ------------------------------------------------------------------------------------------------------- values
@@ -66,7 +55,7 @@ def test_values_are_those_of_the_definition(options):
 
 def test_loss_is_the_weighted_sum_of_its_parts():
     options = {"language_model_weight": 0.5, "syntactic_distance_weight": 3.0, "activation_regularization": 7.0}
-    model = without_dropout(**SUPERVISED, **options)
+    model = tiny(rates=0.0, **SUPERVISED, **options)
     ids, _ = ids_of(7, 7)
     output = model(ids, labels=ids, distances=torch.rand(2, 7))
     losses = output.losses
@@ -174,13 +163,15 @@ def test_every_parameter_learns(head, given):
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and torch.isfinite(parameter.grad).all()
         # Without gold distances their heads get gradients, too (distributed training waits for them), which are 0.
-        assert bool(parameter.grad.any()) == (given or "_head" not in name.replace("lm_head", ""))
+        # And a constant in all distances changes no difference: a single bias has a gradient by rounding only.
+        learns = given or "_head" not in name.replace("lm_head", "")
+        assert bool(parameter.grad.any()) == learns or parameter.numel() == 1
 
 
 # ------------------------------------------------------------------------------------------------- gold distances
 class TestSupervision:
     def test_sentence_scope_ends_at_the_boundary(self):
-        model = without_dropout(supervised_layers=[1], syntactic_distance_margin=0.4)
+        model = tiny(rates=0.0, supervised_layers=[1], syntactic_distance_margin=0.4)
         ids = torch.tensor([[0, 3, 4, 5, 0, 6, 7, 8], [9, 9, 0, 0, 5, 5, 5, 0]])
         sentences = [[0, 1, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 2, 2, 2, 2]]
         gold = torch.randint(1, 4, ids.shape).float()
@@ -193,7 +184,7 @@ class TestSupervision:
     @pytest.mark.parametrize("scope", ["sentence", "batch"])
     def test_layers_add_up_and_padding_is_left_out(self, scope):
         options = {"syntactic_distance_scope": scope, "syntactic_distance_reduction": "sum"}
-        model = without_dropout(supervised_layers=[2, 0], syntactic_distance_scale=5.0, **options)
+        model = tiny(rates=0.0, supervised_layers=[2, 0], syntactic_distance_scale=5.0, **options)
         ids, mask = ids_of(7, 4, 5)
         gold = torch.rand(3, 7)
         output = model(ids, attention_mask=mask, labels=ids, distances=gold)
@@ -317,19 +308,3 @@ def test_fresh_parameters(tied):
     layer = model.model.layers[1]
     for parameter in layer.parameters():
         assert parameter.abs().max().item() == pytest.approx(0.1, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"chunk_size": 5}, "chunk_size 5 does not divide the width"),
-        ({"syntactic_distance_margin": -1.0}, "syntactic_distance_margin"),
-        ({"syntactic_distance_head": "two"}, "two"),
-        ({"syntactic_distance_scope": "corpus"}, "corpus"),
-        ({"supervised_layers": [3]}, "below 3"),
-        ({"supervised_layers": [1, 1]}, "distinct"),
-    ],
-)
-def test_bad_configurations_are_named(fields, message):
-    with pytest.raises(ValueError, match=message):
-        ONLSTMConfig(**{**TINY, **fields})

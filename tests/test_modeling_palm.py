@@ -1,48 +1,23 @@
 """PaLM as a model of transformers: its definition, the contract of `forward`, cache, trees, training, generation."""
 
+import functools
+
 import pytest
 import torch
 
 from hf_synlm import PaLMConfig, PaLMForCausalLM, matrix_products
 from hf_synlm.palm_span_attention import gold_attention, span_states, split_by_scores
-from tests.recurrent_models import ids_of
+from tests.recurrent_models import MODELS, ids_of, make_model
 from tests.reference import palm as reference
 
-TINY = {
-    "vocab_size": 30,
-    "embedding_size": 10,
-    "layer_size": 12,
-    "num_layers": 3,
-    "num_spans": 4,
-    "rrnn_size": 5,
-    "attention_size": 7,
-    "pad_token_id": 29,
-}
-NO_DROPOUT = dict.fromkeys((f"{name}_dropout" for name in ("embedding", "input", "hidden", "output", "weight")), 0.0)
-VARIANTS = [
-    {},
-    {"num_layers": 2, "num_spans": 1},
-    {"num_layers": 4, "num_spans": 20},
-    {"span_scores": "right_branching"},
-    {"input_activation": "tanh", "output_gate": False},
-    {"span_attention": False},
-    {"span_attention": False, "num_layers": 1},
-]
-
-
-def tiny(cls=PaLMForCausalLM, **overrides):
-    torch.manual_seed(0)
-    model = cls(PaLMConfig(**{**TINY, **overrides})).eval()
-    with torch.no_grad():  # large enough that trees are not decided by rounding
-        for parameter in model.parameters():
-            parameter.mul_(3).add_(0.2 * torch.randn_like(parameter))
-    return model
+tiny = functools.partial(make_model, "palm")
+kinds = pytest.mark.parametrize("kind", [name for name, (prefix, _) in MODELS.items() if prefix == "PaLM"])
 
 
 # ------------------------------------------------------------------------------------------------ definition
-@pytest.mark.parametrize("overrides", VARIANTS)
-def test_values_are_those_of_the_definition(overrides):
-    model = tiny(**overrides)
+@kinds
+def test_values_are_those_of_the_definition(kind):
+    model = make_model(kind)
     ids, _ = ids_of(9)
     expected = reference.log_probs(model, ids[0].tolist())
     output = model(ids)
@@ -98,7 +73,9 @@ def test_sizes_are_the_published_ones():
 
 def test_fresh_parameters():
     torch.manual_seed(0)
-    model = PaLMForCausalLM(PaLMConfig(**{**TINY, "layer_size": 60, "rrnn_size": 40, "attention_size": 30}))
+    model = PaLMForCausalLM(
+        PaLMConfig(vocab_size=30, embedding_size=10, layer_size=60, rrnn_size=40, attention_size=30)
+    )
     attention = model.model.span_context.attention
 
     def bound(parameter):
@@ -242,7 +219,7 @@ class TestParse:
 
 # ------------------------------------------------------------------------------------------- transformers
 def test_fast_products_change_nothing(monkeypatch):
-    model = tiny(**NO_DROPOUT).train()
+    model = tiny(rates=0.0).train()
     ids, _ = ids_of(50, 50)
     results = []
     for fast in (True, False):
@@ -276,18 +253,3 @@ def test_spans_need_an_attention_to_train():
     for overrides in ({"span_attention": False}, {"span_scores": "right_branching"}):
         with pytest.raises(ValueError, match="no attention to train"):
             tiny(**overrides)(ids, labels=ids, spans=[[(0, 2)]])
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"num_spans": 0}, "num_spans must be at least 1"),
-        ({"span_attention_weight": -1.0}, "span_attention_weight"),
-        ({"activation_regularization": float("inf")}, "activation_regularization"),
-        ({"num_layers": 1}, "between two layers"),
-        ({"span_scores": "balanced"}, "balanced"),
-    ],
-)
-def test_bad_configurations_are_named(fields, message):
-    with pytest.raises(ValueError, match=message):
-        PaLMConfig(**{**TINY, **fields})

@@ -1,5 +1,7 @@
 """PRPN and PRPN-SYD as models of transformers: values, gradients, the contract of `forward`, trees, texts, saving."""
 
+import functools
+
 import pytest
 import torch
 
@@ -9,55 +11,15 @@ from hf_synlm.modeling_prpn import PRPNForCausalLM
 from hf_synlm.prpn_reader import ReadingLayer, normalize, normalize_backward, normalize_factors
 from hf_synlm.recurrent_layers import keep_mask
 from hf_synlm.syntactic_distance import distances_to_spans, ranking_loss
-from tests.recurrent_models import ids_of
+from tests.recurrent_models import MODELS, gradients, ids_of, make_model
 from tests.reference.prpn import prpn
 
-TINY = {
-    "vocab_size": 30,
-    "pad_token_id": 29,
-    "embedding_size": 6,
-    "layer_size": 8,
-    "num_layers": 2,
-    "num_slots": 4,
-    "num_lookback": 2,
-    "resolution": 0.2,
-    "dropout": 0.3,
-    "input_dropout": 0.2,
-    "recurrent_dropout": 0.25,
-    "tie_word_embeddings": True,
-}
-KINDS = {
-    "hard": {},
-    "soft": {"gate": "soft", "num_residual_blocks": 2, "tie_word_embeddings": False, "num_layers": 3},
-    "no lookback": {"num_lookback": 0, "num_slots": 3, "num_layers": 1, "resolution": 1.0},
-    "syd": {"parsing_network": "recurrent", "num_residual_blocks": 1},
-    "syd, no lookback": {"parsing_network": "recurrent", "num_lookback": 0, "gate": "soft"},
-}
-NO_DROPOUT = {"dropout": 0.0, "input_dropout": 0.0, "recurrent_dropout": 0.0}
-kinds = pytest.mark.parametrize("kind", list(KINDS))
-
-
-def tiny(kind="hard", cls=PRPNForCausalLM, **overrides):
-    """A model whose distances and scores differ from token to token, in evaluation mode."""
-    torch.manual_seed(0)
-    model = cls(PRPNConfig(**{**TINY, **KINDS[kind], **overrides}))
-    with torch.no_grad():
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if tensor.is_floating_point():
-                tensor.normal_(0.0, 0.7)
-            if name.endswith(("norm.weight", "running_var")):
-                tensor.abs_().add_(0.3)
-    return model.eval()
+tiny = functools.partial(make_model, "prpn")
+kinds = pytest.mark.parametrize("kind", [name for name, (prefix, _) in MODELS.items() if prefix == "PRPN"])
 
 
 def rows_of(ids, mask):
     return [row[keep.bool()].tolist() for row, keep in zip(ids, mask, strict=True)]
-
-
-def gradients(model, loss):
-    model.zero_grad()
-    loss.backward()
-    return {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
 
 
 # ----------------------------------------------------------------------------------------------- the definition
@@ -92,7 +54,7 @@ class TestDefinition:
 
     @kinds
     def test_evaluation(self, kind):
-        self.compare(tiny(kind).double(), *ids_of(*self.LENGTHS))
+        self.compare(make_model(kind).double(), *ids_of(*self.LENGTHS))
 
     @kinds
     @pytest.mark.parametrize("left", [False, True])
@@ -105,7 +67,7 @@ class TestDefinition:
 
         for module in (prpn_parser, prpn_reader):
             monkeypatch.setattr(module, "keep_mask", recorded)
-        model = tiny(kind).double().train()
+        model = make_model(kind).double().train()
         self.compare_training(model, masks, left)
 
     def compare_training(self, model, masks, left):
@@ -121,7 +83,7 @@ class TestDefinition:
         self.compare(model, ids, mask, drawn, training=True)
 
     def test_soft_distances_are_float32_at_least(self):
-        model = tiny("soft")
+        model = make_model("prpn, soft")
         assert model(ids_of(4)[0]).distances.dtype == torch.float32
 
 
@@ -172,7 +134,7 @@ class TestForward:
         """Loss, gradients and batch statistics, with batch normalization of tokens only."""
         results = []
         for width, left in ((9, False), (13, False), (13, True)):
-            model = tiny(kind, **NO_DROPOUT).train()
+            model = make_model(kind, rates=0.0).train()
             ids, mask = ids_of(9, 4, 1, width=width, left=left)
             ids = ids.masked_fill(mask == 0, 7 if width == 13 else 0)
             loss = model(ids, attention_mask=mask, labels=ids).loss
@@ -187,11 +149,11 @@ class TestForward:
     def test_padding_counts_where_asked_for(self):
         ids, mask = ids_of(9, 4)
         losses = [
-            tiny(pad_aware_batch_norm=aware, **NO_DROPOUT).train()(ids, attention_mask=mask, labels=ids).loss.item()
+            tiny(pad_aware_batch_norm=aware, rates=0.0).train()(ids, attention_mask=mask, labels=ids).loss.item()
             for aware in (True, False)
         ]
         assert losses[0] != losses[1]
-        everything = tiny(**NO_DROPOUT).train()(ids, labels=ids.masked_fill(mask == 0, -100))
+        everything = tiny(rates=0.0).train()(ids, labels=ids.masked_fill(mask == 0, -100))
         assert everything.loss.item() == pytest.approx(losses[1], rel=1e-5)
 
     def test_one_token_trains_nothing(self):
@@ -202,7 +164,9 @@ class TestForward:
 # ------------------------------------------------------------------------------------------------------- PRPN-SYD
 class TestSupervision:
     def test_loss(self):
-        model = tiny("syd", language_model_weight=0.5, syntactic_distance_weight=2.0, syntactic_distance_scale=3.0)
+        model = make_model(
+            "prpn, syd", language_model_weight=0.5, syntactic_distance_weight=2.0, syntactic_distance_scale=3.0
+        )
         ids, mask = ids_of(8, 5)
         gold = torch.randint(0, 4, ids.shape).float()
         gold[0, 0] = torch.nan
@@ -219,7 +183,7 @@ class TestSupervision:
         ids, _ = ids_of(9)
         ids[0, [3, 6]] = 0  # the end of a sentence
         gold = torch.tensor([[2.0, 1, 3, 9, 5, 1, 8, 2, 7]])
-        model = tiny("syd", syntactic_distance_reduction="sum")
+        model = make_model("prpn, syd", syntactic_distance_reduction="sum")
         loss = model(ids, labels=ids, distances=gold).losses["syntactic_distance"]
         predicted = model(ids).syd_distances
         parts = [
@@ -231,26 +195,26 @@ class TestSupervision:
     @pytest.mark.parametrize(
         ("kind", "options", "message"),
         [
-            ("hard", {"labels": True}, "parsing_network='recurrent'"),
-            ("syd", {}, "Pass labels"),
-            ("syd", {"labels": True, "width": 3}, "Align"),
+            ("prpn", {"labels": True}, "parsing_network='recurrent'"),
+            ("prpn, syd", {}, "Pass labels"),
+            ("prpn, syd", {"labels": True, "width": 3}, "Align"),
         ],
     )
     def test_bad_distances_are_named(self, kind, options, message):
         ids, _ = ids_of(4)
         gold = torch.ones(1, options.get("width", 4))
         with pytest.raises(ValueError, match=message):
-            tiny(kind)(ids, labels=ids if "labels" in options else None, distances=gold)
+            make_model(kind)(ids, labels=ids if "labels" in options else None, distances=gold)
 
 
 # ------------------------------------------------------------------------------------------------ trees and texts
 class TestParse:
-    @pytest.mark.parametrize("kind", ["hard", "syd"])
+    @pytest.mark.parametrize("kind", ["prpn", "prpn, syd"])
     @pytest.mark.parametrize("decoder", ["unbiased", "biased"])
     def test_trees_are_those_of_the_distances(self, kind, decoder):
-        model = tiny(kind)
+        model = make_model(kind)
         ids, mask = ids_of(7, 3, 1, left=True)
-        choices = {"language_model": "distances"} | ({"supervised": "syd_distances"} if kind == "syd" else {})
+        choices = {"language_model": "distances"} | ({"supervised": "syd_distances"} if kind == "prpn, syd" else {})
         for distances, name in choices.items():
             parsed = model.parse(ids, mask, decoder=decoder, distances=distances)
             for row, tokens in enumerate(rows_of(ids, mask)):
@@ -290,7 +254,7 @@ class TestModel:
         assert convolution.bias.abs().max().item() == pytest.approx(240**-0.5, rel=0.1)
         scales = torch.cat([weights[n] for n in weights if n.endswith("norm.weight") and "layers" not in n])
         assert 0.4 < scales.mean() < 0.6 and 0 <= scales.min() < 0.05 and 0.95 < scales.max() <= 1
-        ones = PRPNForCausalLM(PRPNConfig(**TINY, batch_norm_init="ones"))
+        ones = PRPNForCausalLM(PRPNConfig(vocab_size=30, embedding_size=6, layer_size=8, batch_norm_init="ones"))
         assert (ones.model.predictor.output_norm.weight == 1).all()
 
     def test_presets(self):
@@ -301,17 +265,3 @@ class TestModel:
                 PRPNForCausalLM(PRPNConfig.from_preset(name, vocab_size=50))
         with pytest.raises(ValueError, match="prpn-wsj10"):
             PRPNConfig.from_preset("prpn")
-
-    @pytest.mark.parametrize(
-        ("fields", "message"),
-        [
-            ({"layer_size": 7}, "layer_size must be even"),
-            ({"num_slots": 0}, "num_slots must be at least 1"),
-            ({"num_lookback": -1}, "num_lookback must not be negative"),
-            ({"resolution": 1000.0}, "resolution"),
-            ({"gate": "wide"}, "gate 'wide'"),
-        ],
-    )
-    def test_bad_configurations_are_named(self, fields, message):
-        with pytest.raises(ValueError, match=message):
-            PRPNConfig(**{**TINY, **fields})

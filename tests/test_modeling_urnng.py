@@ -12,6 +12,7 @@ from transformers.integrations.neftune import neftune_post_forward_hook
 from hf_synlm import URNNGConfig, URNNGForCausalLM
 from hf_synlm.actions import COMP, GEN
 from hf_synlm.urnng_layers import BinaryTreeLSTM
+from tests.reference.trees import actions_of, all_binary_trees
 from tests.test_inference_network import CASES, GOLDENS, load_network
 
 BOS = 2
@@ -93,14 +94,7 @@ def test_probabilities_are_those_of_the_authors(case: str) -> None:
 
 def all_derivations(num_tokens: int) -> Tensor:
     """Actions [trees, A] of every binary tree."""
-    if num_tokens == 1:
-        return torch.tensor([[GEN]])
-    parts = []
-    for left in range(1, num_tokens):
-        first, second = all_derivations(left), all_derivations(num_tokens - left)
-        both = torch.cat([first.repeat_interleave(len(second), 0), second.repeat(len(first), 1)], 1)
-        parts.append(F.pad(both, (0, 1), value=COMP))
-    return torch.cat(parts)
+    return torch.tensor([actions_of(tree) for tree in all_binary_trees(0, num_tokens)])
 
 
 def test_search_finds_the_sum_over_all_trees() -> None:

@@ -8,7 +8,6 @@ import torch
 from transformers import (
     AutoModelForSequenceClassification,
     DynamicCache,
-    StoppingCriteria,
     StoppingCriteriaList,
 )
 
@@ -27,6 +26,7 @@ from tests.recurrent_models import (
     structures,
     without_penalties,
 )
+from tests.search_models import StopAfter
 
 every_model = pytest.mark.parametrize("name", list(MODELS))
 every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
@@ -333,16 +333,6 @@ class TestCache:
 
 
 # ------------------------------------------------------------------------------------------------------- generation
-class OneWord(StoppingCriteria):
-    """Ends a sequence after a word."""
-
-    def __init__(self, word):
-        self.word = word
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return input_ids[:, -1] == self.word
-
-
 MODES = ({}, {"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}, {"do_sample": True, "top_k": 5})
 
 
@@ -387,7 +377,7 @@ class TestGenerate:
             "return_dict_in_generate": True,
         }
         word = model.generate(ids, **options).sequences[0, 4]
-        result = model.generate(ids, stopping_criteria=StoppingCriteriaList([OneWord(word)]), **options)
+        result = model.generate(ids, stopping_criteria=StoppingCriteriaList([StopAfter(word)]), **options)
         end = 4 + int((result.sequences[0, 3:] == word).long().argmax())
         assert result.sequences[0, end:].tolist() == [PADDING] * (result.sequences.shape[1] - end)
         assert max(end for _, end in result.spans[0]) == end
@@ -518,6 +508,34 @@ def test_bad_configurations_are_named(name):
             config_class(**{"vocab_size": 30, **MODELS[name][1], **fields})
     with pytest.raises(ValueError, match=next(iter(config_class.presets))):
         config_class.from_preset("no such preset")
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("palm", {"num_spans": 0}, "num_spans must be at least 1"),
+        ("palm", {"span_attention_weight": -1.0}, "span_attention_weight"),
+        ("palm", {"activation_regularization": float("inf")}, "activation_regularization"),
+        ("palm", {"num_layers": 1}, "between two layers"),
+        ("palm", {"span_scores": "balanced"}, "balanced"),
+        ("prpn", {"layer_size": 7}, "layer_size must be even"),
+        ("prpn", {"num_slots": 0}, "num_slots must be at least 1"),
+        ("prpn", {"num_lookback": -1}, "num_lookback must not be negative"),
+        ("prpn", {"resolution": 1000.0}, "resolution"),
+        ("prpn", {"gate": "wide"}, "gate 'wide'"),
+        ("on_lstm", {"chunk_size": 5}, "chunk_size 5 does not divide the width"),
+        ("on_lstm", {"syntactic_distance_margin": -1.0}, "syntactic_distance_margin"),
+        ("on_lstm", {"syntactic_distance_head": "two"}, "two"),
+        ("on_lstm", {"syntactic_distance_scope": "corpus"}, "corpus"),
+        ("on_lstm", {"supervised_layers": [3]}, "below 3"),
+        ("on_lstm", {"supervised_layers": [1, 1]}, "distinct"),
+        ("lstm", {"initializer_range": 0.0}, "initializer_range"),
+        ("lstm", {"bos_token_id": None}, "bos_token_id is None"),
+    ],
+)
+def test_bad_fields_of_one_architecture_are_named(name, fields, message):
+    with pytest.raises(ValueError, match=message):
+        make_model(name, **fields)
 
 
 # ---------------------------------------------------------------------------------------------------- classification

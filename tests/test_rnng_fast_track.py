@@ -11,8 +11,8 @@ from hf_synlm import RNNGForCausalLM
 from hf_synlm.rnng_actions import TransitionSystem
 from hf_synlm.rnng_fast_track import Continuations, FastTrackSearch, SetAside
 from hf_synlm.rnng_stack_machine import Phase
-from tests.reference.rnng_search import Actions, Grammar, log_sum_exp
-from tests.search_models import INSIDE, padded
+from tests.reference.rnng_search import Grammar, log_sum_exp
+from tests.search_models import INSIDE, assert_same, hypotheses, padded
 from tests.search_models import rnng as make_model
 
 SYSTEMS = [(system, composition) for system in ("top_down", "in_order") for composition in ("lstm", "attention")]
@@ -26,24 +26,6 @@ def parse(model: RNNGForCausalLM, ids: list[int] | torch.Tensor, width: int | No
     if width is not None:
         options = {"num_beams": width, "action_beam_size": width, **options}
     return model.parse(ids, **{"num_return_sequences": options.get("num_beams", 1), **options})
-
-
-def hypotheses(output: Any, row: int = 0) -> list[tuple[float, Actions]]:
-    """Scores and actions of the trees that exist."""
-    pairs = zip(output.log_probs[row].tolist(), output.actions[row].tolist(), strict=True)
-    return [(score, tuple(a for a in actions if a > 0)) for score, actions in pairs if score > -math.inf]
-
-
-def assert_same(found: list[tuple[float, Actions]], expected: list[tuple[float, Actions]], tolerance: float = 1e-4):
-    """Equal derivations with equal scores, best first; those that tie may change places."""
-    assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], abs=tolerance)
-    wanted = {actions: score for score, actions in expected}
-    assert len({actions for _, actions in found}) == len(found)
-    for score, actions in found:
-        # The last place of a beam may be shared.
-        last = expected[-1][0]
-        assert actions in wanted or abs(score - last) < tolerance
-        assert actions not in wanted or score == pytest.approx(wanted[actions], abs=tolerance)
 
 
 # --------------------------------------------------------------------------------------------------------- enumeration

@@ -29,7 +29,9 @@ from tests.search_models import (
     ListStreamer,
     Recorder,
     StopAfter,
+    actions_of,
     assert_fits,
+    assert_same,
     count_words,
     ending_model,
     generate,
@@ -37,7 +39,6 @@ from tests.search_models import (
     padded,
     parse,
     search_model,
-    taken,
 )
 
 STATISTICS = ("token_log_probs", "stepwise_log_probs", "beam_entropy", "num_actions", "stack_depth")
@@ -50,13 +51,6 @@ every_search = pytest.mark.parametrize(
 )
 MODES: list[dict[str, Any]] = [{}, {"num_beams": 3}, {"do_sample": True}, {"do_sample": True, "num_beams": 3}]
 every_mode = pytest.mark.parametrize("mode", MODES)
-
-
-def assert_same(found: list[tuple[float, Any]], expected: list[tuple[float, Any]]) -> None:
-    """Equal derivations with equal scores; those that tie may change places."""
-    assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], abs=1e-4)
-    last = expected[-1][0] + 1e-4  # several may share the last place of a beam
-    assert {actions for score, actions in found if score > last} == {x for score, x in expected if score > last}
 
 
 # ------------------------------------------------------------------------------------------ batches, prefixes, caches
@@ -75,7 +69,7 @@ def test_batch_equals_one_by_one(name: str, left: bool) -> None:
     assert torch.equal(model(odd, attention_mask=mask).logits, logits)
     for row, tokens in enumerate(rows):
         single = parse(model, tokens, stepwise=True)
-        assert_same(hypotheses(model, output, row), hypotheses(model, single))
+        assert_same(hypotheses(output, row), hypotheses(single))
         columns = mask[row].bool()
         for field in STATISTICS:
             torch.testing.assert_close(output[field][row][columns], single[field][0], atol=1e-4, rtol=0)
@@ -235,7 +229,7 @@ def test_generated_batch_equals_one_by_one(name: str, search: dict, options: dic
             # The stock beam search pads with the end token where the padding id is 0.
             assert new[: len(expected)] == expected and set(new[len(expected) :]) <= {0, eos}
             if search.get("structure_mode") != "marginal":
-                assert taken(model, output.actions[index]) == taken(model, single.actions[rank])
+                assert actions_of(output, index) == actions_of(single, rank)
                 assert output.spans[index] == [(i + shift, j + shift) for i, j in single.spans[rank]]
                 assert output.labels is None or output.labels[index] == single.labels[rank]
                 torch.testing.assert_close(output.sequences_scores[index], single.sequences_scores[rank])
@@ -254,7 +248,7 @@ def test_early_stopping_and_length_penalty(name: str, search: dict) -> None:
     assert (never >= first - 1e-5).all() and (few >= first - 1e-5).all()
     short = generate(model, [[9, 11]], length_penalty=-5.0, **common)
     long = generate(model, [[9, 11]], length_penalty=5.0, early_stopping="never", **common)
-    assert count_words(model, short.actions[0]) <= count_words(model, long.actions[0])
+    assert count_words(short, 0) <= count_words(long, 0)
 
 
 @every_system
@@ -341,7 +335,7 @@ def test_stopping_criteria(name: str, search: dict, mode: dict) -> None:
         new = sequence[2:]
         length = new.index(word) + 1 if word in new else len(new)
         assert set(new[length:]) <= {0}
-        assert count_words(model, output.actions[row]) == 2 + length
+        assert count_words(output, row) == 2 + length
         assert (0, 2 + length) in output.spans[row]
 
 
@@ -386,7 +380,7 @@ def test_rows_without_words_keep_what_they_have(name: str, search: dict, mode: d
         output = generate(model, prompts, logits_processor=LogitsProcessorList([Forbid(last)]), **options)
         assert output.sequences.shape == (3, 7)
         assert output.sequences[1, :2].tolist() == [9, 5] and (output.sequences[1, last:] == 0).all()
-        assert count_words(model, output.actions[1]) == last
+        assert count_words(output, 1) == last
         assert torch.isfinite(output.sequences_scores).all()
         for row in (0, 2) if "do_sample" not in mode else ():
             single = generate(model, prompts[row : row + 1], **options)
@@ -409,7 +403,7 @@ def test_when_only_the_end_is_allowed(name: str, search: dict, mode: dict) -> No
             if options is not forced:
                 assert (output.sequences[:, 3] == eos).all() and output.sequences.shape == (2, 4)
             for row in range(2):
-                assert (0, count_words(model, output.actions[row])) in output.spans[row]
+                assert (0, count_words(output, row)) in output.spans[row]
 
 
 @every_system
@@ -426,7 +420,7 @@ def test_missing_hypotheses_are_prompts(name: str) -> None:
     assert (output.sequences_scores[~exists] == -math.inf).all()
     assert (output.sequences[~exists] == torch.tensor([9, 0])).all()
     for row in range(int(exists.sum()), 4):
-        assert output.spans[row] == [] and taken(model, output.actions[row]) == ()
+        assert output.spans[row] == [] and actions_of(output, row) == ()
 
 
 @every_system
@@ -505,7 +499,7 @@ def test_generation_options_survive_saving(name: str, tmp_path: Any) -> None:
     assert (cache.num_beams if name == "gpst" else cache.options["action_beam_size"]) == 5
     assert generate(loaded, [[9]], structure_mode="joint").spans is not None
     config = GenerationConfig(max_new_tokens=2, structure_mode="joint", return_dict_in_generate=True, min_new_tokens=2)
-    assert count_words(model, loaded.generate(torch.tensor([[9]]), config).actions[0]) == 3
+    assert count_words(loaded.generate(torch.tensor([[9]]), config), 0) == 3
 
 
 MARGINAL = {"structure_mode": "marginal"}

@@ -15,7 +15,7 @@ from hf_synlm.conversion import convert_state_dict
 from hf_synlm.search_parsing import marginal_logits, parse_with_search
 from hf_synlm.search_state import Block
 from tests.reference import exhaustive_search as reference
-from tests.search_models import gpst, padded
+from tests.search_models import gpst, hypotheses, padded
 
 GOLDENS = Path(__file__).parent / "goldens" / "gpst"
 COMP = 1
@@ -33,12 +33,6 @@ def parse(
     """All trees of the beam."""
     ids = torch.tensor([ids]) if isinstance(ids, list) else ids
     return parse_with_search(model.word_search(num_beams), ids, mask, num_return_sequences=num_beams, **kwargs)
-
-
-def hypotheses(output: Any, row: int = 0) -> list[tuple[float, tuple[int, ...]]]:
-    """Scores and actions of the trees that exist."""
-    pairs = zip(output.log_probs[row].tolist(), output.actions[row].tolist(), strict=True)
-    return [(score, tuple(a for a in actions if a >= 0)) for score, actions in pairs if score > -math.inf]
 
 
 # ---------------------------------------------------------------------------------------------------- authors' beams

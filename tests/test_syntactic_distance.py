@@ -15,26 +15,15 @@ from hf_synlm.evaluation.baseline_trees import random_tree
 from hf_synlm.syntactic_distance import distances_to_spans, ranking_loss, spans_to_distances
 from hf_synlm.trees import validate_spans
 from tests.reference import on_lstm as reference
+from tests.reference.trees import all_binary_trees
 
 CASES = json.loads((Path(__file__).parent / "goldens" / "onlstm" / "trees" / "meta.json").read_text())
 DECODERS = ["unbiased", "biased"]
 
 
-def all_trees(first, count):
-    """All binary trees over positions as nested pairs."""
-    if count == 1:
-        return [first]
-    return [
-        (left, right)
-        for size in range(1, count)
-        for left in all_trees(first, size)
-        for right in all_trees(first + size, count - size)
-    ]
-
-
 @pytest.mark.parametrize("length", range(1, 8))
 def test_every_binary_tree_comes_back(length):
-    trees = all_trees(0, length)
+    trees = all_binary_trees(0, length)
     assert len(trees) == math.comb(2 * length - 2, length - 1) // length  # Catalan
     seen = set()
     for tree in trees:

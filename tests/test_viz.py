@@ -16,7 +16,6 @@ from hf_synlm import (
     ONLSTMForCausalLM,
     PaLMConfig,
     PaLMForCausalLM,
-    RNNGForCausalLM,
 )
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
 from hf_synlm.evaluation.baseline_trees import random_tree
@@ -40,6 +39,7 @@ from hf_synlm.viz import (
     tree_to_text,
 )
 from hf_synlm.viz.layout import build_nodes, display_width, place_nodes
+from tests.search_models import rnng
 
 CAT = ("the cat sat down".split(), [(0, 2), (3, 4), (2, 4), (0, 4)], ["NP", "PRT", "VP", "S"])
 NASTY = '<b>&amp; "q" it\'s ]]> שלום! 猫 na\u0308ive a\x00\ud800\uffffb {x_1}$%#~^\\ -- \u202e'.split()
@@ -225,7 +225,7 @@ def test_page_of_a_sentence():
     assert "no complete tree" in sentence_to_page(without)
 
 
-def test_views_of_parse_output(tiny_gpst_config, tiny_rnng_config):
+def test_views_of_parse_output(tiny_gpst_config):
     ids = torch.tensor([[7, 8, 9, 10, 11]])
     words = ["<a>", "b", "c", "d", "e"]
     output = GPSTForCausalLM(tiny_gpst_config).eval().parse(input_ids=ids, num_beams=6, num_return_sequences=3)
@@ -252,7 +252,7 @@ def test_views_of_parse_output(tiny_gpst_config, tiny_rnng_config):
 
     # Labels, and words of several tokens.
     ends = torch.tensor([[False, True, True, True, True]])
-    output = RNNGForCausalLM(tiny_rnng_config).eval().parse(input_ids=ids, word_ends=ends, num_beams=8)
+    output = rnng(vocab_size=23).parse(input_ids=ids, word_ends=ends, num_beams=8)
     view = show(output, words[:4])
     assert view.sentence.brackets() == output.brackets(words[:4])
     assert len(view.sentence.word_log_probs) == 4

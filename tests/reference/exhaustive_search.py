@@ -99,7 +99,7 @@ def log_prob(model: Any, tokens: list[int], actions: tuple[int, ...], renormaliz
 
 def log_sum_exp(values: list[float]) -> float:
     """Logarithm of the sum of the exponentials."""
-    top = max(values)
+    top = max(values, default=-math.inf)
     return top if top == -math.inf else top + math.log(sum(math.exp(value - top) for value in values))
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from tests.reference.exhaustive_search import log_sum_exp
+
 SHIFT, REDUCE, FINISH = 1, 2, 3
 CONTINUE, END, EITHER = "a word follows", "the text is over", "a word follows or the text is over"
 Actions = tuple[int, ...]
@@ -301,9 +303,3 @@ class Grammar:
             completed += [x[:2] for x in [*ends, *tracked][: capacity - len(completed)]]
             beam = [x[:2] for x in best if not x[2]]
         return completed
-
-
-def log_sum_exp(values: list[float]) -> float:
-    """Logarithm of the sum of the exponentials."""
-    top = max(values, default=-math.inf)
-    return top if top == -math.inf else top + math.log(sum(math.exp(value - top) for value in values))
