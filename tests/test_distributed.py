@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from training_runs import start_server
 
 from tests import test_losses
+from tests.two_processes import free_port
 
 KINDS = ("ddp", "fsdp")
 ARCHITECTURES = ("gpst", "rnng", "on_lstm", "prpn", "palm")
@@ -70,12 +70,9 @@ def worker(rank: int, port: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Gradients of all cases, computed by the same two processes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     folder = tmp_path_factory.mktemp("gradients")
     start_server()
-    mp.start_processes(worker, args=(port, str(folder)), nprocs=2, start_method="forkserver")
+    mp.start_processes(worker, args=(free_port(), str(folder)), nprocs=2, start_method="forkserver")
     return folder
 
 

@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from tokenizers.processors import TemplateProcessing
-from training_runs import TRAINING, cut_off, launch, results_of, run_script, torchrun
+from training_runs import TRAINING, cut_off, results_of
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -61,6 +61,7 @@ from hf_synlm.training.finetune_summarization import ContextCollator, ContextLay
 from hf_synlm.training.finetuning import load_model
 from hf_synlm.training.samplers import seed_micro_step
 from hf_synlm.training.steps import map_rows
+from tests import two_processes
 
 SENTENCES = sample_path("raw.train.txt").read_text(encoding="utf-8").splitlines()[:300]
 SENTENCES = [line.strip() for line in SENTENCES if line.strip()]
@@ -579,15 +580,12 @@ def test_files_replace_the_data_set_of_a_configuration(files: dict[str, str]) ->
 
 def test_two_processes_train_and_evaluate_like_one(models: Path, files: dict[str, str], tmp_path: Path) -> None:
     flags = ("--config_overrides", "attn_pdrop=0,embd_pdrop=0,resid_pdrop=0", "--per_device_eval_batch_size", "3")
-
-    def made_of(name: str, batch_size: str) -> list[str]:
-        more = (*flags, "--per_device_train_batch_size", batch_size)
-        return command("glue", models / "gpt2", files, tmp_path / name, *more)
-
-    cache = str(tmp_path / "cache")
-    one = run_script("finetune_glue", made_of("one", "4"), cache)
-    done = launch([*torchrun(), str(TRAINING / "finetune_glue.py"), *made_of("two", "2")], cache)
-    assert done.returncode == 0, done.stderr[-3000:]
+    size = "--per_device_train_batch_size"
+    one = run("glue", models / "gpt2", files, tmp_path / "one", *flags, size, "4")
+    argv = command("glue", models / "gpt2", files, tmp_path / "two", *flags, size, "2")
+    job = {"script": "hf_synlm.training.finetune_glue", "argv": argv, "output_dir": str(tmp_path / "two")}
+    two_processes.run_jobs([job], tmp_path, str(tmp_path / "cache"))
+    two_processes.check_status(tmp_path / "two")
     two = results_of(tmp_path / "two")
     assert two["examples"] == one["examples"]
     for mine, theirs in zip(two["evaluations"], one["evaluations"], strict=True):

@@ -2,15 +2,13 @@
 
 import dataclasses
 import json
-import multiprocessing
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_runs import ROOT, SMALL_GPST, ScriptRun, environment, results_of, sample_files, start_server
+from training_runs import ROOT, SMALL_GPST, ScriptRun, results_of, sample_files
 from transformers import AutoTokenizer
 
 from hf_synlm import PRPNForCausalLM
@@ -82,24 +80,14 @@ class Jobs:
             ScriptRun(SCRIPTS[architecture], self.argv(name, architecture, *more), self.cache).finish()
         return self.folder / name
 
-    def status(self, name: str) -> list[int]:
-        """Exit status of both processes."""
-        return [int((self.folder / f"{name}.status_{rank}").read_text()) for rank in (0, 1)]
-
     def log(self, name: str, rank: int = 0) -> str:
         """What a process has printed."""
         return (self.folder / f"{name}.log_{rank}").read_text(encoding="utf-8", errors="replace")
 
     def done(self, name: str) -> Path:
         """Folder of a run that has ended well."""
-        assert self.status(name) == [0, 0], self.log(name)[-3000:] + self.log(name, 1)[-3000:]
+        two_processes.check_status(self.folder / name)
         return self.folder / name
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 NO_NOISE = f"{SIZES['gpst']},merge_noise=0,{NO_DROPOUT['gpst']}"
@@ -144,11 +132,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     listed: list[dict[str, Any]] = []
 
     def add(name: str, architecture: str, *more: str, **options: Any) -> None:
-        job = {
-            "script": f"hf_synlm.training.{SCRIPTS[architecture]}",
-            "argv": jobs.argv(name, architecture, *more),
-            "port": free_port(),
-        }
+        job = {"script": f"hf_synlm.training.{SCRIPTS[architecture]}", "argv": jobs.argv(name, architecture, *more)}
         listed.append({**job, "output_dir": str(folder / name), **options})
 
     for architecture in SCRIPTS:
@@ -168,17 +152,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     add("fsdp", "gpst", *SAME_AS_ONE["gpst"], environment=FSDP)
     for name, command in COMMANDS.items():
         argv = [*command, str(folder / "raw.valid.txt"), "--out", str(folder / name)]
-        listed.append({"script": "hf_synlm.cli", "argv": argv, "port": free_port(), "output_dir": str(folder / name)})
-    (folder / "jobs.json").write_text(json.dumps(listed), encoding="utf-8")
-    start_server()
-    context = multiprocessing.get_context("forkserver")
-    given = str(folder / "jobs.json"), environment(jobs.cache)
-    processes = [context.Process(target=two_processes.main, args=(given[0], rank, given[1])) for rank in (0, 1)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(280)
-        assert process.exitcode == 0
+        listed.append({"script": "hf_synlm.cli", "argv": argv, "output_dir": str(folder / name)})
+    two_processes.run_jobs(listed, folder, jobs.cache)
     return jobs
 
 
@@ -246,7 +221,8 @@ def test_a_signal_to_one_process_stops_both(jobs: Jobs) -> None:
 
 
 def test_nan_names_the_batches_of_all_processes(jobs: Jobs) -> None:
-    assert jobs.status("nan") == [1, 1] and "FloatingPointError" in jobs.log("nan", 1)
+    two_processes.check_status(jobs.folder / "nan", 1)
+    assert "FloatingPointError" in jobs.log("nan", 1)
     (file,) = (jobs.folder / "nan").glob("not_finite_*.json")
     report = json.loads(file.read_text())
     assert file.name == f"not_finite_{report['first_bad_step']}.json" and "loss" in report["names"]

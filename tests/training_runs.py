@@ -1,4 +1,4 @@
-"""Running training scripts as processes: to the end, until they are killed, alone or as one of two under torchrun.
+"""Running training scripts as processes: to the end, or until they are killed; `two_processes` runs two at a time.
 
 Importing transformers takes longer than these runs. A server process imports the scripts once and forks every run
 from itself (the start method "forkserver" of multiprocessing); a run is a process of its own all the same, which can
@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -49,7 +48,6 @@ def environment(cache: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "HF_DATASETS_CACHE": cache, "OMP_NUM_THREADS": "1"}
 
 
-# ---------------------------------------------------------------------------------------------- one process
 def _signal_after_step_two(number: signal.Signals) -> None:
     """Let this process get a signal in its second step: one from outside may come when a short run has ended."""
     after_step = TrainingLoop._after_step
@@ -139,12 +137,6 @@ class ScriptRun:
         return self.text
 
 
-def run_script(script: str, argv: Sequence[str], cache: str) -> dict[str, Any]:
-    """Run a script to its end; what it printed and its results."""
-    run = ScriptRun(script, argv, cache)
-    return {"stdout": run.finish(), **results_of(run.output_dir)}
-
-
 def results_of(output_dir: Path) -> dict[str, Any]:
     """`all_results.json` of a run."""
     return json.loads((output_dir / "all_results.json").read_text(encoding="utf-8"))
@@ -169,17 +161,3 @@ def cut_off(whole: Path, cut: Path, step: int) -> None:
     # Saves that were cut short: they are newer than the complete one and must not be taken.
     (cut / f"step_{step + 1}.partial").mkdir()
     (cut / "step_999").mkdir()
-
-
-# ---------------------------------------------------------------------------------------------- several processes
-def launch(command: Sequence[str], cache: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
-    """Run a launcher (torchrun, `accelerate launch`) with what follows, to its end."""
-    return subprocess.run(command, env=environment(cache), capture_output=True, text=True, timeout=timeout, cwd=ROOT)
-
-
-def torchrun(num_processes: int = 2) -> list[str]:
-    """The launcher of PyTorch."""
-    return [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes", "1"),
-        *("--nproc_per_node", str(num_processes)),
-    ]

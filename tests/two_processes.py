@@ -6,14 +6,17 @@ other's child, can be killed, and leaves its exit status in `OUTPUT_DIR.status_R
 
 import importlib
 import json
+import multiprocessing
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import datasets
+from training_runs import environment, start_server
 
 
 def shard_on_cpu() -> None:
@@ -90,3 +93,31 @@ def main(jobs_file: str, rank: int, environment: dict[str, str]) -> None:
         if pid == 0:
             run_child(job)
         Path(f"{job['output_dir']}.status_{rank}").write_text(str(watch(pid, job)), encoding="utf-8")
+
+
+def free_port() -> int:
+    """A port for two processes to meet at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_jobs(jobs: list[dict[str, Any]], folder: Path, cache: str) -> None:
+    """Run jobs, each with a port of its own, on two processes; `folder` gets the list of them."""
+    file = folder / "jobs.json"
+    file.write_text(json.dumps([{**job, "port": free_port()} for job in jobs]), encoding="utf-8")
+    start_server()
+    context = multiprocessing.get_context("forkserver")
+    processes = [context.Process(target=main, args=(str(file), rank, environment(cache))) for rank in (0, 1)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(280)
+        assert process.exitcode == 0
+
+
+def check_status(output_dir: Path, expected: int = 0) -> None:
+    """Both processes have ended a job so."""
+    found = [int(Path(f"{output_dir}.status_{rank}").read_text()) for rank in (0, 1)]
+    logs = [Path(f"{output_dir}.log_{rank}").read_text(encoding="utf-8", errors="replace") for rank in (0, 1)]
+    assert found == [expected] * 2, "".join(log[-3000:] for log in logs)
