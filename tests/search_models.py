@@ -127,6 +127,7 @@ def hypotheses(output: Any, row: int = 0) -> list[tuple[float, tuple[int, ...]]]
 
 def assert_same(found: list[tuple[float, Any]], expected: list[tuple[float, Any]], tolerance: float = 1e-4) -> None:
     """Equal derivations with equal scores, best first; those that tie may change places."""
+    assert expected
     assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], abs=tolerance)
     wanted = {actions: score for score, actions in expected}
     assert len({actions for _, actions in found}) == len(found)

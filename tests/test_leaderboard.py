@@ -97,6 +97,7 @@ def test_table_of_a_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     lines = (tmp_path / "out" / "table.md").read_text().splitlines()
     assert len(lines) == 2 + len(TABLES["gpst-table-4"]) and lines[0].endswith("| F1 | paper |")
     assert any("≤ 91.0 ± 1.0 | 40.0 ± 0.0; search 20.0 ± 0.0 | 57.5 |" in line for line in lines)
-    with pytest.raises(SystemExit):
-        leaderboard.main(["syd-table-2"])
-    assert "needs --trees and --folder" in capsys.readouterr().err
+    for names, message in (("syd-table-2", "needs --trees and --folder"), ("gpt2 syd-table-2", "name it alone")):
+        with pytest.raises(SystemExit):
+            leaderboard.main(names.split())
+        assert message in capsys.readouterr().err

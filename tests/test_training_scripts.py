@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import importlib
+import runpy
 import sys
 import weakref
 from collections.abc import Callable
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from training_runs import SMALL_GPST, cut_off, run_here, sample_files
+from training_runs import SMALL_GPST, TRAINING, cut_off, run_here, sample_files
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, LSTMConfig, LSTMForCausalLM
@@ -42,6 +44,14 @@ TYPES = (
     pretrain_gpst.EvaluationArguments,
     run_arguments.TrainingArguments,
 )
+
+
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in TRAINING.glob("*_*.py") if path.stem != "make_checkpoints")
+)
+def test_scripts_start_the_programs_of_their_names(name: str) -> None:
+    program = importlib.import_module(f"hf_synlm.training.{name}")
+    assert runpy.run_path(str(TRAINING / f"{name}.py"))["main"] is program.main
 
 
 @pytest.fixture(scope="module")

@@ -152,16 +152,14 @@ def search_trees(
     Returns:
         The scores, on every process, for JSON, and a line that says them. F1 is in percent:
 
-        - `labeled_f1`, `labeled_precision`, `labeled_recall`: EVALB's (COLLINS.prm); missing for a model whose trees
-          have no labels.
+        - `labeled_f1`, `labeled_precision`, `labeled_recall`: EVALB's (COLLINS.prm); missing for unlabeled trees.
         - `unlabeled_f1`: the same brackets without their labels.
         - `induction_sentence_f1`: as for models that induce their trees (convention "gpst", punctuation not counted).
         - `right_branching_sentence_f1`: the same for right-branching trees.
         - `punctuation_by`: how punctuation was recognized for these two; see `TreeDataset.punctuation_by`.
         - `word_perplexity`: exp(- sum of the words' log prefix-probability ratios / number of words).
         - `num_sentences`: sentences parsed.
-        - `num_failures`: sentences for which the beam had no complete tree, or all, if the model gives none; their gold
-          brackets count as missed.
+        - `num_failures`: sentences without a complete tree in the beam; their gold brackets count as missed.
         - `beam`: widths of the search.
     """
     plain, lengths = accelerator.unwrap_model(model), dataset.lengths("input_ids")

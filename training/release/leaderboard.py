@@ -255,6 +255,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     if unknown := sorted(set(arguments.names) - {*rows, *tables}):
         parser.error(f"there is no row {unknown[0]}: {ROWS} has {listed}")
+    if len(arguments.names) > 1 and (papers := sorted(set(arguments.names) & set(tables))):
+        parser.error(f"{papers[0]} is a table of a paper: name it alone")
     if (arguments.trees is None) != (arguments.folder is None):
         parser.error("--trees and --folder go together")
     paper = tables.get(arguments.names[0]) if len(arguments.names) == 1 else None
