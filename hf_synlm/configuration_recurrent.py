@@ -46,18 +46,7 @@ class RecurrentConfig(SyntacticConfig):
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> Self:
-        """Configuration of a published model; `hidden_size` alone replaces its `layer_size`, as in earlier versions.
-
-        Args:
-            name: a key of `presets`.
-            **overrides: fields that replace the preset's values.
-
-        Returns:
-            The configuration.
-
-        Raises:
-            ValueError: for unknown presets.
-        """
+        """As of the base class; `hidden_size` alone replaces `layer_size`, as in earlier versions."""
         if "hidden_size" in overrides and "layer_size" not in overrides:
             overrides["layer_size"] = overrides.pop("hidden_size")
         return super().from_preset(name, **overrides)
