@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from .actions import COMP, GEN
 from .generation_joint import FinishedSequences, JointDecoder, keep_best
 from .search_actions import Expansions, gumbel, take_actions
+from .search_stack import Levels
 from .search_state import NEG_INF
 
 
@@ -77,7 +78,7 @@ class ActionDecoder(JointDecoder):
         """Make the beam after the prompt that of the first action."""
         config, search, pool = self.config, self.search, self.state.pool
         path = pool.paths(self.state.nodes, self.state.max_length)
-        search.machine.read(pool, path[..., :-1], path[..., -1:])
+        search.machine.read(pool, path[..., :-1], self.state.nodes, Levels([path.shape[1]], path.device))
         independent = config.do_sample and self.num_beams == 1
         rows = torch.arange(len(self.sequences), device=self.sequences.device)
         rows = rows.repeat_interleave(config.num_return_sequences if independent else 1)

@@ -167,11 +167,12 @@ class GPSTComposition(nn.Module):
         right = GPSTScore.run(linear, "right_score", right_RD)
         return (left * right).sum(-1) * self.scale
 
-    def composer(self) -> Callable[[Tensor, Tensor], Tensor]:
+    def composer(self) -> Callable[[Tensor, Tensor, list[int]], Tensor]:
         """Function that composes single pairs one after the other, as the left-to-right search does.
 
-        It maps left vectors [C, ..., d] and the first right one [..., d] to [C, ..., d]: each result is the right child
-        of the next. It prepares the role terms once, so it is for use while the parameters stay as they are.
+        It maps the left vectors [..., P, d] of levels of rows, the first right ones [..., R, d] and the sizes to
+        [..., P, d]: each result is the right child of the next. It prepares the role terms once, so it is for use while
+        the parameters stay as they are.
         """
         maps = self.chart_tensors()
         weight, (left_bias, right_bias) = maps["0.in_proj"]
@@ -180,19 +181,21 @@ class GPSTComposition(nn.Module):
             weight, bias = maps[name]
             return F.linear(inputs, weight, bias) if bias.dim() == 1 else F.linear(inputs, weight) + bias
 
-        def compose_chain(left: Tensor, right: Tensor) -> Tensor:
-            vectors = [right]
-            for vector, projected in zip(left, F.linear(left, weight, left_bias), strict=True):
-                pair = torch.stack([vector, vectors[-1]], -2)
-                qkv = torch.stack([projected, F.linear(vectors[-1], weight, right_bias)], -2)
-                vectors.append(self.compose(linear, pair, qkv))
-            return torch.stack(vectors[1:])
+        def compose_chain(left: Tensor, right: Tensor, sizes: list[int]) -> Tensor:
+            vectors, projections = [], F.linear(left, weight, left_bias).split(sizes, -2)
+            for vector, projected in zip(left.split(sizes, -2), projections, strict=True):
+                right = right[..., : vector.shape[-2], :]
+                pair = torch.stack([vector, right], -2)
+                qkv = torch.stack([projected, F.linear(right, weight, right_bias)], -2)
+                right = self.compose(linear, pair, qkv)
+                vectors.append(right)
+            return torch.cat(vectors, -2)
 
         return compose_chain
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
         """Compose single pairs outside of a chart: [..., d] x 2 -> [..., d]."""
-        return self.composer()(left[None], right)[0]
+        return self.composer()(left[..., None, :], right[..., None, :], [1]).squeeze(-2)
 
 
 class GPSTDecomposition(nn.Module):

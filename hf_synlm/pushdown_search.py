@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .search_proposals import Process, add_words, draw_index
-from .search_stack import NodePool, Nodes, grown
+from .search_stack import Levels, NodePool, Nodes, grown
 from .search_state import NEG_INF, Block, BlockTable, Candidates, SearchState, in_full_precision, keep_frozen
 from .tree_attention import PathCache
 
@@ -196,7 +196,7 @@ class PushdownSearch:
         own = self._attach(pool, nodes.gather(1, origin), before.gather(1, origin), place, path, origin)
         kept = torch.where(pending.gather(1, origin), own, nodes.gather(1, origin))
         chosen = log_probs.flatten(1).gather(1, index)[..., None]
-        return Block(kept, scores, chosen, origin, torch.ones_like(origin[0]), [(0, width)])
+        return Block(kept, scores, chosen, origin, torch.ones_like(origin[0]), Levels([width], origin.device))
 
     @property
     def _eos(self) -> int:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .actions import COMP, GEN
+from .search_stack import Levels
 from .search_state import NEG_INF, SearchState
 from .search_words import WordBeamSearch
 
@@ -77,7 +78,7 @@ def take_actions(
     nodes = pool.compact(keep, live, parents.nodes[:, :rows])
     first = machine.push(pool, nodes, num_tokens, tokens=tokens, actions=actions)
     new = torch.arange(first, pool.size, device=nodes.device).expand_as(nodes)
-    machine.read(pool, pool.paths(nodes, state.max_length), new[..., None])
+    machine.read(pool, pool.paths(nodes, state.max_length), new, Levels([rows], new.device))
     if active is not None:
         new = torch.where(active[:, None], new, nodes)
     return replace(

@@ -45,7 +45,7 @@ def propose_words(
         block = search.expand(frontier, max_rows=search.max_rows)
         words = search.word_log_probs(frontier, block.nodes)
         if process is not None:
-            levels = [process(block.origin[:, a:b], words[:, a:b]) for a, b in block.bounds]
+            levels = [process(block.origin[:, a:b], words[:, a:b]) for a, b in block.levels.bounds]
             words = search.mask_end(torch.cat(levels, 1), search.machine.is_complete(state.pool, block.nodes))
         base = block.scores + block.log_probs[..., 0]
         if keep_scores:
@@ -79,7 +79,7 @@ def add_words(summed: Tensor | None, state: SearchState, block: Block, base: Ten
     relative = relative.masked_fill(base == NEG_INF, NEG_INF)
     # One more row collects the rows that no hypothesis needs.
     summed = F.pad(summed, (0, 0, 0, 1), value=NEG_INF)
-    for a, b in block.bounds:
+    for a, b in block.levels.bounds:
         origin = block.origin[:, a:b].masked_fill(base[:, a:b] == NEG_INF, summed.shape[1] - 1)
         index = origin[..., None].expand(-1, -1, words.shape[2])
         more = relative[:, a:b, None] + words[:, a:b]

@@ -5,10 +5,12 @@ one entry of the key-value caches of the layers that read the action sequence. A
 the stack below it and the derivation before it are chains of ids. A node is written once and never changes. The slow
 and obvious version is `ListHypothesis` in tests/test_search_stack.py.
 
-Shapes: B sentences, N nodes, R new nodes of one step, C actions in a row, K hypotheses, A actions, D features of a
-vector.
+Shapes: B sentences, N nodes, R new nodes of one step, C actions in a row, P rows of C levels, K hypotheses, A actions,
+D features of a vector.
 """
 
+import functools
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -34,6 +36,53 @@ class Nodes(NamedTuple):
     action: torch.Tensor
     token: torch.Tensor
     start: torch.Tensor
+
+
+class Levels:
+    """Rows of C levels, one level after the other; every level has as many rows as the one before it, or fewer.
+
+    Row r of level c and row r of level c + 1 belong to one line, of at most C rows.
+
+    Args:
+        sizes: Number of rows of each level.
+        device: Where the tensors live.
+    """
+
+    def __init__(self, sizes: list[int], device: torch.device) -> None:
+        self.sizes, self.device = sizes, device
+
+    @property
+    def bounds(self) -> list[tuple[int, int]]:
+        """First and last + 1 row of every level."""
+        ends = list(itertools.accumulate(self.sizes))
+        return list(zip([0, *ends], ends, strict=False))
+
+    @functools.cached_property
+    def place(self) -> torch.Tensor:
+        """Number of every row [P] in the table of all lines [R, C], flattened."""
+        count = len(self.sizes)
+        return torch.cat([torch.arange(c, c + r * count, count, device=self.device) for c, r in enumerate(self.sizes)])
+
+    @functools.cached_property
+    def line(self) -> torch.Tensor:
+        """Number of the line of every row [P]."""
+        return self.place // len(self.sizes)
+
+    @functools.cached_property
+    def level(self) -> torch.Tensor:
+        """Level of every row [P]."""
+        return self.place % len(self.sizes)
+
+    @functools.cached_property
+    def row(self) -> torch.Tensor:
+        """Row at every place of the table, flattened [R C]; -1 where a line has ended."""
+        number = torch.arange(sum(self.sizes), device=self.device)
+        return self.place.new_full((self.sizes[0] * len(self.sizes),), -1).scatter_(0, self.place, number)
+
+    def lines(self, values: torch.Tensor, empty: float) -> torch.Tensor:
+        """Table [B, R, C] of values of the rows [B, P], `empty` where a line has ended."""
+        table = values.index_select(1, self.row.clamp(min=0)).masked_fill_(self.row < 0, empty)
+        return table.view(len(values), -1, len(self.sizes))
 
 
 def grown(tensor: torch.Tensor, dim: int, capacity: int) -> torch.Tensor:
@@ -158,30 +207,28 @@ class NodePool:
         below = torch.where(depth > 0, ids, -1)
         return Nodes(ids, below, depth + 1, torch.full_like(ids, action), tokens, start)
 
-    def pop_chain(self, ids: torch.Tensor, action: int, count: int) -> tuple[Nodes, torch.Tensor, torch.Tensor]:
-        """Nodes of `count` actions in a row, each of which puts one entry in the place of the two top ones.
+    def pop_chain(self, ids: torch.Tensor, action: int, levels: Levels) -> tuple[Nodes, torch.Tensor, torch.Tensor]:
+        """Nodes of some actions in a row, each of which puts one entry in the place of the two top ones.
 
         Args:
             ids: States before the actions [B, R].
             action: Id of the action.
-            count: Number C of actions.
+            levels: How many of the states take a first action, a second one, ..
 
         Returns:
-            Fields of the nodes [B, C R], all first actions before all second ones, for the next slots of the pool;
-            lengths of their derivations [B, C R]; and the ids of the left children [B, C, R]. Where the stack holds
-            too few entries all are arbitrary.
+            Fields of the nodes [B, P], all first actions before all second ones, for the next slots of the pool;
+            lengths of their derivations [B, P]; and the ids of the left children [B, P]. Where the stack holds too few
+            entries all are arbitrary.
         """
-        entries = self.follow("below", ids, count + 1).transpose(1, 2)
-        made = self.nodes(entries)
-        step = torch.arange(count + 1, device=ids.device)[:, None]
-        # The node before that of a later action is in the same row of the action before it.
-        own = torch.arange(self.size, self.size + (count - 1) * ids.shape[1], device=ids.device)
-        before = torch.cat([ids, own.expand(len(ids), -1)], 1)
-        same = torch.full_like(before, action)
-        depth = (made.depth[:, :1] - step[1:]).flatten(1)
-        length = (self.field("length", ids)[:, None] + step[1:]).flatten(1)
-        below, start = made.below[:, 1:].flatten(1), made.start[:, 1:].flatten(1)
-        return Nodes(before, below, depth, same, torch.full_like(before, -1), start), length, entries[:, 1:]
+        left = self.follow("below", ids, len(levels.sizes) + 1)[..., 1:].flatten(1).index_select(1, levels.place)
+        made = self.nodes(left)
+        later = levels.place[ids.shape[1] :]
+        # The node before that of a later action belongs to the action before it.
+        before = (self.size + levels.row.index_select(0, later - 1)).expand(len(ids), -1)
+        before = torch.cat([ids, before], 1)
+        length = self.field("length", ids).index_select(1, levels.line) + levels.level + 1
+        same, none = torch.full_like(before, action), torch.full_like(before, -1)
+        return made._replace(predecessor=before, action=same, token=none), length, left
 
     def select_rows(self, index: torch.Tensor) -> None:
         """Keep the sentences `index` [B'], in that order; a sentence may be kept more than once."""

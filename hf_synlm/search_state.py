@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers.cache_utils import Cache
 
 from .matrix_products import without_autocast
-from .search_stack import NodePool, Nodes
+from .search_stack import Levels, NodePool, Nodes
 
 NEG_INF = float("-inf")
 
@@ -64,7 +64,7 @@ class Block:
             illegal.
         origin: [B, R] which state of the beam the row descends from.
         level: [R] structural actions since the last word.
-        bounds: First and last + 1 row of every level.
+        levels: Which rows are state k after no structural action, after one, ..
         cut: Whether states of the last level may have structural successors that are not laid out.
         word_log_probs: [B, R, V], kept if they were computed.
     """
@@ -74,7 +74,7 @@ class Block:
     log_probs: Tensor
     origin: Tensor
     level: Tensor
-    bounds: list[tuple[int, int]]
+    levels: Levels
     cut: bool = False
     word_log_probs: Tensor | None = None
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .search_proposals import NEGLIGIBLE, draw_word, propose_words
-from .search_stack import NodePool, Nodes
+from .search_stack import Levels, NodePool, Nodes
 from .search_state import NEG_INF, Block, BlockTable, Candidates, SearchState, StackMachine, WordEdges, keep_frozen
 
 # Numbers in one chunk of logits where only a few of each row are kept: memory does not grow with the batch.
@@ -52,12 +52,12 @@ class LevelMachine(StackMachine, Protocol):
         num_tokens: Tensor,
         tokens: Tensor | None = None,
         actions: Tensor | None = None,
-        count: int = 1,
+        levels: Levels | None = None,
     ) -> int:
-        """Take one action from each of R states, or `count` structural ones; returns the id of the first new node."""
+        """Take one action from each of R states, or structural ones by levels; returns the id of the first new node."""
 
-    def read(self, pool: NodePool, path: Tensor, nodes: Tensor, words: bool = True) -> None:
-        """Run the layers on nodes [B, R, C] that follow one another, behind paths [B, R, L].
+    def read(self, pool: NodePool, path: Tensor, nodes: Tensor, levels: Levels, words: bool = True) -> None:
+        """Run the layers on nodes [B, P] of levels that follow one another, behind paths [B, R, L].
 
         With `words`, also those that predict words.
         """
@@ -141,54 +141,53 @@ class WordBeamSearch:
         pool, counts = state.pool, state.num_tokens
         sizes, cut = self._block_sizes(state.level_sizes, max_rows)
         path = pool.paths(state.nodes, state.max_length)[..., :-1]
-        nodes, entering, mass = state.nodes[:, None], state.scores, None
+        nodes, entering, mass = state.nodes, state.scores, None
         runs: list[tuple[Tensor, Tensor, Tensor]] = []
         for first, last in self._runs(sizes, negligible is not None):
-            width, count = sizes[first], last - max(first, 1)
-            nodes, path = nodes[:, -1:, :width], path[:, :width]
-            counts = counts if counts.dim() == 1 else counts[:, :width]
-            made = self._successors(pool, nodes[:, 0], counts, count)
-            nodes = made if first else torch.cat([nodes, made], 1)
-            self.machine.read(pool, path, nodes.transpose(1, 2), words)
-            path = torch.cat([path, nodes.transpose(1, 2)], 2)
-            repeated = counts if counts.dim() == 1 else counts.repeat(1, nodes.shape[1])
-            log_probs = self.machine.action_log_probs(pool, nodes.flatten(1), repeated, state.edges, self.renormalize)
-            log_probs = log_probs.view(*nodes.shape, 2)
-            structural = log_probs[..., 1]
-            scores = torch.cat([entering[:, None, :width], structural[:, :-1]], 1).cumsum(1)
+            levels = Levels(sizes[first:last], path.device)
+            width = sizes[first]
+            path, counts = path[:, :width], counts if counts.dim() == 1 else counts[:, :width]
+            nodes = self._successors(pool, nodes, counts, levels, first == 0)
+            self.machine.read(pool, path, nodes, levels, words)
+            path = torch.cat([path, levels.lines(nodes, -1)], 2)
+            repeated = counts if counts.dim() == 1 else counts.index_select(1, levels.line)
+            log_probs = self.machine.action_log_probs(pool, nodes, repeated, state.edges, self.renormalize)
+            structural = levels.lines(log_probs[..., 1], NEG_INF)
+            scores = torch.cat([entering[:, :width, None], structural[..., :-1]], 2).cumsum(2)
             if negligible is not None:
-                scores, mass = _without_negligible(scores, log_probs[..., 0], mass, negligible)
-            entering = scores[:, -1] + structural[:, -1]
-            runs.append((nodes, scores, log_probs))
-            if last < len(sizes) and negligible is not None and not bool((scores[:, -1] > NEG_INF).any()):
+                scores, mass = _without_negligible(scores, levels.lines(log_probs[..., 0], NEG_INF), mass, negligible)
+            entering = scores[..., -1] + structural[..., -1]
+            runs.append((nodes, scores.flatten(1).index_select(1, levels.place), log_probs))
+            nodes = nodes[:, -sizes[last - 1] :]
+            if last < len(sizes) and negligible is not None and not bool((scores[..., -1] > NEG_INF).any()):
                 sizes = sizes[:last]
                 break
-        nodes, scores, log_probs = (
-            _rows([level for run in part for level in run.unbind(1)], sizes) for part in zip(*runs, strict=True)
-        )
-        chain, level = _places(sizes, nodes.device)
-        origin = chain.expand_as(nodes) if state.origin is None else state.origin[:, chain]
-        bounds = [(sum(sizes[:c]), sum(sizes[: c + 1])) for c in range(len(sizes))]
-        return Block(nodes, scores, log_probs, origin, state.level + level, bounds, cut)
+        nodes, scores, log_probs = (torch.cat(part, 1) for part in zip(*runs, strict=True))
+        levels = levels if len(runs) == 1 else Levels(sizes, nodes.device)
+        origin = levels.line.expand_as(nodes) if state.origin is None else state.origin[:, levels.line]
+        return Block(nodes, scores, log_probs, origin, state.level + levels.level, levels, cut)
 
-    def _successors(self, pool: NodePool, parents: Tensor, num_tokens: Tensor, count: int) -> Tensor:
-        """New nodes [B, C, R] of `count` structural actions after each of the states [B, R]."""
-        if count:
-            first = self.machine.push(pool, parents, num_tokens, count=count)
-            new = torch.arange(first, pool.size, device=parents.device)
-            return new.view(count, -1).expand(len(parents), -1, -1)
-        return parents[:, None][:, :0]
+    def _successors(self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, levels: Levels, begins: bool) -> Tensor:
+        """Nodes [B, P] of levels behind the states `nodes` [B, R], which are their first level if the block `begins`."""
+        if begins and len(levels.sizes) == 1:
+            return nodes
+        later = Levels(levels.sizes[1:], nodes.device) if begins else levels
+        width = later.sizes[0]
+        num_tokens = num_tokens if num_tokens.dim() == 1 else num_tokens[:, :width]
+        first = self.machine.push(pool, nodes[:, :width], num_tokens, levels=later)
+        made = torch.arange(first, pool.size, device=nodes.device).expand(len(nodes), -1)
+        return torch.cat([nodes, made], 1) if begins else made
 
     def _runs(self, sizes: list[int], may_stop: bool) -> list[tuple[int, int]]:
         """Levels that are laid out together, as (first, last + 1).
 
-        All levels of a run get as many rows as its first, so a run ends where too many of them would be in vain, and
-        after about 4 K rows if the search may stop early.
+        Attention runs on full lines, so a run ends where most of their rows would be in vain, and after about 4 K rows
+        if the search may stop early.
         """
         stops = [0]
         for level in range(1, len(sizes)):
             rows = sizes[stops[-1]] * (level + 1 - stops[-1])
-            in_vain = rows > max(_SMALL_RUN, 1.25 * sum(sizes[stops[-1] : level + 1]))
+            in_vain = rows > max(_SMALL_RUN, 2 * sum(sizes[stops[-1] : level + 1]))
             if in_vain or (may_stop and rows > 4 * self.num_beams):
                 stops.append(level)
         return list(zip(stops, [*stops[1:], len(sizes)], strict=True))
@@ -268,13 +267,13 @@ class WordBeamSearch:
         """
         scores, ids = synced
         width, device = generated.shape[2], ids.device
-        chain, _ = _places([b - a for a, b in block.bounds], device)
+        chain = block.levels.line
         # Words and the structural action of every row [B, G + 1, R]; the action of state k of a level has id -1 - k.
         entries = torch.cat([generated, (block.scores + block.log_probs[..., 1])[..., None]], 2).transpose(1, 2)
         word_ids = torch.arange(first_id, first_id + len(chain) * width, device=device).view(-1, width).T
         entry_ids = torch.cat([word_ids, -1 - chain[None]]).expand(len(ids), -1, -1)
-        dropped, left_out = block.scores[:, : block.bounds[0][1]] == NEG_INF, []
-        for a, b in block.bounds:
+        dropped, left_out = block.scores[:, : block.levels.sizes[0]] == NEG_INF, []
+        for a, b in block.levels.bounds:
             dropped = dropped[:, : b - a]
             left_out.append(dropped)
             pool = torch.cat([scores, entries[..., a:b].masked_fill(dropped[:, None], NEG_INF).flatten(1)], 1)
@@ -298,8 +297,9 @@ class WordBeamSearch:
         Returns:
             The state of the next block; None if nothing survives.
         """
-        row = torch.arange(*block.bounds[-1], device=moved.device).expand_as(moved)
-        parents = block.nodes[:, block.bounds[-1][0] :]
+        first, last = block.levels.bounds[-1]
+        row = torch.arange(first, last, device=moved.device).expand_as(moved)
+        parents = block.nodes[:, first:]
         chain = self.machine.chain_bound(state.pool, parents).masked_fill(moved == NEG_INF, 0) - 1
         chain, order = chain.sort(dim=1, descending=True, stable=True)
         counts = _level_counts(chain, state.max_depth, first=0).tolist()
@@ -310,7 +310,7 @@ class WordBeamSearch:
         first = self.machine.push(state.pool, parents, state.num_tokens)
         nodes = torch.arange(first, state.pool.size, device=parents.device).expand_as(parents)
         origin = block.origin.gather(1, row)
-        level = state.level + len(block.bounds)
+        level = state.level + len(block.levels.sizes)
         sizes = [nodes.shape[1], *counts[1:]]
         return SearchState(
             state.pool, nodes, moved, state.num_tokens, sizes, state.edges, origin, level, state.max_depth,
@@ -407,9 +407,8 @@ class WordBeamSearch:
         self.refresh(state)
         block = self.expand(state, words=False)
         # Row (c, k) of the block: hypothesis k takes as many actions as its stack allows.
-        place, level = _places([b - a for a, b in block.bounds], chain.device)
-        own = place == torch.arange(chain.shape[1], device=chain.device)[:, None]
-        row = (own & (level == chain[..., None].clamp(min=0))).to(torch.uint8).argmax(2)
+        first = torch.arange(chain.shape[1], device=chain.device) * len(block.levels.sizes)
+        row = block.levels.row[first + chain.clamp(min=0)]
         scores = block.scores.gather(1, row).masked_fill(state.scores == NEG_INF, NEG_INF)
         scores, order = scores.sort(dim=1, descending=True, stable=True)
         row = row.gather(1, order)
@@ -460,25 +459,12 @@ class WordBeamSearch:
         return total.masked_fill((total == NEG_INF).all(1, keepdim=True), 0.0).log_softmax(-1)
 
 
-def _rows(levels: list[Tensor], sizes: list[int]) -> Tensor:
-    """The first rows of levels [B, R, ...], one level after the other."""
-    return torch.cat([level[:, :size] for level, size in zip(levels, sizes, strict=True)], 1)
-
-
-def _places(sizes: list[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Number within its level, and level, of every row of levels of these sizes [R]."""
-    row = torch.arange(max(sizes), device=device).expand(1, len(sizes), -1)
-    level = torch.arange(len(sizes), device=device)[:, None].expand_as(row)
-    number, of = (_rows(list(x.unbind(1)), sizes).squeeze(0) for x in (row, level))
-    return number, of
-
-
 def _without_negligible(scores: Tensor, gen: Tensor, mass: Tensor | None, negligible: float) -> tuple[Tensor, Tensor]:
     """Leave out rows that weigh less than exp(-negligible) of the words of the levels before them.
 
     Args:
-        scores: Of some levels [B, C, R].
-        gen: Log-probabilities of a word after each row [B, C, R].
+        scores: Of some levels [B, R, C].
+        gen: Log-probabilities of a word after each row [B, R, C].
         mass: Log of the mass of the words of earlier levels [B]; None = these are the first.
         negligible: The bound.
 
@@ -486,8 +472,8 @@ def _without_negligible(scores: Tensor, gen: Tensor, mass: Tensor | None, neglig
         Scores, -inf where left out, and the mass with these levels.
     """
     first = torch.full_like(scores[:, 0, 0], NEG_INF) if mass is None else mass
-    total = torch.cat([first[:, None], (scores + gen).logsumexp(2)], 1).logcumsumexp(1)
-    return scores.masked_fill(scores < total[:, :-1, None] - negligible, NEG_INF), total[:, -1]
+    total = torch.cat([first[:, None], (scores + gen).logsumexp(1)], 1).logcumsumexp(1)
+    return scores.masked_fill(scores < total[:, None, :-1] - negligible, NEG_INF), total[:, -1]
 
 
 def _level_counts(chain: Tensor, max_depth: int, first: int = 1) -> Tensor:

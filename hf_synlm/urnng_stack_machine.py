@@ -1,6 +1,6 @@
 """The stack machine of URNNG for the search: GEN and COMP as for GPST, states from a stack LSTM.
 
-Shapes: B sentences, R rows, C actions in a row, L layers, h width.
+Shapes: B sentences, R rows, P rows of several levels, L layers, h width.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from .actions import COMP, GEN
 from .gpst_stack_machine import GPSTStackMachine
-from .search_stack import NodePool, Nodes
+from .search_stack import Levels, NodePool, Nodes
 from .search_state import WordEdges
 
 
@@ -75,7 +75,7 @@ class URNNGStackMachine(GPSTStackMachine):
         num_tokens: Tensor,
         tokens: Tensor | None = None,
         actions: Tensor | None = None,
-        count: int = 1,
+        levels: Levels | None = None,
     ) -> int:
         """Take one action from each of R states, or several COMP in a row; see `GPSTStackMachine.push`."""
         length = None
@@ -84,7 +84,7 @@ class URNNGStackMachine(GPSTStackMachine):
             nodes = pool.push(parents, GEN, tokens, start.expand_as(parents))
             vector = F.pad(self.base.embed_tokens(tokens), (0, self.config.hidden_size))
         if tokens is None or actions is not None:
-            made, length, composed = self._reduce(pool, parents, count)
+            made, length, composed = self._reduce(pool, parents, levels)
             if actions is None:
                 nodes, vector = made, composed
             else:
@@ -95,16 +95,17 @@ class URNNGStackMachine(GPSTStackMachine):
         below = pool.feature("state", nodes.below.clamp(min=0))
         return self._append(pool, nodes, length, vector, below.unflatten(2, (self.config.num_layers, -1)))
 
-    def _reduce(self, pool: NodePool, parents: Tensor, count: int) -> tuple[Nodes, Tensor, Tensor]:
-        """Nodes, lengths and constituents of `count` COMP in a row, [B, C R, ...] each."""
-        nodes, length, left = pool.pop_chain(parents, COMP, count)
+    def _reduce(self, pool: NodePool, parents: Tensor, levels: Levels | None) -> tuple[Nodes, Tensor, Tensor]:
+        """Nodes, lengths and constituents of some COMP in a row (None = one), [B, P, ...] each."""
+        levels = levels or Levels([parents.shape[1]], parents.device)
+        nodes, length, left = pool.pop_chain(parents, COMP, levels)
         vector, vectors = pool.feature("constituent", parents), []
-        for part in pool.feature("constituent", left).unbind(1):
-            vector = self.base.composition(vector, part)
+        for part in pool.feature("constituent", left).split(levels.sizes, 1):
+            vector = self.base.composition(vector[:, : part.shape[1]], part)
             vectors.append(vector)
         return nodes, length, torch.cat(vectors, 1)
 
-    def read(self, pool: NodePool, path: Tensor, nodes: Tensor, words: bool = True) -> None:
+    def read(self, pool: NodePool, path: Tensor, nodes: Tensor, levels: Levels, words: bool = True) -> None:
         """Do nothing: `push` has computed the states."""
 
     def action_log_probs(

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from hf_synlm.search_stack import NodePool
+from hf_synlm.search_stack import Levels, NodePool
 
 GEN, COMP = 0, 1
 
@@ -49,8 +49,8 @@ def step(pool: NodePool, nodes: torch.Tensor, action: int, values: torch.Tensor,
     if action == GEN:
         made, vector = pool.push(nodes, GEN, values.long(), torch.full_like(nodes, start)), values[..., None]
     else:
-        made, _, left = pool.pop_chain(nodes, COMP, 1)
-        vector = 2 * pool.feature("vector", left[:, 0]) + pool.feature("vector", nodes)
+        made, _, left = pool.pop_chain(nodes, COMP, Levels([nodes.shape[1]], nodes.device))
+        vector = 2 * pool.feature("vector", left) + pool.feature("vector", nodes)
     first = pool.append(made, vector=vector)
     return torch.arange(first, pool.size).expand_as(nodes)
 

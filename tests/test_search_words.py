@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from hf_synlm import GPSTForCausalLM, search_words
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.search_parsing import marginal_logits, parse_with_search
+from hf_synlm.search_stack import Levels
 from hf_synlm.search_state import Block
 from tests.reference import exhaustive_search as reference
 from tests.search_models import gpst, hypotheses, padded
@@ -124,7 +125,7 @@ def test_what_the_beam_drops_is_no_longer_pending() -> None:
     log_probs = torch.tensor([[[-9.0, -9.0], [-1.0, -1.0], [-1.0, -1.0], [-1.0, -1.0]]])
     none = torch.zeros(1, 4, dtype=torch.long)
     scores = torch.tensor([[0.0, 0.0, -9.0, -1.0]])
-    block = Block(none, scores, log_probs, none, none[0], bounds=[(0, 2), (2, 4)])
+    block = Block(none, scores, log_probs, none, none[0], levels=Levels([2, 2], none.device))
     synced = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.long)
     search = SimpleNamespace(num_beams=2)
     words = (scores + log_probs[..., 0])[..., None]
