@@ -12,6 +12,7 @@ Shapes: B sentences, R rows, C levels of nodes that follow one another, P nodes 
 S = L + C, D hidden, d composition, V vocabulary.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 from .actions import COMP, GEN, PAD_ACTION
 from .search_stack import Levels, NodePool, Nodes
 from .search_state import NEG_INF, WordEdges
+from .search_word_head import WordHead
 
 # Numbers that are gathered for one call of a layer: memory does not grow with the beam.
 _GATHERED_ELEMENTS = 1 << 24
@@ -313,7 +315,7 @@ class GPSTStackMachine:
         return torch.stack([gen, comp.masked_fill(~may_comp, NEG_INF)], -1)
 
     def word_features(self, pool: NodePool, nodes: Tensor) -> Tensor:
-        """Inputs [B, R, D] of the output embedding, in states that the token layers have read."""
+        """Inputs [B, R, D] of the word head, in states that the token layers have read."""
         return self.heads.token(pool.feature("hidden", nodes))
 
     def trees(self, nodes: Nodes) -> tuple[list[list[list[tuple[int, int]]]], None]:
@@ -330,9 +332,10 @@ class GPSTStackMachine:
         ]
         return spans, None
 
-    def logits_of(self, features: Tensor) -> Tensor:
-        """Logits [..., V] of the next token from `word_features` [..., D], float32."""
-        return self.lm_head(features).float()
+    @functools.cached_property
+    def word_head(self) -> WordHead:
+        """The output layer."""
+        return WordHead(self.lm_head)
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

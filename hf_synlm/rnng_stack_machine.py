@@ -22,31 +22,23 @@ V vocabulary.
 
 import functools
 import math
-from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .matrix_products import linear_map
-from .module_tools import unwrapped, weight_of
 from .rnng_actions import FINISH, PAD, REDUCE, SHIFT
 from .rnng_composition import chain_inputs
 from .rnng_plan import Chains
 from .search_stack import NodePool, Nodes
 from .search_state import NEG_INF, WordEdges, in_full_precision
+from .search_word_head import WordHead
 
 LINKS = ("open", "corner", "base", "outer")
 COUNTS = ("floor", "num_open", "consecutive", "inside_word")
 # Maximum length of a derivation, at least and per token, as in the authors' code; it bounds unary chains at the end.
 _MIN_LENGTH, _LENGTH_PER_TOKEN = 100, 5
-# Numbers in one chunk of logits where only two of each row are kept: memory does not grow with the batch.
-_CHUNK_ELEMENTS = 1 << 24
-# Rows and uses of the word head in a search, roughly: they choose the layout of its weights.
-_WORD_ROWS, _WORD_USES = 16, 100
-# Upper bounds of word probabilities come from this part of the vocabulary.
-_BOUND_SHARE = 16
 
 
 class Phase(Enum):
@@ -116,18 +108,6 @@ def _flat(values: Tensor, which: Tensor | None) -> Tensor:
     return values.flatten() if which is None else values.flatten()[which]
 
 
-class _WordHead(NamedTuple):
-    """Weights of the word head, prepared for a search."""
-
-    weight: Tensor
-    bias: Tensor
-    map: Callable[[Tensor], Tensor]
-    """To the logits of all words, without their biases."""
-    often: Callable[[Tensor], Tensor]
-    """To the logits of the words with the largest biases."""
-    bias_often: Tensor
-
-
 class RNNGStackMachine:
     """Runs an RNNG on node pools.
 
@@ -183,14 +163,8 @@ class RNNGStackMachine:
 
     @functools.cached_property
     @in_full_precision
-    def _words(self) -> "_WordHead":
-        weight, bias = weight_of(self.lm_head), unwrapped(self.lm_head).bias.detach()
-        allowed = self._without_specials(bias.clone())
-        often = allowed.topk(max(1, len(bias) // _BOUND_SHARE)).indices
-        return _WordHead(
-            weight, bias, linear_map(weight, _WORD_ROWS, _WORD_USES),
-            linear_map(weight[often], _WORD_ROWS, _WORD_USES), allowed[often],
-        )  # fmt: skip
+    def _words(self) -> WordHead:
+        return WordHead(self.lm_head, self.special_ids)
 
     # ---------------------------------------------------------------------------------------------------- nodes
     @in_full_precision
@@ -524,14 +498,16 @@ class RNNGStackMachine:
 
     def word_logits(self, predictor: Tensor) -> Tensor:
         """Logits [..., V] of the next word, float32; under "search" -inf at padding and end tokens."""
-        return self._without_specials(self.lm_head(predictor).float())
+        logits = self.lm_head(predictor).float()
+        return logits if self.special_ids is None else logits.index_fill(-1, self.special_ids, NEG_INF)
 
-    def _without_specials(self, logits: Tensor) -> Tensor:
-        if self.normalization == "search":
-            logits[..., self.config.pad_token_id] = NEG_INF
-            if self.end_token_ids is not None:
-                logits[..., self.end_token_ids] = NEG_INF
-        return logits
+    @functools.cached_property
+    def special_ids(self) -> Tensor | None:
+        """Words that may not be generated [E]: under "search" padding and end tokens; None = all may."""
+        if self.normalization != "search":
+            return None
+        padding = torch.tensor([self.config.pad_token_id], device=self.model.device)
+        return padding if self.end_token_ids is None else torch.cat([padding, self.end_token_ids.to(padding)])
 
     @in_full_precision
     def log_probs_of(self, predictor: Tensor, tokens: Tensor, wanted: Tensor) -> Tensor:
@@ -548,11 +524,7 @@ class RNNGStackMachine:
         which = _chosen_rows(wanted)
         vectors, target = predictor.flatten(0, 1), _flat(tokens[:, None].expand_as(wanted), which)
         vectors = vectors if which is None else vectors[which]
-        size, found = max(1, _CHUNK_ELEMENTS // self.config.vocab_size), []
-        for part, chosen in zip(vectors.split(size), target.split(size), strict=True):
-            logits = self._without_specials(self._words.map(part).add_(self._words.bias).float())
-            found.append(logits.gather(1, chosen[:, None]).squeeze(1) - logits.logsumexp(1))
-        scores = found[0] if len(found) == 1 else torch.cat(found)
+        scores = self._words.log_probs(vectors, target)
         if which is None:
             return scores.view_as(wanted)
         nothing = torch.full(wanted.shape, NEG_INF, device=wanted.device).flatten()
@@ -560,15 +532,8 @@ class RNNGStackMachine:
 
     @in_full_precision
     def log_probs_bound(self, predictor: Tensor, tokens: Tensor) -> Tensor:
-        """Upper bounds [B, R] of `log_probs_of`, from the words that the head's bias favours and the token itself.
-
-        Cost: a sixteenth of the vocabulary.
-        """
-        head, vectors = self._words, predictor.flatten(0, 1)
-        others = head.often(vectors).add_(head.bias_often).float().logsumexp(1).view(predictor.shape[:2])
-        target = torch.bmm(predictor, head.weight[tokens, :, None]).squeeze(2) + head.bias[tokens, None]
-        # More than what sums in another order differ by.
-        return (target.float() - others).clamp(max=0.0) + 1000 * torch.finfo(self.dtype).eps
+        """Upper bounds [B, R] of `log_probs_of`."""
+        return self._words.bound(predictor, tokens)
 
     def word_log_probs(self, seen: Seen) -> Tensor:
         """Log-probabilities [B, R, V] of the next word."""

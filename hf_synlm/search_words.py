@@ -22,8 +22,7 @@ Shapes: B sentences, K hypotheses, R rows of a step, C levels, L nodes of a path
 All scores are natural logs in float32; -inf marks a hypothesis that does not exist.
 """
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -32,11 +31,12 @@ from torch.nn import functional as F
 from .search_proposals import NEGLIGIBLE, draw_word, propose_words
 from .search_stack import Levels, NodePool, Nodes
 from .search_state import NEG_INF, Block, BlockTable, Candidates, SearchState, StackMachine, WordEdges, keep_frozen
+from .search_word_head import WordHead
 
-# Numbers in one chunk of logits where only a few of each row are kept: memory does not grow with the batch.
-_CHUNK_ELEMENTS = 1 << 24
 # Rows that cost hardly more than none: the layers are called for so many at once, and a block may have so many.
 _SMALL_RUN, _SMALL_BLOCK = 128, 256
+# Weights of the output layer from which upper bounds pay: with them the selection runs several times.
+_BOUNDS_FROM = 1 << 20
 
 
 class LevelMachine(StackMachine, Protocol):
@@ -74,10 +74,24 @@ class LevelMachine(StackMachine, Protocol):
         """Whether exactly one tree is on the stack [B, R]."""
 
     def word_features(self, pool: NodePool, nodes: Tensor) -> Tensor:
-        """Inputs [B, R, D] of `logits_of`."""
+        """Inputs [B, R, D] of the word head."""
 
-    def logits_of(self, features: Tensor) -> Tensor:
-        """Logits [..., V] of the next word, float32."""
+    @property
+    def word_head(self) -> WordHead:
+        """The output layer."""
+
+
+class Selection(NamedTuple):
+    """What a synchronous selection leaves."""
+
+    words: tuple[Tensor, Tensor]
+    """Scores and ids [B, K'] of the continuations by a word that were selected; -inf = none."""
+    pending: Tensor
+    """[B, R] which rows were pending."""
+    moved: Tensor
+    """Scores of the structural successors of the last level, -inf where they do not survive."""
+    held: Tensor
+    """Ids of the words that were among the best K of any level [B, H]; -1 = none."""
 
 
 class WordBeamSearch:
@@ -168,7 +182,7 @@ class WordBeamSearch:
         return Block(nodes, scores, log_probs, origin, state.level + levels.level, levels, cut)
 
     def _successors(self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, levels: Levels, begins: bool) -> Tensor:
-        """Nodes [B, P] of levels behind the states `nodes` [B, R], which are their first level if the block `begins`."""
+        """Nodes [B, P] of levels behind states [B, R], which are the first of these levels if the block `begins`."""
         if begins and len(levels.sizes) == 1:
             return nodes
         later = Levels(levels.sizes[1:], nodes.device) if begins else levels
@@ -205,7 +219,8 @@ class WordBeamSearch:
 
     def word_log_probs(self, state: SearchState, nodes: Tensor) -> Tensor:
         """Next-word log-probabilities of states [B, R, V], end tokens only where one tree is on the stack."""
-        log_probs = self.machine.logits_of(self.machine.word_features(state.pool, nodes)).log_softmax(-1)
+        features = self.machine.word_features(state.pool, nodes)
+        log_probs = self.machine.word_head.logits(features).log_softmax(-1)
         return self.mask_end(log_probs, self.machine.is_complete(state.pool, nodes))
 
     def mask_end(self, log_probs: Tensor, complete: Tensor) -> Tensor:
@@ -217,10 +232,8 @@ class WordBeamSearch:
 
     def log_probs_of(self, state: SearchState, nodes: Tensor, tokens: Tensor) -> Tensor:
         """Log-probability [B, R] of one next word per state, `tokens` [B, R]."""
-        target = tokens.flatten()
-        return self._by_chunks(
-            state, nodes, lambda logits, rows: -F.cross_entropy(logits, target[rows], reduction="none")
-        )
+        features = self.machine.word_features(state.pool, nodes)
+        return self.machine.word_head.log_probs(features.flatten(0, 1), tokens.flatten()).view(nodes.shape)
 
     def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
         """Log-probability [B, K] of the word of every candidate, without the actions before it."""
@@ -230,25 +243,14 @@ class WordBeamSearch:
         """Log-probability [B, R] that the next word is one that may be generated: no end token inside a tree."""
         if self.eos_token_ids is None:
             return torch.zeros(nodes.shape, device=nodes.device)
-        complete = self.machine.is_complete(state.pool, nodes).flatten()
-        return self._by_chunks(
-            state, nodes, lambda logits, rows: self.mask_end(logits.log_softmax(1), complete[rows]).logsumexp(1)
-        )
-
-    def _by_chunks(self, state: SearchState, nodes: Tensor, reduce: Callable[[Tensor, slice], Tensor]) -> Tensor:
-        """Reduce the logits of states [B, R] to one number each [B, R], some rows at a time.
-
-        `reduce` maps the logits [M, V] of a slice of the B R flat rows to [M].
-        """
+        head, complete = self.machine.word_head, self.machine.is_complete(state.pool, nodes).flatten()
         features = self.machine.word_features(state.pool, nodes).flatten(0, 1)
-        size = max(1, _CHUNK_ELEMENTS // self.machine.config.vocab_size)
-        chunks = [slice(first, first + size) for first in range(0, max(1, len(features)), size)]
-        return torch.cat([reduce(self.machine.logits_of(features[rows]), rows) for rows in chunks]).view(nodes.shape)
+        parts = zip(features.split(head.chunk), complete.split(head.chunk), strict=True)
+        sums = [self.mask_end(head.logits(part).log_softmax(1), ends).logsumexp(1) for part, ends in parts]
+        return torch.cat(sums).view(nodes.shape)
 
     # ---------------------------------------------------------------------------------------------- selection
-    def select(
-        self, block: Block, generated: Tensor, synced: tuple[Tensor, Tensor], first_id: int
-    ) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
+    def select(self, block: Block, generated: Tensor, synced: tuple[Tensor, Tensor], first_id: int) -> Selection:
         """Replay the synchronous selection on a block: a word ends when no structural successor is among the best K.
 
         At every level the pool is the best K among the continuations by a word that were selected before, the
@@ -262,8 +264,7 @@ class WordBeamSearch:
             first_id: Id of the first continuation of this block; row r, word g has id first_id + r G + g.
 
         Returns:
-            The selected continuations (scores and ids, [B, K'] each, -inf = none), which rows were pending [B, R],
-            and the scores of the structural successors of the last level, -inf where they do not survive.
+            The selection.
         """
         scores, ids = synced
         width, device = generated.shape[2], ids.device
@@ -272,7 +273,7 @@ class WordBeamSearch:
         entries = torch.cat([generated, (block.scores + block.log_probs[..., 1])[..., None]], 2).transpose(1, 2)
         word_ids = torch.arange(first_id, first_id + len(chain) * width, device=device).view(-1, width).T
         entry_ids = torch.cat([word_ids, -1 - chain[None]]).expand(len(ids), -1, -1)
-        dropped, left_out = block.scores[:, : block.levels.sizes[0]] == NEG_INF, []
+        dropped, left_out, held = block.scores[:, : block.levels.sizes[0]] == NEG_INF, [], []
         for a, b in block.levels.bounds:
             dropped = dropped[:, : b - a]
             left_out.append(dropped)
@@ -280,11 +281,52 @@ class WordBeamSearch:
             best, index = pool.topk(min(self.num_beams, pool.shape[1]))
             ids = torch.cat([ids, entry_ids[..., a:b].flatten(1)], 1).gather(1, index)
             scores = best.masked_fill(ids < 0, NEG_INF)
+            held.append(ids.masked_fill(scores == NEG_INF, -1))
             # Column 0 takes the words.
             moved = best.new_full((len(best), b - a + 1), NEG_INF)
             moved = moved.scatter_(1, (-ids).clamp(min=0), best)[:, 1:]
             dropped, ids = moved == NEG_INF, ids.clamp(min=0)
-        return (scores, ids), ~torch.cat(left_out, 1), moved
+        return Selection((scores, ids), ~torch.cat(left_out, 1), moved, torch.cat(held, 1))
+
+    def _select_given(
+        self, state: SearchState, block: Block, tokens: Tensor, synced: tuple[Tensor, Tensor], first_id: int
+    ) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """`select` for one given word per sentence [B].
+
+        Scoring words costs much of a search. On a CPU, where choosing rows costs nothing, the selection begins with
+        upper bounds. The rows whose word it has selected are scored, and it starts again, until it has selected none
+        by a bound: then rows with a lower score than their bound cannot be selected either.
+        """
+        base, given = block.scores + block.log_probs[..., 0], tokens[:, None].expand_as(block.nodes)
+        if block.word_log_probs is not None:
+            scores = base + block.word_log_probs.gather(2, given[..., None]).squeeze(2)
+        elif base.device.type != "cpu" or self.machine.word_head.weight.numel() < _BOUNDS_FROM:
+            scores = base + self.log_probs_of(state, block.nodes, given)
+        else:
+            return self._select_by_bounds(state, block, base, tokens, synced, first_id)
+        selection = self.select(block, scores[..., None], synced, first_id)
+        return selection.words, selection.moved
+
+    def _select_by_bounds(
+        self,
+        state: SearchState,
+        block: Block,
+        base: Tensor,
+        tokens: Tensor,
+        synced: tuple[Tensor, Tensor],
+        first_id: int,
+    ) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        head, features = self.machine.word_head, self.machine.word_features(state.pool, block.nodes)
+        scores, open_rows = base + head.bound(features, tokens), base > NEG_INF
+        while True:
+            selection = self.select(block, scores[..., None], synced, first_id)
+            rows = (selection.held - first_id).clamp(min=-1) + 1
+            wanted = open_rows & torch.zeros_like(F.pad(open_rows, (1, 0))).scatter_(1, rows, True)[:, 1:]
+            chosen = wanted.nonzero(as_tuple=True)
+            if not len(chosen[0]):
+                return selection.words, selection.moved
+            scores[chosen] = base[chosen] + head.log_probs(features[chosen], tokens[chosen[0]])
+            open_rows = open_rows & ~wanted
 
     def next_block_state(self, state: SearchState, block: Block, moved: Tensor) -> SearchState | None:
         """Execute the structural actions that survive a block, as the first level of the next one.
@@ -336,13 +378,7 @@ class WordBeamSearch:
         synced = state.scores.new_zeros(len(tokens), 0), tokens.new_zeros(len(tokens), 0)
         while frontier is not None:
             block = block or self.expand(frontier, max_rows=self.max_rows)
-            given = tokens[:, None].expand_as(block.nodes)
-            if block.word_log_probs is None:
-                words = self.log_probs_of(state, block.nodes, given)
-            else:
-                words = block.word_log_probs.gather(2, given[..., None]).squeeze(2)
-            generated = block.scores + block.log_probs[..., 0] + words
-            synced, _, moved = self.select(block, generated[..., None], synced, table.num_rows)
+            synced, moved = self._select_given(state, block, tokens, synced, table.num_rows)
             table.blocks.append(block)
             frontier = self.next_block_state(frontier, block, moved) if block.cut else None
             block = None

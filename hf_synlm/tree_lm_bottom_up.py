@@ -11,12 +11,14 @@ labels, of which several trees may share one, and finds no trees.
 Shapes: B sentences, R rows, F fields, V vocabulary, A action ids.
 """
 
+import functools
+
 import torch
 from torch import Tensor
 
 from .rnng_stack_machine import Phase, Seen, State
 from .search_stack import NodePool
-from .search_state import NEG_INF, WordEdges
+from .search_state import WordEdges
 from .tree_lm_linearization import ADDED_NODE, CHAIN
 from .tree_lm_stack_machine import TreeLMStackMachine
 
@@ -24,10 +26,12 @@ from .tree_lm_stack_machine import TreeLMStackMachine
 class _BottomUpStackMachine(TreeLMStackMachine):
     """The end token is FINISH, and never a word."""
 
-    def _without_specials(self, logits: Tensor) -> Tensor:
-        logits = super()._without_specials(logits)
-        logits[..., self.config.eos_token_id] = NEG_INF
-        return logits
+    @functools.cached_property
+    def special_ids(self) -> Tensor:
+        """Words that may not be generated [E]."""
+        end = torch.tensor([self.config.eos_token_id], device=self.model.device)
+        special = super().special_ids
+        return end if special is None else torch.cat([special, end])
 
 
 class NoOpeningTreeLMStackMachine(_BottomUpStackMachine):

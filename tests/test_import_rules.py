@@ -44,7 +44,8 @@ UPWARDS = {
 # What ships with each architecture, besides `configuration_base` and its own files; the lines of all, at most.
 MODULES = "hidden_states losses matrix_products module_tools outputs token_batch trees "
 SEARCH = "actions generation_actions generation_joint generation_mixin generation_words "
-SEARCH += "search_actions search_outputs search_parsing search_proposals search_stack search_state search_words "
+SEARCH += "search_actions search_outputs search_parsing search_proposals search_stack search_state search_word_head "
+SEARCH += "search_words "
 RECURRENT = "actions generation_words recurrent_cache recurrent_generation recurrent_language_model "
 RECURRENT += "recurrent_sentences "
 # Tree LM has RNNG's derivations: its actions, its search and what calls it.
@@ -55,15 +56,15 @@ LABELED_SEARCH += "rnng_forest_lstm rnng_generation rnng_particles rnng_plan rnn
 DISTANCES = "binary_trees configuration_recurrent configuration_syntactic_distance recurrent_distances "
 DISTANCES += "recurrent_layers syntactic_distance "
 SHIPPED = {
-    "gpst": (MODULES + SEARCH, 7830),
-    "rnng": (MODULES + SEARCH + "given_trees", 8720),
-    "urnng": (MODULES + SEARCH + "given_trees gpst_stack_machine rnng_forest_lstm", 6060),
+    "gpst": (MODULES + SEARCH, 8020),
+    "rnng": (MODULES + SEARCH + "given_trees", 8850),
+    "urnng": (MODULES + SEARCH + "given_trees gpst_stack_machine rnng_forest_lstm", 6250),
     "on_lstm": (MODULES + RECURRENT + DISTANCES + "recurrent_running_sum", 4080),
     "prpn": (MODULES + RECURRENT + DISTANCES, 4680),
     "palm": (MODULES + RECURRENT + "configuration_recurrent recurrent_layers", 3600),
     "ordered_memory": (MODULES + RECURRENT + DISTANCES + "recurrent_running_sum", 3750),
-    "tree_lm": (MODULES + SEARCH + LABELED_SEARCH + "given_trees tree_attention", 9350),
-    "pushdown": (MODULES + SEARCH + "given_trees tree_attention", 6100),
+    "tree_lm": (MODULES + SEARCH + LABELED_SEARCH + "given_trees tree_attention", 9490),
+    "pushdown": (MODULES + SEARCH + "given_trees tree_attention", 6270),
     "lstm": (MODULES + RECURRENT + "recurrent_layers", 3120),
 }
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_synlm import GPSTForCausalLM, search_words
+from hf_synlm import GPSTForCausalLM, search_word_head, search_words
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.search_parsing import marginal_logits, parse_with_search
 from hf_synlm.search_stack import Levels
 from hf_synlm.search_state import Block
+from hf_synlm.search_word_head import WordHead
 from tests.reference import exhaustive_search as reference
 from tests.search_models import gpst, hypotheses, padded
 
@@ -66,6 +67,13 @@ def check_golden(output: Any, row: int, beam: dict) -> None:
         assert shifted == [(i, j + 1) for i, j in hypothesis["post_order_spans"] if i < j]
 
 
+@pytest.fixture(params=["all words", "by bounds"])
+def bounds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the search scores all words, or those that bounds do not exclude."""
+    monkeypatch.setattr(search_words, "_BOUNDS_FROM", 0 if request.param == "by bounds" else math.inf)
+
+
+@pytest.mark.usefixtures("bounds")
 @pytest.mark.parametrize("num_beams", [1, 2, 5, 20])
 def test_goldens_one_by_one(golden: tuple[GPSTForCausalLM, dict], num_beams: int) -> None:
     """n-best lists, trees, scores and prefix marginals equal those of the authors' search."""
@@ -78,6 +86,7 @@ def test_goldens_one_by_one(golden: tuple[GPSTForCausalLM, dict], num_beams: int
         assert marginals.tolist() == pytest.approx(beam["prefix_log_marginal"], abs=1e-4)
 
 
+@pytest.mark.usefixtures("bounds")
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("num_beams", [1, 5, 20])
 def test_goldens_in_one_batch(golden: tuple[GPSTForCausalLM, dict], num_beams: int, left: bool) -> None:
@@ -129,11 +138,12 @@ def test_what_the_beam_drops_is_no_longer_pending() -> None:
     synced = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.long)
     search = SimpleNamespace(num_beams=2)
     words = (scores + log_probs[..., 0])[..., None]
-    (kept, ids), pending, _ = search_words.WordBeamSearch.select(search, block, words, synced, 0)
+    (kept, ids), pending, *_ = search_words.WordBeamSearch.select(search, block, words, synced, 0)
     assert pending.tolist() == [[True, True, False, True]]
     assert kept[kept > -math.inf].tolist() == [-1.0, -2.0] and set(ids[kept > -math.inf].tolist()) == {1, 3}
 
 
+@pytest.mark.usefixtures("bounds")
 @pytest.mark.parametrize("gen_bias", [0.0, 4.0, 9.0])
 @pytest.mark.parametrize("num_beams", [1, 2, 3, 7])
 def test_selection_equals_one_action_at_a_time(num_beams: int, gen_bias: float) -> None:
@@ -354,8 +364,45 @@ def test_chunks_of_logits_change_nothing(model: GPSTForCausalLM, monkeypatch: py
     """Log-probabilities of single words do not depend on how many rows are multiplied out at a time."""
     ids = torch.randint(5, 40, (3, 7))
     expected = parse(model, ids, 4).log_probs
-    monkeypatch.setattr(search_words, "_CHUNK_ELEMENTS", 5 * 40)
+    for name, size in (("_CPU_CHUNK_ELEMENTS", 1), ("_CPU_CHUNK_ROWS", 5)):
+        monkeypatch.setattr(search_word_head, name, size)
     assert torch.allclose(parse(model, ids, 4).log_probs, expected, atol=1e-5)
+
+
+def test_bounds_spare_words(model: GPSTForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With upper bounds fewer words are scored, and the n-best lists are the same."""
+    scored: list[int] = []
+    log_probs = WordHead.log_probs
+    monkeypatch.setattr(WordHead, "log_probs", lambda *args: scored.append(len(args[1])) or log_probs(*args))
+    ids, mask = padded([[9, 12, 9, 30, 5, 21, 8, 33], [7, 7, 22], [5, 31, 6, 6, 18]], left=True)
+    expected = parse(model, ids, 5, mask)
+    number = sum(scored)
+    scored.clear()
+    monkeypatch.setattr(search_words, "_BOUNDS_FROM", 0)
+    found = parse(model, ids, 5, mask)
+    assert 0 < sum(scored) < 0.8 * number
+    assert found.spans == expected.spans
+    assert torch.allclose(found.log_probs, expected.log_probs, atol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("excluded", [None, [3, 17]])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
+def test_bounds_of_words(bias: bool, excluded: list[int] | None, scale: float) -> None:
+    """Bounds are not below the log-probabilities, and close to them where the logits of rare words differ little."""
+    layer = torch.nn.Linear(8, 64, bias=bias).requires_grad_(False)
+    layer.weight *= scale
+    head = WordHead(layer, None if excluded is None else torch.tensor(excluded))
+    features, words = torch.randn(2, 30, 8), torch.tensor([5, 60])
+    exact = head.log_probs(features.flatten(0, 1), words.repeat_interleave(30)).view(2, 30)
+    logits = layer(features)
+    if excluded is not None:
+        logits[..., excluded] = -math.inf
+    assert torch.allclose(exact, logits.log_softmax(-1)[[0, 1], :, words], atol=1e-5)
+    bound = head.bound(features, words)
+    assert (bound >= exact).all()
+    if scale == 0.1:
+        assert (bound - exact).max() < 0.05
 
 
 def test_length_limit_counts_words_per_row(model: GPSTForCausalLM) -> None:

@@ -1,0 +1,1 @@
+../../hf_synlm/search_word_head.py
