@@ -22,10 +22,10 @@ from torch.nn import functional as F
 from .actions import COMP, GEN, PAD_ACTION
 from .search_stack import Levels, NodePool, Nodes
 from .search_state import NEG_INF, WordEdges
-from .search_word_head import WordHead
+from .search_word_head import PackedWordHead, WordHead, bounds_pay
 
-# Numbers that are gathered for one call of a layer: memory does not grow with the beam.
-_GATHERED_ELEMENTS = 1 << 24
+# Numbers that one call of a layer gathers at most: its memory does not grow with the beam.
+_GATHERED_ELEMENTS = 1 << 22
 
 
 class GPSTStackMachine:
@@ -190,6 +190,12 @@ class GPSTStackMachine:
             levels: Their levels.
             words: Whether the token layers run, too.
         """
+        length = path.shape[2] + len(levels.sizes)
+        width = max(1, _GATHERED_ELEMENTS // (2 * self.config.hidden_size * length * len(path)))
+        for lines, rows, part in levels.split(width):
+            self._read(pool, path[:, lines], nodes[:, rows], part, words)
+
+    def _read(self, pool: NodePool, path: Tensor, nodes: Tensor, levels: Levels, words: bool) -> None:
         ids = torch.cat([path, levels.lines(nodes, -1)], 2)
         places, own = pool.places(ids).flatten(0, 1), pool.places(nodes).flatten()
         step = torch.arange(ids.shape[2], device=ids.device)
@@ -239,19 +245,16 @@ class GPSTStackMachine:
             levels: Levels of the nodes.
         """
         heads = (self.config.num_attention_heads, self.config.hidden_size // self.config.num_attention_heads)
-        chunk = max(1, _GATHERED_ELEMENTS // (2 * self.config.hidden_size * places.shape[1]))
         mask, rows = mask.to(hidden.dtype), levels.row.clamp(min=0)
         for layer, name in zip(decoder.h, names, strict=True):
             store = pool.features[name].flatten(0, 1)
             query, new = layer.attn.c_attn(layer.ln_1(hidden)).split([hidden.shape[2], 2 * hidden.shape[2]], 2)
             store.index_copy_(0, own, new.flatten(0, 1).to(store.dtype))
             query = query.index_select(1, rows).view(len(places), -1, *heads).transpose(1, 2)
-            mixed = []
-            for query_part, path, mask_part in zip(*(x.split(chunk) for x in (query, places, mask)), strict=True):
-                keys_values = store.index_select(0, path.flatten()).to(query.dtype).view(*path.shape, 2, *heads)
-                keys, values = keys_values.transpose(1, 3).unbind(2)
-                mixed.append(F.scaled_dot_product_attention(query_part, keys, values, attn_mask=mask_part))
-            lines = torch.cat(mixed).transpose(1, 2).reshape(len(hidden), -1, hidden.shape[2])
+            keys_values = store.index_select(0, places.flatten()).to(query.dtype).view(*places.shape, 2, *heads)
+            keys, values = keys_values.transpose(1, 3).unbind(2)
+            mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+            lines = mixed.transpose(1, 2).reshape(len(hidden), -1, hidden.shape[2])
             hidden = hidden + layer.attn.c_proj(lines.index_select(1, levels.place))
             hidden = hidden + layer.mlp(layer.ln_2(hidden))
         return decoder.ln_f(hidden)
@@ -335,7 +338,12 @@ class GPSTStackMachine:
     @functools.cached_property
     def word_head(self) -> WordHead:
         """The output layer."""
-        return WordHead(self.lm_head)
+        return WordHead(self.lm_head, self.config.vocab_size)
+
+    @functools.cached_property
+    def packed_word_head(self) -> PackedWordHead | None:
+        """The output layer with bounds; None = they do not pay."""
+        return PackedWordHead(self.lm_head) if bounds_pay(self.lm_head) else None
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

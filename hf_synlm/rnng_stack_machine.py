@@ -33,7 +33,7 @@ from .rnng_composition import chain_inputs
 from .rnng_plan import Chains
 from .search_stack import NodePool, Nodes
 from .search_state import NEG_INF, WordEdges, in_full_precision
-from .search_word_head import WordHead
+from .search_word_head import PackedWordHead, WordHead
 
 LINKS = ("open", "corner", "base", "outer")
 COUNTS = ("floor", "num_open", "consecutive", "inside_word")
@@ -163,8 +163,8 @@ class RNNGStackMachine:
 
     @functools.cached_property
     @in_full_precision
-    def _words(self) -> WordHead:
-        return WordHead(self.lm_head, self.special_ids)
+    def _words(self) -> PackedWordHead:
+        return PackedWordHead(self.lm_head, self.special_ids)
 
     # ---------------------------------------------------------------------------------------------------- nodes
     @in_full_precision
@@ -498,8 +498,7 @@ class RNNGStackMachine:
 
     def word_logits(self, predictor: Tensor) -> Tensor:
         """Logits [..., V] of the next word, float32; under "search" -inf at padding and end tokens."""
-        logits = self.lm_head(predictor).float()
-        return logits if self.special_ids is None else logits.index_fill(-1, self.special_ids, NEG_INF)
+        return WordHead(self.lm_head, self.config.vocab_size, self.special_ids).logits(predictor)
 
     @functools.cached_property
     def special_ids(self) -> Tensor | None:

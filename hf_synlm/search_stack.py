@@ -11,6 +11,7 @@ D features of a vector.
 
 import functools
 import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -78,6 +79,18 @@ class Levels:
         """Row at every place of the table, flattened [R C]; -1 where a line has ended."""
         number = torch.arange(sum(self.sizes), device=self.device)
         return self.place.new_full((self.sizes[0] * len(self.sizes),), -1).scatter_(0, self.place, number)
+
+    def split(self, width: int) -> Iterator[tuple[slice, slice | torch.Tensor, "Levels"]]:
+        """Groups of at most `width` lines: which lines, which rows, and their levels."""
+        if width >= self.sizes[0]:
+            yield slice(None), slice(None), self
+            return
+        for first in range(0, self.sizes[0], width):
+            last = min(first + width, self.sizes[0])
+            rows = [
+                torch.arange(a + first, min(a + last, b), device=self.device) for a, b in self.bounds if a + first < b
+            ]
+            yield slice(first, last), torch.cat(rows), Levels([len(level) for level in rows], self.device)
 
     def lines(self, values: torch.Tensor, empty: float) -> torch.Tensor:
         """Table [B, R, C] of values of the rows [B, P], `empty` where a line has ended."""

@@ -31,12 +31,12 @@ from torch.nn import functional as F
 from .search_proposals import NEGLIGIBLE, draw_word, propose_words
 from .search_stack import Levels, NodePool, Nodes
 from .search_state import NEG_INF, Block, BlockTable, Candidates, SearchState, StackMachine, WordEdges, keep_frozen
-from .search_word_head import WordHead
+from .search_word_head import PackedWordHead, WordHead, rows_at_once
 
 # Rows that cost hardly more than none: the layers are called for so many at once, and a block may have so many.
 _SMALL_RUN, _SMALL_BLOCK = 128, 256
-# Weights of the output layer from which upper bounds pay: with them the selection runs several times.
-_BOUNDS_FROM = 1 << 20
+# Rows of a block from which their words are selected by bounds, for which the output layer must be packed.
+_BOUNDED_ROWS = 32
 
 
 class LevelMachine(StackMachine, Protocol):
@@ -80,6 +80,10 @@ class LevelMachine(StackMachine, Protocol):
     def word_head(self) -> WordHead:
         """The output layer."""
 
+    @property
+    def packed_word_head(self) -> PackedWordHead | None:
+        """The output layer with bounds; None = they do not pay."""
+
 
 class Selection(NamedTuple):
     """What a synchronous selection leaves."""
@@ -90,8 +94,6 @@ class Selection(NamedTuple):
     """[B, R] which rows were pending."""
     moved: Tensor
     """Scores of the structural successors of the last level, -inf where they do not survive."""
-    held: Tensor
-    """Ids of the words that were among the best K of any level [B, H]; -1 = none."""
 
 
 class WordBeamSearch:
@@ -245,7 +247,8 @@ class WordBeamSearch:
             return torch.zeros(nodes.shape, device=nodes.device)
         head, complete = self.machine.word_head, self.machine.is_complete(state.pool, nodes).flatten()
         features = self.machine.word_features(state.pool, nodes).flatten(0, 1)
-        parts = zip(features.split(head.chunk), complete.split(head.chunk), strict=True)
+        chunk = rows_at_once(features, head.vocab_size)
+        parts = zip(features.split(chunk), complete.split(chunk), strict=True)
         sums = [self.mask_end(head.logits(part).log_softmax(1), ends).logsumexp(1) for part, ends in parts]
         return torch.cat(sums).view(nodes.shape)
 
@@ -273,7 +276,7 @@ class WordBeamSearch:
         entries = torch.cat([generated, (block.scores + block.log_probs[..., 1])[..., None]], 2).transpose(1, 2)
         word_ids = torch.arange(first_id, first_id + len(chain) * width, device=device).view(-1, width).T
         entry_ids = torch.cat([word_ids, -1 - chain[None]]).expand(len(ids), -1, -1)
-        dropped, left_out, held = block.scores[:, : block.levels.sizes[0]] == NEG_INF, [], []
+        dropped, left_out = block.scores[:, : block.levels.sizes[0]] == NEG_INF, []
         for a, b in block.levels.bounds:
             dropped = dropped[:, : b - a]
             left_out.append(dropped)
@@ -281,50 +284,53 @@ class WordBeamSearch:
             best, index = pool.topk(min(self.num_beams, pool.shape[1]))
             ids = torch.cat([ids, entry_ids[..., a:b].flatten(1)], 1).gather(1, index)
             scores = best.masked_fill(ids < 0, NEG_INF)
-            held.append(ids.masked_fill(scores == NEG_INF, -1))
             # Column 0 takes the words.
             moved = best.new_full((len(best), b - a + 1), NEG_INF)
             moved = moved.scatter_(1, (-ids).clamp(min=0), best)[:, 1:]
             dropped, ids = moved == NEG_INF, ids.clamp(min=0)
-        return Selection((scores, ids), ~torch.cat(left_out, 1), moved, torch.cat(held, 1))
+        return Selection((scores, ids), ~torch.cat(left_out, 1), moved)
 
     def _select_given(
         self, state: SearchState, block: Block, tokens: Tensor, synced: tuple[Tensor, Tensor], first_id: int
-    ) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """`select` for one given word per sentence [B].
-
-        Scoring words costs much of a search. On a CPU, where choosing rows costs nothing, the selection begins with
-        upper bounds. The rows whose word it has selected are scored, and it starts again, until it has selected none
-        by a bound: then rows with a lower score than their bound cannot be selected either.
-        """
-        base, given = block.scores + block.log_probs[..., 0], tokens[:, None].expand_as(block.nodes)
-        if block.word_log_probs is not None:
-            scores = base + block.word_log_probs.gather(2, given[..., None]).squeeze(2)
-        elif base.device.type != "cpu" or self.machine.word_head.weight.numel() < _BOUNDS_FROM:
-            scores = base + self.log_probs_of(state, block.nodes, given)
+    ) -> Selection:
+        """`select` for one given word per sentence [B]."""
+        head = None
+        if block.word_log_probs is None and block.nodes.numel() >= _BOUNDED_ROWS:
+            head = self.machine.packed_word_head
+        if head is not None:
+            return self._select_by_bounds(state, block, head, tokens, synced, first_id)
+        given = tokens[:, None].expand_as(block.nodes)
+        if block.word_log_probs is None:
+            words = self.log_probs_of(state, block.nodes, given)
         else:
-            return self._select_by_bounds(state, block, base, tokens, synced, first_id)
-        selection = self.select(block, scores[..., None], synced, first_id)
-        return selection.words, selection.moved
+            words = block.word_log_probs.gather(2, given[..., None]).squeeze(2)
+        return self.select(block, (block.scores + block.log_probs[..., 0] + words)[..., None], synced, first_id)
 
     def _select_by_bounds(
         self,
         state: SearchState,
         block: Block,
-        base: Tensor,
+        head: PackedWordHead,
         tokens: Tensor,
         synced: tuple[Tensor, Tensor],
         first_id: int,
-    ) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        head, features = self.machine.word_head, self.machine.word_features(state.pool, block.nodes)
+    ) -> Selection:
+        """The same, but few words are scored, which costs much of a search.
+
+        The selection begins with upper bounds. The rows whose word it has selected are scored, and it starts again,
+        until it has selected none by a bound. Then other words, with lower scores than their bounds, would change
+        nothing: those that had a place for some levels gave it up to K better entries, as did all that they kept out.
+        """
+        features, base = self.machine.word_features(state.pool, block.nodes), block.scores + block.log_probs[..., 0]
         scores, open_rows = base + head.bound(features, tokens), base > NEG_INF
         while True:
             selection = self.select(block, scores[..., None], synced, first_id)
-            rows = (selection.held - first_id).clamp(min=-1) + 1
+            scored, ids = selection.words
+            rows = (ids.masked_fill(scored == NEG_INF, -1) - first_id).clamp(min=-1) + 1
             wanted = open_rows & torch.zeros_like(F.pad(open_rows, (1, 0))).scatter_(1, rows, True)[:, 1:]
             chosen = wanted.nonzero(as_tuple=True)
             if not len(chosen[0]):
-                return selection.words, selection.moved
+                return selection
             scores[chosen] = base[chosen] + head.log_probs(features[chosen], tokens[chosen[0]])
             open_rows = open_rows & ~wanted
 
@@ -378,10 +384,10 @@ class WordBeamSearch:
         synced = state.scores.new_zeros(len(tokens), 0), tokens.new_zeros(len(tokens), 0)
         while frontier is not None:
             block = block or self.expand(frontier, max_rows=self.max_rows)
-            synced, moved = self._select_given(state, block, tokens, synced, table.num_rows)
+            selection = self._select_given(state, block, tokens, synced, table.num_rows)
             table.blocks.append(block)
-            frontier = self.next_block_state(frontier, block, moved) if block.cut else None
-            block = None
+            frontier = self.next_block_state(frontier, block, selection.moved) if block.cut else None
+            synced, block = selection.words, None
         return table.candidates(*synced, tokens[:, None].expand_as(synced[1]))
 
     def commit(

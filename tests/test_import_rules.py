@@ -56,15 +56,15 @@ LABELED_SEARCH += "rnng_forest_lstm rnng_generation rnng_particles rnng_plan rnn
 DISTANCES = "binary_trees configuration_recurrent configuration_syntactic_distance recurrent_distances "
 DISTANCES += "recurrent_layers syntactic_distance "
 SHIPPED = {
-    "gpst": (MODULES + SEARCH, 8020),
-    "rnng": (MODULES + SEARCH + "given_trees", 8850),
-    "urnng": (MODULES + SEARCH + "given_trees gpst_stack_machine rnng_forest_lstm", 6250),
+    "gpst": (MODULES + SEARCH, 8080),
+    "rnng": (MODULES + SEARCH + "given_trees", 8910),
+    "urnng": (MODULES + SEARCH + "given_trees gpst_stack_machine rnng_forest_lstm", 6310),
     "on_lstm": (MODULES + RECURRENT + DISTANCES + "recurrent_running_sum", 4080),
     "prpn": (MODULES + RECURRENT + DISTANCES, 4680),
     "palm": (MODULES + RECURRENT + "configuration_recurrent recurrent_layers", 3600),
     "ordered_memory": (MODULES + RECURRENT + DISTANCES + "recurrent_running_sum", 3750),
-    "tree_lm": (MODULES + SEARCH + LABELED_SEARCH + "given_trees tree_attention", 9490),
-    "pushdown": (MODULES + SEARCH + "given_trees tree_attention", 6270),
+    "tree_lm": (MODULES + SEARCH + LABELED_SEARCH + "given_trees tree_attention", 9540),
+    "pushdown": (MODULES + SEARCH + "given_trees tree_attention", 6320),
     "lstm": (MODULES + RECURRENT + "recurrent_layers", 3120),
 }
 

@@ -243,6 +243,27 @@ def test_trainable_tokens_of_a_tied_head_are_refused(name: str) -> None:
         get_peft_model(model_of(name, tie_word_embeddings=True), tokens)(**labeled(name))
 
 
+def test_search_with_adapters_of_the_head() -> None:
+    """What the head is wrapped in is called: trainable tokens, DoRA and IA3 are seen by every score of a search."""
+    ids = batch("gpst")["input_ids"][:1, :4]
+    for config in (
+        LoraConfig(r=2, target_modules=["lm_head"], use_dora=True),
+        IA3Config(target_modules=["lm_head"], feedforward_modules=["lm_head"]),
+        TrainableTokensConfig(token_indices=[int(ids[0, 1])], target_modules=["lm_head"]),
+    ):
+        base = without_dropout(model_of("gpst", tie_word_embeddings=False))
+        plain = base.parse(ids, num_beams=20).log_probs
+        model = get_peft_model(base, config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.3)
+        found = base.parse(ids, num_beams=20).log_probs
+        assert not torch.allclose(found, plain, atol=1e-3)
+        merged = model.merge_and_unload()
+        torch.testing.assert_close(merged.parse(ids, num_beams=20).log_probs, found, atol=1e-4, rtol=1e-4)
+
+
 def test_layers_that_no_adapter_reaches() -> None:
     with pytest.raises(ValueError, match="grouped layer .Conv1d. has an adapter"):
         adapted(model_of("prpn"), target_modules=["parser.score"])(**labeled("prpn"))

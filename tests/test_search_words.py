@@ -1,5 +1,6 @@
 """The search against enumeration, a one-action-at-a-time beam, and the authors' beams."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -10,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_synlm import GPSTForCausalLM, search_word_head, search_words
+from hf_synlm import GPSTForCausalLM, gpst_stack_machine, search_word_head, search_words
 from hf_synlm.conversion import convert_state_dict
 from hf_synlm.search_parsing import marginal_logits, parse_with_search
 from hf_synlm.search_stack import Levels
-from hf_synlm.search_state import Block
-from hf_synlm.search_word_head import WordHead
+from hf_synlm.search_state import Block, WordEdges
+from hf_synlm.search_word_head import PackedWordHead, WordHead
 from tests.reference import exhaustive_search as reference
 from tests.search_models import gpst, hypotheses, padded
 
@@ -67,10 +68,16 @@ def check_golden(output: Any, row: int, beam: dict) -> None:
         assert shifted == [(i, j + 1) for i, j in hypothesis["post_order_spans"] if i < j]
 
 
-@pytest.fixture(params=["all words", "by bounds"])
+@pytest.fixture(params=["all words", "by bounds", "by bounds, in small blocks"])
 def bounds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the search scores all words, or those that bounds do not exclude."""
-    monkeypatch.setattr(search_words, "_BOUNDS_FROM", 0 if request.param == "by bounds" else math.inf)
+    """Whether the search scores all words or those that bounds do not exclude, and in how many parts."""
+    if request.param != "all words":
+        monkeypatch.setattr(search_word_head, "_BOUNDS_FROM", 0)
+        monkeypatch.setattr(search_words, "_BOUNDED_ROWS", 1)
+    if "small" in request.param:
+        for name in ("_SMALL_BLOCK", "_SMALL_RUN"):
+            monkeypatch.setattr(search_words, name, 1)
+        monkeypatch.setattr(gpst_stack_machine, "_GATHERED_ELEMENTS", 1)
 
 
 @pytest.mark.usefixtures("bounds")
@@ -138,7 +145,7 @@ def test_what_the_beam_drops_is_no_longer_pending() -> None:
     synced = torch.empty(1, 0), torch.empty(1, 0, dtype=torch.long)
     search = SimpleNamespace(num_beams=2)
     words = (scores + log_probs[..., 0])[..., None]
-    (kept, ids), pending, *_ = search_words.WordBeamSearch.select(search, block, words, synced, 0)
+    (kept, ids), pending, _ = search_words.WordBeamSearch.select(search, block, words, synced, 0)
     assert pending.tolist() == [[True, True, False, True]]
     assert kept[kept > -math.inf].tolist() == [-1.0, -2.0] and set(ids[kept > -math.inf].tolist()) == {1, 3}
 
@@ -378,7 +385,8 @@ def test_bounds_spare_words(model: GPSTForCausalLM, monkeypatch: pytest.MonkeyPa
     expected = parse(model, ids, 5, mask)
     number = sum(scored)
     scored.clear()
-    monkeypatch.setattr(search_words, "_BOUNDS_FROM", 0)
+    monkeypatch.setattr(search_word_head, "_BOUNDS_FROM", 0)
+    monkeypatch.setattr(search_words, "_BOUNDED_ROWS", 1)
     found = parse(model, ids, 5, mask)
     assert 0 < sum(scored) < 0.8 * number
     assert found.spans == expected.spans
@@ -392,17 +400,88 @@ def test_bounds_of_words(bias: bool, excluded: list[int] | None, scale: float) -
     """Bounds are not below the log-probabilities, and close to them where the logits of rare words differ little."""
     layer = torch.nn.Linear(8, 64, bias=bias).requires_grad_(False)
     layer.weight *= scale
-    head = WordHead(layer, None if excluded is None else torch.tensor(excluded))
-    features, words = torch.randn(2, 30, 8), torch.tensor([5, 60])
+    special = None if excluded is None else torch.tensor(excluded)
+    head, features, words = PackedWordHead(layer, special), torch.randn(2, 30, 8), torch.tensor([5, 60])
     exact = head.log_probs(features.flatten(0, 1), words.repeat_interleave(30)).view(2, 30)
     logits = layer(features)
     if excluded is not None:
         logits[..., excluded] = -math.inf
     assert torch.allclose(exact, logits.log_softmax(-1)[[0, 1], :, words], atol=1e-5)
+    assert torch.allclose(WordHead(layer, 64, special).logits(features), logits, atol=1e-5)
     bound = head.bound(features, words)
     assert (bound >= exact).all()
     if scale == 0.1:
         assert (bound - exact).max() < 0.05
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_bounds_hold_despite_rounding(dtype: torch.dtype, scale: float) -> None:
+    """Many words with nearly equal logits, huge logits, and more words than a float16 can count."""
+    layer = torch.nn.Linear(16, 70000, bias=False, dtype=dtype).requires_grad_(False)
+    layer.weight *= scale
+    layer.weight += 1.0
+    head, features, words = PackedWordHead(layer), torch.randn(1, 40, 16, dtype=dtype), torch.tensor([60000])
+    exact = head.log_probs(features[0], words.expand(40))
+    bound = head.bound(features, words)[0]
+    assert torch.isfinite(bound).all() and (bound >= exact).all()
+
+
+@pytest.mark.parametrize("change", ["hook", "other layer", "autocast"])
+def test_bounds_read_no_weights_of_layers_that_do_more(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    """Hooks and other layers count in a search; under autocast its products stay in lower precision."""
+    monkeypatch.setattr(search_word_head, "_BOUNDS_FROM", 0)
+    monkeypatch.setattr(search_words, "_BOUNDED_ROWS", 1)
+    model, tokens = gpst(), [9, 12, 9, 30]
+    machine = model.word_search(4).machine
+    assert machine.packed_word_head is not None
+    if change == "hook":
+        model.lm_head.register_forward_hook(lambda layer, given, result: 2 * result)
+    elif change == "other layer":
+        model.lm_head = torch.nn.Sequential(model.lm_head, torch.nn.Identity())
+    with torch.autocast("cpu", torch.bfloat16, enabled=change == "autocast"):
+        assert model.word_search(4).machine.packed_word_head is None
+        output = parse(model, tokens, 4)
+    if change != "autocast":
+        for score, actions in hypotheses(output):
+            assert score == pytest.approx(reference.log_prob(model, tokens, actions), abs=1e-4)
+
+
+def test_small_blocks_find_the_same_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of one level, and layers that run on one line at a time, change no field of the continuations."""
+    search = gpst(gen_bias=8.0).word_search(7)
+    state = search.begin(1, torch.device("cpu"))
+    for token in [9, 12, 9, 30, 5, 21, 8]:
+        state, _ = search.commit(state, search.propose(state, torch.tensor([token])))
+    expected = search.propose(state, torch.tensor([9]))
+    for name in ("_SMALL_BLOCK", "_SMALL_RUN"):
+        monkeypatch.setattr(search_words, name, 1)
+    monkeypatch.setattr(gpst_stack_machine, "_GATHERED_ELEMENTS", 1)
+    search.max_rows = 1
+    found = search.propose(state, torch.tensor([9]))
+    assert expected.num_structural.unique().numel() > 2 and expected.origin.unique().numel() > 2
+    torch.testing.assert_close(found.scores, expected.scores)
+    for name in ("tokens", "origin", "num_structural"):
+        assert torch.equal(getattr(found, name), getattr(expected, name))
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_hypotheses_of_unequal_length_are_closed(model: GPSTForCausalLM, whole_words: bool) -> None:
+    """Their own numbers of tokens are the positions of the actions that close them, and decide which are legal."""
+    search, tokens, states = model.word_search(4), [9, 12, 9, 30, 5], []
+    state = search.begin(1, torch.device("cpu"))
+    if whole_words:
+        state.edges = WordEdges.from_ends(torch.tensor([[True, False, True, True, True]]))
+    for token in tokens:
+        state, _ = search.commit(state, search.propose(state, torch.tensor([token])))
+        states.append(state)
+    short, long = states[1], states[4]
+    expected = torch.cat([search.close_each(short)[0], search.close_each(long)[0]], 1)
+    joined = dataclasses.replace(
+        long, nodes=torch.cat([short.nodes, long.nodes], 1), scores=torch.cat([short.scores, long.scores], 1),
+        num_tokens=torch.tensor([[2] * short.nodes.shape[1] + [5] * long.nodes.shape[1]]),
+    )  # fmt: skip
+    torch.testing.assert_close(search.close_each(joined)[0], expected)
 
 
 def test_length_limit_counts_words_per_row(model: GPSTForCausalLM) -> None:
