@@ -57,7 +57,7 @@ def propose_words(
         width = best.shape[2]
         tokens.append(token.flatten(1))
         generated = base[..., None] + best
-        synced, pending, moved, _ = search.select(block, generated, synced, table.num_rows * width)
+        synced, pending, moved = search.select(block, generated, synced, table.num_rows * width)
         if ends is not None:
             ended[-1] = ended[-1].masked_fill(~pending[..., None], NEG_INF).flatten(1)
         table.blocks.append(block)
